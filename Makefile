@@ -1,0 +1,124 @@
+# `make help` lists what there is. Needs GNU make and Python 3.11 to 3.13 with its venv module.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := cache_manager scheduler gpu_manager torch_shim gateway_ext gpufaas
+TYPED := $(wildcard $(PACKAGES) bench tests)
+BACKEND := hatchling
+PIP_INSTALL := -m pip --disable-pip-version-check install --quiet
+
+# make setup PYTHON=/path/to/python3.12 overrides the search.
+PYTHON ?=
+PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+
+# Pins are resolved on the oldest Python supported: what it can install, the newer ones can too.
+LOCK_PYTHON ?= python3.11
+
+# Passed on to the command that a target runs, as in: make simulate ARGS="--help"
+ARGS ?=
+
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup run test lint format simulate reproduce bench bench-full lock clean FORCE
+
+help: ## List the targets
+	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.12]'
+	@echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+
+setup: $(VENV)/.installed ## Create .venv with the pinned tools (does nothing when current)
+
+run: setup ## Show a demonstration on this machine
+	@$(BIN)/gpufaas demo $(ARGS)
+
+test: lint ## Lint, then run the tests (ARGS goes to pytest)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## Check style, types and who imports whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(TYPED)
+	$(BIN)/lint-imports --no-logo
+
+format: setup ## Rewrite the code in the project's style
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+simulate: setup ## Run the simulator (ARGS goes to gpufaas simulate)
+	@$(BIN)/gpufaas simulate $(ARGS)
+
+reproduce: setup ## Rerun the thesis's experiments (ARGS goes to gpufaas reproduce)
+	@$(BIN)/gpufaas reproduce $(ARGS)
+
+bench: setup ## Measure, in a few minutes at most
+	@$(BIN)/python -m bench $(ARGS)
+
+bench-full: setup ## Measure everything
+	@$(BIN)/python -m bench --full $(ARGS)
+
+lock: ## Resolve constraints.txt anew from pyproject.toml (needs python3.11, or LOCK_PYTHON)
+	@$(LOCK_PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
+	  echo 'make lock needs Python 3.11, the oldest supported; set LOCK_PYTHON.' >&2; exit 1; }
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
+	$(LOCK_PYTHON) -m venv "$$scratch/venv" && \
+	"$$scratch/venv/bin/python" $(PIP_INSTALL) --upgrade pip && \
+	"$$scratch/venv/bin/python" $(PIP_INSTALL) --dry-run --ignore-installed \
+	  --report "$$scratch/report.json" $(BACKEND) -e '.[dev]' && \
+	{ echo '# What `make setup` installs. Written by `make lock`; do not edit.' && \
+	  "$$scratch/venv/bin/python" -c "$$PINS" "$$scratch/report.json"; \
+	} > "$$scratch/constraints.txt" && \
+	cat "$$scratch/constraints.txt" > constraints.txt
+	@echo 'Wrote constraints.txt.'
+
+clean: ## Remove .venv, caches and build outputs (keeps out/)
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A .venv without a working interpreter (none yet, or its Python was removed) is made anew. The
+# build backend goes in first, from the same pins: nothing unpinned is fetched on the side.
+$(VENV)/.installed: pyproject.toml constraints.txt $(shell test -x $(BIN)/python || echo FORCE)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { $(CREATE_VENV); }
+	@echo 'Installing the pinned tools into $(VENV) ...'
+	@$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt $(BACKEND)
+	@$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+# Takes the first Python that is supported and can make environments; else says what is missing.
+define CREATE_VENV
+tried=''; incomplete=''; created=''; \
+for python in $(PYTHONS); do \
+  version=$$("$$python" --version 2>/dev/null) || version='not found'; \
+  tried="$$tried\n  $$python: $$version"; \
+  "$$python" -c '$(SUPPORTED)' 2>/dev/null || continue; \
+  if "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
+    echo "Creating $(VENV) with $$version ($$python)"; \
+    "$$python" -m venv --clear $(VENV) || exit 1; \
+    created=yes; \
+    break; \
+  fi; \
+  incomplete="$${incomplete:-$$python}"; \
+done; \
+if [ -n "$$created" ]; then :; \
+elif [ -n "$$incomplete" ]; then \
+  echo "$$incomplete lacks its venv or ensurepip module." >&2; \
+  echo 'On Debian or Ubuntu: apt-get install python3-venv' >&2; \
+  exit 1; \
+else \
+  printf "gpufaas needs Python 3.11, 3.12 or 3.13. Tried:$$tried\n" >&2; \
+  echo 'Install one, or name it: make setup PYTHON=/path/to/python3.12' >&2; \
+  exit 1; \
+fi
+endef
+
+# Reads pip's installation report and prints one pin a line, without our own project.
+define PINS
+import json, sys
+with open(sys.argv[1], encoding="utf-8") as report:
+    found = [item["metadata"] for item in json.load(report)["install"]]
+for name, version in sorted((m["name"].lower(), m["version"]) for m in found):
+    if name != "gpufaas":
+        print(f"{name}=={version}")
+endef
+lock: export PINS := $(PINS)

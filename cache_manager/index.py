@@ -1,0 +1,287 @@
+"""The map of GPU memory: which GPU holds which model, in which order it was last used."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cache_manager.errors import GpuNotHeld
+from cache_manager.eviction.base import EvictionRule
+from cache_manager.model import GpuId, ModelId, NodeId, Tier
+
+HEAT_HALF_LIFE_S = 120.0
+
+
+class Resident:
+    """One model in one GPU's memory: used by leases, waited for by requests, pinned by a person."""
+
+    __slots__ = ("bytes", "model", "pinned", "used_s", "users", "waiters")
+
+    def __init__(self, model: ModelId, size_bytes: int, used_s: float) -> None:
+        self.model = model
+        self.bytes = size_bytes
+        self.used_s = used_s
+        self.users = 0
+        self.waiters = 0
+        self.pinned = False
+
+    @property
+    def locked(self) -> bool:
+        """In use or pinned: never a victim."""
+        return self.users > 0 or self.pinned
+
+    @property
+    def kept(self) -> bool:
+        """Locked, or waited for: a victim only of a local queue that could not move otherwise."""
+        return self.users > 0 or self.pinned or self.waiters > 0
+
+
+class GpuCache:
+    """One GPU's memory; `residents` runs from the least to the most recently used."""
+
+    __slots__ = (
+        "id",
+        "kept_bytes",
+        "locked_bytes",
+        "memory_bytes",
+        "node",
+        "pinned_bytes",
+        "residents",
+        "used_bytes",
+    )
+
+    def __init__(self, gpu: GpuId, node: NodeId, memory_bytes: int) -> None:
+        self.id = gpu
+        self.node = node
+        self.memory_bytes = memory_bytes
+        self.used_bytes = 0
+        self.locked_bytes = 0
+        self.kept_bytes = 0
+        self.pinned_bytes = 0
+        self.residents: dict[ModelId, Resident] = {}
+
+    @property
+    def free_bytes(self) -> int:
+        return self.memory_bytes - self.used_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a GPU must load, and what must leave first, so that a request can run there."""
+
+    loads: tuple[tuple[ModelId, int], ...]
+    victims: tuple[ModelId, ...]
+
+
+class CacheIndex:
+    """Residents of every GPU, holders of every model, and the tiers on each node."""
+
+    def __init__(self, rule: EvictionRule) -> None:
+        self.rule = rule
+        self.gpus: dict[GpuId, GpuCache] = {}
+        self._holders: dict[ModelId, dict[GpuId, GpuCache]] = {}
+        self._heat: dict[ModelId, tuple[float, float]] = {}
+        self._tiers: dict[tuple[NodeId, ModelId], Tier] = {}
+        self._load_s: dict[ModelId, float] = {}
+
+    # -- GPUs -----------------------------------------------------------------------------------
+
+    def add_gpu(self, gpu: GpuId, node: NodeId, memory_bytes: int) -> GpuCache:
+        """Start to track a GPU, empty."""
+        cache = GpuCache(gpu, node, memory_bytes)
+        self.gpus[gpu] = cache
+        return cache
+
+    def remove_gpu(self, gpu: GpuId) -> None:
+        """Forget a GPU and all that it held."""
+        cache = self.gpu(gpu)
+        for model in list(cache.residents):
+            self.evict(cache, model)
+        del self.gpus[gpu]
+
+    def gpu(self, gpu: GpuId) -> GpuCache:
+        try:
+            return self.gpus[gpu]
+        except KeyError:
+            raise GpuNotHeld(gpu) from None
+
+    # -- questions ------------------------------------------------------------------------------
+
+    def holders(self, model: ModelId) -> Mapping[GpuId, GpuCache]:
+        """The GPUs that hold `model`, or are loading it."""
+        return self._holders.get(model, _NOBODY)
+
+    def copies(self, model: ModelId) -> int:
+        """On how many GPUs `model` is resident."""
+        return len(self._holders.get(model, _NOBODY))
+
+    def held_models(self) -> Iterable[ModelId]:
+        """Every model that some GPU holds."""
+        return (model for model, gpus in self._holders.items() if gpus)
+
+    def heat(self, model: ModelId, now: float) -> float:
+        """Recent uses of `model`, each counting half as much every two minutes."""
+        amount, at_s = self._heat.get(model, (0.0, now))
+        return float(amount * 2.0 ** ((at_s - now) / HEAT_HALF_LIFE_S))
+
+    def reload_s(self, model: ModelId) -> float:
+        """What bringing `model` back would cost, as the last caller of `admit` knew it."""
+        return self._load_s.get(model, 0.0)
+
+    def tier(self, node: NodeId, model: ModelId) -> Tier:
+        """The nearest tier below GPU memory in which this node has the model's weights."""
+        return self._tiers.get((node, model), Tier.ABSENT)
+
+    def fits(
+        self, cache: GpuCache, needs: Sequence[tuple[ModelId, int]], *, spare_waiting: bool = True
+    ) -> bool:
+        """Whether the models could be resident together once everything evictable has left."""
+        wanted = cache.kept_bytes if spare_waiting else cache.locked_bytes
+        for model, size_bytes in needs:
+            resident = cache.residents.get(model)
+            if resident is None:
+                wanted += size_bytes
+            elif not (resident.kept if spare_waiting else resident.locked):
+                wanted += resident.bytes
+        return wanted <= cache.memory_bytes
+
+    def could_fit(self, cache: GpuCache, needs: Sequence[tuple[ModelId, int]]) -> bool:
+        """Whether the models could be resident together if only pinned models had to stay."""
+        wanted = cache.pinned_bytes
+        for model, size_bytes in needs:
+            resident = cache.residents.get(model)
+            if resident is None or not resident.pinned:
+                wanted += size_bytes
+        return wanted <= cache.memory_bytes
+
+    def plan(
+        self,
+        cache: GpuCache,
+        needs: Sequence[tuple[ModelId, int]],
+        now: float,
+        *,
+        spare_waiting: bool = True,
+    ) -> Plan | None:
+        """Algorithm 3: hit or miss, and the victims of a miss; None where it cannot fit now."""
+        loads = tuple(need for need in needs if need[0] not in cache.residents)
+        short_bytes = sum(size for _, size in loads) - cache.free_bytes
+        if not loads or short_bytes <= 0:
+            return Plan(loads, ())
+        keep = [model for model, _ in needs]
+        victims = self.victims(cache, short_bytes, now, keep)
+        if victims is None and not spare_waiting:
+            victims = self.victims(cache, short_bytes, now, keep, spare_waiting=False)
+        return None if victims is None else Plan(loads, victims)
+
+    def victims(
+        self,
+        cache: GpuCache,
+        short_bytes: int,
+        now: float,
+        keep: Sequence[ModelId] = (),
+        *,
+        spare_waiting: bool = True,
+    ) -> tuple[ModelId, ...] | None:
+        """The models whose leaving frees `short_bytes`, by the rule; None where none can."""
+        chosen: list[ModelId] = []
+        for resident in self.rule.order(cache, self, now):
+            entry = cache.residents[resident.model]
+            if entry.model in keep or (entry.kept if spare_waiting else entry.locked):
+                continue
+            chosen.append(entry.model)
+            short_bytes -= entry.bytes
+            if short_bytes <= 0:
+                return tuple(chosen)
+        return None
+
+    # -- changes --------------------------------------------------------------------------------
+
+    def admit(
+        self, cache: GpuCache, model: ModelId, size_bytes: int, now: float, load_s: float = 0.0
+    ) -> None:
+        """Reserve memory for a model from this moment on, as the most recently used."""
+        cache.residents[model] = Resident(model, size_bytes, now)
+        cache.used_bytes += size_bytes
+        self._holders.setdefault(model, {})[cache.id] = cache
+        self._load_s[model] = load_s
+        assert cache.used_bytes <= cache.memory_bytes, f"{cache.id} is over its memory"
+
+    def touch(self, cache: GpuCache, model: ModelId, now: float) -> None:
+        """Make `model` the most recently used of its GPU."""
+        residents = cache.residents
+        resident = residents.pop(model)
+        resident.used_s = now
+        residents[model] = resident
+        amount, at_s = self._heat.get(model, (0.0, now))
+        if at_s != now:
+            amount *= 2.0 ** ((at_s - now) / HEAT_HALF_LIFE_S)
+        self._heat[model] = (amount + 1.0, now)
+
+    def use(self, cache: GpuCache, model: ModelId, users: int) -> None:
+        """Count a lease that uses a resident model (+1), or one that has ended (-1)."""
+        resident = cache.residents.get(model)
+        if resident is None:  # gone by the manager's word while the lease was in force
+            return
+        locked, kept = resident.locked, resident.kept
+        resident.users = max(0, resident.users + users)
+        _account(cache, resident, locked, kept)
+
+    def wait(self, cache: GpuCache, model: ModelId, waiters: int) -> None:
+        """Count requests that wait for this model in the GPU's local queues, if it is resident."""
+        resident = cache.residents.get(model)
+        if resident is None:
+            return
+        locked, kept = resident.locked, resident.kept
+        resident.waiters = max(0, resident.waiters + waiters)
+        _account(cache, resident, locked, kept)
+
+    def pin(self, cache: GpuCache, model: ModelId, *, pinned: bool) -> None:
+        """Protect a resident model from eviction, or stop to."""
+        resident = cache.residents[model]
+        locked, kept = resident.locked, resident.kept
+        if resident.pinned != pinned:
+            cache.pinned_bytes += resident.bytes if pinned else -resident.bytes
+        resident.pinned = pinned
+        _account(cache, resident, locked, kept)
+
+    def evict(self, cache: GpuCache, model: ModelId) -> None:
+        """Give back a model's memory."""
+        resident = cache.residents.pop(model)
+        cache.used_bytes -= resident.bytes
+        if resident.locked:
+            cache.locked_bytes -= resident.bytes
+        if resident.kept:
+            cache.kept_bytes -= resident.bytes
+        if resident.pinned:
+            cache.pinned_bytes -= resident.bytes
+        del self._holders[model][cache.id]
+
+    def resize(self, cache: GpuCache, model: ModelId, size_bytes: int) -> None:
+        """Correct a resident's size to what was measured, within what the GPU has."""
+        resident = cache.residents[model]
+        grown_bytes = min(size_bytes - resident.bytes, cache.free_bytes)
+        resident.bytes += grown_bytes
+        cache.used_bytes += grown_bytes
+        if resident.locked:
+            cache.locked_bytes += grown_bytes
+        if resident.kept:
+            cache.kept_bytes += grown_bytes
+        if resident.pinned:
+            cache.pinned_bytes += grown_bytes
+
+    def set_tier(self, node: NodeId, model: ModelId, tier: Tier) -> None:
+        """Record where a node keeps a model's weights outside GPU memory."""
+        if tier is Tier.ABSENT:
+            self._tiers.pop((node, model), None)
+        else:
+            self._tiers[(node, model)] = tier
+
+
+_NOBODY: dict[GpuId, GpuCache] = {}
+
+
+def _account(cache: GpuCache, resident: Resident, *before: bool) -> None:
+    """Correct the GPU's locked and kept bytes after a resident's state changed."""
+    was_locked, was_kept = before
+    if resident.locked != was_locked:
+        cache.locked_bytes += -resident.bytes if was_locked else resident.bytes
+    if resident.kept != was_kept:
+        cache.kept_bytes += -resident.bytes if was_kept else resident.bytes

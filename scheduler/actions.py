@@ -1,0 +1,99 @@
+"""Everything the core can ask of the world; whoever drives it performs these in order."""
+
+from dataclasses import dataclass
+
+from cache_manager.model import GpuId, ModelId, NodeId
+from scheduler.events import Event
+from scheduler.model import (
+    Estimate,
+    Explanation,
+    LeaseId,
+    Load,
+    Outcome,
+    RequestId,
+    SlotId,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """To the GPU manager: let the victims go, then load; without a lease it is a prefetch."""
+
+    slot: SlotId
+    gpu: GpuId
+    lease: LeaseId
+    victims: tuple[ModelId, ...]
+    loads: tuple[Load, ...]
+    prefetch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """To the callers: these requests hold this lease now."""
+
+    lease: LeaseId
+    slot: SlotId
+    gpu: GpuId
+    node: NodeId
+    requests: tuple[RequestId, ...]
+    hit: bool
+    held_elsewhere: bool
+    estimate: Estimate
+    rule: str
+    explanation: Explanation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EnqueueLocally:
+    """A request waits for one busy slot from now on."""
+
+    request: RequestId
+    slot: SlotId
+    rule: str
+    explanation: Explanation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Demote:
+    """To the GPU manager: this model leaves this GPU."""
+
+    gpu: GpuId
+    model: ModelId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndLease:
+    """To the GPU manager: admit no further call, let the one in flight end, report the slot."""
+
+    slot: SlotId
+    lease: LeaseId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """To the caller: this request has ended, this way, for good."""
+
+    request: RequestId
+    outcome: Outcome
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Hand this event back at that time."""
+
+    at_s: float
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """An event that could not be obeyed, and why."""
+
+    event: Event
+    reason: str
+
+
+Action = Prepare | Dispatch | EnqueueLocally | Demote | EndLease | Finish | SetTimer | Refuse

@@ -1,0 +1,201 @@
+"""GPUs, slots and who holds what, with the orders that policies ask for kept up to date."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from cache_manager.eviction.base import EvictionRule
+from cache_manager.index import CacheIndex
+from cache_manager.model import GpuId, ModelId
+from scheduler.model import GpuSpec, SlotId
+from scheduler.profiles import Profiles
+from scheduler.queues import RequestQueue
+from scheduler.rankings import HolderRanking, SlotRanking
+from scheduler.requests import Bundle
+from scheduler.slots import Gpu, Slot
+
+
+class Cluster:
+    """The state that a placement reads: residency, slots in their orders, waiting requests.
+
+    Distinct GPU sizes make the size classes: a request of class c fits every GPU of class >= c
+    on which nothing is locked.
+    """
+
+    def __init__(self, profiles: Profiles, rule: EvictionRule) -> None:
+        self.profiles = profiles
+        self.index = CacheIndex(rule)
+        self.gpus: dict[GpuId, Gpu] = {}
+        self.slots: dict[SlotId, Slot] = {}
+        self.sizes: list[int] = []
+        self.waiting = RequestQueue()
+        self.idle: list[SlotRanking] = []
+        self.active: list[SlotRanking] = []
+        self.ready = SlotRanking()
+        self.idle_holders: dict[Bundle, HolderRanking] = {}
+        self.busy_holders: dict[Bundle, HolderRanking] = {}
+        self._bundles: dict[tuple[ModelId, ...], Bundle] = {}
+        self._bundles_of: dict[ModelId, list[Bundle]] = {}
+
+    # -- bundles --------------------------------------------------------------------------------
+
+    def bundle(self, models: tuple[ModelId, ...]) -> Bundle:
+        """The one bundle of these models, whatever their order was."""
+        bundle = self._bundles.get(models)
+        if bundle is None:
+            distinct = tuple(sorted(set(models)))
+            bundle = self._bundles.get(distinct) or self._new_bundle(distinct)
+            self._bundles[models] = bundle
+        return bundle
+
+    def bundles_of(self, model: ModelId) -> list[Bundle]:
+        """Every bundle that some request asked for and that contains this model."""
+        return self._bundles_of.get(model, _NO_BUNDLES)
+
+    def _new_bundle(self, models: tuple[ModelId, ...]) -> Bundle:
+        bundle = Bundle(models)
+        self.idle_holders[bundle] = HolderRanking(models, idle=True)
+        self.busy_holders[bundle] = HolderRanking(models, idle=False)
+        self._bundles[models] = bundle
+        for model in models:
+            self._bundles_of.setdefault(model, []).append(bundle)
+        self._measure(bundle)
+        for slot in self._holders(bundle):
+            self._list(bundle, slot)
+        return bundle
+
+    def remeasure(self, model: ModelId) -> None:
+        """A model's memory need has changed."""
+        for bundle in self.bundles_of(model):
+            before = bundle.size_class
+            self._measure(bundle)
+            if bundle.size_class != before and bundle in self.waiting.lanes:
+                self.waiting.regroup(len(self.sizes) + 1)
+
+    def too_large(self, bundle: Bundle) -> bool:
+        """Whether no GPU that is here could ever hold the models; False while there is none."""
+        return bool(self.sizes) and bundle.size_class >= len(self.sizes)
+
+    def _measure(self, bundle: Bundle) -> None:
+        memory_bytes = self.profiles.memory_bytes
+        bundle.needs = tuple((model, memory_bytes(model)) for model in bundle.models)
+        bundle.bytes = sum(size for _, size in bundle.needs)
+        bundle.size_class = bisect_left(self.sizes, bundle.bytes)
+
+    # -- GPUs -----------------------------------------------------------------------------------
+
+    def join(self, spec: GpuSpec) -> Gpu:
+        """Add a GPU; its slots begin as the least used one here, not at zero."""
+        cache = self.index.add_gpu(spec.id, spec.node, spec.memory_bytes)
+        gpu = Gpu(spec, cache)
+        lowest = min((slot.frequency for slot in self.slots.values()), default=0)
+        for slot_spec in spec.slot_specs():
+            slot = Slot(slot_spec.id, gpu, slot_spec.leases, RequestQueue())
+            slot.frequency = lowest
+            gpu.slots.append(slot)
+            self.slots[slot.id] = slot
+        self.gpus[spec.id] = gpu
+        self._sort_sizes()
+        for slot in gpu.slots:
+            self.active[gpu.size_class].add(slot)
+            self.idle[gpu.size_class].add(slot)
+        return gpu
+
+    def retire(self, gpu: Gpu) -> None:
+        """Offer this GPU to no further request."""
+        gpu.active = False
+        self._sort_sizes()
+
+    def remove(self, gpu: Gpu) -> None:
+        """Forget a GPU and what it held."""
+        self.retire(gpu)
+        self.index.remove_gpu(gpu.spec.id)
+        del self.gpus[gpu.spec.id]
+        for slot in gpu.slots:
+            del self.slots[slot.id]
+
+    def _sort_sizes(self) -> None:
+        sizes = sorted({gpu.spec.memory_bytes for gpu in self.gpus.values() if gpu.active})
+        if sizes != self.sizes:
+            self.sizes = sizes
+            self._regroup()
+        else:
+            for gpu in self.gpus.values():
+                gpu.size_class = bisect_left(sizes, gpu.spec.memory_bytes)
+
+    def _regroup(self) -> None:
+        for bundle in self._bundles.values():
+            bundle.size_class = bisect_left(self.sizes, bundle.bytes)
+        self.waiting.regroup(len(self.sizes) + 1)
+        self.idle = [SlotRanking() for _ in self.sizes]
+        self.active = [SlotRanking() for _ in self.sizes]
+        for gpu in self.gpus.values():
+            gpu.size_class = bisect_left(self.sizes, gpu.spec.memory_bytes)
+            if gpu.active:
+                for slot in gpu.slots:
+                    self.active[gpu.size_class].add(slot)
+                    if slot.idle:
+                        self.idle[gpu.size_class].add(slot)
+
+    # -- residency ------------------------------------------------------------------------------
+
+    def admit(self, gpu: Gpu, model: ModelId, size_bytes: int, now: float, load_s: float) -> None:
+        """Reserve memory for a model, which counts as held there from now on."""
+        self.index.admit(gpu.cache, model, size_bytes, now, load_s)
+        waiters = 0
+        for bundle in self.bundles_of(model):
+            for slot in gpu.slots:
+                lane = slot.local.lanes.get(bundle) if slot.local.count else None
+                waiters += lane.waiting if lane is not None else 0
+                if slot.holds(bundle.models):
+                    self._list(bundle, slot)
+        if waiters:
+            self.index.wait(gpu.cache, model, waiters)
+
+    def _list(self, bundle: Bundle, slot: Slot) -> None:
+        for ranking in (self.idle_holders[bundle], self.busy_holders[bundle]):
+            ranking.list(slot)
+            ranking.compact(self._holders(bundle), self.index.copies(bundle.models[0]))
+
+    def _holders(self, bundle: Bundle) -> Iterator[Slot]:
+        for gpu_id in self.index.holders(bundle.models[0]):
+            for slot in self.gpus[gpu_id].slots:
+                if slot.holds(bundle.models):
+                    yield slot
+
+    def missing_load_s(self, bundle: Bundle, slot: Slot) -> float:
+        """Seconds to load what of these models the slot's GPU does not hold."""
+        node = slot.gpu.spec.node
+        residents = slot.residents
+        total_s = 0.0
+        for model in bundle.models:
+            if model not in residents:
+                total_s += self.profiles.load_s(model, self.index.tier(node, model))
+        return total_s
+
+    # -- slots ----------------------------------------------------------------------------------
+
+    def has_ready(self) -> bool:
+        """Whether an idle slot's local queue may have work."""
+        return self.ready.first_idle() is not None
+
+    def settle(self, slot: Slot) -> None:
+        """Bring the orders up to date after a slot's leases, times or local queue changed."""
+        if slot.unlisted:
+            for ranking in slot.unlisted:
+                ranking.list(slot)
+            slot.unlisted.clear()
+        if slot.idle:
+            self.idle[slot.gpu.size_class].add(slot)
+            if slot.local.count:
+                self.ready.add(slot)
+            return
+        available_s = slot.available_s
+        if available_s < slot.highest_listed_s:
+            for model in slot.residents:
+                for bundle in self.bundles_of(model):
+                    if slot.holds(bundle.models):
+                        self.busy_holders[bundle].list(slot)
+        slot.highest_listed_s = available_s
+
+
+_NO_BUNDLES: list[Bundle] = []

@@ -1,0 +1,186 @@
+"""A request's life: accepted, placed, paused, wanted again, and ended exactly once."""
+
+from scheduler.actions import Action, EndLease, Finish, Refuse, SetTimer
+from scheduler.cluster import Cluster
+from scheduler.errors import BadEvent
+from scheduler.events import (
+    DeadlinePassed,
+    LeaseReleased,
+    LeaseWanted,
+    RequestArrived,
+    RequestCancelled,
+    RunFailed,
+    SlotFreed,
+)
+from scheduler.model import AfterLoss, LeaseId, Outcome, RequestId
+from scheduler.placement import Placer
+from scheduler.requests import Pending, Standing
+from scheduler.slots import Lease
+
+_SEQ_STEP = 1 << 20
+
+
+class Lifecycle:
+    """Keeps every accepted request until its one terminal state."""
+
+    def __init__(self, cluster: Cluster, placer: Placer, max_waiting: int | None) -> None:
+        self.requests: dict[RequestId, Pending] = {}
+        self._cluster = cluster
+        self._placer = placer
+        self._max_waiting = max_waiting
+        self._paused: dict[LeaseId, list[Pending]] = {}
+        self._arrivals = 0
+        self._fronts = 0
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def request_arrived(self, event: RequestArrived, now: float, out: list[Action]) -> None:
+        """Take a request in, or end it at once with the reason."""
+        request = event.request
+        if not request.models:
+            raise BadEvent("model named by request", request.id)
+        known = self.requests.get(request.id)
+        if known is not None:
+            self._repeat(known, out)
+            return
+        arrived_s = now if request.arrived_s is None else min(request.arrived_s, now)
+        self._arrivals += 1
+        seq = int(arrived_s * 1e6) * _SEQ_STEP + self._arrivals % _SEQ_STEP
+        bundle = self._cluster.bundle(request.models)
+        pending = Pending(request, bundle, seq, arrived_s)
+        limit = self._max_waiting
+        if self._cluster.too_large(bundle):
+            self._refuse_too_large(pending, out)
+        elif limit is not None and self._cluster.waiting.count >= limit:
+            reason = f"{limit} requests wait already"
+            out.append(Finish(request.id, Outcome.QUEUE_FULL, reason))
+        elif request.deadline_s is not None and request.deadline_s <= now:
+            out.append(Finish(request.id, Outcome.EXPIRED, "its deadline had passed"))
+        else:
+            if request.deadline_s is not None:
+                out.append(SetTimer(request.deadline_s, DeadlinePassed(request.id)))
+            self._placer.latest_seq = max(seq, self._placer.latest_seq)
+            self.requests[request.id] = pending
+            self._cluster.waiting.add(pending, seq)
+
+    def _repeat(self, pending: Pending, out: list[Action]) -> None:
+        """Asked again, after a lost answer: the lease that it holds already is the answer."""
+        lease = self._placer.leases.get(pending.lease) if pending.lease is not None else None
+        if lease is not None and lease.dispatch is not None:
+            out.append(lease.dispatch)
+
+    def _refuse_too_large(self, pending: Pending, out: list[Action]) -> None:
+        needs, largest = pending.bundle.bytes, self._cluster.sizes[-1]
+        reason = f"its models need {needs} bytes; the largest GPU has {largest}"
+        self._finish(pending, Outcome.TOO_LARGE, reason, out)
+
+    def request_cancelled(self, event: RequestCancelled, now: float, out: list[Action]) -> None:
+        """End a request whose caller went away."""
+        self._withdraw(event.request, Outcome.CANCELLED, "the caller went away", out)
+
+    def deadline_passed(self, event: DeadlinePassed, now: float, out: list[Action]) -> None:
+        """End a request that was not done in time."""
+        self._withdraw(event.request, Outcome.EXPIRED, "its deadline passed", out)
+
+    def _withdraw(
+        self, request: RequestId, outcome: Outcome, reason: str, out: list[Action]
+    ) -> None:
+        """End a request that may be anywhere; one that ended already is left alone."""
+        pending = self.requests.get(request)
+        if pending is None:
+            return
+        if pending.standing is Standing.LEASED:
+            assert pending.lease is not None
+            lease = self._placer.leases[pending.lease]
+            lease.requests.remove(pending)
+            if not lease.requests:
+                out.append(EndLease(lease.slot.id, lease.id, reason))
+        elif pending.standing is Standing.PAUSED:
+            self._unpause(pending)
+        else:
+            self._placer.take(pending)
+        self._finish(pending, outcome, reason, out)
+
+    def _finish(self, pending: Pending, outcome: Outcome, reason: str, out: list[Action]) -> None:
+        self.requests.pop(pending.request.id, None)
+        out.append(Finish(pending.request.id, outcome, reason))
+
+    def cut_off(self, lease: Lease, after: AfterLoss, reason: str, out: list[Action]) -> None:
+        """The GPU work of a lease's requests is lost: fail them, or let them wait again."""
+        for pending in lease.requests:
+            if after is AfterLoss.REQUEUE:
+                self._placer.wait(pending)
+            else:
+                self._finish(pending, Outcome.FAILED, reason, out)
+        lease.requests.clear()
+
+    # -- leases ---------------------------------------------------------------------------------
+
+    def lease_released(self, event: LeaseReleased, now: float, out: list[Action]) -> None:
+        """The holder is done; the manager is told to end the lease."""
+        lease = self._placer.leases.get(event.lease)
+        if lease is None:
+            for pending in self._paused.pop(event.lease, ()):
+                self._finish(pending, Outcome.COMPLETED, "", out)
+            return
+        lease.may_return = event.may_return
+        out.append(EndLease(lease.slot.id, lease.id, "released"))
+
+    def slot_freed(self, event: SlotFreed, now: float, out: list[Action]) -> None:
+        """The manager has ended a lease: its requests are done, unless they may return."""
+        lease = self._placer.leases.get(event.lease)
+        if lease is None:
+            return  # freed twice, or known from before its GPU was lost
+        self._placer.end(lease, now)
+        for pending in lease.requests:
+            if pending in lease.wanted:
+                self._to_the_front(pending)
+            elif lease.may_return:
+                pending.standing = Standing.PAUSED
+                self._paused.setdefault(lease.id, []).append(pending)
+            else:
+                self._finish(pending, Outcome.COMPLETED, "", out)
+
+    def lease_wanted(self, event: LeaseWanted, now: float, out: list[Action]) -> None:
+        """A request that gave its lease back early goes to the front of the queue."""
+        pending = self.requests.get(event.request)
+        lease = self._placer.leases.get(pending.lease) if pending and pending.lease else None
+        if pending is not None and pending.standing is Standing.PAUSED:
+            self._unpause(pending)
+            self._to_the_front(pending)
+        elif pending is not None and lease is not None and lease.may_return:
+            lease.wanted.append(pending)
+        else:
+            out.append(Refuse(event, "this request did not give its lease back early"))
+
+    def _unpause(self, pending: Pending) -> None:
+        assert pending.lease is not None
+        others = self._paused[pending.lease]
+        others.remove(pending)
+        if not others:
+            del self._paused[pending.lease]
+
+    def _to_the_front(self, pending: Pending) -> None:
+        self._fronts -= 1
+        pending.seq = self._fronts
+        self._placer.wait(pending)
+
+    def run_failed(self, event: RunFailed, now: float, out: list[Action]) -> None:
+        """The GPU work of a lease failed."""
+        lease = self._placer.leases.get(event.lease)
+        if lease is not None:
+            self.cut_off(lease, event.requests, event.reason, out)
+
+    def refuse_what_cannot_fit(self, out: list[Action]) -> None:
+        """After sizes changed: end what no GPU can hold, and call back what waits in vain."""
+        cluster = self._cluster
+        for slot in cluster.slots.values():
+            for lane in slot.local.lanes.values():
+                if not cluster.index.could_fit(slot.gpu.cache, lane.bundle.needs):
+                    self._placer.recall(slot)
+                    break
+        lanes = [lane for lane in cluster.waiting.lanes.values() if cluster.too_large(lane.bundle)]
+        for lane in lanes:
+            for pending in list(lane):
+                cluster.waiting.remove(pending)
+                self._refuse_too_large(pending, out)

@@ -1,0 +1,243 @@
+"""Carries out what a policy decides: placements, local queues, visits, prefetches."""
+
+from cache_manager.index import Plan
+from cache_manager.model import ModelId
+from scheduler.actions import Action, Dispatch, EnqueueLocally, Prepare, SetTimer
+from scheduler.cluster import Cluster
+from scheduler.events import TimerFired
+from scheduler.explain import Reasons, explain
+from scheduler.model import Estimate, Explanation, LeaseId, Load, RequestId
+from scheduler.policies.base import Decision, Place, Prefetch, Queue, Skip, Wake
+from scheduler.requests import Bundle, Pending, Standing
+from scheduler.slots import Lease, Slot
+from scheduler.visits import Visits
+
+
+class Placer:
+    """Applies one decision at a time to the cluster, and says what the world must do for it."""
+
+    def __init__(self, cluster: Cluster, visits: Visits, watched: frozenset[RequestId]) -> None:
+        self.cluster = cluster
+        self.visits = visits
+        self.leases: dict[LeaseId, Lease] = {}
+        self.policy_name = ""
+        self.latest_seq = 0
+        self._watched = watched
+        self._last_lease = 0
+
+    def apply(
+        self, decision: Decision, requests: dict[RequestId, Pending], now: float, out: list[Action]
+    ) -> None:
+        """Carry out one decision."""
+        kind = type(decision)
+        if kind is Place:
+            assert isinstance(decision, Place)
+            chosen = tuple([requests[request.id] for request in decision.requests])
+            self.place(chosen, self.cluster.slots[decision.slot.id], decision.rule, now, out)
+        elif kind is Queue:
+            assert isinstance(decision, Queue)
+            pending = requests[decision.request.id]
+            self.enqueue(pending, self.cluster.slots[decision.slot.id], decision.rule, now, out)
+        elif kind is Skip:
+            assert isinstance(decision, Skip)
+            before = decision.before
+            boundary = self.latest_seq + 1 if before is None else requests[before.id].seq
+            self.visits.skip(boundary, decision.limit)
+        elif isinstance(decision, Prefetch):
+            self.prefetch(decision.model, self.cluster.slots[decision.slot.id], now, out)
+        elif isinstance(decision, Wake):
+            out.append(SetTimer(decision.at_s, TimerFired()))
+
+    # -- a lease for requests -------------------------------------------------------------------
+
+    def place(
+        self, chosen: tuple[Pending, ...], slot: Slot, rule: str, now: float, out: list[Action]
+    ) -> None:
+        """Give requests of the same models one lease on a slot with room."""
+        first = chosen[0]
+        bundle = first.bundle
+        assert slot.idle, f"{slot.id} has no room for another lease"
+        assert all(pending.bundle is bundle for pending in chosen), "a batch of different models"
+        from_local = first.standing is Standing.LOCAL
+        hit = slot.holds(bundle.models)
+        plan = None if hit else self._plan(bundle, slot, now, spare_waiting=not from_local)
+        held_elsewhere = not hit and self._held(bundle)
+        explanation = self._explain(first, slot, rule, now, plan)
+        for pending in chosen:
+            self.take(pending)
+        lease = self._lease(slot, bundle.models)
+        load_s = self._load(lease, plan, now, out) if plan is not None else 0.0
+        batch = first.request.batch if len(chosen) == 1 else sum(p.request.batch for p in chosen)
+        run_s = self.cluster.profiles.estimate_run_s(bundle.models, batch, slot.gpu.spec.gpu_type)
+        for pending in chosen:
+            pending.standing = Standing.LEASED
+            pending.at = slot.id
+            pending.lease = lease.id
+        lease.requests.extend(chosen)
+        if not from_local:
+            slot.frequency += len(chosen)
+        self._occupy(lease, now, load_s + run_s)
+        lease.dispatch = Dispatch(
+            lease.id,
+            slot.id,
+            slot.gpu.spec.id,
+            slot.gpu.spec.node,
+            (first.request.id,) if len(chosen) == 1 else tuple(p.request.id for p in chosen),
+            hit,
+            held_elsewhere,
+            Estimate(load_s, run_s),
+            rule,
+            explanation,
+        )
+        out.append(lease.dispatch)
+
+    def prefetch(self, model: ModelId, slot: Slot, now: float, out: list[Action]) -> bool:
+        """Load a model with no request; the slot is busy until its manager says it is not."""
+        bundle = self.cluster.bundle((model,))
+        if slot.holds(bundle.models) or not slot.idle:
+            return False
+        plan = self.cluster.index.plan(slot.gpu.cache, bundle.needs, now)
+        if plan is None:
+            return False
+        lease = self._lease(slot, bundle.models)
+        load_s = self._load(lease, plan, now, out, prefetch=True)
+        self._occupy(lease, now, load_s)
+        return True
+
+    def end(self, lease: Lease, now: float) -> None:
+        """Take a lease off its slot: the one way in which a slot becomes idle."""
+        slot = lease.slot
+        del self.leases[lease.id]
+        del slot.leases[lease.id]
+        cache = slot.gpu.cache
+        for model in lease.models:
+            self.cluster.index.use(cache, model, -1)
+        if not slot.leases:
+            slot.free_s = now
+        self.cluster.settle(slot)
+
+    def adopt(self, lease_id: LeaseId, slot: Slot, models: tuple[ModelId, ...], now: float) -> None:
+        """Take over a lease that a manager reports and that this core did not give."""
+        lease = Lease(lease_id, slot, models)
+        self.leases[lease_id] = lease
+        slot.leases[lease_id] = lease
+        self._last_lease = max(self._last_lease, lease_id)
+        for model in models:
+            self.cluster.index.use(slot.gpu.cache, model, +1)
+        slot.free_s = max(slot.free_s, now)
+        self.cluster.settle(slot)
+
+    # -- queues ---------------------------------------------------------------------------------
+
+    def enqueue(
+        self, pending: Pending, slot: Slot, rule: str, now: float, out: list[Action]
+    ) -> None:
+        """Move a waiting request to one slot's local queue."""
+        explanation = self._explain(pending, slot, rule, now, None)
+        self.take(pending)
+        cluster = self.cluster
+        pending.standing = Standing.LOCAL
+        pending.at = slot.id
+        pending.wait_s = cluster.profiles.estimate_run_s(
+            pending.bundle.models, pending.request.batch, slot.gpu.spec.gpu_type
+        )
+        slot.frequency += 1
+        slot.local_s += pending.wait_s
+        slot.given += 1
+        slot.local.add(pending, slot.given)
+        for model in pending.bundle.models:
+            cluster.index.wait(slot.gpu.cache, model, +1)
+        cluster.settle(slot)
+        out.append(EnqueueLocally(pending.request.id, slot.id, rule, explanation))
+
+    def take(self, pending: Pending) -> None:
+        """Take a request out of whichever queue it is in."""
+        if pending.standing is Standing.WAITING:
+            self.cluster.waiting.remove(pending)
+            return
+        assert pending.standing is Standing.LOCAL, f"{pending.id} waits in no queue"
+        assert pending.at is not None
+        slot = self.cluster.slots[pending.at]
+        slot.local.remove(pending)
+        slot.local_s = slot.local_s - pending.wait_s if slot.local.count else 0.0
+        for model in pending.bundle.models:
+            self.cluster.index.wait(slot.gpu.cache, model, -1)
+
+    def wait(self, pending: Pending) -> None:
+        """Put a request into the global queue, at its place by arrival."""
+        pending.standing = Standing.WAITING
+        pending.at = None
+        pending.lease = None
+        self.cluster.waiting.add(pending, pending.seq)
+
+    def recall(self, slot: Slot) -> None:
+        """Move a whole local queue back to the global queue, each request to its old place."""
+        for pending in sorted(slot.local, key=lambda pending: pending.seq):
+            self.take(pending)
+            self.wait(pending)
+
+    # -- parts ----------------------------------------------------------------------------------
+
+    def _lease(self, slot: Slot, models: tuple[ModelId, ...]) -> Lease:
+        self._last_lease += 1
+        lease = Lease(LeaseId(self._last_lease), slot, models)
+        self.leases[lease.id] = lease
+        return lease
+
+    def _plan(self, bundle: Bundle, slot: Slot, now: float, *, spare_waiting: bool) -> Plan:
+        plan = self.cluster.index.plan(
+            slot.gpu.cache, bundle.needs, now, spare_waiting=spare_waiting
+        )
+        assert plan is not None, f"{bundle.models} cannot fit {slot.gpu.spec.id} now"
+        return plan
+
+    def _held(self, bundle: Bundle) -> bool:
+        cluster = self.cluster
+        return bool(
+            cluster.index.copies(bundle.models[0])
+            and (
+                len(bundle.models) == 1
+                or cluster.idle_holders[bundle].best()
+                or cluster.busy_holders[bundle].best()
+            )
+        )
+
+    def _load(
+        self, lease: Lease, plan: Plan, now: float, out: list[Action], *, prefetch: bool = False
+    ) -> float:
+        """Let the victims go and reserve memory; the load seconds to expect."""
+        cluster, gpu = self.cluster, lease.slot.gpu
+        node = gpu.spec.node
+        for victim in plan.victims:
+            cluster.index.evict(gpu.cache, victim)
+        total_s = 0.0
+        loads = []
+        for model, size_bytes in plan.loads:
+            source = cluster.index.tier(node, model)
+            load_s = cluster.profiles.load_s(model, source)
+            total_s += load_s
+            cluster.admit(gpu, model, size_bytes, now, load_s)
+            lease.loading[model] = max(now, lease.slot.free_s) + total_s
+            loads.append(Load(model, size_bytes, source))
+        out.append(
+            Prepare(lease.slot.id, gpu.spec.id, lease.id, plan.victims, tuple(loads), prefetch)
+        )
+        return total_s
+
+    def _occupy(self, lease: Lease, now: float, busy_s: float) -> None:
+        slot, index = lease.slot, self.cluster.index
+        for model in lease.models:
+            index.touch(slot.gpu.cache, model, now)
+            index.use(slot.gpu.cache, model, +1)
+        slot.leases[lease.id] = lease
+        slot.free_s = (max(now, slot.free_s)) + busy_s
+        self.cluster.settle(slot)
+
+    def _explain(
+        self, pending: Pending, slot: Slot, rule: str, now: float, plan: Plan | None
+    ) -> Explanation | None:
+        if pending.request.id not in self._watched:
+            return None
+        victims = plan.victims if plan is not None else ()
+        reasons = Reasons(self.policy_name, rule, self.visits.count(pending.seq), victims)
+        return explain(self.cluster, pending, slot, now, reasons)

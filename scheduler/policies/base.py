@@ -1,0 +1,162 @@
+"""What a policy is shown and what it may decide."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cache_manager.model import ModelId
+from scheduler.model import RequestId, SlotId
+
+
+class RequestView(Protocol):
+    """One waiting request, read only."""
+
+    @property
+    def id(self) -> RequestId: ...
+    @property
+    def models(self) -> tuple[ModelId, ...]: ...
+    @property
+    def arrived_s(self) -> float: ...
+
+
+class SlotView(Protocol):
+    """One slot, read only."""
+
+    @property
+    def id(self) -> SlotId: ...
+    @property
+    def idle(self) -> bool:
+        """Whether it has room for another lease."""
+        ...
+
+    @property
+    def frequency(self) -> int:
+        """How many requests it was given."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Give these requests of the same models to a slot with room, now."""
+
+    requests: Sequence[RequestView]
+    slot: SlotView
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Let a request wait for this one slot."""
+
+    request: RequestView
+    slot: SlotView
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Count one visit of every waiting request before `before` (of all, where it is None)."""
+
+    before: RequestView | None
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Load a model onto an idle slot ahead of its requests."""
+
+    model: ModelId
+    slot: SlotView
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Run the policy again at this time, even if nothing has happened."""
+
+    at_s: float
+
+
+Decision = Place | Queue | Skip | Prefetch | Wake
+
+
+class View(Protocol):
+    """The core's state as a policy may see it: always present, never to be changed.
+
+    Every question costs at most the logarithm of the cluster, or one GPU's residents.
+    """
+
+    @property
+    def now(self) -> float: ...
+
+    # -- slots ----------------------------------------------------------------------------------
+
+    def idle_slots(self) -> Iterator[SlotView]:
+        """Slots with room, least used first, while something waits that they could take.
+
+        A slot that was given nothing is not offered again in this run.
+        """
+        ...
+
+    def least_used(self, request: RequestView) -> SlotView | None:
+        """The least used slot, idle or not, whose GPU could hold the request's models."""
+        ...
+
+    def idle_holder(self, request: RequestView) -> SlotView | None:
+        """The least used idle slot that holds all the request's models."""
+        ...
+
+    def busy_holder(self, request: RequestView) -> SlotView | None:
+        """The busy slot that holds all the request's models and is free soonest."""
+        ...
+
+    def is_hit(self, request: RequestView, slot: SlotView) -> bool:
+        """Whether the slot's GPU holds all the request's models."""
+        ...
+
+    def wait_s(self, slot: SlotView) -> float:
+        """Seconds until the slot could begin one more request: its finish time."""
+        ...
+
+    def load_s(self, request: RequestView, slot: SlotView) -> float:
+        """Seconds to load there what of the request's models is missing there."""
+        ...
+
+    def run_s(self, request: RequestView, slot: SlotView) -> float:
+        """Seconds of the request's inference there."""
+        ...
+
+    # -- the global queue -----------------------------------------------------------------------
+
+    def head(self, slot: SlotView | None = None) -> RequestView | None:
+        """The first waiting request: of all that some GPU could hold, or that has room here."""
+        ...
+
+    def first_hit(self, slot: SlotView) -> RequestView | None:
+        """The first waiting request whose models are all on this slot's GPU."""
+        ...
+
+    def waiting_like(self, request: RequestView, most: int) -> Sequence[RequestView]:
+        """The first `most` waiting requests of the same models."""
+        ...
+
+    def visits_reached(self, request: RequestView, limit: int) -> bool:
+        """Whether the request was passed over `limit` times."""
+        ...
+
+    # -- local queues ---------------------------------------------------------------------------
+
+    def local_head(self, slot: SlotView) -> RequestView | None:
+        """The first request of the slot's local queue, if it could begin now."""
+        ...
+
+    def local_hit(self, slot: SlotView) -> RequestView | None:
+        """The first request of the slot's local queue whose models are all there."""
+        ...
+
+
+class Policy(Protocol):
+    """Which request goes where; its fields are its parameters, its memory is the core's."""
+
+    def decide(self, view: View) -> Iterator[Decision]:
+        """Decisions in order; each is carried out before the next one is asked for."""
+        ...

@@ -1,0 +1,15 @@
+"""LALB: locality-aware load balance, strictly in order."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from scheduler.policies import lalbo3
+from scheduler.policies.base import Decision, View
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Algorithms 7 and 8 with an O3 limit of 0; see `lalbo3` for how they were read."""
+
+    def decide(self, view: View) -> Iterator[Decision]:
+        return lalbo3.decide(view, 0)

@@ -1,0 +1,120 @@
+"""What is known of every model's size and times: declared, measured, or a default."""
+
+from collections.abc import Iterable, Mapping
+
+from cache_manager.model import ModelId, Tier
+from scheduler.model import ANY_GPU_TYPE, CoreSettings, ModelSpec
+
+
+class Profile:
+    """One model's memory, load seconds by source tier and run seconds by batch and GPU type."""
+
+    __slots__ = ("features", "load_s", "measured_bytes", "memory_bytes", "run_s")
+
+    def __init__(self, memory_bytes: int) -> None:
+        self.memory_bytes = memory_bytes
+        self.measured_bytes = 0
+        self.load_s: dict[Tier, float] = {}
+        self.run_s: dict[tuple[int, str], float] = {}
+        self.features: dict[str, float] = {}
+
+
+class Profiles:
+    """The profiles of all models; every report corrects one (exponentially weighted)."""
+
+    def __init__(self, settings: CoreSettings) -> None:
+        self._settings = settings
+        self._profiles: dict[ModelId, Profile] = {}
+
+    def of(self, model: ModelId) -> Profile:
+        """The model's profile; one never seen begins with the defaults."""
+        profile = self._profiles.get(model)
+        if profile is None:
+            profile = self._profiles[model] = Profile(self._settings.default_memory_bytes)
+        return profile
+
+    def known(self) -> Iterable[ModelId]:
+        return self._profiles.keys()
+
+    def declare(self, spec: ModelSpec) -> None:
+        """Take over a declaration; what was measured already stays."""
+        profile = self.of(spec.id)
+        if spec.memory_bytes is not None and not profile.measured_bytes:
+            profile.memory_bytes = spec.memory_bytes
+        profile.load_s = {**spec.load_s, **profile.load_s}
+        profile.run_s = {**spec.run_s, **profile.run_s}
+        profile.features = {**profile.features, **spec.features}
+
+    # -- estimates ------------------------------------------------------------------------------
+
+    def memory_bytes(self, model: ModelId) -> int:
+        return self.of(model).memory_bytes
+
+    def load_s(self, model: ModelId, source: Tier) -> float:
+        """Seconds to load from this tier: as known, else as known of the next slower tier."""
+        known = self.of(model).load_s
+        if not known:
+            return self._settings.default_load_s
+        exact = known.get(source)
+        if exact is not None:
+            return exact
+        slower = [tier for tier in known if tier > source]
+        return known[min(slower)] if slower else known[max(known)]
+
+    def run_s(self, model: ModelId, batch: int, gpu_type: str) -> float:
+        """Seconds of one run: as known, else scaled from what is nearest to it."""
+        known = self.of(model).run_s
+        exact = known.get((batch, gpu_type))
+        return exact if exact is not None else self._nearest_run_s(known, batch, gpu_type)
+
+    def estimate_run_s(
+        self,
+        models: tuple[ModelId, ...],
+        batch: int,
+        gpu_type: str,
+        neighbours: tuple[ModelId, ...] = (),
+    ) -> float:
+        """Seconds of one dispatch; whatever shares the GPU does not slow it in this model yet."""
+        del neighbours
+        if len(models) == 1:
+            return self.run_s(models[0], batch, gpu_type)
+        return sum(self.run_s(model, batch, gpu_type) for model in models)
+
+    def _nearest_run_s(
+        self, known: Mapping[tuple[int, str], float], batch: int, gpu_type: str
+    ) -> float:
+        if not known:
+            return self._settings.default_run_s
+        same_type = [key for key in known if key[1] == gpu_type]
+        any_type = [key for key in known if key[1] == ANY_GPU_TYPE]
+        nearest = min(
+            same_type or any_type or list(known), key=lambda key: (abs(key[0] - batch), key)
+        )
+        return known[nearest] * max(1.0, batch / nearest[0])
+
+    # -- reports --------------------------------------------------------------------------------
+
+    def report_load(self, model: ModelId, source: Tier, load_s: float) -> None:
+        times = self.of(model).load_s
+        times[source] = self._blend(times.get(source), load_s)
+
+    def report_run(self, model: ModelId, batch: int, gpu_type: str, run_s: float) -> None:
+        times = self.of(model).run_s
+        key = (batch, gpu_type)
+        known = times.get(key)
+        if known is None:
+            known = times.get((batch, ANY_GPU_TYPE))
+        times[key] = run_s if known == run_s else self._blend(known, run_s)
+
+    def report_memory(self, model: ModelId, peak_bytes: int) -> bool:
+        """Take over a measured peak: the first replaces the declaration; True if it changed."""
+        profile = self.of(model)
+        needed = max(profile.measured_bytes, peak_bytes)
+        changed = needed != profile.memory_bytes
+        profile.measured_bytes = profile.memory_bytes = needed
+        return changed
+
+    def _blend(self, known: float | None, measured: float) -> float:
+        if known is None:
+            return measured
+        return known + self._settings.report_weight * (measured - known)

@@ -1,0 +1,100 @@
+"""Slots ordered by how often they were used or when they are free, kept without re-sorting.
+
+All of these are heaps whose entries may be older than the truth. A key only ever grows (how often
+a slot was given work; when it will be free), so that an outdated entry lies too near to the top,
+is found there, and is then corrected or dropped.
+"""
+
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush, heapreplace
+
+from cache_manager.model import ModelId
+from scheduler.model import SlotId
+from scheduler.slots import Slot
+
+_COMPACT_BEYOND = 16
+
+
+class HolderRanking:
+    """The idle (or the busy) slots that hold one set of models, the best one first."""
+
+    __slots__ = ("_entries", "_idle", "_models")
+
+    def __init__(self, models: tuple[ModelId, ...], *, idle: bool) -> None:
+        self._models = models
+        self._idle = idle
+        self._entries: list[tuple[float, SlotId, Slot]] = []
+
+    def best(self) -> Slot | None:
+        """Least used among the idle, soonest free among the busy; ties to the lowest id."""
+        entries = self._entries
+        while entries:
+            key, slot_id, slot = entries[0]
+            if not slot.gpu.active or not slot.holds(self._models):
+                heappop(entries)
+            elif slot.idle != self._idle:
+                heappop(entries)
+                slot.unlisted.append(self)
+            else:
+                present = self._key(slot)
+                if present == key:
+                    return slot
+                heapreplace(entries, (present, slot_id, slot))
+        return None
+
+    def list(self, slot: Slot) -> None:
+        """Enter a slot that has begun to hold the models, or whose key has shrunk."""
+        heappush(self._entries, (self._key(slot), slot.id, slot))
+
+    def compact(self, holders: Iterable[Slot], count: int) -> None:
+        """Drop doubled and outdated entries once they outnumber the holders."""
+        if len(self._entries) > 2 * count + _COMPACT_BEYOND:
+            self._entries = [(self._key(slot), slot.id, slot) for slot in holders]
+            heapify(self._entries)
+
+    def _key(self, slot: Slot) -> float:
+        return slot.frequency if self._idle else slot.available_s
+
+
+class SlotRanking:
+    """Slots by how many requests each was given; ties to the lowest id."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, SlotId, Slot]] = []
+
+    def add(self, slot: Slot) -> None:
+        heappush(self._entries, (slot.frequency, slot.id, slot))
+
+    def first_idle(self) -> Slot | None:
+        """The least used idle slot; a slot is entered anew whenever it is idle after a change."""
+        entries = self._entries
+        while entries:
+            frequency, _, slot = entries[0]
+            if slot.idle and slot.frequency == frequency:
+                return slot
+            heappop(entries)
+        return None
+
+    def first_active(self) -> Slot | None:
+        """The least used slot that takes requests, idle or not."""
+        entries = self._entries
+        while entries:
+            frequency, slot_id, slot = entries[0]
+            if not slot.gpu.active:
+                heappop(entries)
+            elif slot.frequency != frequency:
+                heapreplace(entries, (slot.frequency, slot_id, slot))
+            else:
+                return slot
+        return None
+
+    def in_order(self) -> list[Slot]:
+        """Every slot that takes requests, least used first; costs a sort."""
+        slots = {slot.id: slot for _, _, slot in self._entries if slot.gpu.active}
+        return sorted(slots.values(), key=lambda slot: (slot.frequency, slot.id))
+
+    def pop(self) -> None:
+        """Take the first entry out."""
+        heappop(self._entries)

@@ -1,0 +1,86 @@
+"""What GPU managers report of models: sizes and times measured, loads done, failed or undone."""
+
+from cache_manager.model import ModelId, Tier
+from scheduler.actions import Action, EndLease
+from scheduler.admin import Administration
+from scheduler.cluster import Cluster
+from scheduler.errors import BadEvent
+from scheduler.events import LoadFailed, ModelDemoted, ModelLoaded, ModelRegistered, RunFinished
+from scheduler.fleet import Fleet
+from scheduler.lifecycle import Lifecycle
+from scheduler.slots import Gpu
+
+
+class Reports:
+    """Corrects profiles, residency and finish times by what really happened."""
+
+    def __init__(
+        self, cluster: Cluster, lifecycle: Lifecycle, fleet: Fleet, admin: Administration
+    ) -> None:
+        self._cluster = cluster
+        self._lifecycle = lifecycle
+        self._fleet = fleet
+        self._admin = admin
+
+    def run_finished(self, event: RunFinished, now: float, out: list[Action]) -> None:
+        """Learn from one measured inference."""
+        slot = self._cluster.slots.get(event.slot)
+        if slot is None:
+            raise BadEvent("slot", event.slot)
+        gpu = slot.gpu
+        self._cluster.profiles.report_run(event.model, event.batch, gpu.spec.gpu_type, event.run_s)
+        if event.peak_bytes is not None:
+            self._measured(gpu, event.model, event.peak_bytes, now, out)
+
+    # -- models ---------------------------------------------------------------------------------
+
+    def model_registered(self, event: ModelRegistered, now: float, out: list[Action]) -> None:
+        """Take a model's declaration over."""
+        self._cluster.profiles.declare(event.model)
+        self._cluster.remeasure(event.model.id)
+        self._lifecycle.refuse_what_cannot_fit(out)
+
+    def model_loaded(self, event: ModelLoaded, now: float, out: list[Action]) -> None:
+        """Learn from one measured load, and correct when its slot will be free."""
+        gpu = self._fleet.gpu(event.gpu)
+        self._cluster.profiles.report_load(event.model, event.source, event.load_s)
+        for slot in gpu.slots:
+            for lease in slot.leases.values():
+                expected_s = lease.loading.pop(event.model, None)
+                if expected_s is not None and expected_s != now:
+                    slot.free_s = max(now, slot.free_s + now - expected_s)
+                    self._cluster.settle(slot)
+        if event.memory_bytes is not None:
+            self._measured(gpu, event.model, event.memory_bytes, now, out)
+
+    def _measured(
+        self, gpu: Gpu, model: ModelId, peak_bytes: int, now: float, out: list[Action]
+    ) -> None:
+        """A model needs more (or, measured for the first time, less) than was thought."""
+        if not self._cluster.profiles.report_memory(model, peak_bytes):
+            return
+        self._cluster.remeasure(model)
+        if model in gpu.cache.residents:
+            self._admin.grow(gpu, model, peak_bytes, now, out)
+        self._lifecycle.refuse_what_cannot_fit(out)
+
+    def load_failed(self, event: LoadFailed, now: float, out: list[Action]) -> None:
+        """A load failed: whoever waited for it fails or waits again."""
+        gpu = self._fleet.gpu(event.gpu)
+        reason = f"loading {event.model} failed: {event.reason}"
+        for slot in gpu.slots:
+            for lease in slot.leases.values():
+                if event.model in lease.models:
+                    self._lifecycle.cut_off(lease, event.waiting, reason, out)
+                    out.append(EndLease(slot.id, lease.id, reason))
+        if event.model in gpu.cache.residents:
+            self._cluster.index.evict(gpu.cache, event.model)
+
+    def model_demoted(self, event: ModelDemoted, now: float, out: list[Action]) -> None:
+        """A node says where it keeps a model now."""
+        if event.tier is not Tier.GPU:
+            self._cluster.index.set_tier(event.node, event.model, event.tier)
+        if event.gpu is not None:
+            gpu = self._fleet.gpu(event.gpu)
+            if event.model in gpu.cache.residents:
+                self._cluster.index.evict(gpu.cache, event.model)

@@ -1,0 +1,103 @@
+"""GPUs, their slots and the leases in force on them."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from cache_manager.index import GpuCache
+from cache_manager.model import ModelId
+from scheduler.actions import Dispatch
+from scheduler.model import GpuSpec, LeaseId, SlotId
+from scheduler.queues import RequestQueue
+from scheduler.requests import Pending
+
+
+class Relisting(Protocol):
+    """An order of slots that dropped this one until its state changes."""
+
+    def list(self, slot: "Slot") -> None: ...
+
+
+class Lease:
+    """One dispatch in force on a slot; without requests it is a prefetch, or was adopted.
+
+    `loading` holds, for each model on its way, when it is expected to be there.
+    """
+
+    __slots__ = ("dispatch", "id", "loading", "may_return", "models", "requests", "slot", "wanted")
+
+    def __init__(self, lease: LeaseId, slot: "Slot", models: tuple[ModelId, ...]) -> None:
+        self.id = lease
+        self.slot = slot
+        self.models = models
+        self.requests: list[Pending] = []
+        self.loading: dict[ModelId, float] = {}
+        self.may_return = False
+        self.wanted: list[Pending] = []
+        self.dispatch: Dispatch | None = None
+
+
+class Gpu:
+    """One GPU: its memory, as the cache index keeps it, and its slots."""
+
+    __slots__ = ("active", "cache", "size_class", "slots", "spec")
+
+    def __init__(self, spec: GpuSpec, cache: GpuCache) -> None:
+        self.spec = spec
+        self.cache = cache
+        self.active = True
+        self.size_class = 0
+        self.slots: list[Slot] = []
+
+
+class Slot:
+    """One schedulable unit, the leases it holds, and its local queue.
+
+    `frequency` counts the requests it was given. `free_s` is when its leased work should be done.
+    """
+
+    __slots__ = (
+        "capacity",
+        "free_s",
+        "frequency",
+        "given",
+        "gpu",
+        "highest_listed_s",
+        "id",
+        "leases",
+        "local",
+        "local_s",
+        "unlisted",
+    )
+
+    def __init__(self, slot: SlotId, gpu: Gpu, capacity: int, local: RequestQueue) -> None:
+        self.id = slot
+        self.gpu = gpu
+        self.capacity = capacity
+        self.leases: dict[LeaseId, Lease] = {}
+        self.local = local
+        self.local_s = 0.0
+        self.free_s = 0.0
+        self.frequency = 0
+        self.given = 0
+        self.highest_listed_s = 0.0
+        self.unlisted: list[Relisting] = []
+
+    @property
+    def idle(self) -> bool:
+        return len(self.leases) < self.capacity and self.gpu.active
+
+    @property
+    def available_s(self) -> float:
+        """When it could start a request that joined its local queue now."""
+        return self.free_s + self.local_s
+
+    @property
+    def residents(self) -> Mapping[ModelId, object]:
+        return self.gpu.cache.residents
+
+    def holds(self, models: tuple[ModelId, ...]) -> bool:
+        """Whether all these models are resident on its GPU, or being loaded there."""
+        residents = self.gpu.cache.residents
+        if len(models) == 1:
+            return models[0] in residents
+        return all(model in residents for model in models)

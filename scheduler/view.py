@@ -1,0 +1,178 @@
+"""The core's state as policies see it; answers their questions from the cluster's orders."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from scheduler.cluster import Cluster
+from scheduler.policies.base import RequestView, SlotView
+from scheduler.queues import RequestQueue
+from scheduler.rankings import SlotRanking
+from scheduler.requests import Pending
+from scheduler.slots import Slot
+from scheduler.visits import Visits
+
+
+class ClusterView:
+    """Implements `policies.base.View`; the core sets `now` before each run of the policy."""
+
+    def __init__(self, cluster: Cluster, visits: Visits) -> None:
+        self._cluster = cluster
+        self._visits = visits
+        self.now = 0.0
+
+    # -- slots ----------------------------------------------------------------------------------
+
+    def idle_slots(self) -> Iterator[SlotView]:
+        passed: list[Slot] = []
+        aside: list[tuple[SlotRanking, Slot]] = []
+        try:
+            while (slot := self._next_idle(passed, aside)) is not None:
+                given = slot.frequency, len(slot.leases)
+                yield slot
+                if given == (slot.frequency, len(slot.leases)):
+                    passed.append(slot)
+        finally:
+            for ranking, slot in aside:
+                ranking.add(slot)
+
+    def _next_idle(self, passed: list[Slot], aside: list[tuple[SlotRanking, Slot]]) -> Slot | None:
+        """The least used slot with room that its local queue or the global one has work for."""
+        cluster = self._cluster
+        best = _first_with_local_work(cluster.ready, passed, aside)
+        waiting = cluster.waiting
+        if waiting.count:
+            for size_class, ranking in enumerate(cluster.idle):
+                slot = _first(ranking, passed, aside)
+                if slot is None or (best is not None and _used(best) < _used(slot)):
+                    continue
+                if waiting.first(size_class) is not None:
+                    best = slot
+        return best
+
+    def least_used(self, request: RequestView) -> SlotView | None:
+        bundle = _pending(request).bundle
+        best: Slot | None = None
+        for ranking in self._cluster.active[bundle.size_class :]:
+            slot = ranking.first_active()
+            if slot is not None and slot.gpu.cache.pinned_bytes:
+                could_fit, needs = self._cluster.index.could_fit, _pending(request).bundle.needs
+                candidates = ranking.in_order()
+                slot = next((s for s in candidates if could_fit(s.gpu.cache, needs)), None)
+            if slot is not None and (best is None or _used(slot) < _used(best)):
+                best = slot
+        return best
+
+    def idle_holder(self, request: RequestView) -> SlotView | None:
+        return self._cluster.idle_holders[_pending(request).bundle].best()
+
+    def busy_holder(self, request: RequestView) -> SlotView | None:
+        return self._cluster.busy_holders[_pending(request).bundle].best()
+
+    def is_hit(self, request: RequestView, slot: SlotView) -> bool:
+        return _own(slot).holds(request.models)
+
+    def wait_s(self, slot: SlotView) -> float:
+        return max(0.0, _own(slot).available_s - self.now)
+
+    def load_s(self, request: RequestView, slot: SlotView) -> float:
+        bundle = _pending(request).bundle
+        return self._cluster.missing_load_s(bundle, _own(slot))
+
+    def run_s(self, request: RequestView, slot: SlotView) -> float:
+        gpu_type = _own(slot).gpu.spec.gpu_type
+        batch = _pending(request).request.batch
+        return self._cluster.profiles.estimate_run_s(request.models, batch, gpu_type)
+
+    # -- the global queue -----------------------------------------------------------------------
+
+    def head(self, slot: SlotView | None = None) -> RequestView | None:
+        cluster = self._cluster
+        if slot is None:
+            return cluster.waiting.first(len(cluster.sizes) - 1)
+        gpu = _own(slot).gpu
+        first = cluster.waiting.first(gpu.size_class)
+        if first is None or not gpu.cache.kept_bytes:
+            return first
+        return next(
+            (
+                request
+                for request in cluster.waiting.first_lanes(gpu.size_class)
+                if cluster.index.fits(gpu.cache, request.bundle.needs)
+            ),
+            None,
+        )
+
+    def first_hit(self, slot: SlotView) -> RequestView | None:
+        return self._first_resident(self._cluster.waiting, _own(slot))
+
+    def waiting_like(self, request: RequestView, most: int) -> Sequence[RequestView]:
+        lane = self._cluster.waiting.lanes.get(_pending(request).bundle)
+        return list(islice(lane, most)) if lane is not None else []
+
+    def visits_reached(self, request: RequestView, limit: int) -> bool:
+        return self._visits.reached(_pending(request).seq, limit)
+
+    # -- local queues ---------------------------------------------------------------------------
+
+    def local_head(self, slot: SlotView) -> RequestView | None:
+        own = _own(slot)
+        first = own.local.first() if own.local.count else None
+        if first is None or own.holds(first.models):
+            return first
+        needs = first.bundle.needs
+        fits = self._cluster.index.fits(own.gpu.cache, needs, spare_waiting=False)
+        return first if fits else None
+
+    def local_hit(self, slot: SlotView) -> RequestView | None:
+        own = _own(slot)
+        return self._first_resident(own.local, own) if own.local.count else None
+
+    # -- parts ----------------------------------------------------------------------------------
+
+    def _first_resident(self, queue: RequestQueue, slot: Slot) -> Pending | None:
+        lanes = queue.lanes
+        best: Pending | None = None
+        for model in slot.residents:
+            for bundle in self._cluster.bundles_of(model):
+                lane = lanes.get(bundle)
+                if lane is None or lane.first is None:
+                    continue
+                first = lane.first
+                if (best is None or first.rank < best.rank) and slot.holds(bundle.models):
+                    best = first
+        return best
+
+
+def _first(
+    ranking: SlotRanking, passed: list[Slot], aside: list[tuple[SlotRanking, Slot]]
+) -> Slot | None:
+    slot = ranking.first_idle()
+    while slot is not None and slot in passed:
+        ranking.pop()
+        aside.append((ranking, slot))
+        slot = ranking.first_idle()
+    return slot
+
+
+def _first_with_local_work(
+    ready: SlotRanking, passed: list[Slot], aside: list[tuple[SlotRanking, Slot]]
+) -> Slot | None:
+    slot = _first(ready, passed, aside)
+    while slot is not None and not slot.local.count:
+        ready.pop()
+        slot = _first(ready, passed, aside)
+    return slot
+
+
+def _used(slot: Slot) -> tuple[int, str]:
+    return slot.frequency, slot.id
+
+
+def _own(slot: SlotView) -> Slot:
+    assert isinstance(slot, Slot)
+    return slot
+
+
+def _pending(request: RequestView) -> Pending:
+    assert isinstance(request, Pending)
+    return request
