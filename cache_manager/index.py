@@ -220,27 +220,37 @@ class CacheIndex:
         resident = cache.residents.get(model)
         if resident is None:  # gone by the manager's word while the lease was in force
             return
-        locked, kept = resident.locked, resident.kept
-        resident.users = max(0, resident.users + users)
-        _account(cache, resident, locked, kept)
+        before = resident.users
+        resident.users = after = max(0, before + users)
+        if (before > 0) == (after > 0) or resident.pinned:
+            return
+        change_bytes = resident.bytes if after else -resident.bytes
+        cache.locked_bytes += change_bytes
+        if not resident.waiters:
+            cache.kept_bytes += change_bytes
 
     def wait(self, cache: GpuCache, model: ModelId, waiters: int) -> None:
         """Count requests that wait for this model in the GPU's local queues, if it is resident."""
         resident = cache.residents.get(model)
         if resident is None:
             return
-        locked, kept = resident.locked, resident.kept
-        resident.waiters = max(0, resident.waiters + waiters)
-        _account(cache, resident, locked, kept)
+        before = resident.waiters
+        resident.waiters = after = max(0, before + waiters)
+        if (before > 0) != (after > 0) and not resident.locked:
+            cache.kept_bytes += resident.bytes if after else -resident.bytes
 
     def pin(self, cache: GpuCache, model: ModelId, *, pinned: bool) -> None:
         """Protect a resident model from eviction, or stop to."""
         resident = cache.residents[model]
-        locked, kept = resident.locked, resident.kept
-        if resident.pinned != pinned:
-            cache.pinned_bytes += resident.bytes if pinned else -resident.bytes
+        if resident.pinned == pinned:
+            return
         resident.pinned = pinned
-        _account(cache, resident, locked, kept)
+        change_bytes = resident.bytes if pinned else -resident.bytes
+        cache.pinned_bytes += change_bytes
+        if not resident.users:
+            cache.locked_bytes += change_bytes
+            if not resident.waiters:
+                cache.kept_bytes += change_bytes
 
     def evict(self, cache: GpuCache, model: ModelId) -> None:
         """Give back a model's memory."""
@@ -276,12 +286,3 @@ class CacheIndex:
 
 
 _NOBODY: dict[GpuId, GpuCache] = {}
-
-
-def _account(cache: GpuCache, resident: Resident, *before: bool) -> None:
-    """Correct the GPU's locked and kept bytes after a resident's state changed."""
-    was_locked, was_kept = before
-    if resident.locked != was_locked:
-        cache.locked_bytes += -resident.bytes if was_locked else resident.bytes
-    if resident.kept != was_kept:
-        cache.kept_bytes += -resident.bytes if was_kept else resident.bytes

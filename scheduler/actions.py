@@ -1,6 +1,6 @@
 """Everything the core can ask of the world; whoever drives it performs these in order."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cache_manager.model import GpuId, ModelId, NodeId
 from scheduler.events import Event
@@ -15,8 +15,7 @@ from scheduler.model import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(NamedTuple):
     """To the GPU manager: let the victims go, then load; without a lease it is a prefetch."""
 
     slot: SlotId
@@ -27,8 +26,7 @@ class Prepare:
     prefetch: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(NamedTuple):
     """To the callers: these requests hold this lease now."""
 
     lease: LeaseId
@@ -43,8 +41,7 @@ class Dispatch:
     explanation: Explanation | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EnqueueLocally:
+class EnqueueLocally(NamedTuple):
     """A request waits for one busy slot from now on."""
 
     request: RequestId
@@ -53,8 +50,7 @@ class EnqueueLocally:
     explanation: Explanation | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Demote:
+class Demote(NamedTuple):
     """To the GPU manager: this model leaves this GPU."""
 
     gpu: GpuId
@@ -62,8 +58,7 @@ class Demote:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class EndLease:
+class EndLease(NamedTuple):
     """To the GPU manager: admit no further call, let the one in flight end, report the slot."""
 
     slot: SlotId
@@ -71,8 +66,7 @@ class EndLease:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(NamedTuple):
     """To the caller: this request has ended, this way, for good."""
 
     request: RequestId
@@ -80,16 +74,14 @@ class Finish:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SetTimer:
+class SetTimer(NamedTuple):
     """Hand this event back at that time."""
 
     at_s: float
     event: Event
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(NamedTuple):
     """An event that could not be obeyed, and why."""
 
     event: Event

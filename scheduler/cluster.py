@@ -103,6 +103,8 @@ class Cluster:
     def retire(self, gpu: Gpu) -> None:
         """Offer this GPU to no further request."""
         gpu.active = False
+        for slot in gpu.slots:
+            slot.idle = False
         self._sort_sizes()
 
     def remove(self, gpu: Gpu) -> None:
@@ -180,6 +182,7 @@ class Cluster:
 
     def settle(self, slot: Slot) -> None:
         """Bring the orders up to date after a slot's leases, times or local queue changed."""
+        slot.idle = len(slot.leases) < slot.capacity and slot.gpu.active
         if slot.unlisted:
             for ranking in slot.unlisted:
                 ranking.list(slot)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from cache_manager.model import MIB, GpuId, ModelId, NodeId, Tier
 
@@ -32,8 +32,7 @@ class AfterLoss(StrEnum):
     REQUEUE = "requeue"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One wish for GPU time; `models` are placed together, on one GPU."""
 
     id: RequestId
@@ -82,8 +81,7 @@ class ModelSpec:
     features: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """The expected seconds of one dispatch on one slot."""
 
     load_s: float

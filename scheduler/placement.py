@@ -7,7 +7,7 @@ from scheduler.cluster import Cluster
 from scheduler.events import TimerFired
 from scheduler.explain import Reasons, explain
 from scheduler.model import Estimate, Explanation, LeaseId, Load, RequestId
-from scheduler.policies.base import Decision, Place, Prefetch, Queue, Skip, Wake
+from scheduler.policies.base import Decision, Place, Prefetch, Queue, Skip
 from scheduler.requests import Bundle, Pending, Standing
 from scheduler.slots import Lease, Slot
 from scheduler.visits import Visits
@@ -29,23 +29,20 @@ class Placer:
         self, decision: Decision, requests: dict[RequestId, Pending], now: float, out: list[Action]
     ) -> None:
         """Carry out one decision."""
-        kind = type(decision)
-        if kind is Place:
-            assert isinstance(decision, Place)
+        slots = self.cluster.slots
+        if isinstance(decision, Place):
             chosen = tuple([requests[request.id] for request in decision.requests])
-            self.place(chosen, self.cluster.slots[decision.slot.id], decision.rule, now, out)
-        elif kind is Queue:
-            assert isinstance(decision, Queue)
+            self.place(chosen, slots[decision.slot.id], decision.rule, now, out)
+        elif isinstance(decision, Queue):
             pending = requests[decision.request.id]
-            self.enqueue(pending, self.cluster.slots[decision.slot.id], decision.rule, now, out)
-        elif kind is Skip:
-            assert isinstance(decision, Skip)
+            self.enqueue(pending, slots[decision.slot.id], decision.rule, now, out)
+        elif isinstance(decision, Skip):
             before = decision.before
             boundary = self.latest_seq + 1 if before is None else requests[before.id].seq
             self.visits.skip(boundary, decision.limit)
         elif isinstance(decision, Prefetch):
-            self.prefetch(decision.model, self.cluster.slots[decision.slot.id], now, out)
-        elif isinstance(decision, Wake):
+            self.prefetch(decision.model, slots[decision.slot.id], now, out)
+        else:
             out.append(SetTimer(decision.at_s, TimerFired()))
 
     # -- a lease for requests -------------------------------------------------------------------

@@ -53,6 +53,7 @@ class Slot:
     """One schedulable unit, the leases it holds, and its local queue.
 
     `frequency` counts the requests it was given. `free_s` is when its leased work should be done.
+    `idle` says whether there is room for one more lease; the cluster keeps it up to date.
     """
 
     __slots__ = (
@@ -63,6 +64,7 @@ class Slot:
         "gpu",
         "highest_listed_s",
         "id",
+        "idle",
         "leases",
         "local",
         "local_s",
@@ -73,6 +75,7 @@ class Slot:
         self.id = slot
         self.gpu = gpu
         self.capacity = capacity
+        self.idle = True
         self.leases: dict[LeaseId, Lease] = {}
         self.local = local
         self.local_s = 0.0
@@ -81,10 +84,6 @@ class Slot:
         self.given = 0
         self.highest_listed_s = 0.0
         self.unlisted: list[Relisting] = []
-
-    @property
-    def idle(self) -> bool:
-        return len(self.leases) < self.capacity and self.gpu.active
 
     @property
     def available_s(self) -> float:

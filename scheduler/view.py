@@ -147,6 +147,8 @@ def _first(
     ranking: SlotRanking, passed: list[Slot], aside: list[tuple[SlotRanking, Slot]]
 ) -> Slot | None:
     slot = ranking.first_idle()
+    if not passed:
+        return slot
     while slot is not None and slot in passed:
         ranking.pop()
         aside.append((ranking, slot))

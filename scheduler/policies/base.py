@@ -1,8 +1,7 @@
 """What a policy is shown and what it may decide."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cache_manager.model import ModelId
 from scheduler.model import RequestId, SlotId
@@ -35,8 +34,7 @@ class SlotView(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Give these requests of the same models to a slot with room, now."""
 
     requests: Sequence[RequestView]
@@ -44,8 +42,7 @@ class Place:
     rule: str
 
 
-@dataclass(frozen=True, slots=True)
-class Queue:
+class Queue(NamedTuple):
     """Let a request wait for this one slot."""
 
     request: RequestView
@@ -53,24 +50,21 @@ class Queue:
     rule: str
 
 
-@dataclass(frozen=True, slots=True)
-class Skip:
+class Skip(NamedTuple):
     """Count one visit of every waiting request before `before` (of all, where it is None)."""
 
     before: RequestView | None
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class Prefetch:
+class Prefetch(NamedTuple):
     """Load a model onto an idle slot ahead of its requests."""
 
     model: ModelId
     slot: SlotView
 
 
-@dataclass(frozen=True, slots=True)
-class Wake:
+class Wake(NamedTuple):
     """Run the policy again at this time, even if nothing has happened."""
 
     at_s: float

@@ -1,0 +1,148 @@
+"""The core on virtual time: arrivals in, placements carried out in no time at all."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from cache_manager.model import MIB, GpuId, ModelId, NodeId
+from scheduler.actions import Action, Dispatch, EnqueueLocally, Prepare, SetTimer
+from scheduler.core import Core
+from scheduler.events import (
+    Event,
+    GpuJoined,
+    ModelLoaded,
+    ModelRegistered,
+    RequestArrived,
+    RunFinished,
+    SlotFreed,
+)
+from scheduler.model import Explanation, GpuSpec, Request, RequestId
+from scheduler.sim.catalogue import BATCH, SimModel
+from scheduler.sim.tally import Tally
+from scheduler.sim.workload import Workload
+
+GPUS_PER_NODE = 4
+_PROGRESS_EVERY = 2_000
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The simulated cluster; `overhead_s` holds the GPU in every request, hit or miss."""
+
+    gpus: int = 12
+    gpu_memory_mb: int = 7982
+    overhead_s: float = 0.0
+
+    def specs(self) -> list[GpuSpec]:
+        width = len(str(max(self.gpus - 1, 0)))
+        return [
+            GpuSpec(
+                GpuId(f"gpu{number:0{width}d}"),
+                NodeId(f"node{number // GPUS_PER_NODE}"),
+                self.gpu_memory_mb * MIB,
+            )
+            for number in range(self.gpus)
+        ]
+
+
+@dataclass(slots=True)
+class Run:
+    """What one simulation left behind."""
+
+    tally: Tally
+    explanations: list[Explanation] = field(default_factory=list)
+
+
+class Engine:
+    """One run of one core over one workload."""
+
+    def __init__(self, core: Core, hardware: Hardware, workload: Workload) -> None:
+        self._core = core
+        self._workload = workload
+        self._models = {model.id: model for model in workload.models}
+        self._overhead_s = hardware.overhead_s
+        self._due: list[tuple[float, int, tuple[Event, ...]]] = []
+        self._order = 0
+        self._load_s = 0.0
+        self.run_result = Run(Tally(hardware.gpus, [model.id for model in workload.models]))
+        for gpu in hardware.specs():
+            core.handle(GpuJoined(gpu), 0.0)
+        for model in workload.models:
+            core.handle(ModelRegistered(self._declared(model).spec()), 0.0)
+
+    def run(self, progress: Progress | None = None) -> Run:
+        """Until the last request is done."""
+        arrivals, due, handle = self._workload.arrivals, self._due, self._core.handle
+        carry_out, tally = self._carry_out, self.run_result.tally
+        total = len(arrivals)
+        arrived = 0
+        while arrived < total or due:
+            if due and (arrived == total or due[0][0] <= arrivals[arrived][0]):
+                now, _, events = heappop(due)
+                for event in events:
+                    carry_out(handle(event, now), now)
+                continue
+            now, model = arrivals[arrived]
+            request = Request(RequestId(f"r{arrived}"), model, (model,), BATCH)
+            tally.arrived(request.id, now)
+            arrived += 1
+            carry_out(handle(RequestArrived(request), now), now)
+            if progress is not None and arrived % _PROGRESS_EVERY == 0:
+                progress(arrived, total)
+        return self.run_result
+
+    def _carry_out(self, actions: Sequence[Action], now: float) -> None:
+        for action in actions:
+            kind = type(action)
+            if kind is Dispatch:
+                assert isinstance(action, Dispatch)
+                self._dispatch(action, now)
+            elif kind is Prepare:
+                assert isinstance(action, Prepare)
+                self._prepare(action, now)
+            elif kind is SetTimer:
+                assert isinstance(action, SetTimer)
+                self._push(action.at_s, action.event)
+            elif kind is EnqueueLocally:
+                assert isinstance(action, EnqueueLocally)
+                if action.explanation is not None:
+                    self.run_result.explanations.append(action.explanation)
+
+    def _prepare(self, action: Prepare, now: float) -> None:
+        self.run_result.tally.prepared(action)
+        done_s = now
+        for load in action.loads:
+            load_s = self._models[load.model].load_s
+            done_s += load_s
+            self._push(done_s, ModelLoaded(action.gpu, load.model, load_s, load.source))
+        self._load_s = done_s - now
+        if action.prefetch:
+            self._push(done_s, SlotFreed(action.slot, action.lease))
+
+    def _dispatch(self, action: Dispatch, now: float) -> None:
+        model = self._models[self._model_of(action)]
+        run_s = model.run_s * len(action.requests)
+        busy_s = self._overhead_s + run_s
+        done_s = now + busy_s if action.hit else now + self._load_s + busy_s
+        batch = BATCH * len(action.requests)
+        self._push(
+            done_s,
+            RunFinished(action.slot, model.id, batch, busy_s),
+            SlotFreed(action.slot, action.lease),
+        )
+        self.run_result.tally.dispatched(action, done_s, run_s)
+        if action.explanation is not None:
+            self.run_result.explanations.append(action.explanation)
+
+    def _model_of(self, action: Dispatch) -> ModelId:
+        return self._workload.arrivals[int(action.requests[0][1:])][1]
+
+    def _declared(self, model: SimModel) -> SimModel:
+        run_s = model.run_s + self._overhead_s
+        return SimModel(model.id, model.size_class, model.memory_bytes, model.load_s, run_s)
+
+    def _push(self, at_s: float, *events: Event) -> None:
+        self._order += 1
+        heappush(self._due, (at_s, self._order, events))

@@ -1,0 +1,110 @@
+"""Requests over virtual time: the thesis's workload and the real Azure trace."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+from cache_manager.model import ModelId
+from scheduler.errors import BadWorkload
+from scheduler.sim.catalogue import SimModel, working_set
+
+MINUTE_S = 60.0
+
+# Thesis, section 5.4: the five most used models make this share of all requests, in percent.
+MOST_USED_SHARES = (13.0, 11.0, 9.0, 4.0, 3.0)
+# Section 5.1: the fifteen most used make 56 %. Ranks 6 and beyond follow the power law through
+# rank 5 that gives the fifteen exactly that share.
+TAIL_EXPONENT = 0.9510
+
+
+class Arrivals(StrEnum):
+    """How the requests of a minute lie in it, which the thesis does not say."""
+
+    UNIFORM = "uniform"
+    POISSON = "poisson"
+    BUNCHED = "bunched"
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Arrivals within a minute; bunched ones come in its first `bunch_s` seconds."""
+
+    arrivals: Arrivals = Arrivals.UNIFORM
+    bunch_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.bunch_s <= MINUTE_S:
+            raise BadWorkload(f"bunch-s must be from 0 to 60 seconds, not {self.bunch_s:g}")
+
+    def times(self, minute: int, number: int, random: Random) -> list[float]:
+        """When the requests of one minute arrive, in order."""
+        start_s = minute * MINUTE_S
+        if self.arrivals is Arrivals.POISSON:
+            # A Poisson process of which the number in this minute is known.
+            return sorted(start_s + MINUTE_S * random.random() for _ in range(number))
+        width_s = MINUTE_S if self.arrivals is Arrivals.UNIFORM else self.bunch_s
+        return [start_s + width_s * place / number for place in range(number)]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Models, and which of them is asked for at which second."""
+
+    models: tuple[SimModel, ...]
+    arrivals: tuple[tuple[float, ModelId], ...]
+
+
+def popularity(size: int) -> list[float]:
+    """Shares of the functions of a working set, from the most to the least used; they sum to 1."""
+    if size < 1:
+        raise BadWorkload(f"a working set must have at least 1 function, not {size}")
+    last = len(MOST_USED_SHARES)
+    weights = list(MOST_USED_SHARES[:size])
+    weights += [
+        MOST_USED_SHARES[-1] * (last / rank) ** TAIL_EXPONENT for rank in range(last + 1, size + 1)
+    ]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def thesis(size: int, rate: int, minutes: int, pattern: Pattern, seed: int) -> Workload:
+    """Section 5.1: the same number every minute, in the functions' proportions, in random order."""
+    _positive("rate", rate)
+    _positive("minutes", minutes)
+    counts = [apportion(popularity(size), rate) for _ in range(minutes)]
+    return spread(counts, pattern, seed)
+
+
+def spread(counts: Sequence[Sequence[int]], pattern: Pattern, seed: int) -> Workload:
+    """A workload from each minute's requests by function, the most used function first."""
+    models = working_set(len(counts[0]) if counts else 0)
+    random = Random(seed)
+    arrivals: list[tuple[float, ModelId]] = []
+    for minute, by_function in enumerate(counts):
+        asked = [
+            model.id
+            for model, number in zip(models, by_function, strict=True)
+            for _ in range(number)
+        ]
+        random.shuffle(asked)
+        arrivals.extend(zip(pattern.times(minute, len(asked), random), asked, strict=True))
+    return Workload(tuple(models), tuple(arrivals))
+
+
+def apportion(weights: Sequence[float], total: int) -> list[int]:
+    """Whole numbers in these proportions that sum to `total` (largest remainders)."""
+    whole = sum(weights)
+    if whole <= 0:
+        return [0] * len(weights)
+    exact = [weight * total / whole for weight in weights]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], i))
+    for i in by_remainder[: total - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+def _positive(name: str, value: int) -> None:
+    if value < 1:
+        raise BadWorkload(f"{name} must be at least 1, not {value}")
