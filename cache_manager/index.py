@@ -77,6 +77,7 @@ class CacheIndex:
     def __init__(self, rule: EvictionRule) -> None:
         self.rule = rule
         self.gpus: dict[GpuId, GpuCache] = {}
+        self.pinned_bytes = 0
         self._holders: dict[ModelId, dict[GpuId, GpuCache]] = {}
         self._heat: dict[ModelId, tuple[float, float]] = {}
         self._tiers: dict[tuple[NodeId, ModelId], Tier] = {}
@@ -247,6 +248,7 @@ class CacheIndex:
         resident.pinned = pinned
         change_bytes = resident.bytes if pinned else -resident.bytes
         cache.pinned_bytes += change_bytes
+        self.pinned_bytes += change_bytes
         if not resident.users:
             cache.locked_bytes += change_bytes
             if not resident.waiters:
@@ -262,6 +264,7 @@ class CacheIndex:
             cache.kept_bytes -= resident.bytes
         if resident.pinned:
             cache.pinned_bytes -= resident.bytes
+            self.pinned_bytes -= resident.bytes
         del self._holders[model][cache.id]
 
     def resize(self, cache: GpuCache, model: ModelId, size_bytes: int) -> None:
@@ -276,6 +279,7 @@ class CacheIndex:
             cache.kept_bytes += grown_bytes
         if resident.pinned:
             cache.pinned_bytes += grown_bytes
+            self.pinned_bytes += grown_bytes
 
     def set_tier(self, node: NodeId, model: ModelId, tier: Tier) -> None:
         """Record where a node keeps a model's weights outside GPU memory."""

@@ -152,11 +152,15 @@ class Cluster:
                     self._list(bundle, slot)
         if waiters:
             self.index.wait(gpu.cache, model, waiters)
+        users = sum(model in lease.models for s in gpu.slots for lease in s.leases.values())
+        if users:  # leases whose own copy of the model was lost
+            self.index.use(gpu.cache, model, users)
 
     def _list(self, bundle: Bundle, slot: Slot) -> None:
         for ranking in (self.idle_holders[bundle], self.busy_holders[bundle]):
             ranking.list(slot)
-            ranking.compact(self._holders(bundle), self.index.copies(bundle.models[0]))
+            if ranking.overgrown(self.index.copies(bundle.models[0]) * len(slot.gpu.slots)):
+                ranking.rebuild(self._holders(bundle))
 
     def _holders(self, bundle: Bundle) -> Iterator[Slot]:
         for gpu_id in self.index.holders(bundle.models[0]):
@@ -178,7 +182,7 @@ class Cluster:
 
     def has_ready(self) -> bool:
         """Whether an idle slot's local queue may have work."""
-        return self.ready.first_idle() is not None
+        return bool(self.ready) and self.ready.first_idle() is not None
 
     def settle(self, slot: Slot) -> None:
         """Bring the orders up to date after a slot's leases, times or local queue changed."""

@@ -68,6 +68,7 @@ class Fleet:
 
     def reconcile(self, event: NodeSnapshot, now: float, out: list[Action]) -> None:
         """Take over a node's report: GPUs, residents, tiers and leases are as it says."""
+        _check(event)
         reported = {snapshot.gpu.id for snapshot in event.gpus}
         for gpu in list(self._cluster.gpus.values()):
             if gpu.spec.node == event.node and gpu.spec.id not in reported:
@@ -75,7 +76,11 @@ class Fleet:
         for model, tier in event.stored:
             self._cluster.index.set_tier(event.node, model, tier)
         for snapshot in event.gpus:
-            if snapshot.gpu.id not in self._cluster.gpus:
+            known = self._cluster.gpus.get(snapshot.gpu.id)
+            if known is not None and known.spec != snapshot.gpu:  # another partition, say
+                self.lose(GpuLost(snapshot.gpu.id, event.lost_leases), now, out)
+                known = None
+            if known is None:
                 self.join(GpuJoined(snapshot.gpu), now, out)
             self._reconcile_gpu(snapshot, event.lost_leases, now, out)
 
@@ -95,6 +100,7 @@ class Fleet:
             if found.lease not in self._placer.leases:
                 slot = self._cluster.slots[found.slot]
                 self._placer.adopt(found.lease, slot, found.models, now)
+        self.leave_if_drained(gpu)
 
     def _reconcile_residents(self, gpu: Gpu, snapshot: GpuSnapshot, now: float) -> None:
         index, cache = self._cluster.index, gpu.cache
@@ -108,3 +114,12 @@ class Fleet:
                 load_s = self._cluster.profiles.load_s(model, index.tier(gpu.spec.node, model))
                 room = min(size_bytes, cache.free_bytes)
                 self._cluster.admit(gpu, model, room, now, load_s)
+
+
+def _check(event: NodeSnapshot) -> None:
+    """Nothing of a report is taken over if it contradicts itself."""
+    for snapshot in event.gpus:
+        slots = {spec.id for spec in snapshot.gpu.slot_specs()}
+        for lease in snapshot.leases:
+            if lease.slot not in slots:
+                raise BadEvent("slot", lease.slot)

@@ -106,7 +106,11 @@ class Lifecycle:
         out.append(Finish(pending.request.id, outcome, reason))
 
     def cut_off(self, lease: Lease, after: AfterLoss, reason: str, out: list[Action]) -> None:
-        """The GPU work of a lease's requests is lost: fail them, or let them wait again."""
+        """The GPU work of a lease is lost: its requests fail or wait again, unless they are done."""
+        if lease.released:
+            self._conclude(lease, out)
+            lease.requests.clear()
+            return
         for pending in lease.requests:
             if after is AfterLoss.REQUEUE:
                 self._placer.wait(pending)
@@ -123,6 +127,7 @@ class Lifecycle:
             for pending in self._paused.pop(event.lease, ()):
                 self._finish(pending, Outcome.COMPLETED, "", out)
             return
+        lease.released = True
         lease.may_return = event.may_return
         out.append(EndLease(lease.slot.id, lease.id, "released"))
 
@@ -132,14 +137,7 @@ class Lifecycle:
         if lease is None:
             return  # freed twice, or known from before its GPU was lost
         self._placer.end(lease, now)
-        for pending in lease.requests:
-            if pending in lease.wanted:
-                self._to_the_front(pending)
-            elif lease.may_return:
-                pending.standing = Standing.PAUSED
-                self._paused.setdefault(lease.id, []).append(pending)
-            else:
-                self._finish(pending, Outcome.COMPLETED, "", out)
+        self._conclude(lease, out)
 
     def lease_wanted(self, event: LeaseWanted, now: float, out: list[Action]) -> None:
         """A request that gave its lease back early goes to the front of the queue."""
@@ -152,6 +150,17 @@ class Lifecycle:
             lease.wanted.append(pending)
         else:
             out.append(Refuse(event, "this request did not give its lease back early"))
+
+    def _conclude(self, lease: Lease, out: list[Action]) -> None:
+        """What becomes of a lease's requests now that they need it no more."""
+        for pending in lease.requests:
+            if pending in lease.wanted:
+                self._to_the_front(pending)
+            elif lease.may_return:
+                pending.standing = Standing.PAUSED
+                self._paused.setdefault(lease.id, []).append(pending)
+            else:
+                self._finish(pending, Outcome.COMPLETED, "", out)
 
     def _unpause(self, pending: Pending) -> None:
         assert pending.lease is not None

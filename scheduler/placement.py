@@ -54,7 +54,8 @@ class Placer:
         first = chosen[0]
         bundle = first.bundle
         assert slot.idle, f"{slot.id} has no room for another lease"
-        assert all(pending.bundle is bundle for pending in chosen), "a batch of different models"
+        if len(chosen) > 1:
+            assert all(pending.bundle is bundle for pending in chosen), "a batch of several models"
         from_local = first.standing is Standing.LOCAL
         hit = slot.holds(bundle.models)
         plan = None if hit else self._plan(bundle, slot, now, spare_waiting=not from_local)

@@ -18,6 +18,10 @@ class Lane:
         self.last: Pending | None = None
         self.waiting = 0
 
+    def __lt__(self, other: "Lane") -> bool:
+        """Two entries of one rank: at least one is outdated, so that any order will do."""
+        return False
+
     def __iter__(self) -> Iterator[Pending]:
         pending = self.first
         while pending is not None:

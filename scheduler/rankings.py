@@ -46,11 +46,14 @@ class HolderRanking:
         """Enter a slot that has begun to hold the models, or whose key has shrunk."""
         heappush(self._entries, (self._key(slot), slot.id, slot))
 
-    def compact(self, holders: Iterable[Slot], count: int) -> None:
-        """Drop doubled and outdated entries once they outnumber the holders."""
-        if len(self._entries) > 2 * count + _COMPACT_BEYOND:
-            self._entries = [(self._key(slot), slot.id, slot) for slot in holders]
-            heapify(self._entries)
+    def overgrown(self, holders: int) -> bool:
+        """Whether doubled and outdated entries outnumber the holders."""
+        return len(self._entries) > 2 * holders + _COMPACT_BEYOND
+
+    def rebuild(self, holders: Iterable[Slot]) -> None:
+        """Begin anew with one entry a holder."""
+        self._entries = [(self._key(slot), slot.id, slot) for slot in holders]
+        heapify(self._entries)
 
     def _key(self, slot: Slot) -> float:
         return slot.frequency if self._idle else slot.available_s
@@ -63,6 +66,9 @@ class SlotRanking:
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, SlotId, Slot]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def add(self, slot: Slot) -> None:
         heappush(self._entries, (slot.frequency, slot.id, slot))

@@ -23,7 +23,17 @@ class Lease:
     `loading` holds, for each model on its way, when it is expected to be there.
     """
 
-    __slots__ = ("dispatch", "id", "loading", "may_return", "models", "requests", "slot", "wanted")
+    __slots__ = (
+        "dispatch",
+        "id",
+        "loading",
+        "may_return",
+        "models",
+        "released",
+        "requests",
+        "slot",
+        "wanted",
+    )
 
     def __init__(self, lease: LeaseId, slot: "Slot", models: tuple[ModelId, ...]) -> None:
         self.id = lease
@@ -31,6 +41,7 @@ class Lease:
         self.models = models
         self.requests: list[Pending] = []
         self.loading: dict[ModelId, float] = {}
+        self.released = False
         self.may_return = False
         self.wanted: list[Pending] = []
         self.dispatch: Dispatch | None = None
@@ -84,6 +95,10 @@ class Slot:
         self.given = 0
         self.highest_listed_s = 0.0
         self.unlisted: list[Relisting] = []
+
+    def __lt__(self, other: "Slot") -> bool:
+        """Two slots of one id: one is of a lost GPU and soon dropped, so that any order will do."""
+        return False
 
     @property
     def available_s(self) -> float:

@@ -38,7 +38,7 @@ class ClusterView:
     def _next_idle(self, passed: list[Slot], aside: list[tuple[SlotRanking, Slot]]) -> Slot | None:
         """The least used slot with room that its local queue or the global one has work for."""
         cluster = self._cluster
-        best = _first_with_local_work(cluster.ready, passed, aside)
+        best = _first_with_local_work(cluster.ready, passed, aside) if cluster.ready else None
         waiting = cluster.waiting
         if waiting.count:
             for size_class, ranking in enumerate(cluster.idle):
@@ -88,7 +88,7 @@ class ClusterView:
     def head(self, slot: SlotView | None = None) -> RequestView | None:
         cluster = self._cluster
         if slot is None:
-            return cluster.waiting.first(len(cluster.sizes) - 1)
+            return self._first_for_any()
         gpu = _own(slot).gpu
         first = cluster.waiting.first(gpu.size_class)
         if first is None or not gpu.cache.kept_bytes:
@@ -128,6 +128,14 @@ class ClusterView:
         return self._first_resident(own.local, own) if own.local.count else None
 
     # -- parts ----------------------------------------------------------------------------------
+
+    def _first_for_any(self) -> Pending | None:
+        cluster = self._cluster
+        largest = len(cluster.sizes) - 1
+        if not cluster.index.pinned_bytes:
+            return cluster.waiting.first(largest)
+        lanes = cluster.waiting.first_lanes(largest)
+        return next((request for request in lanes if self.least_used(request)), None)
 
     def _first_resident(self, queue: RequestQueue, slot: Slot) -> Pending | None:
         lanes = queue.lanes

@@ -123,7 +123,8 @@ class NaiveScheduler:
             case GpuJoined(spec):
                 lowest = min((gpu.frequency for gpu in self.gpus), default=0)
                 self.gpus.append(NaiveGpu(spec.id, spec.memory_bytes, spec.gpu_type, lowest))
-                for request in [r for r in self.queue if self._too_large(r.model)]:
+                in_vain = [request for request in self.queue if self._too_large(request.model)]
+                for request in sorted(in_vain, key=lambda request: request.id):
                     self._refuse(request)
             case GpuDraining(gpu_id):
                 gpu = self._gpu(gpu_id)

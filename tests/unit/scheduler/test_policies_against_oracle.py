@@ -92,7 +92,7 @@ def compare(
 def said(actions: list[Action]) -> list[naive.Outcome]:
     """What the core's actions make of requests, in the oracle's words."""
     victims = {action.lease: action.victims for action in actions if isinstance(action, Prepare)}
-    found: list[naive.Outcome] = []
+    found: list[naive.Outcome] = refusals(actions)
     for action in actions:
         if isinstance(action, Dispatch):
             assert action.hit == (action.lease not in victims)
@@ -101,9 +101,14 @@ def said(actions: list[Action]) -> list[naive.Outcome]:
             found.append(naive.Given(request, action.slot, action.hit, gone))
         elif isinstance(action, EnqueueLocally):
             found.append(naive.Queued(action.request, action.slot))
-        elif isinstance(action, Finish) and action.outcome is Outcome.TOO_LARGE:
-            found.append(naive.Refused(action.request))
     return found
+
+
+def refusals(actions: list[Action]) -> list[naive.Outcome]:
+    """In an order of their own: the order of refusals means nothing."""
+    finishes = [action for action in actions if isinstance(action, Finish)]
+    refused = [each.request for each in finishes if each.outcome is Outcome.TOO_LARGE]
+    return [naive.Refused(request) for request in sorted(refused)]
 
 
 def tell(workload: Workload, actions: list[Action]) -> None:
