@@ -160,6 +160,8 @@ class Placer:
         slot.local_s = slot.local_s - pending.wait_s if slot.local.count else 0.0
         for model in pending.bundle.models:
             self.cluster.index.wait(slot.gpu.cache, model, -1)
+        if not slot.idle:
+            self.cluster.settle(slot)  # it is free sooner than it was listed
 
     def wait(self, pending: Pending) -> None:
         """Put a request into the global queue, at its place by arrival."""

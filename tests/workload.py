@@ -31,16 +31,15 @@ KINDS = ("arrive",) * 6 + ("free",) * 4 + ("due",) * 2 + ("cancel", "join", "dra
 # An operation: what to do, two numbers that choose with whom and how, and ticks that pass before.
 Operation = tuple[str, int, int, int]
 
-operations = st.lists(
+_bursts = st.lists(
     st.tuples(
-        st.sampled_from(KINDS),
-        st.integers(0, 63),
-        st.integers(0, 63),
-        st.integers(0, 40),
+        st.sampled_from(KINDS), st.integers(0, 63), st.integers(0, 63), st.integers(0, 40)
     ),
     min_size=1,
-    max_size=60,
+    max_size=20,
 )
+# A list of lists, since hypothesis keeps plain lists short.
+operations = st.lists(_bursts, min_size=1, max_size=8).map(lambda bursts: sum(bursts, []))
 
 
 def random_operations(random: Random, count: int, kinds: tuple[str, ...]) -> list[Operation]:
