@@ -2,16 +2,14 @@
 
 import gc
 import resource
-import sys
-import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter
 
 from bench.steady import Size, Steady
-from scheduler import policies
 from scheduler.core import make_core
 from scheduler.sim import workload
 from scheduler.sim.engine import Engine, Hardware
@@ -85,8 +83,8 @@ def _bytes(name: str, waiting: int) -> float:
 
 def _resident_bytes() -> int:
     gc.collect()
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        return int(statm.read().split()[1]) * resource.getpagesize()
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * resource.getpagesize()
 
 
 def simulated_requests_a_second(name: str, minutes: int = 60) -> float:

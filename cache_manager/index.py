@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import exp
 
 from cache_manager.errors import GpuNotHeld
 from cache_manager.eviction.base import EvictionRule
 from cache_manager.model import GpuId, ModelId, NodeId, Tier
 
-HEAT_HALF_LIFE_S = 120.0
+# Requests count less with age: by the factor e after this many seconds.
+DEMAND_SPAN_S = 60.0
 
 
 class Resident:
@@ -79,9 +81,9 @@ class CacheIndex:
         self.gpus: dict[GpuId, GpuCache] = {}
         self.pinned_bytes = 0
         self._holders: dict[ModelId, dict[GpuId, GpuCache]] = {}
-        self._heat: dict[ModelId, tuple[float, float]] = {}
+        self._demand: dict[ModelId, tuple[float, float]] = {}
         self._tiers: dict[tuple[NodeId, ModelId], Tier] = {}
-        self._load_s: dict[ModelId, float] = {}
+        self._times: dict[ModelId, tuple[float, float]] = {}
 
     # -- GPUs -----------------------------------------------------------------------------------
 
@@ -118,14 +120,18 @@ class CacheIndex:
         """Every model that some GPU holds."""
         return (model for model, gpus in self._holders.items() if gpus)
 
-    def heat(self, model: ModelId, now: float) -> float:
-        """Recent uses of `model`, each counting half as much every two minutes."""
-        amount, at_s = self._heat.get(model, (0.0, now))
-        return float(amount * 2.0 ** ((at_s - now) / HEAT_HALF_LIFE_S))
+    def rate(self, model: ModelId, now: float) -> float:
+        """Requests for `model` a second, of late."""
+        amount, at_s = self._demand.get(model, (0.0, now))
+        return amount * exp((at_s - now) / DEMAND_SPAN_S) / DEMAND_SPAN_S
 
-    def reload_s(self, model: ModelId) -> float:
-        """What bringing `model` back would cost, as the last caller of `admit` knew it."""
-        return self._load_s.get(model, 0.0)
+    def load_s(self, model: ModelId) -> float:
+        """What bringing `model` back would cost, as it was known when it was last admitted."""
+        return self._times.get(model, (0.0, 0.0))[0]
+
+    def run_s(self, model: ModelId) -> float:
+        """What one inference takes, as it was known when `model` was last admitted."""
+        return self._times.get(model, (0.0, 0.0))[1]
 
     def tier(self, node: NodeId, model: ModelId) -> Tier:
         """The nearest tier below GPU memory in which this node has the model's weights."""
@@ -196,13 +202,18 @@ class CacheIndex:
     # -- changes --------------------------------------------------------------------------------
 
     def admit(
-        self, cache: GpuCache, model: ModelId, size_bytes: int, now: float, load_s: float = 0.0
+        self,
+        cache: GpuCache,
+        model: ModelId,
+        size_bytes: int,
+        now: float,
+        times: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        """Reserve memory for a model from this moment on, as the most recently used."""
+        """Reserve memory for a model, now the most recently used; `times` to load and to run it."""
         cache.residents[model] = Resident(model, size_bytes, now)
         cache.used_bytes += size_bytes
         self._holders.setdefault(model, {})[cache.id] = cache
-        self._load_s[model] = load_s
+        self._times[model] = times
         assert cache.used_bytes <= cache.memory_bytes, f"{cache.id} is over its memory"
 
     def touch(self, cache: GpuCache, model: ModelId, now: float) -> None:
@@ -211,10 +222,13 @@ class CacheIndex:
         resident = residents.pop(model)
         resident.used_s = now
         residents[model] = resident
-        amount, at_s = self._heat.get(model, (0.0, now))
+
+    def asked(self, model: ModelId, now: float) -> None:
+        """One more request for `model` has come in."""
+        amount, at_s = self._demand.get(model, (0.0, now))
         if at_s != now:
-            amount *= 2.0 ** ((at_s - now) / HEAT_HALF_LIFE_S)
-        self._heat[model] = (amount + 1.0, now)
+            amount *= exp((at_s - now) / DEMAND_SPAN_S)
+        self._demand[model] = (amount + 1.0, now)
 
     def use(self, cache: GpuCache, model: ModelId, users: int) -> None:
         """Count a lease that uses a resident model (+1), or one that has ended (-1)."""

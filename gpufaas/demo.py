@@ -1,10 +1,26 @@
 """`gpufaas demo`: every policy on the thesis's workload, in a table and a picture."""
 
 import argparse
+import sys
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
+
+from gpufaas.drawing import pictures
+from gpufaas.errors import CommandError
+from gpufaas.progress import Bar
+from gpufaas.simulate import table
+from scheduler import policies
+from scheduler.sim import paper, study
+from scheduler.sim.calibrate import CHOSEN
+from scheduler.sim.paper import Paper
+from scheduler.sim.study import Result, Scenario
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  typeshed's name
+
+_SHOWN = 35
+_SHORT = (15, 25)
 
 
 def add_parser(commands: "Commands") -> None:
@@ -15,5 +31,82 @@ def add_parser(commands: "Commands") -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    print(f"to be written to {options.out}")
+    reported = paper.load()
+    names = _in_order(reported)
+    by_size = _simulate(names)
+    print(f"The thesis's workload on 12 GPUs: 325 requests a minute for 6 minutes ({CHOSEN}).\n")
+    print(f"Working set of {_SHOWN} functions:\n")
+    print(table(by_size[_SHOWN]))
+    print("\nSmaller working sets:\n")
+    print(_short_table(names, by_size))
+    try:
+        draw = pictures()
+    except CommandError as error:
+        print(f"\nNo picture: {error}", file=sys.stderr)
+        return 0
+    path = Path(options.out) / "demo.png"
+    _draw(draw, path, by_size[_SHOWN], reported)
+    print(f"\n{path}")
     return 0
+
+
+def _in_order(reported: Paper) -> list[str]:
+    """The thesis's policies in its order, then all others."""
+    found = policies.available()
+    known = [name for name in reported.policies if name in found]
+    return known + [name for name in found if name not in known]
+
+
+def _simulate(names: list[str]) -> dict[int, list[Result]]:
+    sizes = (_SHOWN, *_SHORT)
+    scenarios = [
+        Scenario(name, load=CHOSEN.load(size), hardware=CHOSEN.hardware())
+        for size in sizes
+        for name in names
+    ]
+    with Bar("runs", shown=True) as bar:
+        results = iter(study.run_all(scenarios, bar.update))
+    return {size: [next(results) for _ in names] for size in sizes}
+
+
+def _short_table(names: list[str], by_size: dict[int, list[Result]]) -> str:
+    head = f"{'policy':<12}" + "".join(
+        f"{f'avg s at {size}':>14}{f'p99 s at {size}':>14}{f'miss at {size}':>13}"
+        for size in _SHORT
+    )
+    lines = [head, "-" * len(head)]
+    for place, name in enumerate(names):
+        runs = [by_size[size][place].summary for size in _SHORT]
+        lines.append(
+            f"{name:<12}"
+            + "".join(
+                f"{run.avg_latency_s:>14.2f}{run.p99_s:>14.2f}{run.miss_ratio:>13.3f}"
+                for run in runs
+            )
+        )
+    return "\n".join(lines)
+
+
+def _draw(draw: ModuleType, path: Path, results: list[Result], reported: Paper) -> None:
+    runs = {result.scenario.policy: result.summary for result in results}
+    latency = {name: [run.avg_latency_s] for name, run in runs.items()}
+    miss = {name: [run.miss_ratio] for name, run in runs.items()}
+    thesis = {
+        metric: {name: [value] for name, value in reported.implied(metric).items()}
+        for metric in ("avg_latency_s", "miss_ratio")
+    }
+    draw.side_by_side(
+        path,
+        f"The thesis's workload, {_SHOWN} functions on 12 GPUs",
+        [
+            draw.Bars(
+                "Average latency",
+                "seconds (logarithmic)",
+                [""],
+                latency,
+                thesis["avg_latency_s"],
+                logarithmic=True,
+            ),
+            draw.Bars("Miss ratio", "share of placements", [""], miss, thesis["miss_ratio"]),
+        ],
+    )

@@ -115,7 +115,7 @@ class Administration:
         return f"in use, waited for or pinned on {in_use}" if kept else ""
 
     def _demote(self, gpu: Gpu, model: ModelId, reason: str, out: list[Action]) -> None:
-        self._cluster.index.evict(gpu.cache, model)
+        self._cluster.evict(gpu, model)
         out.append(Demote(gpu.spec.id, model, reason))
 
     def _free_what_waits(self, gpu: Gpu) -> None:

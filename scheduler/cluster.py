@@ -5,12 +5,13 @@ from collections.abc import Iterator
 
 from cache_manager.eviction.base import EvictionRule
 from cache_manager.index import CacheIndex
-from cache_manager.model import GpuId, ModelId
+from cache_manager.model import GpuId, ModelId, Tier
+from scheduler.demand import Demand
 from scheduler.model import GpuSpec, SlotId
 from scheduler.profiles import Profiles
-from scheduler.queues import RequestQueue
+from scheduler.queues import Lane, RequestQueue
 from scheduler.rankings import HolderRanking, SlotRanking
-from scheduler.requests import Bundle
+from scheduler.requests import Bundle, Pending
 from scheduler.slots import Gpu, Slot
 
 
@@ -31,6 +32,9 @@ class Cluster:
         self.idle: list[SlotRanking] = []
         self.active: list[SlotRanking] = []
         self.ready = SlotRanking()
+        self.demand = Demand(self.waiting, self.is_held, self._excess_s)
+        self.idle_slots = 0
+        self.active_slots = 0
         self.idle_holders: dict[Bundle, HolderRanking] = {}
         self.busy_holders: dict[Bundle, HolderRanking] = {}
         self._bundles: dict[tuple[ModelId, ...], Bundle] = {}
@@ -81,6 +85,32 @@ class Cluster:
         bundle.bytes = sum(size for _, size in bundle.needs)
         bundle.size_class = bisect_left(self.sizes, bundle.bytes)
 
+    # -- the global queue -----------------------------------------------------------------------
+
+    def wait(self, pending: Pending) -> None:
+        """Put a request into the global queue, at its place by arrival."""
+        self.waiting.add(pending, pending.seq)
+        if self.demand.running:
+            self.demand.waits(pending.bundle)
+
+    def is_held(self, bundle: Bundle) -> bool:
+        """Whether some GPU that takes requests holds all these models."""
+        return bool(
+            self.index.copies(bundle.models[0])
+            and (self.idle_holders[bundle].best() or self.busy_holders[bundle].best())
+        )
+
+    def copies(self, bundle: Bundle) -> int:
+        """On how many GPUs these models are; of several models, the rarest counts."""
+        return min(self.index.copies(model) for model in bundle.models)
+
+    def _excess_s(self, lane: Lane) -> float:
+        """By how much each holder's share of a lane's work exceeds the time of one more load."""
+        models = lane.bundle.models
+        work_s = lane.waiting * sum(self.profiles.usual_run_s(model) for model in models)
+        load_s = sum(self.profiles.load_s(model, Tier.DISK) for model in models)
+        return work_s / max(1, self.copies(lane.bundle)) - load_s
+
     # -- GPUs -----------------------------------------------------------------------------------
 
     def join(self, spec: GpuSpec) -> Gpu:
@@ -92,6 +122,8 @@ class Cluster:
             slot = Slot(slot_spec.id, gpu, slot_spec.leases, RequestQueue())
             slot.frequency = lowest
             gpu.slots.append(slot)
+            self.idle_slots += 1
+            self.active_slots += 1
             self.slots[slot.id] = slot
         self.gpus[spec.id] = gpu
         self._sort_sizes()
@@ -102,9 +134,15 @@ class Cluster:
 
     def retire(self, gpu: Gpu) -> None:
         """Offer this GPU to no further request."""
+        if not gpu.active:
+            return
         gpu.active = False
+        self.active_slots -= len(gpu.slots)
         for slot in gpu.slots:
+            self.idle_slots -= slot.idle
             slot.idle = False
+        for model in gpu.cache.residents:
+            self._residency_changed(model)
         self._sort_sizes()
 
     def remove(self, gpu: Gpu) -> None:
@@ -142,7 +180,8 @@ class Cluster:
 
     def admit(self, gpu: Gpu, model: ModelId, size_bytes: int, now: float, load_s: float) -> None:
         """Reserve memory for a model, which counts as held there from now on."""
-        self.index.admit(gpu.cache, model, size_bytes, now, load_s)
+        times = load_s, self.profiles.usual_run_s(model)
+        self.index.admit(gpu.cache, model, size_bytes, now, times)
         waiters = 0
         for bundle in self.bundles_of(model):
             for slot in gpu.slots:
@@ -155,6 +194,17 @@ class Cluster:
         users = sum(model in lease.models for s in gpu.slots for lease in s.leases.values())
         if users:  # leases whose own copy of the model was lost
             self.index.use(gpu.cache, model, users)
+        self._residency_changed(model)
+
+    def evict(self, gpu: Gpu, model: ModelId) -> None:
+        """Give back a model's memory; the GPU no longer counts as a holder."""
+        self.index.evict(gpu.cache, model)
+        self._residency_changed(model)
+
+    def _residency_changed(self, model: ModelId) -> None:
+        if self.demand.running:
+            for bundle in self.bundles_of(model):
+                self.demand.residency_changed(bundle)
 
     def _list(self, bundle: Bundle, slot: Slot) -> None:
         for ranking in (self.idle_holders[bundle], self.busy_holders[bundle]):
@@ -186,7 +236,10 @@ class Cluster:
 
     def settle(self, slot: Slot) -> None:
         """Bring the orders up to date after a slot's leases, times or local queue changed."""
-        slot.idle = len(slot.leases) < slot.capacity and slot.gpu.active
+        idle = len(slot.leases) < slot.capacity and slot.gpu.active
+        if idle != slot.idle:
+            slot.idle = idle
+            self.idle_slots += 1 if idle else -1
         if slot.unlisted:
             for ranking in slot.unlisted:
                 ranking.list(slot)
@@ -195,6 +248,8 @@ class Cluster:
             self.idle[slot.gpu.size_class].add(slot)
             if slot.local.count:
                 self.ready.add(slot)
+            if self.demand.running:
+                self.demand.fresh_slots[slot] = None
             return
         available_s = slot.available_s
         if available_s < slot.highest_listed_s:

@@ -95,6 +95,7 @@ class Core:
             out.append(Refuse(event, str(error)))
             return
         self.placer.policy_name = event.policy
+        self.cluster.demand.stop()
         for slot in self.cluster.slots.values():
             self.placer.recall(slot)
 

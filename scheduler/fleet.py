@@ -106,7 +106,7 @@ class Fleet:
         index, cache = self._cluster.index, gpu.cache
         reported = dict(snapshot.residents)
         for model in [model for model in cache.residents if model not in reported]:
-            index.evict(cache, model)
+            self._cluster.evict(gpu, model)
         for model, size_bytes in snapshot.residents:
             if model in cache.residents:
                 index.resize(cache, model, size_bytes)

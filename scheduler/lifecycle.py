@@ -61,7 +61,9 @@ class Lifecycle:
                 out.append(SetTimer(request.deadline_s, DeadlinePassed(request.id)))
             self._placer.latest_seq = max(seq, self._placer.latest_seq)
             self.requests[request.id] = pending
-            self._cluster.waiting.add(pending, seq)
+            for model in bundle.models:
+                self._cluster.index.asked(model, now)
+            self._cluster.wait(pending)
 
     def _repeat(self, pending: Pending, out: list[Action]) -> None:
         """Asked again, after a lost answer: the lease that it holds already is the answer."""
@@ -106,7 +108,7 @@ class Lifecycle:
         out.append(Finish(pending.request.id, outcome, reason))
 
     def cut_off(self, lease: Lease, after: AfterLoss, reason: str, out: list[Action]) -> None:
-        """The GPU work of a lease is lost: its requests fail or wait again, unless they are done."""
+        """The GPU work of a lease is lost: its requests fail or wait again, if not done."""
         if lease.released:
             self._conclude(lease, out)
             lease.requests.clear()

@@ -59,7 +59,7 @@ class Placer:
         from_local = first.standing is Standing.LOCAL
         hit = slot.holds(bundle.models)
         plan = None if hit else self._plan(bundle, slot, now, spare_waiting=not from_local)
-        held_elsewhere = not hit and self._held(bundle)
+        held_elsewhere = not hit and self.cluster.is_held(bundle)
         explanation = self._explain(first, slot, rule, now, plan)
         for pending in chosen:
             self.take(pending)
@@ -168,7 +168,7 @@ class Placer:
         pending.standing = Standing.WAITING
         pending.at = None
         pending.lease = None
-        self.cluster.waiting.add(pending, pending.seq)
+        self.cluster.wait(pending)
 
     def recall(self, slot: Slot) -> None:
         """Move a whole local queue back to the global queue, each request to its old place."""
@@ -191,17 +191,6 @@ class Placer:
         assert plan is not None, f"{bundle.models} cannot fit {slot.gpu.spec.id} now"
         return plan
 
-    def _held(self, bundle: Bundle) -> bool:
-        cluster = self.cluster
-        return bool(
-            cluster.index.copies(bundle.models[0])
-            and (
-                len(bundle.models) == 1
-                or cluster.idle_holders[bundle].best()
-                or cluster.busy_holders[bundle].best()
-            )
-        )
-
     def _load(
         self, lease: Lease, plan: Plan, now: float, out: list[Action], *, prefetch: bool = False
     ) -> float:
@@ -209,7 +198,7 @@ class Placer:
         cluster, gpu = self.cluster, lease.slot.gpu
         node = gpu.spec.node
         for victim in plan.victims:
-            cluster.index.evict(gpu.cache, victim)
+            cluster.evict(gpu, victim)
         total_s = 0.0
         loads = []
         for model, size_bytes in plan.loads:

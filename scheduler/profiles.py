@@ -9,7 +9,7 @@ from scheduler.model import ANY_GPU_TYPE, CoreSettings, ModelSpec
 class Profile:
     """One model's memory, load seconds by source tier and run seconds by batch and GPU type."""
 
-    __slots__ = ("features", "load_s", "measured_bytes", "memory_bytes", "run_s")
+    __slots__ = ("features", "load_s", "measured_bytes", "memory_bytes", "run_s", "usual_run_s")
 
     def __init__(self, memory_bytes: int) -> None:
         self.memory_bytes = memory_bytes
@@ -17,6 +17,7 @@ class Profile:
         self.load_s: dict[Tier, float] = {}
         self.run_s: dict[tuple[int, str], float] = {}
         self.features: dict[str, float] = {}
+        self.usual_run_s: float | None = None
 
 
 class Profiles:
@@ -43,6 +44,8 @@ class Profiles:
             profile.memory_bytes = spec.memory_bytes
         profile.load_s = {**spec.load_s, **profile.load_s}
         profile.run_s = {**spec.run_s, **profile.run_s}
+        if spec.run_s and profile.usual_run_s is None:
+            profile.usual_run_s = spec.run_s[min(spec.run_s)]
         profile.features = {**profile.features, **spec.features}
 
     # -- estimates ------------------------------------------------------------------------------
@@ -66,6 +69,11 @@ class Profiles:
         known = self.of(model).run_s
         exact = known.get((batch, gpu_type))
         return exact if exact is not None else self._nearest_run_s(known, batch, gpu_type)
+
+    def usual_run_s(self, model: ModelId) -> float:
+        """Seconds of a run as it was last reported, whatever the batch and the GPU."""
+        usual = self.of(model).usual_run_s
+        return self._settings.default_run_s if usual is None else usual
 
     def estimate_run_s(
         self,
@@ -99,12 +107,14 @@ class Profiles:
         times[source] = self._blend(times.get(source), load_s)
 
     def report_run(self, model: ModelId, batch: int, gpu_type: str, run_s: float) -> None:
-        times = self.of(model).run_s
+        profile = self.of(model)
+        times = profile.run_s
         key = (batch, gpu_type)
         known = times.get(key)
         if known is None:
             known = times.get((batch, ANY_GPU_TYPE))
         times[key] = run_s if known == run_s else self._blend(known, run_s)
+        profile.usual_run_s = times[key]
 
     def report_memory(self, model: ModelId, peak_bytes: int) -> bool:
         """Take over a measured peak: the first replaces the declaration; True if it changed."""

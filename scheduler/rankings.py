@@ -83,6 +83,15 @@ class SlotRanking:
             heappop(entries)
         return None
 
+    def few_idle(self, most: int) -> list[Slot]:
+        """The least used idle slots, in order."""
+        taken: dict[Slot, tuple[int, SlotId, Slot]] = {}
+        while len(taken) < most and (slot := self.first_idle()) is not None:
+            taken[slot] = heappop(self._entries)
+        for entry in taken.values():
+            heappush(self._entries, entry)
+        return list(taken)
+
     def first_active(self) -> Slot | None:
         """The least used slot that takes requests, idle or not."""
         entries = self._entries

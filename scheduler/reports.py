@@ -74,7 +74,7 @@ class Reports:
                     self._lifecycle.cut_off(lease, event.waiting, reason, out)
                     out.append(EndLease(slot.id, lease.id, reason))
         if event.model in gpu.cache.residents:
-            self._cluster.index.evict(gpu.cache, event.model)
+            self._cluster.evict(gpu, event.model)
 
     def model_demoted(self, event: ModelDemoted, now: float, out: list[Action]) -> None:
         """A node says where it keeps a model now."""
@@ -83,4 +83,4 @@ class Reports:
         if event.gpu is not None:
             gpu = self._fleet.gpu(event.gpu)
             if event.model in gpu.cache.residents:
-                self._cluster.index.evict(gpu.cache, event.model)
+                self._cluster.evict(gpu, event.model)

@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from cache_manager.model import ModelId, Tier
 from scheduler.cluster import Cluster
-from scheduler.policies.base import RequestView, SlotView
+from scheduler.demand import Demand
+from scheduler.policies.base import ModelFacts, RequestView, SlotView
 from scheduler.queues import RequestQueue
 from scheduler.rankings import SlotRanking
 from scheduler.requests import Pending
@@ -109,8 +111,73 @@ class ClusterView:
         lane = self._cluster.waiting.lanes.get(_pending(request).bundle)
         return list(islice(lane, most)) if lane is not None else []
 
+    def last_like(self, request: RequestView) -> RequestView:
+        last = self._cluster.waiting.lanes[_pending(request).bundle].last
+        assert last is not None
+        return last
+
+    def waiting(self, request: RequestView) -> int:
+        lane = self._cluster.waiting.lanes.get(_pending(request).bundle)
+        return lane.waiting if lane is not None else 0
+
     def visits_reached(self, request: RequestView, limit: int) -> bool:
         return self._visits.reached(_pending(request).seq, limit)
+
+    # -- what is lacking ------------------------------------------------------------------------
+
+    def hits(self) -> Iterator[tuple[RequestView, SlotView]]:
+        demand = self._demand()
+        while (slot := self._slot_with_hit(demand)) is not None:
+            hit = self._first_resident(self._cluster.waiting, slot)
+            assert hit is not None
+            yield hit, slot
+
+    def unheld(self, most: int) -> Sequence[RequestView]:
+        return self._demand().unheld(most)
+
+    def most_in_excess(self, most: int) -> Sequence[RequestView]:
+        return self._demand().most_in_excess(most)
+
+    def copies(self, request: RequestView) -> int:
+        return self._cluster.copies(_pending(request).bundle)
+
+    def few_idle(self, most: int) -> Sequence[SlotView]:
+        slots = [slot for ranking in self._cluster.idle for slot in ranking.few_idle(most)]
+        return sorted(slots, key=_used)[:most] if len(self._cluster.idle) > 1 else slots
+
+    def any_idle(self) -> bool:
+        return self._cluster.idle_slots > 0
+
+    def idle_share(self) -> float:
+        others = self._cluster.active_slots - 1
+        return (self._cluster.idle_slots - 1) / others if others > 0 else 0.0
+
+    def victims(self, request: RequestView, slot: SlotView) -> Sequence[ModelId] | None:
+        needs = _pending(request).bundle.needs
+        plan = self._cluster.index.plan(_own(slot).gpu.cache, needs, self.now)
+        return None if plan is None else plan.victims
+
+    def facts(self, model: ModelId) -> ModelFacts:
+        cluster = self._cluster
+        return ModelFacts(
+            cluster.profiles.load_s(model, Tier.DISK),
+            cluster.profiles.usual_run_s(model),
+            cluster.index.rate(model, self.now),
+            cluster.index.copies(model),
+        )
+
+    def rival_work_s(self, slot: SlotView, request: RequestView) -> float:
+        cluster, own = self._cluster, _own(slot)
+        total_s = 0.0
+        for model in own.residents:
+            if model in request.models:
+                continue
+            for bundle in cluster.bundles_of(model):
+                lane = cluster.waiting.lanes.get(bundle)
+                if lane is not None:
+                    work_s = lane.waiting * cluster.profiles.usual_run_s(model)
+                    total_s += work_s / cluster.copies(bundle)
+        return total_s
 
     # -- local queues ---------------------------------------------------------------------------
 
@@ -128,6 +195,29 @@ class ClusterView:
         return self._first_resident(own.local, own) if own.local.count else None
 
     # -- parts ----------------------------------------------------------------------------------
+
+    def _demand(self) -> Demand:
+        demand = self._cluster.demand
+        if not demand.running:
+            demand.start(slot for slot in self._cluster.slots.values() if slot.idle)
+        return demand
+
+    def _slot_with_hit(self, demand: Demand) -> Slot | None:
+        """The least used idle slot that holds what a request waits for; forgets what has none."""
+        best: Slot | None = None
+        for slot in list(demand.fresh_slots):
+            if not slot.idle or self._first_resident(self._cluster.waiting, slot) is None:
+                del demand.fresh_slots[slot]
+            elif best is None or _used(slot) < _used(best):
+                best = slot
+        for bundle in list(demand.fresh_bundles):
+            slots = self._cluster.idle_holders[bundle]
+            holder = slots.best() if bundle in self._cluster.waiting.lanes else None
+            if holder is None:
+                del demand.fresh_bundles[bundle]
+            elif best is None or _used(holder) < _used(best):
+                best = holder
+        return best
 
     def _first_for_any(self) -> Pending | None:
         cluster = self._cluster

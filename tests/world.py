@@ -1,27 +1,37 @@
 """A core with what a driver would remember: the time, every event sent, the leases in force."""
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from cache_manager.model import ModelId
-from scheduler.actions import Action, Dispatch, EnqueueLocally, Finish, Prepare
+from cache_manager.model import GpuId, ModelId
+from scheduler.actions import Action, Dispatch, EnqueueLocally, Finish, Prepare, Refuse
 from scheduler.core import Core
 from scheduler.events import (
     Event,
     GpuLost,
     LeaseReleased,
+    LoadFailed,
+    ModelDemoted,
+    NodeSnapshot,
     RequestArrived,
     SlotFreed,
 )
 from scheduler.model import LeaseId, Outcome, Request, RequestId, SlotId
 
+_Kind = TypeVar("_Kind")
+
 
 @dataclass
 class HeldLease:
-    """A lease in force, as its GPU manager knows it; a prefetch has no requests."""
+    """A lease in force, as its GPU manager knows it; a prefetch has no requests.
+
+    `models` are those in use under it whose copy on the GPU was not lost meanwhile.
+    """
 
     id: LeaseId
     slot: SlotId
-    models: tuple[ModelId, ...]
+    gpu: GpuId
+    models: set[ModelId]
     done_s: float
     requests: tuple[RequestId, ...] = ()
 
@@ -34,6 +44,7 @@ class World:
     now: float = 0.0
     log: list[tuple[Event, float]] = field(default_factory=list)
     answers: list[list[Action]] = field(default_factory=list)
+    sent: dict[RequestId, Request] = field(default_factory=dict)
     leases: dict[LeaseId, HeldLease] = field(default_factory=dict)
     ends: dict[RequestId, list[Outcome]] = field(default_factory=dict)
 
@@ -41,42 +52,61 @@ class World:
         """Hand one event to the core, and keep the books by its answer."""
         self.now = self.now if at is None else at
         self.log.append((event, self.now))
-        if isinstance(event, SlotFreed):
-            self.leases.pop(event.lease, None)
-        if isinstance(event, GpuLost):
-            self.forget_gpu(event)
+        self._note_event(event)
         actions = self.core.handle(event, self.now)
         self.answers.append(actions)
         for action in actions:
             self._note(action)
         return actions
 
+    def _note_event(self, event: Event) -> None:
+        if isinstance(event, RequestArrived):
+            self.sent.setdefault(event.request.id, event.request)
+        elif isinstance(event, SlotFreed):
+            self.leases.pop(event.lease, None)
+        elif isinstance(event, GpuLost):
+            self._forget([lease for lease in self.leases.values() if lease.gpu == event.gpu])
+        elif isinstance(event, LoadFailed | ModelDemoted):
+            for lease in self.leases.values():
+                if lease.gpu == event.gpu:
+                    lease.models.discard(event.model)
+        elif isinstance(event, NodeSnapshot):
+            self._note_snapshot(event)
+
+    def _note_snapshot(self, event: NodeSnapshot) -> None:
+        node = event.node
+        here = [gpu.spec.id for gpu in self.core.cluster.gpus.values() if gpu.spec.node == node]
+        found = {lease.lease for gpu in event.gpus for lease in gpu.leases}
+        residents = {gpu.gpu.id: {model for model, _ in gpu.residents} for gpu in event.gpus}
+        mine = [lease for lease in self.leases.values() if lease.gpu in here]
+        self._forget([lease for lease in mine if lease.id not in found])
+        for lease in mine:
+            lease.models &= residents.get(lease.gpu, set())
+        for snapshot in event.gpus:
+            for live in snapshot.leases:
+                models = set(live.models) & residents[snapshot.gpu.id]
+                adopted = HeldLease(live.lease, live.slot, snapshot.gpu.id, models, self.now)
+                self.leases.setdefault(live.lease, adopted)
+
+    def _forget(self, leases: list[HeldLease]) -> None:
+        for lease in leases:
+            del self.leases[lease.id]
+
     def _note(self, action: Action) -> None:
-        if isinstance(action, Prepare):
-            models = tuple(load.model for load in action.loads)
-            self.leases[action.lease] = HeldLease(action.lease, action.slot, models, self.now)
-        elif isinstance(action, Dispatch):
-            models = self.models_of(action.requests[0])
+        if isinstance(action, Prepare) and action.prefetch:
+            models = {load.model for load in action.loads}
+            done_s = self.now
+            self.leases[action.lease] = HeldLease(
+                action.lease, action.slot, action.gpu, models, done_s
+            )
+        elif isinstance(action, Dispatch) and action.lease not in self.leases:
+            models = set(self.sent[action.requests[0]].models)
             done_s = self.now + action.estimate.total_s
             self.leases[action.lease] = HeldLease(
-                action.lease, action.slot, models, done_s, action.requests
+                action.lease, action.slot, action.gpu, models, done_s, action.requests
             )
         elif isinstance(action, Finish):
             self.ends.setdefault(action.request, []).append(action.outcome)
-
-    def forget_gpu(self, event: GpuLost) -> None:
-        """What a lost GPU held is over without a report."""
-        gpu = self.core.cluster.gpus.get(event.gpu)
-        slots = {slot.id for slot in gpu.slots} if gpu is not None else set()
-        for lease in [each for each in self.leases.values() if each.slot in slots]:
-            del self.leases[lease.id]
-
-    def models_of(self, request: RequestId) -> tuple[ModelId, ...]:
-        """The models that a request that was sent asks for."""
-        return self.requests_sent()[request].models
-
-    def requests_sent(self) -> dict[RequestId, Request]:
-        return {e.request.id: e.request for e, _ in self.log if isinstance(e, RequestArrived)}
 
     # -- what tests do most -----------------------------------------------------------------------
 
@@ -93,15 +123,12 @@ class World:
         return max(lease.id for lease in self.leases.values() if request in lease.requests)
 
     def release(self, slot: str, *, may_return: bool = False) -> list[Action]:
+        """The holder of the oldest lease on a slot says that it is done, perhaps for now."""
         return self.send(LeaseReleased(self.lease_on(slot), may_return))
 
     def free(self, slot: str, at: float | None = None) -> list[Action]:
         """The manager ends the oldest lease on a slot."""
         return self.send(SlotFreed(SlotId(slot), self.lease_on(slot)), at)
-
-    def occupy(self, *slots: str) -> None:
-        """Keep slots busy with requests for models made for it, which hold a tiny place."""
-        raise NotImplementedError(slots)
 
 
 def placements(actions: list[Action]) -> list[tuple[str, str]]:
@@ -118,3 +145,14 @@ def placements(actions: list[Action]) -> list[tuple[str, str]]:
 def ended(actions: list[Action]) -> dict[str, Outcome]:
     """How the requests that ended with these actions ended."""
     return {each.request: each.outcome for each in actions if isinstance(each, Finish)}
+
+
+def refused(actions: list[Action]) -> list[str]:
+    """The reasons for what was refused."""
+    return [each.reason for each in actions if isinstance(each, Refuse)]
+
+
+def only(kind: type[_Kind], actions: list[Action]) -> _Kind:
+    """The one action of this kind among these."""
+    (found,) = [action for action in actions if isinstance(action, kind)]
+    return found

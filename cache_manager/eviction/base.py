@@ -35,12 +35,16 @@ class UsageView(Protocol):
         """On how many GPUs the model is resident."""
         ...
 
-    def heat(self, model: ModelId, now: float) -> float:
-        """Its recent uses, decayed with time."""
+    def rate(self, model: ModelId, now: float) -> float:
+        """Requests for it a second, of late."""
         ...
 
-    def reload_s(self, model: ModelId) -> float:
+    def load_s(self, model: ModelId) -> float:
         """The seconds that bringing it back would cost."""
+        ...
+
+    def run_s(self, model: ModelId) -> float:
+        """The seconds of one inference."""
         ...
 
 

@@ -57,6 +57,15 @@ class Skip(NamedTuple):
     limit: int
 
 
+class ModelFacts(NamedTuple):
+    """What is known of a model over the whole cluster."""
+
+    load_s: float
+    run_s: float
+    rate: float
+    copies: int
+
+
 class Prefetch(NamedTuple):
     """Load a model onto an idle slot ahead of its requests."""
 
@@ -133,8 +142,61 @@ class View(Protocol):
         """The first `most` waiting requests of the same models."""
         ...
 
+    def last_like(self, request: RequestView) -> RequestView:
+        """The last waiting request of the same models."""
+        ...
+
+    def waiting(self, request: RequestView) -> int:
+        """How many requests wait for the same models."""
+        ...
+
     def visits_reached(self, request: RequestView, limit: int) -> bool:
         """Whether the request was passed over `limit` times."""
+        ...
+
+    # -- what is lacking (these cost nothing until a policy asks for the first time) --------------
+
+    def hits(self) -> Iterator[tuple[RequestView, SlotView]]:
+        """Waiting requests that an idle slot could serve with no load, least used slot first.
+
+        A policy that asks for them must place each one, or end its run.
+        """
+        ...
+
+    def unheld(self, most: int) -> Sequence[RequestView]:
+        """Of each set of models that no GPU holds, the first request; the oldest ones first."""
+        ...
+
+    def most_in_excess(self, most: int) -> Sequence[RequestView]:
+        """Of each held set of models, the first request; most work a holder, less a load, first."""
+        ...
+
+    def copies(self, request: RequestView) -> int:
+        """How many GPUs hold the request's models."""
+        ...
+
+    def few_idle(self, most: int) -> Sequence[SlotView]:
+        """The least used idle slots."""
+        ...
+
+    def any_idle(self) -> bool:
+        """Whether any slot has room."""
+        ...
+
+    def idle_share(self) -> float:
+        """How many of the other slots are idle beside one that is, from 0 to 1."""
+        ...
+
+    def victims(self, request: RequestView, slot: SlotView) -> Sequence[ModelId] | None:
+        """What would be evicted for the request there; None where it cannot fit now."""
+        ...
+
+    def facts(self, model: ModelId) -> ModelFacts:
+        """A model's times, its requests a second and its copies."""
+        ...
+
+    def rival_work_s(self, slot: SlotView, request: RequestView) -> float:
+        """The slot's share of the work that waits for the other models on its GPU, in seconds."""
         ...
 
     # -- local queues ---------------------------------------------------------------------------

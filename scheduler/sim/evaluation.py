@@ -94,9 +94,7 @@ def measure(
     settings: Sequence[Setting], paper: Paper, seeds: int, done: Progress | None = None
 ) -> list[Measured]:
     """The thesis's experiments under each of these settings."""
-    scenarios = [
-        scenario for setting in settings for scenario in _scenarios(setting, paper, seeds)
-    ]
+    scenarios = [scenario for setting in settings for scenario in _scenarios(setting, paper, seeds)]
     results = iter(study.run_all(scenarios, done))
     return [_measured(setting, paper, seeds, results) for setting in settings]
 
@@ -136,11 +134,7 @@ def _scenarios(setting: Setting, paper: Paper, seeds: int) -> Iterator[Scenario]
             )
 
 
-def _measured(
-    setting: Setting, paper: Paper, seeds: int, results: Iterator[Result]
-) -> Measured:
+def _measured(setting: Setting, paper: Paper, seeds: int, results: Iterator[Result]) -> Measured:
     figures = {key: average([next(results) for _ in range(seeds)]) for key in _keys(paper)}
-    sweep = {
-        row.o3_limit: average([next(results) for _ in range(seeds)]) for row in paper.table3
-    }
+    sweep = {row.o3_limit: average([next(results) for _ in range(seeds)]) for row in paper.table3}
     return Measured(setting, figures, sweep)

@@ -53,7 +53,9 @@ def spread(measured: Measured, paper: Paper) -> str:
     rows = []
     for size in paper.working_sets:
         figures = [measured.figures[policy, size] for policy in paper.policies]
-        rows.append([str(size), *(f"{f.lowest_avg_s:.1f} to {f.highest_avg_s:.1f}" for f in figures)])
+        rows.append(
+            [str(size), *(f"{f.lowest_avg_s:.1f} to {f.highest_avg_s:.1f}" for f in figures)]
+        )
     return table(head, rows)
 
 

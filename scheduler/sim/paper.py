@@ -75,14 +75,6 @@ class Paper:
     def working_sets(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(row.working_set for row in self.table2))
 
-    def claim(self, subject: str, reference: str, metric: str, working_set: int) -> Claim | None:
-        """The claim about these, if the thesis makes one."""
-        for claim in self.claims:
-            if (claim.subject, claim.reference, claim.metric) == (subject, reference, metric):
-                if working_set in claim.working_sets:
-                    return claim
-        return None
-
     def copies(self, policy: str, working_set: int) -> tuple[float, ...]:
         """The row of Table 2 for these."""
         (row,) = (
@@ -105,7 +97,9 @@ class Paper:
             "lalb": getattr(strict, metric),
             "lalbo3": getattr(loose, metric),
         }
-        claims = [c for c in self.claims if c.metric == metric and SWEEP_WORKING_SET in c.working_sets]
+        claims = [
+            c for c in self.claims if c.metric == metric and SWEEP_WORKING_SET in c.working_sets
+        ]
         for claim in claims * len(self.policies):
             if claim.subject in known:
                 known.setdefault(claim.reference, known[claim.subject] / claim.ratio)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -11,9 +12,12 @@ from matplotlib.figure import Figure
 # Okabe and Ito's colours, told apart by colour-blind readers too.
 _COLOURS = ("#999999", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#CC79A7", "#D55E00", "#000000")
 _INK = "#333333"
+_THESIS = "thesis"
 _WIDTH_IN = 8.0
 _HEIGHT_IN = 4.2
 _DOTS_PER_INCH = 120
+
+_Place = Literal["outside upper center", "outside lower center"]
 
 mpl.use("agg")
 mpl.rcParams.update(
@@ -59,7 +63,7 @@ def bars(path: Path, picture: Bars) -> None:
     figure, axes = _figure(1, _HEIGHT_IN)
     _draw_bars(axes[0], picture)
     axes[0].set_xlabel("working set (functions)")
-    _legend_above(figure, axes[0])
+    _legend(figure, axes[0], "outside upper center")
     _save(figure, path)
 
 
@@ -68,9 +72,7 @@ def curves(path: Path, title: str, limits: Sequence[int], panels: Sequence[Curve
     figure, axes = _figure(len(panels), 2.4 * len(panels) + 1.0)
     for panel, curve in zip(axes, panels, strict=True):
         panel.plot(limits, curve.ours, "o-", color=_COLOURS[4], label="simulated")
-        panel.plot(
-            limits, curve.thesis, "s--", color=_INK, markerfacecolor="white", label="thesis"
-        )
+        panel.plot(limits, curve.thesis, "s--", color=_INK, markerfacecolor="white", label=_THESIS)
         panel.set_ylabel(curve.unit)
         panel.set_ylim(bottom=0)
         panel.grid(visible=False, axis="x")
@@ -89,7 +91,7 @@ def side_by_side(path: Path, title: str, pictures: Sequence[Bars]) -> None:
     for panel, picture in zip(panels, pictures, strict=True):
         _draw_bars(panel, picture)
         panel.set_xticks([])
-    _legend_below(figure, panels[0])
+    _legend(figure, panels[0], "outside lower center")
     _save(figure, path)
 
 
@@ -113,6 +115,7 @@ def _draw_bars(panel: Axes, picture: Bars) -> None:
     panel.grid(visible=False, axis="x")
     if picture.logarithmic:
         panel.set_yscale("log")
+        panel.set_ylim(bottom=1)
         panel.yaxis.set_major_formatter("{x:g}")
     if picture.whole is not None:
         panel.set_ylim(0, picture.whole)
@@ -127,19 +130,14 @@ def _draw_thesis(panel: Axes, at: Sequence[float], values: Sequence[float | None
 
 def _label_thesis(panel: Axes, picture: Bars) -> None:
     if any(value is not None for values in picture.thesis.values() for value in values):
-        panel.scatter(
-            [], [], s=48, marker="D", facecolor="white", edgecolor=_INK, label="thesis"
-        )
+        panel.scatter([], [], s=48, marker="D", facecolor="white", edgecolor=_INK, label=_THESIS)
 
 
-def _legend_above(figure: Figure, panel: Axes) -> None:
-    handles, labels = panel.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=10)
-
-
-def _legend_below(figure: Figure, panel: Axes) -> None:
-    handles, labels = panel.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=10)
+def _legend(figure: Figure, panel: Axes, place: _Place) -> None:
+    found = dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
+    names = sorted(found, key=lambda name: name == _THESIS)
+    handles = [found[name] for name in names]
+    figure.legend(handles, names, loc=place, ncols=len(names), fontsize=10)
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -1,0 +1,31 @@
+"""LRU with a view of the whole cluster: spare copies and cold models leave before hot last ones."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cache_manager.eviction.base import GpuView, ResidentView, UsageView
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The thesis's future work (chapter 6): a local LRU may evict a hot model's only copy.
+
+    A model may go early if it is cold (fewer than `cold_per_s` requests a second of late), or if
+    its other copies suffice (they would be busy less than `spare_below` of the time without this
+    one). Such models leave first, the others after them, each group least recently used first.
+    """
+
+    cold_per_s: float = 0.05
+    spare_below: float = 0.4
+
+    def order(self, gpu: GpuView, usage: UsageView, now: float) -> Iterable[ResidentView]:
+        return sorted(
+            gpu.residents.values(), key=lambda resident: self._needed(resident, usage, now)
+        )
+
+    def _needed(self, resident: ResidentView, usage: UsageView, now: float) -> bool:
+        rate = usage.rate(resident.model, now)
+        if rate < self.cold_per_s:
+            return False
+        others = usage.copies(resident.model) - 1
+        return others <= 0 or rate * usage.run_s(resident.model) / others >= self.spare_below

@@ -1,0 +1,18 @@
+"""Pictures on demand: matplotlib is an optional extra, loaded only where something is drawn."""
+
+from importlib import import_module
+from types import ModuleType
+
+from gpufaas.errors import CommandError
+
+
+def pictures() -> ModuleType:
+    """`scheduler.sim.pictures`, or one line that says how to get what it needs."""
+    try:
+        return import_module("scheduler.sim.pictures")
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise CommandError(
+            "pictures need matplotlib: pip install 'gpufaas[report]' (or run make setup)"
+        ) from error

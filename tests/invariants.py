@@ -1,0 +1,215 @@
+"""What must hold after every step of every core, whatever its policy.
+
+This is the one place in the tests that reads the core's inside; it recounts, and trusts no counter.
+"""
+
+from collections import Counter
+from itertools import pairwise
+
+from cache_manager.index import Resident
+from cache_manager.model import GpuId, ModelId
+from scheduler.actions import Action, Demote, Dispatch, EnqueueLocally, Finish, Prepare, Refuse
+from scheduler.core import Core
+from scheduler.events import (
+    Event,
+    LeaseReleased,
+    ModelLoaded,
+    RequestArrived,
+    RunFinished,
+    UnpinAsked,
+)
+from scheduler.model import RequestId
+from scheduler.requests import Pending, Standing
+from scheduler.slots import Gpu, Slot
+from tests.world import World
+
+# After these the policy does not run: work that they make possible waits for the next event.
+_NO_DECISION = (LeaseReleased, ModelLoaded, RunFinished)
+
+
+class Invariants:
+    """Checks one world, step by step."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.accepted: set[RequestId] = set()
+
+    def step(self, event: Event) -> list[Action]:
+        """Send an event, and check that everything still holds."""
+        pinned = self._pinned()
+        in_use_before = self._in_use()
+        new = isinstance(event, RequestArrived) and event.request.id not in self.world.sent
+        actions = self.world.send(event)
+        if isinstance(event, RequestArrived) and new:
+            self.accepted.add(event.request.id)
+        if isinstance(event, UnpinAsked):
+            pinned -= {(gpu, event.model) for gpu, _ in pinned if event.gpu in (None, gpu)}
+        self._check_victims(actions, in_use_before, pinned)
+        self._check_ends(actions)
+        self.check_state()
+        if not isinstance(event, _NO_DECISION) and not _refused(event, actions):
+            self._check_nothing_idles()
+        return actions
+
+    def check_state(self) -> None:
+        """The core's counters are what a recount finds."""
+        core = self.world.core
+        for gpu in core.cluster.gpus.values():
+            _check_memory(core, gpu)
+            for slot in gpu.slots:
+                assert len(slot.leases) <= slot.capacity, f"{slot.id} holds too many leases"
+        _check_queues(core)
+        _check_holders(core)
+        in_force = {lease for slot in core.cluster.slots.values() for lease in slot.leases}
+        assert in_force == set(core.placer.leases) == set(self.world.leases)
+
+    # -- victims --------------------------------------------------------------------------------
+
+    def _in_use(self) -> Counter[tuple[GpuId, ModelId]]:
+        leases = self.world.leases.values()
+        return Counter((lease.gpu, model) for lease in leases for model in lease.models)
+
+    def _pinned(self) -> set[tuple[GpuId, ModelId]]:
+        return {
+            (gpu.spec.id, resident.model)
+            for gpu in self.world.core.cluster.gpus.values()
+            for resident in gpu.cache.residents.values()
+            if resident.pinned
+        }
+
+    def _check_victims(
+        self,
+        actions: list[Action],
+        before: Counter[tuple[GpuId, ModelId]],
+        pinned: set[tuple[GpuId, ModelId]],
+    ) -> None:
+        """No victim is used by a lease that was in force before and still is, nor by a new one."""
+        throughout = before & self._in_use()
+        given: set[tuple[GpuId, ModelId]] = set()
+        for action in actions:
+            victims: tuple[ModelId, ...] = ()
+            if isinstance(action, Prepare):
+                victims = action.victims
+            elif isinstance(action, Demote):
+                victims = (action.model,)
+            if isinstance(action, Prepare | Demote):
+                for victim in victims:
+                    gone = (action.gpu, victim)
+                    assert gone not in throughout, f"{victim} is in use on {action.gpu}"
+                    assert gone not in given, f"{victim} was given out on {action.gpu} just now"
+                    assert gone not in pinned, f"{victim} is pinned on {action.gpu}"
+            if isinstance(action, Dispatch):
+                models = self.world.sent[action.requests[0]].models
+                given |= {(action.gpu, model) for model in models}
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def _check_ends(self, actions: list[Action]) -> None:
+        ends, alive = self.world.ends, self.world.core.requests
+        for request in self.accepted:
+            ended = len(ends.get(request, ()))
+            assert ended + (request in alive) == 1, f"{request} ended {ended} times"
+        over: set[RequestId] = set()
+        for action in actions:
+            if isinstance(action, Finish):
+                over.add(action.request)
+            elif isinstance(action, Dispatch):
+                assert not over.intersection(action.requests), f"{action} for what has ended"
+            elif isinstance(action, EnqueueLocally):
+                assert action.request not in over, f"{action} for what has ended"
+
+    def _check_nothing_idles(self) -> None:
+        """No slot with room stays idle while a request waits that could begin there."""
+        cluster = self.world.core.cluster
+        waiting = list(cluster.waiting)
+        for slot in cluster.slots.values():
+            if not slot.gpu.active or len(slot.leases) >= slot.capacity:
+                continue
+            for request in waiting:
+                assert not _has_room(slot, request, spare_waiting=True), (
+                    f"{request.id} waits though {slot.id} has room"
+                )
+            head = min(slot.local, key=lambda request: request.rank, default=None)
+            if head is not None:
+                assert not _has_room(slot, head, spare_waiting=False), (
+                    f"{head.id} waits at the head of {slot.id}'s queue though there is room"
+                )
+
+
+def _refused(event: Event, actions: list[Action]) -> bool:
+    return any(isinstance(action, Refuse) and action.event is event for action in actions)
+
+
+def _has_room(slot: Slot, request: Pending, *, spare_waiting: bool) -> bool:
+    residents = slot.gpu.cache.residents
+    if sum(size for _, size in request.bundle.needs) > slot.gpu.cache.memory_bytes:
+        return False  # not by what is known of its models, even where older copies are smaller
+    stays = {
+        each.model: each.bytes
+        for each in residents.values()
+        if each.users or each.pinned or (spare_waiting and each.waiters)
+    }
+    for model, size_bytes in request.bundle.needs:
+        stays[model] = max(size_bytes, residents[model].bytes if model in residents else 0)
+    return sum(stays.values()) <= slot.gpu.cache.memory_bytes
+
+
+def _check_memory(core: Core, gpu: Gpu) -> None:
+    cache, where = gpu.cache, gpu.spec.id
+    residents = list(cache.residents.values())
+    assert cache.used_bytes == sum(each.bytes for each in residents), where
+    assert all(each.bytes >= 0 for each in residents), where
+    assert cache.used_bytes <= cache.memory_bytes == gpu.spec.memory_bytes, where
+    users = Counter(m for slot in gpu.slots for lease in slot.leases.values() for m in lease.models)
+    waiters = Counter(m for slot in gpu.slots for pending in slot.local for m in pending.models)
+    for each in residents:
+        assert each.users == users[each.model], f"users of {each.model} on {where}"
+        assert each.waiters == waiters[each.model], f"waiters for {each.model} on {where}"
+
+    def total(chosen: list[Resident]) -> int:
+        return sum(each.bytes for each in chosen)
+
+    assert cache.pinned_bytes == total([e for e in residents if e.pinned]), where
+    assert cache.locked_bytes == total([e for e in residents if e.users or e.pinned]), where
+    kept = [e for e in residents if e.users or e.pinned or e.waiters]
+    assert cache.kept_bytes == total(kept), where
+    assert core.cluster.index.gpus[where] is cache
+
+
+def _check_queues(core: Core) -> None:
+    cluster = core.cluster
+    waiting = [each for each in core.requests.values() if each.standing is Standing.WAITING]
+    assert sorted(each.id for each in waiting) == sorted(each.id for each in cluster.waiting)
+    assert cluster.waiting.count == len(waiting)
+    assert all(first.rank < second.rank for first, second in pairwise(cluster.waiting))
+    for slot in cluster.slots.values():
+        local = list(slot.local)
+        here = [each for each in core.requests.values() if _waits_at(each, slot)]
+        assert {each.id for each in local} == {each.id for each in here}
+        assert slot.local.count == len(local)
+        assert abs(slot.local_s - sum(each.wait_s for each in local)) < 1e-6
+        for lease in slot.leases.values():
+            assert lease.slot is slot
+            for each in lease.requests:
+                assert core.requests[each.id] is each
+                assert (each.standing, each.lease) == (Standing.LEASED, lease.id)
+    for each in core.requests.values():
+        if each.standing is Standing.LEASED:
+            assert each.lease is not None
+            assert each in core.placer.leases[each.lease].requests
+
+
+def _waits_at(pending: Pending, slot: Slot) -> bool:
+    return pending.standing is Standing.LOCAL and pending.at == slot.id
+
+
+def _check_holders(core: Core) -> None:
+    index = core.cluster.index
+    held: dict[ModelId, set[GpuId]] = {}
+    for gpu_id, cache in index.gpus.items():
+        for model in cache.residents:
+            held.setdefault(model, set()).add(gpu_id)
+    assert set(index.held_models()) == set(held)
+    for model, gpus in held.items():
+        assert set(index.holders(model)) == gpus
+        assert index.copies(model) == len(gpus)
