@@ -28,6 +28,7 @@ class Cluster:
         self.gpus: dict[GpuId, Gpu] = {}
         self.slots: dict[SlotId, Slot] = {}
         self.sizes: list[int] = []
+        self.largest_bytes = 0
         self.waiting = RequestQueue()
         self.idle: list[SlotRanking] = []
         self.active: list[SlotRanking] = []
@@ -68,7 +69,10 @@ class Cluster:
         return bundle
 
     def remeasure(self, model: ModelId) -> None:
-        """A model's memory need has changed."""
+        """A model's memory need has changed: for what waits, and for where it is already."""
+        needed = self.profiles.memory_bytes(model)
+        for cache in self.index.holders(model).values():
+            self.index.resize(cache, model, needed)
         for bundle in self.bundles_of(model):
             before = bundle.size_class
             self._measure(bundle)
@@ -76,8 +80,8 @@ class Cluster:
                 self.waiting.regroup(len(self.sizes) + 1)
 
     def too_large(self, bundle: Bundle) -> bool:
-        """Whether no GPU that is here could ever hold the models; False while there is none."""
-        return bool(self.sizes) and bundle.size_class >= len(self.sizes)
+        """Whether no GPU that was ever here could hold the models; False before the first one."""
+        return 0 < self.largest_bytes < bundle.bytes
 
     def _measure(self, bundle: Bundle) -> None:
         memory_bytes = self.profiles.memory_bytes
@@ -115,6 +119,7 @@ class Cluster:
 
     def join(self, spec: GpuSpec) -> Gpu:
         """Add a GPU; its slots begin as the least used one here, not at zero."""
+        self.largest_bytes = max(self.largest_bytes, spec.memory_bytes)
         cache = self.index.add_gpu(spec.id, spec.node, spec.memory_bytes)
         gpu = Gpu(spec, cache)
         lowest = min((slot.frequency for slot in self.slots.values()), default=0)

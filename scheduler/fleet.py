@@ -108,6 +108,8 @@ class Fleet:
         for model in [model for model in cache.residents if model not in reported]:
             self._cluster.evict(gpu, model)
         for model, size_bytes in snapshot.residents:
+            if self._cluster.profiles.report_memory(model, size_bytes):
+                self._cluster.remeasure(model)
             if model in cache.residents:
                 index.resize(cache, model, size_bytes)
             else:

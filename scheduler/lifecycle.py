@@ -72,7 +72,7 @@ class Lifecycle:
             out.append(lease.dispatch)
 
     def _refuse_too_large(self, pending: Pending, out: list[Action]) -> None:
-        needs, largest = pending.bundle.bytes, self._cluster.sizes[-1]
+        needs, largest = pending.bundle.bytes, self._cluster.largest_bytes
         reason = f"its models need {needs} bytes; the largest GPU has {largest}"
         self._finish(pending, Outcome.TOO_LARGE, reason, out)
 
@@ -115,7 +115,7 @@ class Lifecycle:
             return
         for pending in lease.requests:
             if after is AfterLoss.REQUEUE:
-                self._placer.wait(pending)
+                self._wait_again(pending, out)
             else:
                 self._finish(pending, Outcome.FAILED, reason, out)
         lease.requests.clear()
@@ -147,7 +147,7 @@ class Lifecycle:
         lease = self._placer.leases.get(pending.lease) if pending and pending.lease else None
         if pending is not None and pending.standing is Standing.PAUSED:
             self._unpause(pending)
-            self._to_the_front(pending)
+            self._to_the_front(pending, out)
         elif pending is not None and lease is not None and lease.may_return:
             lease.wanted.append(pending)
         else:
@@ -157,7 +157,7 @@ class Lifecycle:
         """What becomes of a lease's requests now that they need it no more."""
         for pending in lease.requests:
             if pending in lease.wanted:
-                self._to_the_front(pending)
+                self._to_the_front(pending, out)
             elif lease.may_return:
                 pending.standing = Standing.PAUSED
                 self._paused.setdefault(lease.id, []).append(pending)
@@ -171,10 +171,16 @@ class Lifecycle:
         if not others:
             del self._paused[pending.lease]
 
-    def _to_the_front(self, pending: Pending) -> None:
+    def _to_the_front(self, pending: Pending, out: list[Action]) -> None:
         self._fronts -= 1
         pending.seq = self._fronts
-        self._placer.wait(pending)
+        self._wait_again(pending, out)
+
+    def _wait_again(self, pending: Pending, out: list[Action]) -> None:
+        if self._cluster.too_large(pending.bundle):  # measured since it was accepted
+            self._refuse_too_large(pending, out)
+        else:
+            self._placer.wait(pending)
 
     def run_failed(self, event: RunFailed, now: float, out: list[Action]) -> None:
         """The GPU work of a lease failed."""
