@@ -5,7 +5,7 @@ is alive. Nodes tell the truth as far as they know it: only what is in force is 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cache_manager.model import MIB, GpuId, ModelId, NodeId, Tier
 from scheduler import events, policies
 from scheduler.events import Event, GpuSnapshot, LiveLease, NodeSnapshot
-from scheduler.model import AfterLoss, GpuSpec, LeaseId, Outcome, RequestId, SlotId
+from scheduler.model import AfterLoss, GpuSpec, LeaseId, RequestId, SlotId
 from tests.builders import gpu, model, request
 from tests.world import HeldLease, World
 
@@ -269,13 +269,3 @@ def _model(number: int) -> ModelId:
 
 def _after(how: int) -> AfterLoss:
     return AfterLoss.REQUEUE if how % 2 else AfterLoss.FAIL
-
-
-def without_deadline(event: Event) -> Event:
-    """The same event; a request in it waits for ever."""
-    if isinstance(event, events.RequestArrived):
-        return events.RequestArrived(replace(event.request, deadline_s=None))
-    return event
-
-
-REFUSED_AT_ONCE = {Outcome.QUEUE_FULL, Outcome.TOO_LARGE, Outcome.EXPIRED}

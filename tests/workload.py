@@ -9,7 +9,8 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from cache_manager.model import GpuId, ModelId
+from cache_manager.model import GpuId
+from scheduler.actions import Action, Dispatch, Finish
 from scheduler.events import (
     Event,
     GpuDraining,
@@ -69,6 +70,7 @@ class Workload:
 
     model_count: int = 8
     gpu_count: int = 4
+    sizes_mb: tuple[int, ...] = GPU_SIZES_MB
     now: float = 0.0
     gpus: list[GpuSpec] = field(default_factory=list)
     draining: set[GpuId] = field(default_factory=set)
@@ -144,7 +146,7 @@ class Workload:
             self.joined += 1
             spec = gpu(
                 f"g{self.joined:03}",
-                memory_mb=GPU_SIZES_MB[who % len(GPU_SIZES_MB)],
+                memory_mb=self.sizes_mb[who % len(self.sizes_mb)],
                 gpu_type=GPU_TYPES[how % len(GPU_TYPES)],
             )
         self.gpus.append(spec)
@@ -179,13 +181,9 @@ class Workload:
 
     # -- what came of it ------------------------------------------------------------------------
 
-    def leased(self, slot: SlotId, lease: LeaseId, done_s: float) -> None:
-        self.leases[slot] = (lease, done_s)
-
-    def ended(self, request_id: RequestId) -> None:
-        self.live.pop(request_id, None)
-
-
-def first_models(count: int) -> list[ModelId]:
-    """The ids of the models that a workload asks for."""
-    return [each.id for each in models(count)]
+    def told(self, action: Action) -> None:
+        """Keep in mind which leases are in force and which requests have ended."""
+        if isinstance(action, Dispatch):
+            self.leases[action.slot] = (action.lease, self.now + action.estimate.total_s)
+        elif isinstance(action, Finish):
+            self.live.pop(action.request, None)

@@ -70,13 +70,18 @@ class Beyond:
         return [self.figures[load, pair].avg_latency_s / self.bounds[load] for load in family.loads]
 
 
+def families() -> tuple[Family, ...]:
+    """The thesis's workload and the Azure windows."""
+    return (_thesis(), _azure())
+
+
 def run(bound: Bound | None = None, done: Progress | None = None) -> Beyond:
     """Simulate every policy with every eviction rule on every load."""
-    families = (_thesis(), _azure())
+    covered = families()
     pairs = tuple(
         (policy, rule) for policy in policies.available() for rule in eviction.available()
     )
-    keys = [(load, pair) for family in families for load in family.loads for pair in pairs]
+    keys = [(load, pair) for family in covered for load in family.loads for pair in pairs]
     scenarios = [
         Scenario(policy, rule, load=load, seed=seed)
         for load, (policy, rule) in keys
@@ -86,8 +91,8 @@ def run(bound: Bound | None = None, done: Progress | None = None) -> Beyond:
     figures = {key: average([next(results) for _ in range(SEEDS)]) for key in keys}
     bounds = {}
     if bound is not None:
-        bounds = {load: _bound(bound, load) for family in families for load in family.loads}
-    return Beyond(families, pairs, figures, bounds)
+        bounds = {load: _bound(bound, load) for family in covered for load in family.loads}
+    return Beyond(covered, pairs, figures, bounds)
 
 
 def section(beyond: Beyond) -> str:

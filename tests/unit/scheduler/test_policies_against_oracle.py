@@ -9,7 +9,7 @@ from hypothesis import given
 from scheduler.actions import Action, Dispatch, EnqueueLocally, Finish, Prepare
 from scheduler.core import make_core
 from scheduler.events import Event
-from scheduler.model import LeaseId, Outcome
+from scheduler.model import Outcome
 from tests.oracle import naive
 from tests.workload import KINDS, Operation, Workload, operations, random_operations
 
@@ -79,7 +79,8 @@ def compare(
         actions = core.handle(event, workload.now)
         expected = oracle.handle(event, workload.now)
         assert said(actions) == expected, f"after {len(events)} events, at {events[-3:]}"
-        tell(workload, actions)
+        for action in actions:
+            workload.told(action)
 
     for event in workload.setup():
         step(event)
@@ -109,13 +110,3 @@ def refusals(actions: list[Action]) -> list[naive.Outcome]:
     finishes = [action for action in actions if isinstance(action, Finish)]
     refused = [each.request for each in finishes if each.outcome is Outcome.TOO_LARGE]
     return [naive.Refused(request) for request in sorted(refused)]
-
-
-def tell(workload: Workload, actions: list[Action]) -> None:
-    """Let the workload know which leases are in force and which requests have ended."""
-    for action in actions:
-        if isinstance(action, Dispatch):
-            done_s = workload.now + action.estimate.total_s
-            workload.leased(action.slot, LeaseId(action.lease), done_s)
-        elif isinstance(action, Finish):
-            workload.ended(action.request)

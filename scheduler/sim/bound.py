@@ -1,0 +1,154 @@
+"""A lower bound on average latency that no policy can beat, clairvoyant ones included.
+
+It assumes what every policy here obeys: a GPU runs one request at a time without interrupting it,
+and a model is loaded only for a request that has arrived. Proofs: docs/decisions/0004.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush, heapreplace
+
+from cache_manager.model import ModelId
+from scheduler.sim.engine import Hardware
+from scheduler.sim.workload import MINUTE_S, Workload
+
+_EARLY_CUTS_S = (0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 40.0)
+_COLD_FOR_S = (3.0, 10.0)
+_LONGEST_PART = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One request: when it came, what its inference takes, what its model's load takes."""
+
+    model: ModelId
+    arrived_s: float
+    run_s: float
+    load_s: float
+    first_s: float
+    is_first: bool
+
+    def is_cold(self, cold_for_s: float, part_start_s: float) -> bool:
+        """Whether it came soon after the first request for its model, in the same part."""
+        return self.first_s >= part_start_s and self.arrived_s <= self.first_s + cold_for_s
+
+
+def average_latency_bound(workload: Workload, hardware: Hardware) -> float:
+    """No schedule of this workload on these GPUs has a lower average latency (seconds)."""
+    jobs = _jobs(workload, hardware)
+    if not jobs:
+        return 0.0
+    gpus = hardware.gpus
+    once_loaded_s = _in_order(jobs, gpus) + sum(job.load_s for job in jobs if job.is_first)
+    return max(once_loaded_s, _best_partition(jobs, gpus)) / len(jobs)
+
+
+def _jobs(workload: Workload, hardware: Hardware) -> list[_Job]:
+    models = {model.id: model for model in workload.models}
+    first_s: dict[ModelId, float] = {}
+    jobs = []
+    for arrived_s, model in workload.arrivals:
+        is_first = model not in first_s
+        began_s = first_s.setdefault(model, arrived_s)
+        run_s = models[model].run_s + hardware.overhead_s
+        jobs.append(_Job(model, arrived_s, run_s, models[model].load_s, began_s, is_first))
+    return jobs
+
+
+def _best_partition(jobs: Sequence[_Job], gpus: int) -> float:
+    """Cut the requests by arrival time so that the bounds of the parts sum to the most."""
+    cuts = _cuts(jobs)
+    best = [0.0] + [float("-inf")] * (len(cuts) - 1)
+    for start in range(len(cuts) - 1):
+        for end in range(start + 1, min(start + _LONGEST_PART, len(cuts) - 1) + 1):
+            part = jobs[cuts[start] : cuts[end]]
+            best[end] = max(best[end], best[start] + _part_bound(part, gpus))
+    return best[-1]
+
+
+def _cuts(jobs: Sequence[_Job]) -> list[int]:
+    arrivals = [job.arrived_s for job in jobs]
+    times = list(_EARLY_CUTS_S)
+    while times[-1] + MINUTE_S <= arrivals[-1]:
+        times.append((times[-1] // MINUTE_S + 1) * MINUTE_S)
+    places = {bisect_left(arrivals, time_s - 1e-9) for time_s in times}
+    return sorted(places | {len(jobs)})
+
+
+def _part_bound(part: Sequence[_Job], gpus: int) -> float:
+    """The largest of several bounds on the sum of these requests' latencies."""
+    return max(
+        _alone(part),
+        _in_order(part, gpus),
+        _mean_busy_times(part, gpus, cold_for_s=-1.0),
+        *(_mean_busy_times(part, gpus, cold_for_s) for cold_for_s in _COLD_FOR_S),
+    )
+
+
+def _alone(part: Sequence[_Job]) -> float:
+    """Every request as if it had the cluster for itself, but no model before its first load."""
+    return sum(
+        job.run_s + max(0.0, job.first_s + job.load_s - job.arrived_s) for job in part
+    )
+
+
+def _in_order(part: Sequence[_Job], gpus: int) -> float:
+    """All requests as short as the shortest on their GPUs: first come, first served is best then."""
+    shortest_s = min(job.run_s for job in part)
+    free_s = [part[0].arrived_s] * gpus
+    total_s = 0.0
+    for job in part:
+        start_s = max(free_s[0], job.arrived_s)
+        heapreplace(free_s, start_s + shortest_s)
+        total_s += start_s - job.arrived_s + job.run_s
+    return total_s
+
+
+def _mean_busy_times(part: Sequence[_Job], gpus: int, cold_for_s: float) -> float:
+    """One machine as fast as all GPUs, interruptible; each model's load stands before it."""
+    cold = [job.is_cold(cold_for_s, part[0].arrived_s) for job in part]
+    numbers = Counter(job.model for job, is_cold in zip(part, cold, strict=True) if is_cold)
+    total_s = 0.0
+    work: list[tuple[float, float, float]] = []
+    loads: dict[ModelId, _Job] = {}
+    for job, is_cold in zip(part, cold, strict=True):
+        share = job.load_s / (job.load_s + numbers[job.model] * job.run_s) if is_cold else 0.0
+        work.append((job.arrived_s, 1.0 - share, job.run_s))
+        total_s += job.run_s / 2 - job.arrived_s + share * (job.load_s + job.run_s) / 2
+        if is_cold:
+            loads.setdefault(job.model, job)
+    for model, job in loads.items():
+        share = job.load_s / (job.load_s + numbers[model] * job.run_s)
+        work.append((job.first_s, numbers[model] * share, job.load_s))
+    return total_s + _least_weighted_mean_busy_time(work, gpus)
+
+
+def _least_weighted_mean_busy_time(
+    work: list[tuple[float, float, float]], speed: int
+) -> float:
+    """Of (release, weight, size) on one machine of this speed: by weight/size, interrupting."""
+    pending = sorted(work)
+    left = [size / speed for _, _, size in pending]
+    ready: list[tuple[float, int]] = []
+    now = total = 0.0
+    arriving = 0
+    while arriving < len(pending) or ready:
+        if not ready:
+            now = max(now, pending[arriving][0])
+        while arriving < len(pending) and pending[arriving][0] <= now:
+            _, weight, size = pending[arriving]
+            heappush(ready, (-weight / size, arriving))
+            arriving += 1
+        chosen = ready[0][1]
+        _, weight, size = pending[chosen]
+        slice_s = left[chosen]
+        if arriving < len(pending):
+            slice_s = min(slice_s, pending[arriving][0] - now)
+        total += weight * (slice_s * speed / size) * (now + slice_s / 2)
+        left[chosen] -= slice_s
+        now += slice_s
+        if left[chosen] <= 1e-12:
+            heappop(ready)
+    return total
