@@ -2,18 +2,21 @@
 
 import gc
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter
+from typing import TypeVar
 
 from bench.steady import Size, Steady
 from scheduler.core import make_core
 from scheduler.sim import workload
 from scheduler.sim.engine import Engine, Hardware
 from scheduler.sim.workload import Arrivals, Pattern
+from tests.oracle.naive import NaiveScheduler
 
 SIZES = (
     Size(12, 100, 35),
@@ -22,63 +25,79 @@ SIZES = (
     Size(1_000, 100_000, 2_000),
     Size(10_000, 1_000_000, 5_000),
 )
+NAIVE_SIZES = SIZES[:3]
+REPEATS = 3
 _PLACEMENTS = 20_000
-_REPEATS = 3
+_NAIVE_PLACEMENTS = 300
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one placement costs at one size."""
+    """What one placement costs at one size: the median run's median and 99th percentile."""
 
     policy: str
     size: Size
     median_us: float
     p99_us: float
-    placements: int
 
 
-def placement_costs(sizes: tuple[Size, ...], names: tuple[str, ...]) -> Iterator[Cost]:
-    """Every policy at every size, each in a process of its own, the median of several runs."""
+def placement_costs(names: tuple[str, ...], sizes: tuple[Size, ...]) -> Iterator[Cost]:
+    """Every policy at every size, each in a process of its own."""
     for name in names:
         for size in sizes:
-            yield _in_own_process(name, size)
+            yield _apart(partial(_cost, name, size))
 
 
-def _in_own_process(name: str, size: Size) -> Cost:
-    with get_context("spawn").Pool(1) as pool:
-        return pool.apply(_cost, (name, size))
-
-
-def _cost(name: str, size: Size) -> Cost:
-    steady = Steady(name, size)
-    gc.collect()
-    gc.freeze()
-    runs = []
-    for _ in range(_REPEATS):
-        steady.samples_ns.clear()
-        steady.run(steady.placements + _PLACEMENTS)
-        runs.append((median(steady.samples_ns), quantiles(steady.samples_ns, n=100)[98]))
-    return Cost(
-        name,
-        size,
-        median(run[0] for run in runs) / 1000,
-        median(run[1] for run in runs) / 1000,
-        _REPEATS * _PLACEMENTS,
-    )
+def naive_costs(names: tuple[str, ...], sizes: tuple[Size, ...]) -> Iterator[Cost]:
+    """The same for the naive version that the tests hold the core against."""
+    for name in names:
+        for size in sizes:
+            yield _apart(partial(_naive_cost, name, size))
 
 
 def bytes_a_waiting_request(name: str, waiting: int) -> float:
-    """Memory that grows with each waiting request, everything the core keeps for it included."""
+    """By how much the process grows with each waiting request, all that is kept for it included."""
+    return _apart(partial(_bytes, name, waiting))
+
+
+def simulated_requests_a_second(name: str) -> float:
+    """How fast the simulator runs one policy at 12 GPUs for an hour of the thesis's workload."""
+    return _apart(partial(_simulated, name))
+
+
+def _apart(measurement: Callable[[], Answer]) -> Answer:
     with get_context("spawn").Pool(1) as pool:
-        return pool.apply(_bytes, (name, waiting))
+        return pool.apply(measurement)
+
+
+def _cost(name: str, size: Size) -> Cost:
+    return _timed(Steady(make_core(name), size), name, size, _PLACEMENTS)
+
+
+def _naive_cost(name: str, size: Size) -> Cost:
+    return _timed(Steady(NaiveScheduler(name), size), name, size, _NAIVE_PLACEMENTS)
+
+
+def _timed(steady: Steady, name: str, size: Size, placements: int) -> Cost:
+    gc.collect()
+    gc.freeze()
+    runs = []
+    for _ in range(REPEATS):
+        steady.samples_ns.clear()
+        steady.run(steady.placements + placements)
+        runs.append((median(steady.samples_ns), quantiles(steady.samples_ns, n=100)[98]))
+    medians, p99s = zip(*runs, strict=True)
+    return Cost(name, size, median(medians) / 1000, median(p99s) / 1000)
 
 
 def _bytes(name: str, waiting: int) -> float:
-    """The process's growth beside that of an empty queue; tracemalloc would count less."""
-    Steady(name, Size(1_000, 1_000, 5_000))
+    Steady(make_core(name), Size(1_000, 1_000, 5_000))
     before = _resident_bytes()
-    steady = Steady(name, Size(1_000, waiting, 5_000))
-    return (_resident_bytes() - before) / len(steady.core.requests)
+    core = make_core(name)
+    Steady(core, Size(1_000, waiting, 5_000))
+    return (_resident_bytes() - before) / len(core.requests)
 
 
 def _resident_bytes() -> int:
@@ -87,13 +106,12 @@ def _resident_bytes() -> int:
     return int(pages) * resource.getpagesize()
 
 
-def simulated_requests_a_second(name: str, minutes: int = 60) -> float:
-    """How fast the simulator runs one policy at 12 GPUs; the best of several runs."""
-    load = workload.thesis(35, 325, minutes, Pattern(Arrivals.POISSON), seed=1)
-    best_s = float("inf")
-    for _ in range(_REPEATS):
+def _simulated(name: str) -> float:
+    load = workload.thesis(35, 325, 60, Pattern(Arrivals.POISSON), seed=1)
+    runs = []
+    for _ in range(REPEATS):
         engine = Engine(make_core(name), Hardware(), load)
         began_s = perf_counter()
         engine.run()
-        best_s = min(best_s, perf_counter() - began_s)
-    return len(load.arrivals) / best_s
+        runs.append(len(load.arrivals) / (perf_counter() - began_s))
+    return median(runs)

@@ -1,18 +1,27 @@
 """A cluster kept full: as many requests wait as were asked for, while slots come free in turn."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate
 from random import Random
 from time import perf_counter_ns
+from typing import Protocol
 
 from cache_manager.model import MIB, GpuId, ModelId, NodeId, Tier
-from scheduler.actions import Action, Dispatch, EnqueueLocally
-from scheduler.core import Core, make_core
+from scheduler.actions import Dispatch, EnqueueLocally
 from scheduler.events import Event, GpuJoined, ModelRegistered, RequestArrived, SlotFreed
-from scheduler.model import ANY_GPU_TYPE, GpuSpec, ModelSpec, Request, RequestId
+from scheduler.model import (
+    ANY_GPU_TYPE,
+    GpuSpec,
+    LeaseId,
+    ModelSpec,
+    Request,
+    RequestId,
+    SlotId,
+)
 from scheduler.sim.catalogue import table1
+from tests.oracle.naive import Given, Queued
 
 GPU_MEMORY_BYTES = 7982 * MIB
 
@@ -29,11 +38,17 @@ class Size:
         return f"{self.gpus:,} GPUs, {self.waiting:,} waiting, {self.models:,} models"
 
 
-class Steady:
-    """Drives one core in a steady state of overload and times every call."""
+class Placing(Protocol):
+    """Whatever takes events and answers with placements: the core, or the naive version."""
 
-    def __init__(self, policy: str, size: Size, seed: int = 1) -> None:
-        self.core: Core = make_core(policy)
+    def handle(self, event: Event, now: float) -> Sequence[object]: ...
+
+
+class Steady:
+    """Drives a scheduler in a steady state of overload and times every call."""
+
+    def __init__(self, scheduler: Placing, size: Size, seed: int = 1) -> None:
+        self.scheduler = scheduler
         self.placements = 0
         self.samples_ns: list[float] = []
         self._random = Random(seed)
@@ -42,22 +57,25 @@ class Steady:
         self._cumulative = list(shares)
         self._running: list[tuple[float, int, SlotFreed]] = []
         self._now = 0.0
-        self._asked = 0
+        self._leases = 0
+        self._asked_for: list[ModelId] = []
         table = list(table1().values())
-        for number, model in enumerate(self._models):
-            like = table[number % len(table)]
+        self._models_like = {
+            model: table[number % len(table)] for number, model in enumerate(self._models)
+        }
+        for model, like in self._models_like.items():
             runs = {(1, ANY_GPU_TYPE): like.run_s}
             spec = ModelSpec(model, like.memory_bytes, {Tier.DISK: like.load_s}, runs)
-            self.core.handle(ModelRegistered(spec), 0.0)
+            self.scheduler.handle(ModelRegistered(spec), 0.0)
         for number in range(size.gpus):
             gpu = GpuSpec(GpuId(f"g{number:05d}"), NodeId(f"n{number // 8}"), GPU_MEMORY_BYTES)
-            self.core.handle(GpuJoined(gpu), 0.0)
+            self.scheduler.handle(GpuJoined(gpu), 0.0)
         self._fill(size)
 
     def _fill(self, size: Size) -> None:
         for event in self._requests(size.gpus + size.waiting):
             self._now += 1e-6
-            self._carry_out(self.core.handle(event, self._now))
+            self._carry_out(self.scheduler.handle(event, self._now))
 
     def run(self, placements: int) -> None:
         """Free slots and add requests until so many placements were timed."""
@@ -67,7 +85,7 @@ class Steady:
             self._timed(self._arrival())
 
     def _timed(self, event: Event) -> None:
-        handle, now = self.core.handle, self._now
+        handle, now = self.scheduler.handle, self._now
         began_ns = perf_counter_ns()
         actions = handle(event, now)
         took_ns = perf_counter_ns() - began_ns
@@ -76,17 +94,24 @@ class Steady:
             self.placements += emitted
             self.samples_ns.extend([took_ns / emitted] * emitted)
 
-    def _carry_out(self, actions: list[Action]) -> int:
+    def _carry_out(self, actions: Sequence[object]) -> int:
         emitted = 0
         for action in actions:
             if isinstance(action, Dispatch):
                 emitted += 1
-                done_s = self._now + action.estimate.total_s
-                freed = SlotFreed(action.slot, action.lease)
-                heappush(self._running, (done_s, action.lease, freed))
-            elif isinstance(action, EnqueueLocally):
+                self._begin(action.slot, action.lease, action.estimate.total_s)
+            elif isinstance(action, Given):
+                emitted += 1
+                self._leases += 1
+                like = self._models_like[self._asked_for[int(action.request[1:]) - 1]]
+                busy_s = like.run_s + (0.0 if action.hit else like.load_s)
+                self._begin(action.slot, LeaseId(self._leases), busy_s)
+            elif isinstance(action, EnqueueLocally | Queued):
                 emitted += 1
         return emitted
+
+    def _begin(self, slot: SlotId, lease: LeaseId, busy_s: float) -> None:
+        heappush(self._running, (self._now + busy_s, lease, SlotFreed(slot, lease)))
 
     def _arrival(self) -> RequestArrived:
         return next(self._requests(1))
@@ -94,5 +119,5 @@ class Steady:
     def _requests(self, number: int) -> Iterator[RequestArrived]:
         chosen = self._random.choices(self._models, cum_weights=self._cumulative, k=number)
         for model in chosen:
-            self._asked += 1
-            yield RequestArrived(Request(RequestId(f"r{self._asked}"), "f", (model,)))
+            self._asked_for.append(model)
+            yield RequestArrived(Request(RequestId(f"r{len(self._asked_for)}"), "f", (model,)))

@@ -1,7 +1,10 @@
 """`gpufaas reproduce`: the thesis's evaluation again, written to docs/evaluation.md."""
 
 import argparse
+import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -10,14 +13,33 @@ from gpufaas.drawing import pictures
 from gpufaas.errors import CommandError
 from gpufaas.progress import Bar
 from scheduler.sim import calibrate, evaluation, evaluation_beyond, evaluation_document, paper
+from scheduler.sim.bound import average_latency_bound
 from scheduler.sim.calibrate import Point, utilisation_ratio
 from scheduler.sim.evaluation import Measured, Setting
+from scheduler.sim.evaluation_beyond import Family
 from scheduler.sim.paper import SWEEP_WORKING_SET, Paper
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  typeshed's name
 
 _BEST = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is simulated: seeds, the settings around the chosen one, loads beyond the thesis."""
+
+    seeds: int
+    by_arrivals: Sequence[Setting]
+    by_memory: Sequence[Setting]
+    around_seeds: int
+    families: Sequence[Family]
+
+
+def default_plan(seeds: int) -> Plan:
+    """What the command does."""
+    by_arrivals, by_memory = calibrate.around(calibrate.CHOSEN)
+    return Plan(seeds, by_arrivals, by_memory, calibrate.AROUND_SEEDS, evaluation_beyond.families())
 
 
 def add_parser(commands: "Commands") -> None:
@@ -39,43 +61,56 @@ def add_parser(commands: "Commands") -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.seeds < 1:
         raise CommandError(f"seeds must be at least 1, not {options.seeds}")
-    return _calibrate() if options.calibrate else _reproduce(Path(options.out), options.seeds)
-
-
-def _reproduce(out: Path, seeds: int) -> int:
     started_s = time.monotonic()
+    if options.calibrate:
+        nearest = search(paper.load(), calibrate.coarse(), calibrate.SEEDS)
+        print(f"Nearest: {nearest}; in use: {calibrate.CHOSEN}.")
+    else:
+        print(write(Path(options.out), default_plan(options.seeds)))
+    print(f"It took {time.monotonic() - started_s:.0f} s.", file=sys.stderr)
+    return 0
+
+
+def write(out: Path, plan: Plan) -> Path:
+    """Simulate all of it, and write the document with its pictures."""
     draw = pictures()
     reported = paper.load()
     with Bar("runs of chapter 5", shown=True) as bar:
-        (measured,) = evaluation.measure([calibrate.CHOSEN], reported, seeds, bar.update)
-    by_arrivals, by_memory = _around(reported)
+        (measured,) = evaluation.measure([calibrate.CHOSEN], reported, plan.seeds, bar.update)
+    by_arrivals, by_memory = _around(reported, plan)
     with Bar("runs beyond the thesis", shown=True) as bar:
-        beyond = evaluation_beyond.run(done=bar.update)
+        beyond = evaluation_beyond.run(plan.families, average_latency_bound, bar.update)
     _draw(draw, out / "pictures", measured, reported)
     document = evaluation_document.render(
         evaluation_document.Evaluation(
             reported,
             measured,
-            seeds,
+            plan.seeds,
             by_arrivals,
             by_memory,
-            calibrate.FINE_SEEDS,
+            plan.around_seeds,
             evaluation_beyond.section(beyond),
         )
     )
     path = out / "evaluation.md"
     path.write_text(document, encoding="utf-8")
-    print(f"{path}  ({time.monotonic() - started_s:.0f} s)")
-    return 0
+    return path
 
 
-def _around(reported: Paper) -> tuple[list[Point], list[Point]]:
-    by_arrivals, by_memory = calibrate.around(calibrate.CHOSEN)
-    both = list(dict.fromkeys((*by_arrivals, *by_memory)))
+def search(reported: Paper, first: Sequence[Setting], seeds: tuple[int, int, int]) -> Setting:
+    """Print how near settings come in three rounds, each narrower than before; the nearest."""
+    coarse = _search("coarse grid", first, reported, seeds[0])
+    fine = _search("fine grid", calibrate.fine(coarse), reported, seeds[1])
+    last = _search("last round", calibrate.last(fine), reported, seeds[2])
+    return calibrate.best(last, 1)[0].setting
+
+
+def _around(reported: Paper, plan: Plan) -> tuple[list[Point], list[Point]]:
+    both = list(dict.fromkeys((*plan.by_arrivals, *plan.by_memory)))
     with Bar("runs around the chosen setting", shown=True) as bar:
-        points = calibrate.points(both, reported, calibrate.FINE_SEEDS, bar.update)
+        points = calibrate.points(both, reported, plan.around_seeds, bar.update)
     found = {point.setting: point for point in points}
-    return [found[each] for each in by_arrivals], [found[each] for each in by_memory]
+    return [found[each] for each in plan.by_arrivals], [found[each] for each in plan.by_memory]
 
 
 def _draw(draw: ModuleType, folder: Path, measured: Measured, reported: Paper) -> None:
@@ -155,21 +190,10 @@ def _theirs(reported: Paper, metric: str) -> dict[str, list[float | None]]:
     }
 
 
-def _calibrate() -> int:
-    started_s = time.monotonic()
-    reported = paper.load()
-    coarse = _search("coarse", calibrate.coarse(), reported, calibrate.COARSE_SEEDS)
-    fine = _search("fine", calibrate.fine(coarse), reported, calibrate.FINE_SEEDS)
-    best = calibrate.best(fine, 1)[0].setting
-    print(f"Nearest: {best}; in use: {calibrate.CHOSEN}.")
-    print(f"It took {time.monotonic() - started_s:.0f} s.")
-    return 0
-
-
-def _search(name: str, settings: list[Setting], reported: Paper, seeds: int) -> list[Point]:
-    with Bar(f"runs of the {name} grid", shown=True) as bar:
+def _search(name: str, settings: Sequence[Setting], reported: Paper, seeds: int) -> list[Point]:
+    with Bar(f"runs of the {name}", shown=True) as bar:
         found = calibrate.points(settings, reported, seeds, bar.update)
-    print(f"The best {_BEST} of {len(settings)} settings, {name} grid, {seeds} seeds:")
+    print(f"The best {_BEST} of {len(settings)} settings, {name}, {seeds} seeds:")
     print(f"{'distance':>9}{'claims':>9}{'table 2':>9}{'table 3':>9}  setting")
     for point in calibrate.best(found, _BEST):
         apart = point.distance

@@ -34,6 +34,7 @@ class Cluster:
         self.active: list[SlotRanking] = []
         self.ready = SlotRanking()
         self.demand = Demand(self.waiting, self.is_held, self._excess_s)
+        self.accepted = 0
         self.idle_slots = 0
         self.active_slots = 0
         self.idle_holders: dict[Bundle, HolderRanking] = {}

@@ -61,6 +61,8 @@ class Lifecycle:
                 out.append(SetTimer(request.deadline_s, DeadlinePassed(request.id)))
             self._placer.latest_seq = max(seq, self._placer.latest_seq)
             self.requests[request.id] = pending
+            pending.number = self._cluster.accepted
+            self._cluster.accepted += 1
             for model in bundle.models:
                 self._cluster.index.asked(model, now)
             self._cluster.wait(pending)

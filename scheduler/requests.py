@@ -33,8 +33,8 @@ class Bundle:
 class Pending:
     """One request that the core has accepted and not finished yet.
 
-    `seq` is its place in the order of arrival, `rank` its place in the queue it is in now;
-    `wait_s` is what it adds to the wait of the local queue it is in.
+    `seq` is its place in the order of arrival, `number` how many were accepted before it, `rank`
+    its place in the queue it is in now; `wait_s` is what it adds to the wait of a local queue.
     """
 
     __slots__ = (
@@ -44,6 +44,7 @@ class Pending:
         "following",
         "leading",
         "lease",
+        "number",
         "rank",
         "request",
         "seq",
@@ -57,6 +58,7 @@ class Pending:
         self.seq = seq
         self.arrived_s = arrived_s
         self.rank = seq
+        self.number = 0
         self.leading: Pending | None = None
         self.following: Pending | None = None
         self.standing = Standing.WAITING

@@ -148,6 +148,9 @@ class ClusterView:
     def any_idle(self) -> bool:
         return self._cluster.idle_slots > 0
 
+    def slot_count(self) -> int:
+        return self._cluster.active_slots
+
     def idle_share(self) -> float:
         others = self._cluster.active_slots - 1
         return (self._cluster.idle_slots - 1) / others if others > 0 else 0.0
@@ -174,10 +177,15 @@ class ClusterView:
                 continue
             for bundle in cluster.bundles_of(model):
                 lane = cluster.waiting.lanes.get(bundle)
-                if lane is not None:
-                    work_s = lane.waiting * cluster.profiles.usual_run_s(model)
-                    total_s += work_s / cluster.copies(bundle)
+                if lane is None or bundle.models[0] != model or not own.holds(bundle.models):
+                    continue
+                run_s = sum(cluster.profiles.usual_run_s(each) for each in bundle.models)
+                total_s += lane.waiting * run_s / cluster.copies(bundle)
         return total_s
+
+    def overtaken(self, head: RequestView) -> int:
+        cluster = self._cluster
+        return cluster.accepted - cluster.waiting.count - _pending(head).number
 
     # -- local queues ---------------------------------------------------------------------------
 

@@ -183,6 +183,10 @@ class View(Protocol):
         """Whether any slot has room."""
         ...
 
+    def slot_count(self) -> int:
+        """How many slots take requests, idle or not."""
+        ...
+
     def idle_share(self) -> float:
         """How many of the other slots are idle beside one that is, from 0 to 1."""
         ...
@@ -197,6 +201,10 @@ class View(Protocol):
 
     def rival_work_s(self, slot: SlotView, request: RequestView) -> float:
         """The slot's share of the work that waits for the other models on its GPU, in seconds."""
+        ...
+
+    def overtaken(self, head: RequestView) -> int:
+        """How many later requests have left the queue while this one, the first, waited."""
         ...
 
     # -- local queues ---------------------------------------------------------------------------

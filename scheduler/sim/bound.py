@@ -89,9 +89,7 @@ def _part_bound(part: Sequence[_Job], gpus: int) -> float:
 
 def _alone(part: Sequence[_Job]) -> float:
     """Every request as if it had the cluster for itself, but no model before its first load."""
-    return sum(
-        job.run_s + max(0.0, job.first_s + job.load_s - job.arrived_s) for job in part
-    )
+    return sum(job.run_s + max(0.0, job.first_s + job.load_s - job.arrived_s) for job in part)
 
 
 def _in_order(part: Sequence[_Job], gpus: int) -> float:
@@ -125,9 +123,7 @@ def _mean_busy_times(part: Sequence[_Job], gpus: int, cold_for_s: float) -> floa
     return total_s + _least_weighted_mean_busy_time(work, gpus)
 
 
-def _least_weighted_mean_busy_time(
-    work: list[tuple[float, float, float]], speed: int
-) -> float:
+def _least_weighted_mean_busy_time(work: list[tuple[float, float, float]], speed: int) -> float:
     """Of (release, weight, size) on one machine of this speed: by weight/size, interrupting."""
     pending = sorted(work)
     left = [size / speed for _, _, size in pending]

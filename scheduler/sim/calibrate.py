@@ -11,9 +11,11 @@ from scheduler.sim.workload import Arrivals, Pattern
 # What `gpufaas reproduce --calibrate` chose; docs/evaluation.md shows how flat the optimum is.
 CHOSEN = Setting(Pattern(Arrivals.UNIFORM), gpu_memory_mb=7982, overhead_s=0.40)
 
-COARSE_SEEDS = 2
-FINE_SEEDS = 5
+# Seeds of the three rounds of a search, and of the slices that the evaluation shows.
+SEEDS = (2, 5, 20)
+AROUND_SEEDS = 5
 _FINE_FROM = 3
+_LAST_FROM = 5
 _FINE_STEPS_S = (-0.15, -0.10, -0.05, 0.0, 0.05, 0.10, 0.15)
 _AROUND_STEPS_S = (-0.2, -0.1, 0.0, 0.1, 0.2)
 
@@ -99,6 +101,11 @@ def fine(found: Iterable[Point]) -> list[Setting]:
         for step_s in _FINE_STEPS_S
     }
     return list(settings)
+
+
+def last(found: Iterable[Point]) -> list[Setting]:
+    """The best settings of a grid, for many seeds."""
+    return [point.setting for point in best(found, _LAST_FROM)]
 
 
 def around(setting: Setting) -> tuple[list[Setting], list[Setting]]:

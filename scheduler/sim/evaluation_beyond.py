@@ -22,7 +22,7 @@ SHORT_WINDOWS = (0, 60, 120, 180)
 SHORT_MINUTES = 6
 LONG_MINUTES = 30
 
-# The least average latency that any policy could have on a workload, known its whole future.
+# A lower bound on the average latency that any policy could have on a workload.
 Bound = Callable[[Workload, Hardware], float]
 # A policy and an eviction rule.
 Pair = tuple[str, str]
@@ -75,9 +75,10 @@ def families() -> tuple[Family, ...]:
     return (_thesis(), _azure())
 
 
-def run(bound: Bound | None = None, done: Progress | None = None) -> Beyond:
-    """Simulate every policy with every eviction rule on every load."""
-    covered = families()
+def run(
+    covered: Sequence[Family], bound: Bound | None = None, done: Progress | None = None
+) -> Beyond:
+    """Simulate every policy with every eviction rule on every load of these."""
     pairs = tuple(
         (policy, rule) for policy in policies.available() for rule in eviction.available()
     )
@@ -92,7 +93,7 @@ def run(bound: Bound | None = None, done: Progress | None = None) -> Beyond:
     bounds = {}
     if bound is not None:
         bounds = {load: _bound(bound, load) for family in covered for load in family.loads}
-    return Beyond(covered, pairs, figures, bounds)
+    return Beyond(tuple(covered), pairs, figures, bounds)
 
 
 def section(beyond: Beyond) -> str:

@@ -89,6 +89,7 @@ class NaiveScheduler:
         self._models: dict[ModelId, ModelSpec] = {}
         self._live: list[NaiveRequest] = []
         self._arrivals = 0
+        self._largest_bytes = 0
         self._latest: Place = (0.0, 0.0)
         self._passings: list[Place] = []
         self._now = 0.0
@@ -122,6 +123,7 @@ class NaiveScheduler:
                 self._free(slot)
             case GpuJoined(spec):
                 lowest = min((gpu.frequency for gpu in self.gpus), default=0)
+                self._largest_bytes = max(self._largest_bytes, spec.memory_bytes)
                 self.gpus.append(NaiveGpu(spec.id, spec.memory_bytes, spec.gpu_type, lowest))
                 in_vain = [request for request in self.queue if self._too_large(request.model)]
                 for request in sorted(in_vain, key=lambda request: request.id):
@@ -152,8 +154,8 @@ class NaiveScheduler:
         self._wait(mine)
 
     def _too_large(self, model: ModelId) -> bool:
-        active = [gpu for gpu in self.gpus if gpu.active]
-        return bool(active) and not any(self._large_enough(gpu, model) for gpu in active)
+        """Larger than every GPU that was ever here: those of today may be joined by more."""
+        return 0 < self._largest_bytes < self._bytes(model)
 
     def _refuse(self, request: NaiveRequest) -> None:
         if request in self._live:

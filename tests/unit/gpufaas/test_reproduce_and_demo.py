@@ -1,13 +1,16 @@
 """`gpufaas demo` and `gpufaas reproduce`: what they print and write."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gpufaas import reproduce
 from gpufaas.cli import EXIT_BAD_USE, main
+from gpufaas.reproduce import Plan
 from scheduler import policies
-from scheduler.sim import calibrate, evaluation_beyond
+from scheduler.sim import paper
 from scheduler.sim.calibrate import CHOSEN
 from scheduler.sim.evaluation_beyond import Family, Group
 from scheduler.sim.study import Load
@@ -63,37 +66,37 @@ def test_reproduce_refuses_less_than_one_seed(capsys: Output) -> None:
     assert "seeds must be at least 1, not 0" in capsys.readouterr().err
 
 
-def test_reproduce_writes_the_document_and_all_its_pictures(
-    capsys: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_makes_the_document_and_all_its_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need matplotlib: the extra `report`")
-    few = (Family("One load", (Group("one", (Load(working_set=15, minutes=1),)),)),)
-    monkeypatch.setattr(evaluation_beyond, "families", lambda: few)
-    monkeypatch.setattr(calibrate, "around", lambda setting: ([setting], [setting]))
-    monkeypatch.setattr(calibrate, "FINE_SEEDS", 1)
+    load = Load(working_set=15, minutes=1)
+    family = Family("One load", (Group("one", (load,)),))
+    plan = Plan(1, [CHOSEN], [CHOSEN], 1, [family])
 
-    assert main(["reproduce", "--seeds", "1", "--out", str(tmp_path)]) == 0
+    path = reproduce.write(tmp_path, plan)
 
-    text = (tmp_path / "evaluation.md").read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
     linked = {line.split("(")[1][:-1] for line in text.splitlines() if line.startswith("![")}
     written = {f"pictures/{path.name}" for path in (tmp_path / "pictures").iterdir()}
     assert linked == written
     assert len(written) == 6
     assert str(CHOSEN) in text
-    assert capsys.readouterr().out.startswith(str(tmp_path / "evaluation.md"))
+    assert "### One load" in text
 
 
-def test_calibrate_prints_the_nearest_setting(
-    capsys: Output, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(calibrate, "coarse", lambda: [CHOSEN])
-    monkeypatch.setattr(calibrate, "fine", lambda _: [CHOSEN])
-    monkeypatch.setattr(calibrate, "COARSE_SEEDS", 1)
-    monkeypatch.setattr(calibrate, "FINE_SEEDS", 1)
+def test_search_prints_both_grids_and_returns_the_nearest(capsys: Output) -> None:
+    whole = paper.load()
+    part = replace(
+        whole,
+        claims=tuple(claim for claim in whole.claims if claim.working_sets == (15,)),
+        sm_utilisation={"rr": 7.48, "lb": 7.51},
+        table2=whole.table2[:5],
+        table3=whole.table3[:1],
+    )
 
-    assert main(["reproduce", "--calibrate"]) == 0
+    nearest = reproduce.search(part, [CHOSEN], seeds=(1, 1, 1))
 
     out = capsys.readouterr().out
-    assert f"Nearest: {CHOSEN}" in out
-    assert "coarse grid" in out
+    assert "1 settings, coarse grid, 1 seeds" in out
     assert "fine grid" in out
+    assert "5 settings, last round" in out
+    assert str(nearest) in out

@@ -19,7 +19,7 @@ def beyond(**bounds: float) -> Beyond:
     figures = {(load, pair): SLOW for load in LOADS for pair in (BASE, SWIFT)}
     figures[LOADS[0], SWIFT] = FAST
     family = Family("Some loads", (Group("both", LOADS),))
-    by_load = {load: bounds["each"] for load in LOADS} if bounds else {}
+    by_load = dict.fromkeys(LOADS, bounds["each"]) if bounds else {}
     return Beyond((family,), (BASE, SWIFT), figures, by_load)
 
 

@@ -10,7 +10,7 @@ from scheduler.model import Estimate, LeaseId, Load, RequestId, SlotId
 from scheduler.sim.tally import Tally, percentile
 
 A, B = ModelId("a"), ModelId("b")
-ONCE = LeaseId("l0")
+ONCE = LeaseId(0)
 
 
 def prepare(*loads: ModelId, victims: tuple[ModelId, ...] = ()) -> Prepare:

@@ -1,0 +1,181 @@
+"""Plays a scenario: commands at the margin, and what the core answered below each, indented.
+
+    policy lalbo3 o3_limit=3          the policy in force (the first line), or from now on
+    rule lru                          the eviction rule, before anything else
+    model bert 1024 load 2 run 1      size in MB, seconds
+    gpu g0 8192                       a GPU of one slot joins; size in MB
+    gpu g0 8192 holds bert, gpt       ... with these models, the least recently used first
+    at 1.5                            time goes on to this second
+    request r0 bert                   a request for this model (or these models) arrives
+    cancel r0 | expire r0             the caller goes away | the deadline passes
+    free g0                           g0's manager ends its lease
+    drain g0 | lose g0 | lose g0 requeue
+    pin bert g0 | unpin bert g0 | evict bert g0 | prefetch bert g0
+    # a remark
+
+`pytest --rewrite` writes the answers of today into the file: read the difference before you commit.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from cache_manager.model import MIB, GpuId, ModelId
+from scheduler.actions import (
+    Action,
+    Demote,
+    Dispatch,
+    EndLease,
+    EnqueueLocally,
+    Finish,
+    Prepare,
+    Refuse,
+    SetTimer,
+)
+from scheduler.core import make_core
+from scheduler.events import (
+    DeadlinePassed,
+    EvictAsked,
+    GpuDraining,
+    GpuJoined,
+    GpuLost,
+    GpuSnapshot,
+    ModelRegistered,
+    NodeSnapshot,
+    PinAsked,
+    PolicySet,
+    PrefetchAsked,
+    RequestArrived,
+    RequestCancelled,
+    UnpinAsked,
+)
+from scheduler.model import AfterLoss, GpuSpec, ModelSpec, RequestId
+from tests.builders import gpu, model, request
+from tests.world import World
+
+MARGIN = "    "
+
+
+def commands_of(scenario: Path) -> list[str]:
+    """The lines that are not answers."""
+    lines = scenario.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if not line.startswith(MARGIN)]
+
+
+def play(commands: list[str]) -> str:
+    """The whole scenario as text, with the core's present answers."""
+    stage = _Stage()
+    lines: list[str] = []
+    for command in commands:
+        lines.append(command)
+        words = command.split("#")[0].split()
+        if words:
+            lines += [MARGIN + line for line in stage.do(*words)]
+    return "\n".join(lines) + "\n"
+
+
+class _Stage:
+    """One core, made by the first commands."""
+
+    def __init__(self) -> None:
+        self._rule = "lru"
+        self._world: World | None = None
+        self._models: dict[str, ModelSpec] = {}
+
+    def do(self, verb: str, *words: str) -> list[str]:
+        act: Callable[..., list[Action]] = getattr(self, f"_do_{verb}")
+        return list(_told(act(*words)))
+
+    @property
+    def _there(self) -> World:
+        assert self._world is not None, "a scenario begins with its policy"
+        return self._world
+
+    def _do_rule(self, name: str) -> list[Action]:
+        self._rule = name
+        return []
+
+    def _do_policy(self, name: str, *settings: str) -> list[Action]:
+        pairs = (setting.split("=") for setting in settings)
+        parameters = {key: int(value) for key, value in pairs}
+        if self._world is None:
+            self._world = World(make_core(name, self._rule, parameters))
+            return []
+        return self._there.send(PolicySet(name, parameters))
+
+    def _do_model(self, name: str, size: str, _load: str, load: str, _run: str, run: str) -> list[Action]:
+        spec = model(name, memory_mb=int(size), load_s=float(load), run_s=float(run))
+        self._models[name] = spec
+        return self._there.send(ModelRegistered(spec))
+
+    def _do_gpu(self, name: str, size: str, *holds: str) -> list[Action]:
+        spec = gpu(name, memory_mb=int(size))
+        if not holds:
+            return self._there.send(GpuJoined(spec))
+        return self._there.send(self._report(spec, " ".join(holds[1:]).split(", ")))
+
+    def _report(self, spec: GpuSpec, holds: list[str]) -> NodeSnapshot:
+        specs = [self._models[name] for name in holds]
+        residents = tuple((each.id, each.memory_bytes or MIB) for each in specs)
+        return NodeSnapshot(spec.node, (GpuSnapshot(spec, residents),))
+
+    def _do_at(self, second: str) -> list[Action]:
+        self._there.now = float(second)
+        return []
+
+    def _do_request(self, name: str, *models: str) -> list[Action]:
+        return self._there.send(RequestArrived(request(name, *models)))
+
+    def _do_cancel(self, name: str) -> list[Action]:
+        return self._there.send(RequestCancelled(RequestId(name)))
+
+    def _do_expire(self, name: str) -> list[Action]:
+        return self._there.send(DeadlinePassed(RequestId(name)))
+
+    def _do_free(self, slot: str) -> list[Action]:
+        return self._there.free(slot)
+
+    def _do_drain(self, name: str) -> list[Action]:
+        return self._there.send(GpuDraining(GpuId(name)))
+
+    def _do_lose(self, name: str, after: str = "fail") -> list[Action]:
+        return self._there.send(GpuLost(GpuId(name), AfterLoss(after)))
+
+    def _do_pin(self, name: str, there: str) -> list[Action]:
+        return self._there.send(PinAsked(ModelId(name), GpuId(there)))
+
+    def _do_unpin(self, name: str, there: str) -> list[Action]:
+        return self._there.send(UnpinAsked(ModelId(name), GpuId(there)))
+
+    def _do_evict(self, name: str, there: str) -> list[Action]:
+        return self._there.send(EvictAsked(ModelId(name), GpuId(there)))
+
+    def _do_prefetch(self, name: str, there: str) -> list[Action]:
+        return self._there.send(PrefetchAsked(ModelId(name), GpuId(there)))
+
+
+def _told(actions: list[Action]) -> Iterator[str]:
+    """One line an action; a dispatch tells its preparation with it."""
+    prepared: list[str] = []
+    for action in actions:
+        if isinstance(action, Prepare):
+            loads = ", ".join(load.model for load in action.loads)
+            victims = ", ".join(action.victims)
+            prepared = [f"loads {loads}", *([f"evicts {victims}"] if victims else [])]
+            if action.prefetch:
+                yield f"{action.slot} {'; '.join(prepared)}"
+        elif isinstance(action, Dispatch):
+            who = ", ".join(action.requests)
+            how = "hit" if action.hit else "; ".join(["miss", *prepared])
+            yield f"{who} -> {action.slot}, {how}  ({action.rule})"
+        elif isinstance(action, EnqueueLocally):
+            yield f"{action.request} -> local queue of {action.slot}  ({action.rule})"
+        elif isinstance(action, Finish):
+            yield f"{action.request} {action.outcome.value}"
+        elif isinstance(action, Demote):
+            yield f"{action.model} leaves {action.gpu}  ({action.reason})"
+        elif isinstance(action, EndLease):
+            yield f"{action.slot} is told to end its lease  ({action.reason})"
+        elif isinstance(action, Refuse):
+            yield f"refused: {action.reason}"
+        elif isinstance(action, SetTimer):
+            yield f"wake at {action.at_s:g}"
