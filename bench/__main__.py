@@ -3,12 +3,13 @@
 import argparse
 import platform
 import sys
-from datetime import date
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 
 from bench import measure
 from bench.measure import NAIVE_SIZES, SIZES, Cost
+from bench.steady import Size
 from scheduler import policies
 
 RESULTS = Path(__file__).parent / "results"
@@ -22,14 +23,15 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="up to a million waiting; keep it")
     full = parser.parse_args().full
     names = THESIS + tuple(name for name in policies.available() if name not in THESIS)
-    lines = [f"# The core, measured on {date.today().isoformat()}", "", *_machine(), ""]
+    today = datetime.now(tz=UTC).date().isoformat()
+    lines = [f"# The core, measured on {today}", "", *_machine(), ""]
     costs = _say(lines, _costs(names, SIZES if full else SIZES[:3], naive=False))
     naive = _say(lines, _costs(THESIS, NAIVE_SIZES if full else NAIVE_SIZES[:2], naive=True))
     _say(lines, _memory(1_000_000 if full else 100_000))
     _say(lines, _speed(names))
     if full:
         RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{date.today().isoformat()}-core.md"
+        path = RESULTS / f"{today}-core.md"
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         import_module("bench.picture").draw(costs, naive, PICTURE)
         print(f"\n{path}\n{PICTURE}")
@@ -55,7 +57,7 @@ def _say(lines: list[str], part: tuple[list[str], list[Cost]]) -> list[Cost]:
 
 
 def _costs(
-    names: tuple[str, ...], sizes: tuple[measure.Size, ...], *, naive: bool
+    names: tuple[str, ...], sizes: tuple[Size, ...], *, naive: bool
 ) -> tuple[list[str], list[Cost]]:
     title = "The naive version of the tests" if naive else "Cost of one placement"
     lines = _title(title)

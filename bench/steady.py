@@ -65,7 +65,7 @@ class Steady:
         }
         for model, like in self._models_like.items():
             runs = {(1, ANY_GPU_TYPE): like.run_s}
-            spec = ModelSpec(model, like.memory_bytes, {Tier.DISK: like.load_s}, runs)
+            spec = ModelSpec(model, like.memory_bytes, {Tier.ABSENT: like.load_s}, runs)
             self.scheduler.handle(ModelRegistered(spec), 0.0)
         for number in range(size.gpus):
             gpu = GpuSpec(GpuId(f"g{number:05d}"), NodeId(f"n{number // 8}"), GPU_MEMORY_BYTES)

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from gpufaas.drawing import pictures
+from gpufaas.drawing import folder, pictures
 from gpufaas.errors import CommandError
 from gpufaas.progress import Bar
 from gpufaas.simulate import table
@@ -31,6 +31,7 @@ def add_parser(commands: "Commands") -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    out = folder(options.out)
     reported = paper.load()
     names = _in_order(reported)
     by_size = _simulate(names)
@@ -44,7 +45,7 @@ def _run(options: argparse.Namespace) -> int:
     except CommandError as error:
         print(f"\nNo picture: {error}", file=sys.stderr)
         return 0
-    path = Path(options.out) / "demo.png"
+    path = out / "demo.png"
     _draw(draw, path, by_size[_SHOWN], reported)
     print(f"\n{path}")
     return 0

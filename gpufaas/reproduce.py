@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from gpufaas.drawing import pictures
+from gpufaas.drawing import folder, pictures
 from gpufaas.errors import CommandError
 from gpufaas.progress import Bar
 from scheduler.sim import calibrate, evaluation, evaluation_beyond, evaluation_document, paper
@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace) -> int:
         nearest = search(paper.load(), calibrate.coarse(), calibrate.SEEDS)
         print(f"Nearest: {nearest}; in use: {calibrate.CHOSEN}.")
     else:
-        print(write(Path(options.out), default_plan(options.seeds)))
+        print(write(folder(options.out), default_plan(options.seeds)))
     print(f"It took {time.monotonic() - started_s:.0f} s.", file=sys.stderr)
     return 0
 

@@ -32,7 +32,7 @@ class Policy:
     rivals: float = 0.6
     backlog: float = 1.4
     idle_discount: float = 0.4
-    memory: float = 8.0
+    memory: float = 16.0
     candidates: int = 8
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scheduler.sim import evaluation_reasons, evaluation_tables
-from scheduler.sim.calibrate import Point, distance
+from scheduler.sim.calibrate import SEEDS, Point, distance
 from scheduler.sim.evaluation import Measured
 from scheduler.sim.evaluation_claims import (
     LATENCY_PERCENT,
@@ -101,7 +101,8 @@ datastore and process; here a fixed time that it holds its GPU, hit or miss). Th
 together, by the distance to all of the thesis's figures: the mean absolute relative error of the
 claims, of Table 2's 75 and of Table 3's 40 figures, each error counting at most 1, and the three
 groups alike. No policy has a setting of its own. `gpufaas reproduce --calibrate` searches the whole
-grid again.
+grid again, in three rounds: the grid, small steps around its best settings, and the five nearest
+with {SEEDS[-1]} seeds, the first of which is used here.
 
 The chosen setting's distance is {found.total:.3f} (claims {found.claims:.3f}, Table 2
 {found.table2:.3f}, Table 3 {found.table3:.3f}). Around it ({evaluation.grid_seeds} seeds, the
@@ -125,7 +126,7 @@ def _flatness(evaluation: Evaluation) -> str:
     near = sorted(str(setting) for setting, total in points.items() if total <= lowest + _FLAT)
     return (
         f"The optimum is flat: {len(near)} of these {len(points)} settings lie within {_FLAT} of "
-        f"the lowest ({'; '.join(near)}), about what another choice of seeds changes."
+        f"the lowest, which other seeds can turn round: {'; '.join(near)}."
     )
 
 

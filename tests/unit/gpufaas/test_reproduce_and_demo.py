@@ -60,6 +60,18 @@ def test_reproduce_refuses_before_it_simulates_when_matplotlib_is_missing(
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["demo", "reproduce"])
+def test_command_refuses_before_it_simulates_when_out_is_a_file(
+    capsys: Output, tmp_path: Path, command: str
+) -> None:
+    path = tmp_path / "taken"
+    path.write_text("", encoding="utf-8")
+
+    assert main([command, "--out", str(path)]) == EXIT_BAD_USE
+
+    assert f"cannot write to {path}: File exists" in capsys.readouterr().err
+
+
 def test_reproduce_refuses_less_than_one_seed(capsys: Output) -> None:
     assert main(["reproduce", "--seeds", "0"]) == EXIT_BAD_USE
 
