@@ -1,6 +1,7 @@
 """The `gpufaas` command: reads the arguments and hands over to one module a subcommand."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -32,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SchedulerError, CacheError, CommandError) as error:
         print(f"gpufaas {options.command}: {error}", file=sys.stderr)
         return EXIT_BAD_USE
+    except BrokenPipeError:  # whoever read our output has seen enough, as `| head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return code
 
 

@@ -213,6 +213,7 @@ class Cluster:
                 self.demand.residency_changed(bundle)
 
     def _list(self, bundle: Bundle, slot: Slot) -> None:
+        slot.highest_listed_s = max(slot.highest_listed_s, slot.available_s)
         for ranking in (self.idle_holders[bundle], self.busy_holders[bundle]):
             ranking.list(slot)
             if ranking.overgrown(self.index.copies(bundle.models[0]) * len(slot.gpu.slots)):

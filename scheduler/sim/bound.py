@@ -1,22 +1,26 @@
 """A lower bound on average latency that no policy can beat, clairvoyant ones included.
 
-It assumes what every policy here obeys: a GPU runs one request at a time without interrupting it,
-and a model is loaded only for a request that has arrived. Proofs: docs/decisions/0004.
+It assumes what every policy here obeys: GPUs start empty; a GPU runs one request at a time without
+interrupting it; a model is loaded only by a request that has arrived, right before its inference
+and on its GPU, and stays in memory that nothing else uses. Proofs: docs/decisions/0004.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 
-from cache_manager.model import ModelId
+from cache_manager.model import MIB, ModelId
+from scheduler.sim.bound_copies import Demand, least_waiting
 from scheduler.sim.engine import Hardware
 from scheduler.sim.workload import MINUTE_S, Workload
 
 _EARLY_CUTS_S = (0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 40.0)
 _COLD_FOR_S = (3.0, 10.0)
 _LONGEST_PART = 10
+# The bound that sees memory takes time that grows with the square of the requests for a model.
+_MOST_FOR_COPIES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class _Job:
     arrived_s: float
     run_s: float
     load_s: float
+    memory_bytes: int
     first_s: float
     is_first: bool
 
@@ -40,9 +45,10 @@ def average_latency_bound(workload: Workload, hardware: Hardware) -> float:
     jobs = _jobs(workload, hardware)
     if not jobs:
         return 0.0
-    gpus = hardware.gpus
-    once_loaded_s = _in_order(jobs, gpus) + sum(job.load_s for job in jobs if job.is_first)
-    return max(once_loaded_s, _best_partition(jobs, gpus)) / len(jobs)
+    once_loaded_s = _in_order(jobs, hardware.gpus) + sum(
+        job.load_s for job in jobs if job.is_first
+    )
+    return max(once_loaded_s, _best_partition(jobs, hardware)) / len(jobs)
 
 
 def _jobs(workload: Workload, hardware: Hardware) -> list[_Job]:
@@ -53,18 +59,22 @@ def _jobs(workload: Workload, hardware: Hardware) -> list[_Job]:
         is_first = model not in first_s
         began_s = first_s.setdefault(model, arrived_s)
         run_s = models[model].run_s + hardware.overhead_s
-        jobs.append(_Job(model, arrived_s, run_s, models[model].load_s, began_s, is_first))
+        load_s, memory_bytes = models[model].load_s, models[model].memory_bytes
+        jobs.append(_Job(model, arrived_s, run_s, load_s, memory_bytes, began_s, is_first))
     return jobs
 
 
-def _best_partition(jobs: Sequence[_Job], gpus: int) -> float:
+def _best_partition(jobs: Sequence[_Job], hardware: Hardware) -> float:
     """Cut the requests by arrival time so that the bounds of the parts sum to the most."""
     cuts = _cuts(jobs)
     best = [0.0] + [float("-inf")] * (len(cuts) - 1)
+    longest_for_copies = bisect_right(cuts, _MOST_FOR_COPIES) - 1
+    if longest_for_copies > 0:
+        best[longest_for_copies] = _by_copies(jobs[: cuts[longest_for_copies]], hardware)
     for start in range(len(cuts) - 1):
         for end in range(start + 1, min(start + _LONGEST_PART, len(cuts) - 1) + 1):
             part = jobs[cuts[start] : cuts[end]]
-            best[end] = max(best[end], best[start] + _part_bound(part, gpus))
+            best[end] = max(best[end], best[start] + _part_bound(part, hardware.gpus))
     return best[-1]
 
 
@@ -75,6 +85,19 @@ def _cuts(jobs: Sequence[_Job]) -> list[int]:
         times.append((times[-1] // MINUTE_S + 1) * MINUTE_S)
     places = {bisect_left(arrivals, time_s - 1e-9) for time_s in times}
     return sorted(places | {len(jobs)})
+
+
+def _by_copies(first_jobs: Sequence[_Job], hardware: Hardware) -> float:
+    """What these first requests take when copies of models compete for memory alone."""
+    by_model: dict[ModelId, list[_Job]] = {}
+    for job in first_jobs:
+        by_model.setdefault(job.model, []).append(job)
+    demands = [
+        Demand([job.arrived_s for job in like], like[0].run_s, like[0].load_s, like[0].memory_bytes)
+        for like in by_model.values()
+    ]
+    memory_bytes = hardware.gpus * hardware.gpu_memory_mb * MIB
+    return sum(job.run_s for job in first_jobs) + least_waiting(demands, memory_bytes)
 
 
 def _part_bound(part: Sequence[_Job], gpus: int) -> float:
@@ -88,8 +111,12 @@ def _part_bound(part: Sequence[_Job], gpus: int) -> float:
 
 
 def _alone(part: Sequence[_Job]) -> float:
-    """Every request as if it had the cluster for itself, but no model before its first load."""
-    return sum(job.run_s + max(0.0, job.first_s + job.load_s - job.arrived_s) for job in part)
+    """Each with a GPU to itself: it loads, or waits for a copy that served its own loader first."""
+    return sum(
+        job.run_s
+        + min(job.load_s, max(0.0, job.first_s + job.load_s + job.run_s - job.arrived_s))
+        for job in part
+    )
 
 
 def _in_order(part: Sequence[_Job], gpus: int) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Of keeping the largest model, in seconds of waiting a second; the proof allows up to a half.
-_PRICES = (0.0, *(0.5 / 2.0 ** (step / 2) for step in range(17)))
+_PRICES = (0.0, 1 / 256, 1 / 128, 1 / 64, 1 / 32, 3 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 _FIRST_WIDTH = 16
 
 

@@ -77,8 +77,8 @@ requests (limit 25; {true_miss_strict} % for limit 0) asked for a model that no 
 {our_true_miss} %. With about 40 places for models in the cluster, a good part of them taken by
 second copies (Table 2), 35 functions cannot all be resident: so few true misses mean that the
 least used functions were hardly ever asked for. The thesis indeed says that functions beyond the
-fifteenth make less than 0.01 % of the trace each. It also says that the working set changes the
-results a lot, which such functions could not do. We keep a tail that makes the working sets
+fifteenth make less than 0.01 % of the invocations. But it also finds that the working set changes
+the results a lot, which such functions could not do. We keep a tail that makes the working sets
 differ; the price is a false-miss ratio of {our_false} for LALBO3 at 35.""",
     ),
     (
