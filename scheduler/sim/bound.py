@@ -21,6 +21,7 @@ _COLD_FOR_S = (3.0, 10.0)
 _LONGEST_PART = 10
 # The bound that sees memory takes time that grows with the square of the requests for a model.
 _MOST_FOR_COPIES = 2_000
+_ROUNDING_S = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,7 @@ def average_latency_bound(workload: Workload, hardware: Hardware) -> float:
     jobs = _jobs(workload, hardware)
     if not jobs:
         return 0.0
-    once_loaded_s = _in_order(jobs, hardware.gpus) + sum(
-        job.load_s for job in jobs if job.is_first
-    )
+    once_loaded_s = _in_order(jobs, hardware.gpus) + sum(job.load_s for job in jobs if job.is_first)
     return max(once_loaded_s, _best_partition(jobs, hardware)) / len(jobs)
 
 
@@ -69,12 +68,12 @@ def _best_partition(jobs: Sequence[_Job], hardware: Hardware) -> float:
     cuts = _cuts(jobs)
     best = [0.0] + [float("-inf")] * (len(cuts) - 1)
     longest_for_copies = bisect_right(cuts, _MOST_FOR_COPIES) - 1
-    if longest_for_copies > 0:
-        best[longest_for_copies] = _by_copies(jobs[: cuts[longest_for_copies]], hardware)
-    for start in range(len(cuts) - 1):
-        for end in range(start + 1, min(start + _LONGEST_PART, len(cuts) - 1) + 1):
+    for end in range(1, len(cuts)):
+        for start in range(max(0, end - _LONGEST_PART), end):
             part = jobs[cuts[start] : cuts[end]]
             best[end] = max(best[end], best[start] + _part_bound(part, hardware.gpus))
+        if end == longest_for_copies:
+            best[end] = max(best[end], _by_copies(jobs[: cuts[end]], hardware, best[end]))
     return best[-1]
 
 
@@ -87,8 +86,10 @@ def _cuts(jobs: Sequence[_Job]) -> list[int]:
     return sorted(places | {len(jobs)})
 
 
-def _by_copies(first_jobs: Sequence[_Job], hardware: Hardware) -> float:
+def _by_copies(first_jobs: Sequence[_Job], hardware: Hardware, to_beat: float) -> float:
     """What these first requests take when copies of models compete for memory alone."""
+    if sum(job.run_s + job.load_s for job in first_jobs) <= to_beat:
+        return to_beat
     by_model: dict[ModelId, list[_Job]] = {}
     for job in first_jobs:
         by_model.setdefault(job.model, []).append(job)
@@ -113,14 +114,13 @@ def _part_bound(part: Sequence[_Job], gpus: int) -> float:
 def _alone(part: Sequence[_Job]) -> float:
     """Each with a GPU to itself: it loads, or waits for a copy that served its own loader first."""
     return sum(
-        job.run_s
-        + min(job.load_s, max(0.0, job.first_s + job.load_s + job.run_s - job.arrived_s))
+        job.run_s + min(job.load_s, max(0.0, job.first_s + job.load_s + job.run_s - job.arrived_s))
         for job in part
     )
 
 
 def _in_order(part: Sequence[_Job], gpus: int) -> float:
-    """All requests as short as the shortest on their GPUs: first come, first served is best then."""
+    """All hold a GPU as long as the shortest: first come, first served is best then."""
     shortest_s = min(job.run_s for job in part)
     free_s = [part[0].arrived_s] * gpus
     total_s = 0.0
@@ -172,6 +172,6 @@ def _least_weighted_mean_busy_time(work: list[tuple[float, float, float]], speed
         total += weight * (slice_s * speed / size) * (now + slice_s / 2)
         left[chosen] -= slice_s
         now += slice_s
-        if left[chosen] <= 1e-12:
+        if left[chosen] <= _ROUNDING_S:
             heappop(ready)
     return total

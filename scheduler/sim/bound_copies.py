@@ -30,11 +30,14 @@ def least_waiting(demands: Sequence[Demand], memory_bytes: int) -> float:
     largest = max(demand.memory_bytes for demand in demands)
     if not largest:
         return sum(_cheapest(demand, 0.0, last_s) for demand in demands)
-    return max(
-        sum(_cheapest(demand, price * demand.memory_bytes / largest, last_s) for demand in demands)
-        - price * memory_bytes / largest * (last_s - first_s)
-        for price in _PRICES
-    )
+    best = float("-inf")
+    for price in _PRICES:
+        paid = sum(_cheapest(d, price * d.memory_bytes / largest, last_s) for d in demands)
+        bound = paid - price * memory_bytes / largest * (last_s - first_s)
+        if bound < best:
+            break  # It is concave in the price.
+        best = bound
+    return best
 
 
 def _cheapest(demand: Demand, price: float, end_s: float) -> float:
