@@ -33,9 +33,7 @@ _MOST_GPUS = 5
 _LATE = events.SlotFreed | events.ModelLoaded | events.RunFinished | events.LeaseReleased
 
 _bursts = st.lists(
-    st.tuples(
-        st.sampled_from(KINDS), st.integers(0, 63), st.integers(0, 63), st.integers(0, 400)
-    ),
+    st.tuples(st.sampled_from(KINDS), st.integers(0, 63), st.integers(0, 63), st.integers(0, 400)),
     min_size=1,
     max_size=20,
 )
@@ -84,9 +82,7 @@ class Chaos:
         arrived_s = max(0.0, self.world.now - who / 10) if who % 11 == 0 else None
         name = f"r{len(self.world.sent)}"
         return events.RequestArrived(
-            request(
-                name, *wanted, batch=1 + how % 3, deadline_s=deadline_s, arrived_s=arrived_s
-            )
+            request(name, *wanted, batch=1 + how % 3, deadline_s=deadline_s, arrived_s=arrived_s)
         )
 
     def _again(self, who: int, how: int) -> Event | None:

@@ -33,9 +33,7 @@ KINDS = ("arrive",) * 6 + ("free",) * 4 + ("due",) * 2 + ("cancel", "join", "dra
 Operation = tuple[str, int, int, int]
 
 _bursts = st.lists(
-    st.tuples(
-        st.sampled_from(KINDS), st.integers(0, 63), st.integers(0, 63), st.integers(0, 40)
-    ),
+    st.tuples(st.sampled_from(KINDS), st.integers(0, 63), st.integers(0, 63), st.integers(0, 40)),
     min_size=1,
     max_size=20,
 )

@@ -102,7 +102,9 @@ class _Stage:
             return []
         return self._there.send(PolicySet(name, parameters))
 
-    def _do_model(self, name: str, size: str, _load: str, load: str, _run: str, run: str) -> list[Action]:
+    def _do_model(
+        self, name: str, size: str, _load: str, load: str, _run: str, run: str
+    ) -> list[Action]:
         spec = model(name, memory_mb=int(size), load_s=float(load), run_s=float(run))
         self._models[name] = spec
         return self._there.send(ModelRegistered(spec))

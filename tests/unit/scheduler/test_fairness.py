@@ -113,9 +113,7 @@ def test_request_is_overtaken_exactly_so_often_when_hits_keep_coming(
     assert served.index("late") == limit
 
 
-def most_overtaken(
-    policy: str, parameters: Mapping[str, int], operations: list[Operation]
-) -> int:
+def most_overtaken(policy: str, parameters: Mapping[str, int], operations: list[Operation]) -> int:
     """How often the request was overtaken that was overtaken most."""
     core = make_core(policy, parameters=parameters)
     workload = Workload(model_count=9, gpu_count=3, sizes_mb=(10000,))

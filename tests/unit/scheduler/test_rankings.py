@@ -57,9 +57,7 @@ def holding(models: tuple[str, ...], slots: list[Slot]) -> list[Slot]:
 
 def could_hold(slot: Slot, needs: tuple[tuple[str, int], ...]) -> bool:
     """With nothing but the pinned models beside them."""
-    sizes = {
-        each.model: each.bytes for each in slot.gpu.cache.residents.values() if each.pinned
-    }
+    sizes = {each.model: each.bytes for each in slot.gpu.cache.residents.values() if each.pinned}
     for model, size_bytes in needs:
         sizes.setdefault(model, size_bytes)  # type: ignore[arg-type]
     return sum(sizes.values()) <= slot.gpu.spec.memory_bytes

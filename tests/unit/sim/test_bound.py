@@ -87,5 +87,4 @@ class EverySchedule:
                 yield kept
 
 
-def _subsets[T](whole: frozenset[T]) -> list[frozenset[T]]:
-    ...
+def _subsets[T](whole: frozenset[T]) -> list[frozenset[T]]: ...
