@@ -46,12 +46,23 @@ class Administration:
         for victim in victims:
             self._demote(gpu, victim, "memory pressure", out)
 
-    def grow(self, gpu: Gpu, model: ModelId, needed: int, now: float, out: list[Action]) -> None:
-        """A resident model was measured anew: make room for what it takes."""
+    def resize(self, model: ModelId, now: float, out: list[Action]) -> None:
+        """A model was measured or declared anew: correct what is kept for it, on every GPU."""
+        self._cluster.remeasure(model)
+        needed = self._cluster.profiles.memory_bytes(model)
+        for gpu_id in list(self._cluster.index.holders(model)):
+            self._resize(self._cluster.gpus[gpu_id], model, needed, now, out)
+
+    def _resize(self, gpu: Gpu, model: ModelId, needed: int, now: float, out: list[Action]) -> None:
+        """Make room for what it takes; where there can be none, an idle copy goes."""
         index, cache = self._cluster.index, gpu.cache
-        short_bytes = needed - cache.residents[model].bytes - cache.free_bytes
+        resident = cache.residents[model]
+        short_bytes = needed - resident.bytes - cache.free_bytes
         if short_bytes > 0:
             victims = index.victims(cache, short_bytes, now, keep=(model,))
+            if victims is None and not resident.kept:
+                self._demote(gpu, model, "it takes more than this GPU has room for", out)
+                return
             for victim in victims or ():
                 self._demote(gpu, victim, f"{model} takes more than was thought", out)
         index.resize(cache, model, needed)

@@ -70,10 +70,7 @@ class Cluster:
         return bundle
 
     def remeasure(self, model: ModelId) -> None:
-        """A model's memory need has changed: for what waits, and for where it is already."""
-        needed = self.profiles.memory_bytes(model)
-        for cache in self.index.holders(model).values():
-            self.index.resize(cache, model, needed)
+        """A model's memory need has changed, for whatever will ask for it."""
         for bundle in self.bundles_of(model):
             before = bundle.size_class
             self._measure(bundle)

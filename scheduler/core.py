@@ -47,8 +47,8 @@ class Core:
         self.placer = Placer(self.cluster, self.visits, settings.explain)
         self.placer.policy_name = policy_name
         self._lifecycle = Lifecycle(self.cluster, self.placer, settings.max_waiting)
-        self._fleet = Fleet(self.cluster, self.placer, self._lifecycle)
         self._admin = Administration(self.cluster, self.placer)
+        self._fleet = Fleet(self.cluster, self.placer, self._lifecycle, self._admin)
         self._policy = policy
         self._view = ClusterView(self.cluster, self.visits)
         self._handlers = self._table()

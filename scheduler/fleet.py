@@ -2,6 +2,7 @@
 
 from cache_manager.model import GpuId
 from scheduler.actions import Action, Refuse
+from scheduler.admin import Administration
 from scheduler.cluster import Cluster
 from scheduler.errors import BadEvent
 from scheduler.events import GpuDraining, GpuJoined, GpuLost, GpuSnapshot, NodeSnapshot
@@ -14,10 +15,13 @@ from scheduler.slots import Gpu
 class Fleet:
     """Keeps the cluster's GPUs in step with what their managers say."""
 
-    def __init__(self, cluster: Cluster, placer: Placer, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self, cluster: Cluster, placer: Placer, lifecycle: Lifecycle, admin: Administration
+    ) -> None:
         self._cluster = cluster
         self._placer = placer
         self._lifecycle = lifecycle
+        self._admin = admin
         self._draining: set[GpuId] = set()
 
     def gpu(self, gpu: GpuId) -> Gpu:
@@ -95,24 +99,24 @@ class Fleet:
                     reason = "its GPU manager no longer has the lease"
                     self._lifecycle.cut_off(lease, lost, reason, out)
                     self._placer.end(lease, now)
-        self._reconcile_residents(gpu, snapshot, now)
+        self._reconcile_residents(gpu, snapshot, now, out)
         for found in snapshot.leases:
             if found.lease not in self._placer.leases:
                 slot = self._cluster.slots[found.slot]
                 self._placer.adopt(found.lease, slot, found.models, now)
         self.leave_if_drained(gpu)
 
-    def _reconcile_residents(self, gpu: Gpu, snapshot: GpuSnapshot, now: float) -> None:
+    def _reconcile_residents(
+        self, gpu: Gpu, snapshot: GpuSnapshot, now: float, out: list[Action]
+    ) -> None:
         index, cache = self._cluster.index, gpu.cache
         reported = dict(snapshot.residents)
         for model in [model for model in cache.residents if model not in reported]:
             self._cluster.evict(gpu, model)
         for model, size_bytes in snapshot.residents:
             if self._cluster.profiles.report_memory(model, size_bytes):
-                self._cluster.remeasure(model)
-            if model in cache.residents:
-                index.resize(cache, model, size_bytes)
-            else:
+                self._admin.resize(model, now, out)
+            if model not in cache.residents:
                 load_s = self._cluster.profiles.load_s(model, index.tier(gpu.spec.node, model))
                 room = min(size_bytes, cache.free_bytes)
                 self._cluster.admit(gpu, model, room, now, load_s)

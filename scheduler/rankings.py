@@ -5,7 +5,7 @@ a slot was given work; when it will be free), so that an outdated entry lies too
 is found there, and is then corrected or dropped.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush, heapreplace
 
 from cache_manager.model import ModelId
@@ -83,14 +83,18 @@ class SlotRanking:
             heappop(entries)
         return None
 
-    def few_idle(self, most: int) -> list[Slot]:
-        """The least used idle slots, in order."""
-        taken: dict[Slot, tuple[int, SlotId, Slot]] = {}
-        while len(taken) < most and (slot := self.first_idle()) is not None:
-            taken[slot] = heappop(self._entries)
-        for entry in taken.values():
+    def few_idle(self, most: int, accepts: Callable[[Slot], bool]) -> list[Slot]:
+        """The least used idle slots that are accepted, in order."""
+        accepted: list[Slot] = []
+        aside: dict[Slot, tuple[int, SlotId, Slot]] = {}
+        while len(accepted) < most and (slot := self.first_idle()) is not None:
+            entry = heappop(self._entries)
+            if slot not in aside and accepts(slot):
+                accepted.append(slot)
+            aside[slot] = entry
+        for entry in aside.values():
             heappush(self._entries, entry)
-        return list(taken)
+        return accepted
 
     def first_active(self) -> Slot | None:
         """The least used slot that takes requests, idle or not."""

@@ -8,7 +8,6 @@ from scheduler.errors import BadEvent
 from scheduler.events import LoadFailed, ModelDemoted, ModelLoaded, ModelRegistered, RunFinished
 from scheduler.fleet import Fleet
 from scheduler.lifecycle import Lifecycle
-from scheduler.slots import Gpu
 
 
 class Reports:
@@ -30,14 +29,14 @@ class Reports:
         gpu = slot.gpu
         self._cluster.profiles.report_run(event.model, event.batch, gpu.spec.gpu_type, event.run_s)
         if event.peak_bytes is not None:
-            self._measured(gpu, event.model, event.peak_bytes, now, out)
+            self._measured(event.model, event.peak_bytes, now, out)
 
     # -- models ---------------------------------------------------------------------------------
 
     def model_registered(self, event: ModelRegistered, now: float, out: list[Action]) -> None:
         """Take a model's declaration over."""
         self._cluster.profiles.declare(event.model)
-        self._cluster.remeasure(event.model.id)
+        self._admin.resize(event.model.id, now, out)
         self._lifecycle.refuse_what_cannot_fit(out)
 
     def model_loaded(self, event: ModelLoaded, now: float, out: list[Action]) -> None:
@@ -51,17 +50,13 @@ class Reports:
                     slot.free_s = max(now, slot.free_s + now - expected_s)
                     self._cluster.settle(slot)
         if event.memory_bytes is not None:
-            self._measured(gpu, event.model, event.memory_bytes, now, out)
+            self._measured(event.model, event.memory_bytes, now, out)
 
-    def _measured(
-        self, gpu: Gpu, model: ModelId, peak_bytes: int, now: float, out: list[Action]
-    ) -> None:
+    def _measured(self, model: ModelId, peak_bytes: int, now: float, out: list[Action]) -> None:
         """A model needs more (or, measured for the first time, less) than was thought."""
         if not self._cluster.profiles.report_memory(model, peak_bytes):
             return
-        self._cluster.remeasure(model)
-        if model in gpu.cache.residents:
-            self._admin.grow(gpu, model, peak_bytes, now, out)
+        self._admin.resize(model, now, out)
         self._lifecycle.refuse_what_cannot_fit(out)
 
     def load_failed(self, event: LoadFailed, now: float, out: list[Action]) -> None:

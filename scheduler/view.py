@@ -141,9 +141,20 @@ class ClusterView:
     def copies(self, request: RequestView) -> int:
         return self._cluster.copies(_pending(request).bundle)
 
-    def few_idle(self, most: int) -> Sequence[SlotView]:
-        slots = [slot for ranking in self._cluster.idle for slot in ranking.few_idle(most)]
-        return sorted(slots, key=_used)[:most] if len(self._cluster.idle) > 1 else slots
+    def few_idle(self, request: RequestView, most: int) -> Sequence[SlotView]:
+        bundle, index = _pending(request).bundle, self._cluster.index
+
+        def has_room(slot: Slot) -> bool:
+            cache = slot.gpu.cache
+            return not cache.kept_bytes or index.fits(cache, bundle.needs)
+
+        slots = [
+            slot
+            for ranking in self._cluster.idle[bundle.size_class :]
+            for slot in ranking.few_idle(most, has_room)
+        ]
+        slots.sort(key=_used)
+        return slots[:most]
 
     def any_idle(self) -> bool:
         return self._cluster.idle_slots > 0
@@ -155,10 +166,15 @@ class ClusterView:
         others = self._cluster.active_slots - 1
         return (self._cluster.idle_slots - 1) / others if others > 0 else 0.0
 
-    def victims(self, request: RequestView, slot: SlotView) -> Sequence[ModelId] | None:
+    def victims(self, request: RequestView, slot: SlotView) -> Sequence[ModelId]:
         needs = _pending(request).bundle.needs
         plan = self._cluster.index.plan(_own(slot).gpu.cache, needs, self.now)
-        return None if plan is None else plan.victims
+        assert plan is not None, f"{request.models} have no room on {slot.id}"
+        return plan.victims
+
+    def nearest_load_s(self, request: RequestView) -> float:
+        load_s = self._cluster.profiles.load_s
+        return sum(load_s(model, Tier.HOST) for model in request.models)
 
     def facts(self, model: ModelId) -> ModelFacts:
         cluster = self._cluster

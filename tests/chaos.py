@@ -15,6 +15,7 @@ from scheduler import events, policies
 from scheduler.events import Event, GpuSnapshot, LiveLease, NodeSnapshot
 from scheduler.model import AfterLoss, GpuSpec, LeaseId, RequestId, SlotId
 from tests.builders import gpu, model, request
+from tests.workload import flat
 from tests.world import HeldLease, World
 
 # What to do, two numbers that choose with whom and how, and milliseconds that pass before.
@@ -37,8 +38,7 @@ _bursts = st.lists(
     min_size=1,
     max_size=20,
 )
-# A list of lists, since hypothesis keeps plain lists short.
-operations = st.lists(_bursts, min_size=1, max_size=10).map(lambda bursts: sum(bursts, []))
+operations = st.lists(_bursts, min_size=1, max_size=10).map(flat)
 
 
 def random_operations(random: Random, count: int) -> list[Operation]:

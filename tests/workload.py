@@ -1,4 +1,4 @@
-"""Random workloads for single-slot clusters, drawn as plain numbers so that hypothesis shrinks them.
+"""Random workloads for clusters of single-slot GPUs, drawn as plain numbers that shrink well.
 
 All times are multiples of 1/64 s, so that sums are exact whatever their order.
 """
@@ -37,8 +37,14 @@ _bursts = st.lists(
     min_size=1,
     max_size=20,
 )
-# A list of lists, since hypothesis keeps plain lists short.
-operations = st.lists(_bursts, min_size=1, max_size=8).map(lambda bursts: sum(bursts, []))
+
+
+def flat(bursts: list[list[Operation]]) -> list[Operation]:
+    """Operations are drawn as a list of lists, since hypothesis keeps plain lists short."""
+    return [operation for burst in bursts for operation in burst]
+
+
+operations = st.lists(_bursts, min_size=1, max_size=8).map(flat)
 
 
 def random_operations(random: Random, count: int, kinds: tuple[str, ...]) -> list[Operation]:

@@ -175,8 +175,8 @@ class View(Protocol):
         """How many GPUs hold the request's models."""
         ...
 
-    def few_idle(self, most: int) -> Sequence[SlotView]:
-        """The least used idle slots."""
+    def few_idle(self, request: RequestView, most: int) -> Sequence[SlotView]:
+        """The least used idle slots where the request's models have room, after evictions."""
         ...
 
     def any_idle(self) -> bool:
@@ -191,8 +191,12 @@ class View(Protocol):
         """How many of the other slots are idle beside one that is, from 0 to 1."""
         ...
 
-    def victims(self, request: RequestView, slot: SlotView) -> Sequence[ModelId] | None:
-        """What would be evicted for the request there; None where it cannot fit now."""
+    def victims(self, request: RequestView, slot: SlotView) -> Sequence[ModelId]:
+        """What would be evicted for the request there; it must have room."""
+        ...
+
+    def nearest_load_s(self, request: RequestView) -> float:
+        """Seconds to load all the request's models where they are in host memory."""
         ...
 
     def facts(self, model: ModelId) -> ModelFacts:

@@ -75,18 +75,15 @@ class Policy:
     def _load_again(self, view: View) -> Place | None:
         best_s = 0.0
         best: tuple[RequestView, SlotView] | None = None
-        idle = view.few_idle(self.candidates)
         load_weight = 1.0 - self.idle_discount * view.idle_share()
         for request in view.most_in_excess(self.candidates):
             wait_s = self._wait_for_holders(view, request)
-            for slot in idle:
+            if wait_s - load_weight * view.nearest_load_s(request) <= best_s:
+                continue
+            for slot in view.few_idle(request, self.candidates):
                 gain_s = wait_s - load_weight * view.load_s(request, slot)
-                if gain_s <= best_s:
-                    continue
-                victims = view.victims(request, slot)
-                if victims is None:
-                    continue
-                gain_s -= self._worth_s(view, victims)
+                if gain_s > best_s:
+                    gain_s -= self._worth_s(view, view.victims(request, slot))
                 if gain_s > best_s:
                     best_s, best = gain_s, (request, slot)
         if best is None:
@@ -110,11 +107,8 @@ class Policy:
         """The idle GPU whose victims are worth least."""
         best: SlotView | None = None
         best_s = 0.0
-        for slot in view.few_idle(self.candidates):
-            victims = view.victims(request, slot)
-            if victims is None:
-                continue
-            worth_s = self._worth_s(view, victims)
+        for slot in view.few_idle(request, self.candidates):
+            worth_s = self._worth_s(view, view.victims(request, slot))
             if best is None or worth_s < best_s:
                 best, best_s = slot, worth_s
         return best

@@ -36,6 +36,12 @@ class _Job:
     first_s: float
     is_first: bool
 
+    @property
+    def ready_s(self) -> float:
+        """Before this its inference cannot start: it loads, or its copy serves the loader first."""
+        served_s = self.first_s + self.load_s + self.run_s
+        return self.arrived_s + min(self.load_s, max(0.0, served_s - self.arrived_s))
+
     def is_cold(self, cold_for_s: float, part_start_s: float) -> bool:
         """Whether it came soon after the first request for its model, in the same part."""
         return self.first_s >= part_start_s and self.arrived_s <= self.first_s + cold_for_s
@@ -46,8 +52,9 @@ def average_latency_bound(workload: Workload, hardware: Hardware) -> float:
     jobs = _jobs(workload, hardware)
     if not jobs:
         return 0.0
-    once_loaded_s = _in_order(jobs, hardware.gpus) + sum(job.load_s for job in jobs if job.is_first)
-    return max(once_loaded_s, _best_partition(jobs, hardware)) / len(jobs)
+    loads_s = sum(job.load_s for job in jobs if job.is_first)
+    holding_s = _first_come(jobs, [job.arrived_s for job in jobs], hardware.gpus)
+    return max(loads_s + holding_s, _best_partition(jobs, hardware)) / len(jobs)
 
 
 def _jobs(workload: Workload, hardware: Hardware) -> list[_Job]:
@@ -104,30 +111,21 @@ def _by_copies(first_jobs: Sequence[_Job], hardware: Hardware, to_beat: float) -
 def _part_bound(part: Sequence[_Job], gpus: int) -> float:
     """The largest of several bounds on the sum of these requests' latencies."""
     return max(
-        _alone(part),
-        _in_order(part, gpus),
+        _first_come(part, sorted(job.ready_s for job in part), gpus),
         _mean_busy_times(part, gpus, cold_for_s=-1.0),
         *(_mean_busy_times(part, gpus, cold_for_s) for cold_for_s in _COLD_FOR_S),
     )
 
 
-def _alone(part: Sequence[_Job]) -> float:
-    """Each with a GPU to itself: it loads, or waits for a copy that served its own loader first."""
-    return sum(
-        job.run_s + min(job.load_s, max(0.0, job.first_s + job.load_s + job.run_s - job.arrived_s))
-        for job in part
-    )
-
-
-def _in_order(part: Sequence[_Job], gpus: int) -> float:
+def _first_come(part: Sequence[_Job], ready_s: Sequence[float], gpus: int) -> float:
     """All hold a GPU as long as the shortest: first come, first served is best then."""
     shortest_s = min(job.run_s for job in part)
-    free_s = [part[0].arrived_s] * gpus
-    total_s = 0.0
-    for job in part:
-        start_s = max(free_s[0], job.arrived_s)
+    free_s = [ready_s[0]] * gpus
+    total_s = sum(job.run_s - job.arrived_s for job in part)
+    for earliest_s in ready_s:
+        start_s = max(free_s[0], earliest_s)
         heapreplace(free_s, start_s + shortest_s)
-        total_s += start_s - job.arrived_s + job.run_s
+        total_s += start_s
     return total_s
 
 
@@ -140,7 +138,7 @@ def _mean_busy_times(part: Sequence[_Job], gpus: int, cold_for_s: float) -> floa
     loads: dict[ModelId, _Job] = {}
     for job, is_cold in zip(part, cold, strict=True):
         share = job.load_s / (job.load_s + numbers[job.model] * job.run_s) if is_cold else 0.0
-        work.append((job.arrived_s, 1.0 - share, job.run_s))
+        work.append((job.ready_s, 1.0 - share, job.run_s))
         total_s += job.run_s / 2 - job.arrived_s + share * (job.load_s + job.run_s) / 2
         if is_cold:
             loads.setdefault(job.model, job)

@@ -126,8 +126,8 @@ class NaiveScheduler:
                 self._largest_bytes = max(self._largest_bytes, spec.memory_bytes)
                 self.gpus.append(NaiveGpu(spec.id, spec.memory_bytes, spec.gpu_type, lowest))
                 in_vain = [request for request in self.queue if self._too_large(request.model)]
-                for request in sorted(in_vain, key=lambda request: request.id):
-                    self._refuse(request)
+                for vain in sorted(in_vain, key=lambda each: each.id):
+                    self._refuse(vain)
             case GpuDraining(gpu_id):
                 gpu = self._gpu(gpu_id)
                 gpu.active = False

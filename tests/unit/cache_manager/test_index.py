@@ -1,5 +1,7 @@
 """The cache index: Algorithm 3's plan, who holds what, and its sums."""
 
+from collections.abc import Callable
+
 import pytest
 
 from cache_manager import eviction
@@ -20,7 +22,7 @@ def gpu_holding(**sizes: int) -> tuple[CacheIndex, GpuCache]:
     return index, cache
 
 
-# -- Algorithm 3 ------------------------------------------------------------------------------------
+# -- Algorithm 3 ----------------------------------------------------------------------------------
 
 
 def test_plan_is_empty_when_the_model_is_a_hit() -> None:
@@ -69,7 +71,7 @@ def test_plan_exists_exactly_when_the_models_fit(size: int) -> None:
     assert (index.plan(cache, ((D, size),), 0.0) is not None) == fits
 
 
-# -- sums and holders -------------------------------------------------------------------------------
+# -- sums and holders -----------------------------------------------------------------------------
 
 
 def sums(cache: GpuCache) -> tuple[int, int, int, int]:
@@ -78,7 +80,7 @@ def sums(cache: GpuCache) -> tuple[int, int, int, int]:
 
 def test_sums_follow_when_a_model_is_used_waited_for_and_pinned() -> None:
     index, cache = gpu_holding(a=30, b=20)
-    steps = [
+    steps: list[tuple[Callable[[], None], tuple[int, int, int, int]]] = [
         (lambda: index.use(cache, A, +1), (50, 30, 30, 0)),
         (lambda: index.wait(cache, A, +2), (50, 30, 30, 0)),
         (lambda: index.use(cache, A, -1), (50, 30, 0, 0)),
@@ -133,7 +135,7 @@ def test_model_could_fit_when_only_pinned_ones_must_stay() -> None:
     assert index.could_fit(cache, ((B, 50), (C, 50)))
 
 
-# -- tiers and demand ---------------------------------------------------------------------------------
+# -- tiers and demand -----------------------------------------------------------------------------
 
 
 def test_tier_is_absent_when_the_node_never_told() -> None:

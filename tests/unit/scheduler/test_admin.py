@@ -92,7 +92,7 @@ def test_requests_behind_are_placed_when_the_first_fits_nowhere_for_a_pin(policy
     assert placements(world.arrive(request("r1", "a"))) == [("r1", "queue of g0"), ("r1", "g0")]
 
 
-# -- prefetch ---------------------------------------------------------------------------------------
+# -- prefetch -------------------------------------------------------------------------------------
 
 
 def test_prefetched_model_is_a_hit_when_it_is_asked_for() -> None:
@@ -116,7 +116,7 @@ def test_prefetch_takes_the_least_used_gpu_with_room_when_none_is_named() -> Non
     assert only(Prepare, world.send(PrefetchAsked(B))).gpu == "g1"
 
 
-# -- evict ------------------------------------------------------------------------------------------
+# -- evict ----------------------------------------------------------------------------------------
 
 
 def test_model_leaves_when_it_is_evicted() -> None:
@@ -144,7 +144,7 @@ def test_model_leaves_only_idle_gpus_when_it_is_in_use_on_another() -> None:
     assert "g0" in refused(actions)[0]
 
 
-# -- refusals ---------------------------------------------------------------------------------------
+# -- refusals -------------------------------------------------------------------------------------
 
 
 def test_request_of_a_person_is_refused_when_it_cannot_be_done() -> None:
@@ -182,7 +182,7 @@ def test_prefetch_is_refused_when_pins_leave_no_room() -> None:
         assert refused(world.send(event)) != []
 
 
-# -- memory pressure and growth -----------------------------------------------------------------------
+# -- memory pressure and growth -------------------------------------------------------------------
 
 
 def test_least_recently_used_leaves_when_memory_runs_short() -> None:

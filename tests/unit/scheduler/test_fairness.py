@@ -56,16 +56,16 @@ class GlobalQueue:
                 self._back(self.running, SlotId(event.gpu))
 
     def _back(self, places: dict[RequestId, SlotId], slot: SlotId) -> None:
-        for request in [each for each, there in places.items() if there == slot]:
-            del places[request]
-            self.waiting.add(request)
+        for back in [each for each, there in places.items() if there == slot]:
+            del places[back]
+            self.waiting.add(back)
 
     def answered(self, action: Action) -> None:
         if isinstance(action, Dispatch):
-            for request in action.requests:
-                if self.local.pop(request, None) is None:
-                    self._leaves(request)
-                self.running[request] = action.slot
+            for given in action.requests:
+                if self.local.pop(given, None) is None:
+                    self._leaves(given)
+                self.running[given] = action.slot
         elif isinstance(action, EnqueueLocally):
             self._leaves(action.request)
             self.local[action.request] = action.slot
@@ -74,9 +74,9 @@ class GlobalQueue:
             self.local.pop(action.request, None)
             self.running.pop(action.request, None)
 
-    def _leaves(self, request: RequestId) -> None:
-        self.waiting.remove(request)
-        mine = self.order[request]
+    def _leaves(self, left: RequestId) -> None:
+        self.waiting.remove(left)
+        mine = self.order[left]
         self.overtaken.update(each for each in self.waiting if self.order[each] < mine)
 
 

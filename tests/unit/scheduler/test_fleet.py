@@ -21,11 +21,15 @@ BERT = ModelId("bert")
 
 
 def report(
-    spec: GpuSpec, *residents: str, leases: tuple[LiveLease, ...] = (), **after: AfterLoss
+    spec: GpuSpec,
+    *residents: str,
+    leases: tuple[LiveLease, ...] = (),
+    lost_leases: AfterLoss = AfterLoss.FAIL,
 ) -> NodeSnapshot:
     """A node with one GPU tells what that holds."""
     held = tuple((ModelId(name), GIB) for name in residents)
-    return NodeSnapshot(spec.node, (GpuSnapshot(spec, held, leases),), **after)
+    snapshot = GpuSnapshot(spec, held, leases)
+    return NodeSnapshot(spec.node, (snapshot,), lost_leases=lost_leases)
 
 
 # -- joining --------------------------------------------------------------------------------------

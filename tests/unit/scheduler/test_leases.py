@@ -61,7 +61,7 @@ def test_every_lease_has_a_number_of_its_own_when_slots_are_used_again() -> None
     assert leases == sorted(set(leases))
 
 
-# -- leases that are given back early ---------------------------------------------------------------
+# -- leases that are given back early -------------------------------------------------------------
 
 
 def paused(*also_waiting: str) -> World:
@@ -123,7 +123,7 @@ def test_wish_is_refused_when_the_request_never_gave_its_lease_back() -> None:
         assert refused(world.send(LeaseWanted(RequestId(name)))) != []
 
 
-# -- what goes wrong --------------------------------------------------------------------------------
+# -- what goes wrong ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("after", AfterLoss)
@@ -167,7 +167,7 @@ def test_model_stays_locked_when_it_is_loaded_anew_before_the_failed_lease_ends(
     assert placements(world.free("g0.1")) == [("r2", "g0.0")]
 
 
-# -- lost GPUs --------------------------------------------------------------------------------------
+# -- lost GPUs ------------------------------------------------------------------------------------
 
 
 def test_request_fails_when_its_gpu_is_lost() -> None:

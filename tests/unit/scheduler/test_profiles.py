@@ -3,7 +3,7 @@
 import pytest
 
 from cache_manager.model import ModelId, Tier
-from scheduler.actions import Dispatch
+from scheduler.actions import Dispatch, Prepare
 from scheduler.events import ModelLoaded, ModelRegistered, RunFinished
 from scheduler.model import CoreSettings, Estimate, SlotId
 from tests.builders import GIB, a_core, gpu, model, request
@@ -41,8 +41,7 @@ def test_model_never_seen_takes_the_default_memory_when_it_is_placed() -> None:
     world = World(a_core("lb", settings=settings))
     world.arrive(request("r0", "stranger"))
     world.free("g0")
-    world.arrive(request("r1", "other stranger"))
-    (load,) = [each for each in world.answers[-1] if hasattr(each, "loads")][0].loads
+    (load,) = only(Prepare, world.arrive(request("r1", "other stranger"))).loads
     assert load.memory_bytes == 5 * GIB
 
 
@@ -63,7 +62,7 @@ def test_estimate_is_the_sum_when_a_request_needs_several_models() -> None:
     assert dispatch.estimate == Estimate(4.0, 2.5)
 
 
-# -- run times by batch and GPU type ----------------------------------------------------------------
+# -- run times by batch and GPU type --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

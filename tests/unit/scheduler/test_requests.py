@@ -141,7 +141,7 @@ def test_request_is_refused_when_its_deadline_has_passed_already() -> None:
     assert ended(world.arrive(request("r0", deadline_s=1.0), at=1.0)) == {"r0": Outcome.EXPIRED}
 
 
-# -- deadlines and cancellations, wherever the request is ------------------------------------------
+# -- deadlines and cancellations, wherever the request is -----------------------------------------
 
 
 def test_deadline_is_set_as_a_timer_when_the_request_arrives() -> None:

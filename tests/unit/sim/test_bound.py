@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from random import Random
+from typing import TypeVar
 
 import pytest
 
@@ -17,6 +18,7 @@ from scheduler.sim.engine import Engine, Hardware
 from scheduler.sim.study import Load
 from scheduler.sim.workload import Arrivals, Pattern, Workload
 
+Item = TypeVar("Item")
 ROUNDING = 1.0 + 1e-9
 each_policy = pytest.mark.parametrize("policy", policies.available())
 
@@ -87,4 +89,127 @@ class EverySchedule:
                 yield kept
 
 
-def _subsets[T](whole: frozenset[T]) -> list[frozenset[T]]: ...
+def _subsets(whole: frozenset[Item]) -> list[frozenset[Item]]:
+    some = list(whole)
+    return [frozenset(c) for size in range(len(some) + 1) for c in combinations(some, size)]
+
+
+def tiny(seed: int) -> tuple[Workload, Hardware]:
+    """Up to 6 requests for up to 3 models on up to 3 GPUs that cannot hold everything."""
+    random = Random(seed)
+    models = [
+        model(
+            f"m{number}",
+            load_s=random.choice([0.0, 0.5, 2.0, 5.0]) + random.random(),
+            run_s=random.choice([0.1, 1.0, 3.0]) + random.random(),
+            memory_mb=random.choice([600, 1000, 1400]),
+        )
+        for number in range(random.randint(1, 3))
+    ]
+    span_s = random.choice([0.0, 3.0, 10.0, 40.0, 200.0])
+    count = random.randint(2, 6)
+    arrivals = sorted((random.random() * span_s, random.choice(models).id) for _ in range(count))
+    hardware = Hardware(
+        gpus=random.randint(1, 3),
+        gpu_memory_mb=random.choice([1400, 1700, 2100]),
+        overhead_s=random.choice([0.0, 0.3]),
+    )
+    return Workload(tuple(models), tuple(arrivals)), hardware
+
+
+@pytest.mark.parametrize("seeds", [range(start, start + 50) for start in range(0, 1200, 50)])
+def test_bound_is_not_above_the_best_of_all_schedules(seeds: range) -> None:
+    for seed in seeds:
+        asked, hardware = tiny(seed)
+
+        best_s = EverySchedule(asked, hardware).least_average_s()
+
+        assert average_latency_bound(asked, hardware) <= best_s * ROUNDING, seed
+
+
+def test_bound_counts_reloads_when_models_do_not_fit_together() -> None:
+    models = [model("a", load_s=5.0), model("b", load_s=5.0)]
+    asked = workload(models, *((8.0 * turn, "ab"[turn % 2]) for turn in range(6)))
+    tight = Hardware(gpus=1, gpu_memory_mb=1000)
+
+    best_s = EverySchedule(asked, tight).least_average_s()
+    bound_s = average_latency_bound(asked, tight)
+
+    # With room for both, nothing is loaded again.
+    assert average_latency_bound(asked, replace(tight, gpu_memory_mb=2000)) < bound_s <= best_s
+
+
+# -- where the best schedule is known -----------------------------------------------------------
+
+
+def test_bound_is_zero_without_requests() -> None:
+    assert average_latency_bound(workload([model("a")]), Hardware()) == 0.0
+
+
+def test_bound_is_exact_for_one_request() -> None:
+    asked = workload([model("a", load_s=3.0, run_s=1.0)], (5.0, "a"))
+
+    assert average_latency_bound(asked, Hardware(overhead_s=0.2)) == pytest.approx(4.2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_bound_is_exact_for_one_model_on_one_gpu(seed: int) -> None:
+    random = Random(seed)
+    times = sorted(20.0 * random.random() for _ in range(6))
+    asked = workload([model("a")], *((at_s, "a") for at_s in times))
+    one = Hardware(gpus=1, overhead_s=0.1)
+
+    best_s = EverySchedule(asked, one).least_average_s()
+
+    assert average_latency_bound(asked, one) == pytest.approx(best_s)
+
+
+def test_bound_is_exact_for_a_load_in_front_of_every_gpu() -> None:
+    names = ("a", "b", "c")
+    asked = workload([model(name) for name in names], *((0.0, name) for name in names))
+
+    assert average_latency_bound(asked, Hardware(gpus=3)) == pytest.approx(4.0)
+
+
+# -- policies -----------------------------------------------------------------------------------
+
+
+@each_policy
+@pytest.mark.parametrize("arrivals", Arrivals)
+@pytest.mark.parametrize("gpus", [1, 3])
+def test_bound_is_not_above_any_policy(policy: str, arrivals: Arrivals, gpus: int) -> None:
+    for seed in range(3):
+        pattern = Pattern(arrivals, bunch_s=10.0 * seed if arrivals is Arrivals.BUNCHED else 0.0)
+        asked = Load(working_set=8, rate=20 * gpus, minutes=2, pattern=pattern).build(seed)
+        hardware = Hardware(gpus=gpus, gpu_memory_mb=4500 + 1000 * seed, overhead_s=0.2 * seed)
+
+        run = Engine(make_core(policy), hardware, asked).run()
+
+        bound_s = average_latency_bound(asked, hardware)
+        assert 0.0 < bound_s <= run.tally.summary().avg_latency_s * ROUNDING
+
+
+# -- memory, and better hardware ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "better",
+    [Hardware(gpus=5, gpu_memory_mb=4500), Hardware(gpus=4, gpu_memory_mb=9000)],
+    ids=["gpus", "memory"],
+)
+def test_bound_never_rises_with_better_hardware(better: Hardware) -> None:
+    base = Hardware(gpus=4, gpu_memory_mb=4500)
+    for seed in range(4):
+        pattern = Pattern(Arrivals.POISSON)
+        asked = Load(working_set=12, rate=60, minutes=2, pattern=pattern).build(seed)
+
+        better_s = average_latency_bound(asked, better)
+
+        assert better_s <= average_latency_bound(asked, base) * ROUNDING
+
+
+def test_waiting_is_the_reloads_when_memory_is_too_small_to_keep_anything() -> None:
+    demand = Demand([0.0, 100.0, 200.0], run_s=1.0, load_s=2.0, memory_bytes=10)
+
+    assert least_waiting([demand], memory_bytes=10) == pytest.approx(2.0)
+    assert least_waiting([demand], memory_bytes=0) > 5.0
