@@ -1,6 +1,6 @@
 """What is known of every model's size and times: declared, measured, or a default."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from cache_manager.model import ModelId, Tier
 from scheduler.model import ANY_GPU_TYPE, CoreSettings, ModelSpec
@@ -33,9 +33,6 @@ class Profiles:
         if profile is None:
             profile = self._profiles[model] = Profile(self._settings.default_memory_bytes)
         return profile
-
-    def known(self) -> Iterable[ModelId]:
-        return self._profiles.keys()
 
     def declare(self, spec: ModelSpec) -> None:
         """Take over a declaration; what was measured already stays."""

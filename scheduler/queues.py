@@ -121,10 +121,6 @@ class RequestQueue:
             assert lane.first is not None
             heappush(lane.heads, (lane.first.rank, lane))
 
-    def has_work(self, size_class: int) -> bool:
-        """Whether a request of this size class or a smaller one waits."""
-        return self.count > 0 and self.first(size_class) is not None
-
     @staticmethod
     def _first_of(heads: list[tuple[int, Lane]]) -> Pending | None:
         while heads:

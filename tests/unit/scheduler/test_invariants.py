@@ -34,7 +34,7 @@ def test_core_keeps_its_invariants_when_it_runs_long(policy: str, rule: str) -> 
 def live_through(policy: str, rule: str, operations: list[Operation]) -> None:
     """Check every step of a random life, then bring all that is left to its end."""
     world = World(make_core(policy, rule))
-    chaos, invariants = Chaos(world), Invariants(world, policy)
+    chaos, invariants = Chaos(world), Invariants(world)
     for event in chaos.setup():
         invariants.step(event)
     for operation in operations:
