@@ -33,7 +33,7 @@ def add_parser(commands: "Commands") -> None:
 def _run(options: argparse.Namespace) -> int:
     out = folder(options.out)
     reported = paper.load()
-    names = _in_order(reported)
+    names = reported.in_order(policies.available())
     by_size = _simulate(names)
     print(f"The thesis's workload on 12 GPUs: 325 requests a minute for 6 minutes ({CHOSEN}).\n")
     print(f"Working set of {_SHOWN} functions:\n")
@@ -49,13 +49,6 @@ def _run(options: argparse.Namespace) -> int:
     _draw(draw, path, by_size[_SHOWN], reported)
     print(f"\n{path}")
     return 0
-
-
-def _in_order(reported: Paper) -> list[str]:
-    """The thesis's policies in its order, then all others."""
-    found = policies.available()
-    known = [name for name in reported.policies if name in found]
-    return known + [name for name in found if name not in known]
 
 
 def _simulate(names: list[str]) -> dict[int, list[Result]]:

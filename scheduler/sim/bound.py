@@ -137,23 +137,29 @@ def _mean_busy_times(part: Sequence[_Job], gpus: int, cold_for_s: float) -> floa
     work: list[tuple[float, float, float]] = []
     loads: dict[ModelId, _Job] = {}
     for job, is_cold in zip(part, cold, strict=True):
-        share = job.load_s / (job.load_s + numbers[job.model] * job.run_s) if is_cold else 0.0
+        share = _share(job, numbers) if is_cold else 0.0
         work.append((job.ready_s, 1.0 - share, job.run_s))
         total_s += job.run_s / 2 - job.arrived_s + share * (job.load_s + job.run_s) / 2
         if is_cold:
             loads.setdefault(job.model, job)
     for model, job in loads.items():
-        share = job.load_s / (job.load_s + numbers[model] * job.run_s)
-        work.append((job.first_s, numbers[model] * share, job.load_s))
+        work.append((job.first_s, numbers[model] * _share(job, numbers), job.load_s))
     return total_s + _least_weighted_mean_busy_time(work, gpus)
+
+
+def _share(job: _Job, numbers: Counter[ModelId]) -> float:
+    """How much of its requests' weight goes to a model's load: as heavy for its length as they."""
+    work_s = job.load_s + numbers[job.model] * job.run_s
+    return job.load_s / work_s if work_s > 0.0 else 0.0
 
 
 def _least_weighted_mean_busy_time(work: list[tuple[float, float, float]], speed: int) -> float:
     """Of (release, weight, size) on one machine of this speed: by weight/size, interrupting."""
-    pending = sorted(work)
+    pending = sorted(item for item in work if item[2] > 0.0)
     left = [size / speed for _, _, size in pending]
     ready: list[tuple[float, int]] = []
-    now = total = 0.0
+    now = 0.0
+    total = sum(weight * release_s for release_s, weight, size in work if size <= 0.0)
     arriving = 0
     while arriving < len(pending) or ready:
         if not ready:

@@ -1,12 +1,14 @@
 """The section 'Beyond the thesis': every policy and eviction rule on many workloads."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, geometric_mean
 
 from cache_manager import eviction
 from scheduler import policies
-from scheduler.sim import study
+from scheduler.sim import paper, study
 from scheduler.sim.engine import Hardware
 from scheduler.sim.evaluation import Figures, Progress, average
 from scheduler.sim.markdown import table
@@ -79,9 +81,8 @@ def run(
     covered: Sequence[Family], bound: Bound | None = None, done: Progress | None = None
 ) -> Beyond:
     """Simulate every policy with every eviction rule on every load of these."""
-    pairs = tuple(
-        (policy, rule) for policy in policies.available() for rule in eviction.available()
-    )
+    names = paper.load().in_order(policies.available())
+    pairs = tuple((policy, rule) for policy in names for rule in eviction.available())
     keys = [(load, pair) for family in covered for load in family.loads for pair in pairs]
     scenarios = [
         Scenario(policy, rule, load=load, seed=seed)
@@ -90,9 +91,8 @@ def run(
     ]
     results: Iterator[Result] = iter(study.run_all(scenarios, done))
     figures = {key: average([next(results) for _ in range(SEEDS)]) for key in keys}
-    bounds = {}
-    if bound is not None:
-        bounds = {load: _bound(bound, load) for family in covered for load in family.loads}
+    loads = [load for family in covered for load in family.loads]
+    bounds = _bounds(bound, loads) if bound is not None else {}
     return Beyond(tuple(covered), pairs, figures, bounds)
 
 
@@ -153,6 +153,11 @@ def _window(size: int, minutes: int, start: int, without_top: int) -> Load:
         trace_start=start,
         without_top=without_top,
     )
+
+
+def _bounds(bound: Bound, loads: Sequence[Load]) -> dict[Load, float]:
+    with ProcessPoolExecutor() as pool:
+        return dict(zip(loads, pool.map(partial(_bound, bound), loads), strict=True))
 
 
 def _bound(bound: Bound, load: Load) -> float:

@@ -15,6 +15,7 @@ from scheduler.sim.evaluation_claims import (
     judge,
     minimum,
 )
+from scheduler.sim.markdown import paragraph
 from scheduler.sim.paper import Paper
 from scheduler.sim.workload import MOST_USED_SHARES, TAIL_EXPONENT
 
@@ -50,18 +51,21 @@ def render(evaluation: Evaluation) -> str:
 
 def _head(evaluation: Evaluation, judged: Sequence[Judged]) -> str:
     count = Counter(each.verdict for each in judged)
+    whole, partly = count[Verdict.REPRODUCED], count[Verdict.PARTLY]
+    about = f"""The experiments of {evaluation.paper.attribution}, with the scheduling core of this
+        repository on virtual time: 12 GPUs on 3 nodes, 325 requests a minute for 6 minutes, model
+        sizes and times from the thesis's Table 1, the mean of {evaluation.seeds} seeds. What the
+        thesis leaves open is set once, the same for all policies: **{evaluation.measured.setting}**
+        a request."""
     return f"""\
 # Evaluation: the thesis's experiments, simulated
 
 Written by `gpufaas reproduce`; an edit by hand would be lost.
 
-This document repeats chapter 5 of the thesis ({evaluation.paper.attribution}) with the scheduling
-core of this repository on virtual time: 12 GPUs on 3 nodes, 325 requests a minute for 6 minutes,
-model sizes and times from its Table 1, the mean of {evaluation.seeds} seeds. What the thesis leaves
-open is set once, the same for all policies: **{evaluation.measured.setting}** a request.
+{paragraph(about)}
 
-Of its {len(judged)} claims in figures {count[Verdict.REPRODUCED]} are reproduced,
-{count[Verdict.PARTLY]} partly and {count[Verdict.NOT]} not."""
+Of the thesis's {len(judged)} claims in figures {whole} are reproduced, {partly} partly and
+{count[Verdict.NOT]} not."""
 
 
 def _minimum(evaluation: Evaluation) -> str:
@@ -92,6 +96,9 @@ given in percent of the reference, differences in percentage points.
 
 def _setting(evaluation: Evaluation) -> str:
     found = distance(evaluation.measured, evaluation.paper)
+    distances = f"""The chosen setting's distance is {found.total:.3f} (claims {found.claims:.3f},
+        Table 2 {found.table2:.3f}, Table 3 {found.table3:.3f}). Around it ({evaluation.grid_seeds}
+        seeds, the lowest of each table in bold), by arrivals and overhead:"""
     return f"""\
 ## The one setting, and how it was chosen
 
@@ -104,9 +111,7 @@ groups alike. No policy has a setting of its own. `gpufaas reproduce --calibrate
 grid again, in three rounds: the grid, small steps around its best settings, and the five nearest
 with {SEEDS[-1]} seeds, the first of which is used here.
 
-The chosen setting's distance is {found.total:.3f} (claims {found.claims:.3f}, Table 2
-{found.table2:.3f}, Table 3 {found.table3:.3f}). Around it ({evaluation.grid_seeds} seeds, the
-lowest of each table in bold), by arrivals and overhead:
+{paragraph(distances)}
 
 {evaluation_tables.grid(evaluation.by_arrivals, "arrivals")}
 
@@ -124,7 +129,7 @@ def _flatness(evaluation: Evaluation) -> str:
     }
     lowest = min(points.values())
     near = sorted(str(setting) for setting, total in points.items() if total <= lowest + _FLAT)
-    return (
+    return paragraph(
         f"The optimum is flat: {len(near)} of these {len(points)} settings lie within {_FLAT} of "
         f"the lowest, which other seeds can turn round: {'; '.join(near)}."
     )
@@ -138,10 +143,11 @@ def _workload() -> str:
     return f"""\
 ## How the workload was read
 
-- **Popularity.** The five most used functions make {shares} % of the requests (section 5.4) and the
-  fifteen most used 56 % (section 5.1). Both are read as shares of the whole trace. Ranks six and
-  beyond follow the power law through rank five (exponent {TAIL_EXPONENT:g}) that gives the fifteen
-  exactly their 56 %. A working set keeps its functions' proportions, scaled to sum to one.
+- **Popularity.** The five most used functions make {shares} % of the requests
+  (section 5.4) and the fifteen most used 56 % (section 5.1). Both are read as shares of the whole
+  trace. Ranks six and beyond follow the power law through rank five (exponent {TAIL_EXPONENT:g})
+  that gives the fifteen exactly their 56 %. A working set keeps its functions' proportions,
+  scaled to sum to one.
 - **Counts.** Every minute has 325 requests, the most that the thesis allows, split over the
   functions by largest remainder; their order within a minute is shuffled by the seed.
 - **Models.** Each function has weights of its own. The five most used are the thesis's (vgg19,
@@ -182,8 +188,8 @@ Lowest and highest average among the seeds:
 ### Figure 7: GPU utilisation
 
 The thesis measures how many of the GPU's multiprocessors (SMs) are in use; a simulation has none.
-Its counterpart here is the busy ratio, the share of GPU time spent on inference, which is higher by
-a constant factor at best. So the ratios between policies are compared, RR being 1.
+Its counterpart here is the busy ratio, the share of GPU time spent on inference, which can at best
+be proportional to it. So the ratios between policies are compared, RR being 1.
 
 ![Busy ratio over RR's](pictures/figure07-busy-ratio.png)
 

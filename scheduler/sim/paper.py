@@ -1,7 +1,7 @@
 """The figures that the thesis prints as numbers, for comparison."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TypeVar, cast
@@ -74,6 +74,11 @@ class Paper:
     @property
     def working_sets(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(row.working_set for row in self.table2))
+
+    def in_order(self, found: Sequence[str]) -> list[str]:
+        """These policies, the thesis's in its order, then all others."""
+        known = [name for name in self.policies if name in found]
+        return known + [name for name in found if name not in known]
 
     def copies(self, policy: str, working_set: int) -> tuple[float, ...]:
         """The row of Table 2 for these."""

@@ -19,7 +19,7 @@ from scheduler.sim.study import Load
 from scheduler.sim.workload import Arrivals, Pattern, Workload
 
 Item = TypeVar("Item")
-ROUNDING = 1.0 + 1e-9
+ROUNDING_S = 1e-9
 each_policy = pytest.mark.parametrize("policy", policies.available())
 
 
@@ -100,8 +100,8 @@ def tiny(seed: int) -> tuple[Workload, Hardware]:
     models = [
         model(
             f"m{number}",
-            load_s=random.choice([0.0, 0.5, 2.0, 5.0]) + random.random(),
-            run_s=random.choice([0.1, 1.0, 3.0]) + random.random(),
+            load_s=random.choice([0.0, random.random(), 1.5, 3.0 + 3.0 * random.random()]),
+            run_s=random.choice([0.0, 0.2 + random.random(), 3.0 * random.random()]),
             memory_mb=random.choice([600, 1000, 1400]),
         )
         for number in range(random.randint(1, 3))
@@ -117,14 +117,14 @@ def tiny(seed: int) -> tuple[Workload, Hardware]:
     return Workload(tuple(models), tuple(arrivals)), hardware
 
 
-@pytest.mark.parametrize("seeds", [range(start, start + 50) for start in range(0, 1200, 50)])
+@pytest.mark.parametrize("seeds", [range(start, start + 50) for start in range(0, 800, 50)])
 def test_bound_is_not_above_the_best_of_all_schedules(seeds: range) -> None:
     for seed in seeds:
         asked, hardware = tiny(seed)
 
         best_s = EverySchedule(asked, hardware).least_average_s()
 
-        assert average_latency_bound(asked, hardware) <= best_s * ROUNDING, seed
+        assert average_latency_bound(asked, hardware) <= best_s + ROUNDING_S, seed
 
 
 def test_bound_counts_reloads_when_models_do_not_fit_together() -> None:
@@ -186,7 +186,7 @@ def test_bound_is_not_above_any_policy(policy: str, arrivals: Arrivals, gpus: in
         run = Engine(make_core(policy), hardware, asked).run()
 
         bound_s = average_latency_bound(asked, hardware)
-        assert 0.0 < bound_s <= run.tally.summary().avg_latency_s * ROUNDING
+        assert 0.0 < bound_s <= run.tally.summary().avg_latency_s + ROUNDING_S
 
 
 # -- memory, and better hardware ------------------------------------------------
@@ -205,7 +205,7 @@ def test_bound_never_rises_with_better_hardware(better: Hardware) -> None:
 
         better_s = average_latency_bound(asked, better)
 
-        assert better_s <= average_latency_bound(asked, base) * ROUNDING
+        assert better_s <= average_latency_bound(asked, base) + ROUNDING_S
 
 
 def test_waiting_is_the_reloads_when_memory_is_too_small_to_keep_anything() -> None:

@@ -28,6 +28,10 @@ def test_claim_is_about_policies_sizes_and_figures_that_exist(claim: paper.Claim
     assert -100 < claim.change_percent < 0
 
 
+def test_in_order_puts_the_thesis_policies_first() -> None:
+    assert PAPER.in_order(["another", "lalb", "rr"]) == ["rr", "lalb", "another"]
+
+
 def test_copies_finds_a_row_of_table_2() -> None:
     assert PAPER.copies("lalb", 25) == (4.86, 4.78, 5.75, 4.24, 2.67)
 
