@@ -11,7 +11,7 @@ from cache_manager.model import MIB
 from scheduler.sim.engine import Hardware
 from scheduler.sim.workload import Workload
 
-PLACEMENT_STEPS = 12_000
+PLACEMENT_STEPS = 30_000
 DISPATCH_STEPS = 400_000
 _EXTRA_COPIES_TRIED = 30
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from cache_manager.model import MIB, GpuId, ModelId, NodeId
-from scheduler.actions import Action, Dispatch, EnqueueLocally, Prepare, SetTimer
+from scheduler.actions import Action, Demote, Dispatch, EnqueueLocally, Prepare, SetTimer
 from scheduler.core import Core
 from scheduler.events import (
     Event,
@@ -102,6 +102,9 @@ class Engine:
             elif kind is Prepare:
                 assert isinstance(action, Prepare)
                 self._prepare(action, now)
+            elif kind is Demote:
+                assert isinstance(action, Demote)
+                self.run_result.tally.demoted(action.model)
             elif kind is SetTimer:
                 assert isinstance(action, SetTimer)
                 self._push(action.at_s, action.event)

@@ -18,7 +18,7 @@ from scheduler.sim.workload import Arrivals, Pattern, Workload
 
 BASE_POLICY = "lalbo3"
 BASE_RULE = "lru"
-SEEDS = 3
+SEEDS = 5
 WORKING_SETS = (15, 25, 35)
 SHORT_WINDOWS = (0, 60, 120, 180)
 SHORT_MINUTES = 6

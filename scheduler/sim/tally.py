@@ -57,6 +57,10 @@ class Tally:
         for load in action.loads:
             self._change_copies(load.model, +1)
 
+    def demoted(self, model: ModelId) -> None:
+        """A copy left a GPU for another reason than a placement."""
+        self._change_copies(model, -1)
+
     def dispatched(self, action: Dispatch, done_s: float, computing_s: float) -> None:
         """One placement, and when its requests will have been answered."""
         self._placements += 1
