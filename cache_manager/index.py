@@ -116,6 +116,14 @@ class CacheIndex:
         """On how many GPUs `model` is resident."""
         return len(self._holders.get(model, _NOBODY))
 
+    def held(self, models: Sequence[ModelId]) -> bool:
+        """Whether some GPU holds all these models."""
+        if len(models) == 1:
+            return bool(self.holders(models[0]))
+        rarest = min(models, key=self.copies)
+        holders = self.holders(rarest).values()
+        return any(all(model in cache.residents for model in models) for cache in holders)
+
     def held_models(self) -> Iterable[ModelId]:
         """Every model that some GPU holds."""
         return (model for model, gpus in self._holders.items() if gpus)
@@ -294,6 +302,13 @@ class CacheIndex:
         if resident.pinned:
             cache.pinned_bytes += grown_bytes
             self.pinned_bytes += grown_bytes
+
+    def replace_tiers(self, node: NodeId, tiers: Mapping[ModelId, Tier]) -> None:
+        """A node's whole store, as it reports it."""
+        for key in [key for key in self._tiers if key[0] == node]:
+            del self._tiers[key]
+        for model, tier in tiers.items():
+            self.set_tier(node, model, tier)
 
     def set_tier(self, node: NodeId, model: ModelId, tier: Tier) -> None:
         """Record where a node keeps a model's weights outside GPU memory."""

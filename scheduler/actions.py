@@ -16,7 +16,7 @@ from scheduler.model import (
 
 
 class Prepare(NamedTuple):
-    """To the GPU manager: let the victims go, then load; without a lease it is a prefetch."""
+    """To the GPU manager: let the victims go, then load; a prefetch has a lease of its own."""
 
     slot: SlotId
     gpu: GpuId

@@ -46,6 +46,19 @@ class Administration:
         for victim in victims:
             self._demote(gpu, victim, "memory pressure", out)
 
+    def take_over(
+        self, gpu: Gpu, model: ModelId, size_bytes: int | None, now: float, out: list[Action]
+    ) -> None:
+        """A manager holds a model that the core did not count there: count it, and make room."""
+        profiles, index, cache = self._cluster.profiles, self._cluster.index, gpu.cache
+        needed = profiles.memory_bytes(model) if size_bytes is None else size_bytes
+        short_bytes = needed - cache.free_bytes
+        if short_bytes > 0:
+            for victim in index.victims(cache, short_bytes, now) or ():
+                self._demote(gpu, victim, f"{model} is there unexpectedly", out)
+        load_s = profiles.load_s(model, index.tier(gpu.spec.node, model))
+        self._cluster.admit(gpu, model, min(needed, cache.free_bytes), now, load_s)
+
     def resize(self, model: ModelId, now: float, out: list[Action]) -> None:
         """A model was measured or declared anew: correct what is kept for it, on every GPU."""
         self._cluster.remeasure(model)
@@ -74,6 +87,7 @@ class Administration:
         if gpu_id is None:
             for cache in holders:
                 self._cluster.index.pin(cache, model, pinned=True)
+                self._free_what_waits(self._cluster.gpus[cache.id])
             return "" if holders else "no GPU holds it; name one to load it there"
         gpu = self._cluster.gpus[gpu_id]
         if model not in gpu.cache.residents:

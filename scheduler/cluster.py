@@ -37,8 +37,8 @@ class Cluster:
         self.accepted = 0
         self.idle_slots = 0
         self.active_slots = 0
-        self.idle_holders: dict[Bundle, HolderRanking] = {}
-        self.busy_holders: dict[Bundle, HolderRanking] = {}
+        self._idle_holders: dict[Bundle, HolderRanking] = {}
+        self._busy_holders: dict[Bundle, HolderRanking] = {}
         self._bundles: dict[tuple[ModelId, ...], Bundle] = {}
         self._bundles_of: dict[ModelId, list[Bundle]] = {}
 
@@ -59,14 +59,10 @@ class Cluster:
 
     def _new_bundle(self, models: tuple[ModelId, ...]) -> Bundle:
         bundle = Bundle(models)
-        self.idle_holders[bundle] = HolderRanking(models, idle=True)
-        self.busy_holders[bundle] = HolderRanking(models, idle=False)
         self._bundles[models] = bundle
         for model in models:
             self._bundles_of.setdefault(model, []).append(bundle)
         self._measure(bundle)
-        for slot in self._holders(bundle):
-            self._list(bundle, slot)
         return bundle
 
     def remeasure(self, model: ModelId) -> None:
@@ -99,7 +95,7 @@ class Cluster:
         """Whether some GPU that takes requests holds all these models."""
         return bool(
             self.index.copies(bundle.models[0])
-            and (self.idle_holders[bundle].best() or self.busy_holders[bundle].best())
+            and (self.idle_holder(bundle) or self.busy_holder(bundle))
         )
 
     def copies(self, bundle: Bundle) -> int:
@@ -133,6 +129,8 @@ class Cluster:
         for slot in gpu.slots:
             self.active[gpu.size_class].add(slot)
             self.idle[gpu.size_class].add(slot)
+        if any(ranking.overgrown(self.active_slots) for ranking in self.active):
+            self._rank_active()
         return gpu
 
     def retire(self, gpu: Gpu) -> None:
@@ -169,15 +167,25 @@ class Cluster:
         for bundle in self._bundles.values():
             bundle.size_class = bisect_left(self.sizes, bundle.bytes)
         self.waiting.regroup(len(self.sizes) + 1)
-        self.idle = [SlotRanking() for _ in self.sizes]
-        self.active = [SlotRanking() for _ in self.sizes]
         for gpu in self.gpus.values():
             gpu.size_class = bisect_left(self.sizes, gpu.spec.memory_bytes)
-            if gpu.active:
-                for slot in gpu.slots:
-                    self.active[gpu.size_class].add(slot)
-                    if slot.idle:
-                        self.idle[gpu.size_class].add(slot)
+        self._rank_active()
+        self._rank_idle()
+
+    def _rank_active(self) -> None:
+        self.active = [SlotRanking() for _ in self.sizes]
+        for slot in self.slots.values():
+            if slot.gpu.active:
+                self.active[slot.gpu.size_class].add(slot)
+
+    def _rank_idle(self) -> None:
+        self.idle = [SlotRanking() for _ in self.sizes]
+        self.ready = SlotRanking()
+        for slot in self.slots.values():
+            if slot.idle:
+                self.idle[slot.gpu.size_class].add(slot)
+                if slot.local.count:
+                    self.ready.add(slot)
 
     # -- residency ------------------------------------------------------------------------------
 
@@ -191,7 +199,8 @@ class Cluster:
                 lane = slot.local.lanes.get(bundle) if slot.local.count else None
                 waiters += lane.waiting if lane is not None else 0
                 if slot.holds(bundle.models):
-                    self._list(bundle, slot)
+                    self._list(self._idle_holders, bundle, slot)
+                    self._list(self._busy_holders, bundle, slot)
         if waiters:
             self.index.wait(gpu.cache, model, waiters)
         users = sum(model in lease.models for s in gpu.slots for lease in s.leases.values())
@@ -209,9 +218,27 @@ class Cluster:
             for bundle in self.bundles_of(model):
                 self.demand.residency_changed(bundle)
 
-    def _list(self, bundle: Bundle, slot: Slot) -> None:
-        slot.highest_listed_s = max(slot.highest_listed_s, slot.available_s)
-        for ranking in (self.idle_holders[bundle], self.busy_holders[bundle]):
+    def idle_holder(self, bundle: Bundle) -> Slot | None:
+        """The least used idle slot that holds all these models."""
+        return self._ranking(self._idle_holders, bundle, idle=True).best()
+
+    def busy_holder(self, bundle: Bundle) -> Slot | None:
+        """The busy slot that holds all these models and is free soonest."""
+        return self._ranking(self._busy_holders, bundle, idle=False).best()
+
+    def _ranking(
+        self, rankings: dict[Bundle, HolderRanking], bundle: Bundle, *, idle: bool
+    ) -> HolderRanking:
+        """The order of a bundle's holders, kept from the first time that it is asked for."""
+        ranking = rankings.get(bundle)
+        if ranking is None:
+            ranking = rankings[bundle] = HolderRanking(bundle.models, idle=idle)
+            ranking.rebuild(self._holders(bundle))
+        return ranking
+
+    def _list(self, rankings: dict[Bundle, HolderRanking], bundle: Bundle, slot: Slot) -> None:
+        ranking = rankings.get(bundle)
+        if ranking is not None:
             ranking.list(slot)
             if ranking.overgrown(self.index.copies(bundle.models[0]) * len(slot.gpu.slots)):
                 ranking.rebuild(self._holders(bundle))
@@ -245,22 +272,25 @@ class Cluster:
             slot.idle = idle
             self.idle_slots += 1 if idle else -1
         if slot.unlisted:
-            for ranking in slot.unlisted:
-                ranking.list(slot)
+            for order in slot.unlisted:
+                order.list(slot)
             slot.unlisted.clear()
         if slot.idle:
-            self.idle[slot.gpu.size_class].add(slot)
+            ranking = self.idle[slot.gpu.size_class]
+            ranking.add(slot)
             if slot.local.count:
                 self.ready.add(slot)
+            if ranking.overgrown(self.active_slots) or self.ready.overgrown(self.active_slots):
+                self._rank_idle()
             if self.demand.running:
                 self.demand.fresh_slots[slot] = None
             return
         available_s = slot.available_s
-        if available_s < slot.highest_listed_s:
+        if available_s < slot.highest_listed_s and self._busy_holders:
             for model in slot.residents:
                 for bundle in self.bundles_of(model):
                     if slot.holds(bundle.models):
-                        self.busy_holders[bundle].list(slot)
+                        self._list(self._busy_holders, bundle, slot)
         slot.highest_listed_s = available_s
 
 

@@ -43,8 +43,9 @@ class Core:
     ) -> None:
         settings = settings or CoreSettings()
         self.cluster = Cluster(Profiles(settings), rule)
+        self.cluster.largest_bytes = settings.largest_gpu_bytes
         self.visits = Visits()
-        self.placer = Placer(self.cluster, self.visits, settings.explain)
+        self.placer = Placer(self.cluster, self.visits, settings.explain, settings.first_lease)
         self.placer.policy_name = policy_name
         self._lifecycle = Lifecycle(self.cluster, self.placer, settings.max_waiting)
         self._admin = Administration(self.cluster, self.placer)
@@ -67,8 +68,10 @@ class Core:
         except BadEvent as error:  # a late report from a GPU that was lost, say
             out.append(Refuse(event, str(error)))
             return out
-        if decides and (self.cluster.waiting.count or self.cluster.has_ready()):
-            self._decide(now, out)
+        if decides or self.placer.disturbed:
+            self.placer.disturbed = False
+            if self.cluster.waiting.count or self.cluster.has_ready():
+                self._decide(now, out)
         return out
 
     def _decide(self, now: float, out: list[Action]) -> None:
@@ -104,7 +107,7 @@ class Core:
 
     def _table(self) -> dict[type, _Handler]:
         life, fleet, admin = self._lifecycle, self._fleet, self._admin
-        reports = Reports(self.cluster, life, fleet, admin)
+        reports = Reports(self.cluster, self.placer, life, fleet, admin)
         return {
             events.RequestArrived: (life.request_arrived, True),
             events.RequestCancelled: (life.request_cancelled, True),

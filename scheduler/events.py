@@ -26,9 +26,10 @@ class RequestCancelled(NamedTuple):
 
 
 class DeadlinePassed(NamedTuple):
-    """The time until which the caller would wait is over."""
+    """The time until which the caller would wait is over; `deadline_s` says which time that was."""
 
     request: RequestId
+    deadline_s: float | None = None
 
 
 # -- GPUs ---------------------------------------------------------------------------------------
@@ -62,7 +63,10 @@ class LiveLease(NamedTuple):
 
 
 class GpuSnapshot(NamedTuple):
-    """One GPU as its manager sees it; residents run from the least to the most recently used."""
+    """One GPU as its manager sees it.
+
+    Residents run from the least to the most recently used; what is being loaded is among them.
+    """
 
     gpu: GpuSpec
     residents: tuple[tuple[ModelId, int], ...] = ()
@@ -105,16 +109,20 @@ class ModelLoaded(NamedTuple):
 
 
 class LoadFailed(NamedTuple):
-    """A model could not be brought into GPU memory."""
+    """A model could not be brought into GPU memory; `lease` is that of the order to load it."""
 
     gpu: GpuId
     model: ModelId
     reason: str
     waiting: AfterLoss = AfterLoss.FAIL
+    lease: LeaseId | None = None
 
 
 class ModelDemoted(NamedTuple):
-    """A node keeps the model in this tier now; on a GPU it is no longer."""
+    """A node keeps the model in this tier now; a GPU that is named lost it unasked.
+
+    The answer to a Demote or a Prepare names no GPU: the core counted those victims as gone.
+    """
 
     node: NodeId
     gpu: GpuId | None

@@ -53,7 +53,7 @@ def _candidates(cluster: Cluster, pending: Pending, now: float) -> Iterator[Cand
             idle=slot.idle,
             cached=cached,
             frequency=slot.frequency,
-            wait_s=0.0 if slot.idle else max(0.0, slot.available_s - now),
+            wait_s=0.0 if slot.idle else slot.wait_s(now),
             load_s=0.0 if cached else cluster.missing_load_s(pending.bundle, slot),
             run_s=cluster.profiles.estimate_run_s(
                 pending.bundle.models, pending.request.batch, slot.gpu.spec.gpu_type

@@ -1,5 +1,7 @@
 """GPUs that come, drain, are lost, or report what they really hold."""
 
+from collections.abc import Mapping
+
 from cache_manager.model import GpuId
 from scheduler.actions import Action, Refuse
 from scheduler.admin import Administration
@@ -7,9 +9,9 @@ from scheduler.cluster import Cluster
 from scheduler.errors import BadEvent
 from scheduler.events import GpuDraining, GpuJoined, GpuLost, GpuSnapshot, NodeSnapshot
 from scheduler.lifecycle import Lifecycle
-from scheduler.model import AfterLoss
+from scheduler.model import AfterLoss, SlotId
 from scheduler.placement import Placer
-from scheduler.slots import Gpu
+from scheduler.slots import Gpu, Slot
 
 
 class Fleet:
@@ -38,6 +40,8 @@ class Fleet:
             out.append(Refuse(event, f"GPU {spec.id} is here already"))
         elif any(slot.id in self._cluster.slots for slot in spec.slot_specs()):
             out.append(Refuse(event, f"a slot of GPU {spec.id} is here already"))
+        elif len({slot.id for slot in spec.slot_specs()}) < len(spec.slot_specs()):
+            out.append(Refuse(event, f"GPU {spec.id} names a slot twice"))
         else:
             self._cluster.join(spec)
             self._lifecycle.refuse_what_cannot_fit(out)
@@ -72,13 +76,12 @@ class Fleet:
 
     def reconcile(self, event: NodeSnapshot, now: float, out: list[Action]) -> None:
         """Take over a node's report: GPUs, residents, tiers and leases are as it says."""
-        _check(event)
+        _check(event, self._cluster.slots)
         reported = {snapshot.gpu.id for snapshot in event.gpus}
         for gpu in list(self._cluster.gpus.values()):
             if gpu.spec.node == event.node and gpu.spec.id not in reported:
                 self.lose(GpuLost(gpu.spec.id, event.lost_leases), now, out)
-        for model, tier in event.stored:
-            self._cluster.index.set_tier(event.node, model, tier)
+        self._cluster.index.replace_tiers(event.node, dict(event.stored))
         for snapshot in event.gpus:
             known = self._cluster.gpus.get(snapshot.gpu.id)
             if known is not None and known.spec != snapshot.gpu:  # another partition, say
@@ -101,8 +104,10 @@ class Fleet:
                     self._placer.end(lease, now)
         self._reconcile_residents(gpu, snapshot, now, out)
         for found in snapshot.leases:
-            if found.lease not in self._placer.leases:
-                slot = self._cluster.slots[found.slot]
+            slot = self._cluster.slots[found.slot]
+            if found.lease not in slot.leases:
+                if found.lease in self._placer.leases:
+                    raise BadEvent("other lease of id", found.lease)
                 self._placer.adopt(found.lease, slot, found.models, now)
         self.leave_if_drained(gpu)
 
@@ -113,19 +118,29 @@ class Fleet:
         reported = dict(snapshot.residents)
         for model in [model for model in cache.residents if model not in reported]:
             self._cluster.evict(gpu, model)
+        for model, size_bytes in snapshot.residents:  # the shrunk ones first make room
+            if model in cache.residents and size_bytes < cache.residents[model].bytes:
+                index.resize(cache, model, size_bytes)
+        for model, size_bytes in snapshot.residents:
+            if model in cache.residents:
+                index.resize(cache, model, size_bytes)
+            else:
+                self._admin.take_over(gpu, model, size_bytes, now, out)
         for model, size_bytes in snapshot.residents:
             if self._cluster.profiles.report_memory(model, size_bytes):
                 self._admin.resize(model, now, out)
-            if model not in cache.residents:
-                load_s = self._cluster.profiles.load_s(model, index.tier(gpu.spec.node, model))
-                room = min(size_bytes, cache.free_bytes)
-                self._cluster.admit(gpu, model, room, now, load_s)
 
 
-def _check(event: NodeSnapshot) -> None:
-    """Nothing of a report is taken over if it contradicts itself."""
+def _check(event: NodeSnapshot, present: Mapping[SlotId, Slot]) -> None:
+    """Nothing of a report is taken over if it contradicts itself or another node's."""
     for snapshot in event.gpus:
-        slots = {spec.id for spec in snapshot.gpu.slot_specs()}
+        specs = snapshot.gpu.slot_specs()
+        slots = {spec.id for spec in specs}
+        if len(slots) < len(specs):
+            raise BadEvent("distinct slots on GPU", snapshot.gpu.id)
         for lease in snapshot.leases:
             if lease.slot not in slots:
                 raise BadEvent("slot", lease.slot)
+        for slot in slots:
+            if slot in present and present[slot].gpu.spec.id != snapshot.gpu.id:
+                raise BadEvent("slot of this GPU alone", slot)

@@ -17,7 +17,13 @@ from scheduler.placement import Placer
 from scheduler.requests import Pending, Standing
 from scheduler.slots import Lease
 
-_SEQ_STEP = 1 << 20
+# Arrivals in one microsecond keep their order, for as many of them as a core will ever see.
+_SEQ_STEP = 1 << 40
+# Requests that come back to the front stand before all others, and among themselves in order.
+_FRONT = -(1 << 80)
+
+
+_IN_A_QUEUE = (Standing.WAITING, Standing.LOCAL)
 
 
 class Lifecycle:
@@ -29,8 +35,9 @@ class Lifecycle:
         self._placer = placer
         self._max_waiting = max_waiting
         self._paused: dict[LeaseId, list[Pending]] = {}
+        self._returned: dict[LeaseId, list[Pending]] = {}
         self._arrivals = 0
-        self._fronts = 0
+        self._fronts = _FRONT
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -44,28 +51,32 @@ class Lifecycle:
             self._repeat(known, out)
             return
         arrived_s = now if request.arrived_s is None else min(request.arrived_s, now)
+        if not arrived_s >= 0.0:
+            raise BadEvent("time of arrival", request.arrived_s)
         self._arrivals += 1
-        seq = int(arrived_s * 1e6) * _SEQ_STEP + self._arrivals % _SEQ_STEP
+        seq = int(arrived_s * 1e6) * _SEQ_STEP + self._arrivals
         bundle = self._cluster.bundle(request.models)
         pending = Pending(request, bundle, seq, arrived_s)
         limit = self._max_waiting
         if self._cluster.too_large(bundle):
             self._refuse_too_large(pending, out)
-        elif limit is not None and self._cluster.waiting.count >= limit:
+        elif limit is not None and self._placer.queued >= limit:
             reason = f"{limit} requests wait already"
             out.append(Finish(request.id, Outcome.QUEUE_FULL, reason))
         elif request.deadline_s is not None and request.deadline_s <= now:
             out.append(Finish(request.id, Outcome.EXPIRED, "its deadline had passed"))
         else:
             if request.deadline_s is not None:
-                out.append(SetTimer(request.deadline_s, DeadlinePassed(request.id)))
+                out.append(
+                    SetTimer(request.deadline_s, DeadlinePassed(request.id, request.deadline_s))
+                )
             self._placer.latest_seq = max(seq, self._placer.latest_seq)
             self.requests[request.id] = pending
             pending.number = self._cluster.accepted
             self._cluster.accepted += 1
             for model in bundle.models:
                 self._cluster.index.asked(model, now)
-            self._cluster.wait(pending)
+            self._placer.wait(pending)
 
     def _repeat(self, pending: Pending, out: list[Action]) -> None:
         """Asked again, after a lost answer: the lease that it holds already is the answer."""
@@ -84,7 +95,12 @@ class Lifecycle:
 
     def deadline_passed(self, event: DeadlinePassed, now: float, out: list[Action]) -> None:
         """End a request that was not done in time."""
-        self._withdraw(event.request, Outcome.EXPIRED, "its deadline passed", out)
+        pending = self.requests.get(event.request)
+        stale = event.deadline_s is not None and (
+            pending is None or pending.request.deadline_s != event.deadline_s
+        )
+        if not stale:  # else it is the timer of an earlier request of this id
+            self._withdraw(event.request, Outcome.EXPIRED, "its deadline passed", out)
 
     def _withdraw(
         self, request: RequestId, outcome: Outcome, reason: str, out: list[Action]
@@ -107,6 +123,8 @@ class Lifecycle:
 
     def _finish(self, pending: Pending, outcome: Outcome, reason: str, out: list[Action]) -> None:
         self.requests.pop(pending.request.id, None)
+        if pending.gave_back is not None:
+            _drop(self._returned, pending.gave_back, pending)
         out.append(Finish(pending.request.id, outcome, reason))
 
     def cut_off(self, lease: Lease, after: AfterLoss, reason: str, out: list[Action]) -> None:
@@ -127,19 +145,32 @@ class Lifecycle:
     def lease_released(self, event: LeaseReleased, now: float, out: list[Action]) -> None:
         """The holder is done; the manager is told to end the lease."""
         lease = self._placer.leases.get(event.lease)
+        if not event.may_return:
+            self._done_for_good(event.lease, out)
         if lease is None:
-            for pending in self._paused.pop(event.lease, ()):
-                self._finish(pending, Outcome.COMPLETED, "", out)
             return
+        lease.may_return = event.may_return and (lease.may_return or not lease.released)
         lease.released = True
-        lease.may_return = event.may_return
+        if not lease.may_return:
+            lease.wanted.clear()
         out.append(EndLease(lease.slot.id, lease.id, "released"))
+
+    def _done_for_good(self, lease: LeaseId, out: list[Action]) -> None:
+        """Requests that gave this lease back early, and will not come for another one."""
+        for pending in self._paused.pop(lease, ()):
+            self._finish(pending, Outcome.COMPLETED, "", out)
+        for pending in self._returned.pop(lease, ()):
+            if pending.standing in _IN_A_QUEUE and self.requests.get(pending.id) is pending:
+                self._placer.take(pending)
+                self._finish(pending, Outcome.COMPLETED, "", out)
 
     def slot_freed(self, event: SlotFreed, now: float, out: list[Action]) -> None:
         """The manager has ended a lease: its requests are done, unless they may return."""
         lease = self._placer.leases.get(event.lease)
         if lease is None:
             return  # freed twice, or known from before its GPU was lost
+        if lease.slot.id != event.slot:
+            raise BadEvent(f"lease {event.lease} on slot", event.slot)
         self._placer.end(lease, now)
         self._conclude(lease, out)
 
@@ -147,11 +178,16 @@ class Lifecycle:
         """A request that gave its lease back early goes to the front of the queue."""
         pending = self.requests.get(event.request)
         lease = self._placer.leases.get(pending.lease) if pending and pending.lease else None
-        if pending is not None and pending.standing is Standing.PAUSED:
+        if pending is None:
+            out.append(Refuse(event, "this request has ended"))
+        elif pending.standing is Standing.PAUSED:
             self._unpause(pending)
             self._to_the_front(pending, out)
-        elif pending is not None and lease is not None and lease.may_return:
-            lease.wanted.append(pending)
+        elif lease is not None and lease.may_return:
+            if pending not in lease.wanted:
+                lease.wanted.append(pending)
+        elif pending.gave_back is not None:
+            self._repeat(pending, out)
         else:
             out.append(Refuse(event, "this request did not give its lease back early"))
 
@@ -168,13 +204,13 @@ class Lifecycle:
 
     def _unpause(self, pending: Pending) -> None:
         assert pending.lease is not None
-        others = self._paused[pending.lease]
-        others.remove(pending)
-        if not others:
-            del self._paused[pending.lease]
+        _drop(self._paused, pending.lease, pending)
 
     def _to_the_front(self, pending: Pending, out: list[Action]) -> None:
-        self._fronts -= 1
+        assert pending.lease is not None
+        pending.gave_back = pending.lease
+        self._returned.setdefault(pending.lease, []).append(pending)
+        self._fronts += 1
         pending.seq = self._fronts
         self._wait_again(pending, out)
 
@@ -201,5 +237,13 @@ class Lifecycle:
         lanes = [lane for lane in cluster.waiting.lanes.values() if cluster.too_large(lane.bundle)]
         for lane in lanes:
             for pending in list(lane):
-                cluster.waiting.remove(pending)
+                self._placer.take(pending)
                 self._refuse_too_large(pending, out)
+
+
+def _drop(table: dict[LeaseId, list[Pending]], lease: LeaseId, pending: Pending) -> None:
+    others = table.get(lease, [])
+    if pending in others:
+        others.remove(pending)
+        if not others:
+            del table[lease]

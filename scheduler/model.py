@@ -138,7 +138,12 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
-    """The core's own knobs; everything about placement belongs to the policy."""
+    """The core's own knobs; everything about placement belongs to the policy.
+
+    A new leader counts its leases from `first_lease`, above all that an earlier one can have given.
+    `largest_gpu_bytes` is the largest GPU that is expected: with it a request for a GPU that has
+    not joined yet waits, where it would be refused as too large.
+    """
 
     max_waiting: int | None = None
     report_weight: float = 0.3
@@ -146,3 +151,5 @@ class CoreSettings:
     default_load_s: float = 3.0
     default_run_s: float = 0.5
     explain: frozenset[RequestId] = frozenset()
+    first_lease: int = 1
+    largest_gpu_bytes: int = 0

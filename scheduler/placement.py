@@ -16,14 +16,22 @@ from scheduler.visits import Visits
 class Placer:
     """Applies one decision at a time to the cluster, and says what the world must do for it."""
 
-    def __init__(self, cluster: Cluster, visits: Visits, watched: frozenset[RequestId]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        visits: Visits,
+        watched: frozenset[RequestId],
+        first_lease: int,
+    ) -> None:
         self.cluster = cluster
         self.visits = visits
         self.leases: dict[LeaseId, Lease] = {}
         self.policy_name = ""
         self.latest_seq = 0
         self._watched = watched
-        self._last_lease = 0
+        self.queued = 0
+        self.disturbed = False
+        self._last_lease = first_lease - 1
 
     def apply(
         self, decision: Decision, requests: dict[RequestId, Pending], now: float, out: list[Action]
@@ -59,12 +67,14 @@ class Placer:
         from_local = first.standing is Standing.LOCAL
         hit = slot.holds(bundle.models)
         plan = None if hit else self._plan(bundle, slot, now, spare_waiting=not from_local)
-        held_elsewhere = not hit and self.cluster.is_held(bundle)
+        held_elsewhere = not hit and self.cluster.index.held(bundle.models)
         explanation = self._explain(first, slot, rule, now, plan)
         for pending in chosen:
             self.take(pending)
         lease = self._lease(slot, bundle.models)
         load_s = self._load(lease, plan, now, out) if plan is not None else 0.0
+        if hit and (slot.leases or len(slot.gpu.slots) > 1):
+            load_s = self._load_under_way_s(slot, bundle.models, now)
         batch = first.request.batch if len(chosen) == 1 else sum(p.request.batch for p in chosen)
         run_s = self.cluster.profiles.estimate_run_s(bundle.models, batch, slot.gpu.spec.gpu_type)
         for pending in chosen:
@@ -74,7 +84,7 @@ class Placer:
         lease.requests.extend(chosen)
         if not from_local:
             slot.frequency += len(chosen)
-        self._occupy(lease, now, load_s + run_s)
+        self._occupy(lease, now, load_s, run_s)
         lease.dispatch = Dispatch(
             lease.id,
             slot.id,
@@ -99,7 +109,7 @@ class Placer:
             return False
         lease = self._lease(slot, bundle.models)
         load_s = self._load(lease, plan, now, out, prefetch=True)
-        self._occupy(lease, now, load_s)
+        self._occupy(lease, now, load_s, 0.0)
         return True
 
     def end(self, lease: Lease, now: float) -> None:
@@ -110,13 +120,26 @@ class Placer:
         cache = slot.gpu.cache
         for model in lease.models:
             self.cluster.index.use(cache, model, -1)
-        if not slot.leases:
+        if slot.leases:
+            slot.free_s = max(now, slot.free_s - lease.left_s(now))
+        else:
             slot.free_s = now
         self.cluster.settle(slot)
+
+    def loaded(self, lease: Lease, model: ModelId, now: float) -> None:
+        """A model that a lease waited for is there: correct when its slot will be free."""
+        if lease.loading.pop(model, None) is None or lease.loading:
+            return
+        due_s = max(now, lease.begins_s) + lease.run_s
+        if due_s != lease.due_s:
+            lease.slot.free_s = max(now, lease.slot.free_s + due_s - lease.due_s)
+            lease.due_s = due_s
+            self.cluster.settle(lease.slot)
 
     def adopt(self, lease_id: LeaseId, slot: Slot, models: tuple[ModelId, ...], now: float) -> None:
         """Take over a lease that a manager reports and that this core did not give."""
         lease = Lease(lease_id, slot, models)
+        lease.begins_s = lease.due_s = now
         self.leases[lease_id] = lease
         slot.leases[lease_id] = lease
         self._last_lease = max(self._last_lease, lease_id)
@@ -143,6 +166,7 @@ class Placer:
         slot.local_s += pending.wait_s
         slot.given += 1
         slot.local.add(pending, slot.given)
+        self.queued += 1
         for model in pending.bundle.models:
             cluster.index.wait(slot.gpu.cache, model, +1)
         cluster.settle(slot)
@@ -150,6 +174,7 @@ class Placer:
 
     def take(self, pending: Pending) -> None:
         """Take a request out of whichever queue it is in."""
+        self.queued -= 1
         if pending.standing is Standing.WAITING:
             self.cluster.waiting.remove(pending)
             return
@@ -168,10 +193,12 @@ class Placer:
         pending.standing = Standing.WAITING
         pending.at = None
         pending.lease = None
+        self.queued += 1
         self.cluster.wait(pending)
 
     def recall(self, slot: Slot) -> None:
         """Move a whole local queue back to the global queue, each request to its old place."""
+        self.disturbed |= slot.local.count > 0
         for pending in sorted(slot.local, key=lambda pending: pending.seq):
             self.take(pending)
             self.wait(pending)
@@ -206,20 +233,34 @@ class Placer:
             load_s = cluster.profiles.load_s(model, source)
             total_s += load_s
             cluster.admit(gpu, model, size_bytes, now, load_s)
-            lease.loading[model] = max(now, lease.slot.free_s) + total_s
+            lease.loading[model] = now + total_s
             loads.append(Load(model, size_bytes, source))
         out.append(
             Prepare(lease.slot.id, gpu.spec.id, lease.id, plan.victims, tuple(loads), prefetch)
         )
         return total_s
 
-    def _occupy(self, lease: Lease, now: float, busy_s: float) -> None:
+    def _load_under_way_s(self, slot: Slot, models: tuple[ModelId, ...], now: float) -> float:
+        """Seconds until models that another lease on this GPU is loading will be there."""
+        ends = [
+            ends_s
+            for other in slot.gpu.slots
+            for lease in other.leases.values()
+            for model, ends_s in lease.loading.items()
+            if model in models
+        ]
+        return max(0.0, max(ends) - now) if ends else 0.0
+
+    def _occupy(self, lease: Lease, now: float, load_s: float, run_s: float) -> None:
+        """The lease loads at once, and runs when it has loaded and the slot has come to it."""
         slot, index = lease.slot, self.cluster.index
         for model in lease.models:
             index.touch(slot.gpu.cache, model, now)
             index.use(slot.gpu.cache, model, +1)
+        lease.begins_s = max(now, slot.free_s)
+        lease.run_s = run_s
+        lease.due_s = slot.free_s = max(lease.begins_s, now + load_s) + run_s
         slot.leases[lease.id] = lease
-        slot.free_s = (max(now, slot.free_s)) + busy_s
         self.cluster.settle(slot)
 
     def _explain(

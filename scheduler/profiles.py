@@ -9,11 +9,22 @@ from scheduler.model import ANY_GPU_TYPE, CoreSettings, ModelSpec
 class Profile:
     """One model's memory, load seconds by source tier and run seconds by batch and GPU type."""
 
-    __slots__ = ("features", "load_s", "measured_bytes", "memory_bytes", "run_s", "usual_run_s")
+    __slots__ = (
+        "features",
+        "load_s",
+        "measured_bytes",
+        "measured_loads",
+        "measured_runs",
+        "memory_bytes",
+        "run_s",
+        "usual_run_s",
+    )
 
     def __init__(self, memory_bytes: int) -> None:
         self.memory_bytes = memory_bytes
         self.measured_bytes = 0
+        self.measured_loads: set[Tier] = set()
+        self.measured_runs: set[tuple[int, str]] = set()
         self.load_s: dict[Tier, float] = {}
         self.run_s: dict[tuple[int, str], float] = {}
         self.features: dict[str, float] = {}
@@ -39,8 +50,12 @@ class Profiles:
         profile = self.of(spec.id)
         if spec.memory_bytes is not None and not profile.measured_bytes:
             profile.memory_bytes = spec.memory_bytes
-        profile.load_s = {**spec.load_s, **profile.load_s}
-        profile.run_s = {**spec.run_s, **profile.run_s}
+        for tier, load_s in spec.load_s.items():
+            if tier not in profile.measured_loads:
+                profile.load_s[tier] = load_s
+        for key, run_s in spec.run_s.items():
+            if key not in profile.measured_runs:
+                profile.run_s[key] = run_s
         if spec.run_s and profile.usual_run_s is None:
             profile.usual_run_s = spec.run_s[min(spec.run_s)]
         profile.features = {**profile.features, **spec.features}
@@ -100,7 +115,9 @@ class Profiles:
     # -- reports --------------------------------------------------------------------------------
 
     def report_load(self, model: ModelId, source: Tier, load_s: float) -> None:
-        times = self.of(model).load_s
+        profile = self.of(model)
+        profile.measured_loads.add(source)
+        times = profile.load_s
         times[source] = self._blend(times.get(source), load_s)
 
     def report_run(self, model: ModelId, batch: int, gpu_type: str, run_s: float) -> None:
@@ -111,6 +128,7 @@ class Profiles:
         if known is None:
             known = times.get((batch, ANY_GPU_TYPE))
         times[key] = run_s if known == run_s else self._blend(known, run_s)
+        profile.measured_runs.add(key)
         profile.usual_run_s = times[key]
 
     def report_memory(self, model: ModelId, peak_bytes: int) -> bool:

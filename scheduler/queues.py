@@ -5,6 +5,8 @@ from heapq import heappop, heappush
 
 from scheduler.requests import Bundle, Pending
 
+_COMPACT_BEYOND = 64
+
 
 class Lane:
     """The requests that wait for the same models, in order."""
@@ -85,7 +87,7 @@ class RequestQueue:
         last = lane.last
         if last is None:
             lane.first = lane.last = pending
-            heappush(lane.heads, (rank, lane))
+            self._enter(lane)
         elif last.rank < rank:
             last.following = pending
             pending.leading = last
@@ -106,7 +108,7 @@ class RequestQueue:
         else:
             lane.first = after
             if after is not None:
-                heappush(lane.heads, (after.rank, lane))
+                self._enter(lane)
             else:
                 del self.lanes[lane.bundle]
         pending.leading = pending.following = None
@@ -120,6 +122,12 @@ class RequestQueue:
             lane.heads = self._heads[lane.bundle.size_class if size_classes > 1 else 0]
             assert lane.first is not None
             heappush(lane.heads, (lane.first.rank, lane))
+
+    def _enter(self, lane: Lane) -> None:
+        assert lane.first is not None
+        heappush(lane.heads, (lane.first.rank, lane))
+        if len(lane.heads) > 2 * len(self.lanes) + _COMPACT_BEYOND:
+            self.regroup(len(self._heads))
 
     @staticmethod
     def _first_of(heads: list[tuple[int, Lane]]) -> Pending | None:

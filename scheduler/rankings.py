@@ -44,7 +44,7 @@ class HolderRanking:
 
     def list(self, slot: Slot) -> None:
         """Enter a slot that has begun to hold the models, or whose key has shrunk."""
-        heappush(self._entries, (self._key(slot), slot.id, slot))
+        heappush(self._entries, self._entry(slot))
 
     def overgrown(self, holders: int) -> bool:
         """Whether doubled and outdated entries outnumber the holders."""
@@ -52,8 +52,14 @@ class HolderRanking:
 
     def rebuild(self, holders: Iterable[Slot]) -> None:
         """Begin anew with one entry a holder."""
-        self._entries = [(self._key(slot), slot.id, slot) for slot in holders]
+        self._entries = [self._entry(slot) for slot in holders]
         heapify(self._entries)
+
+    def _entry(self, slot: Slot) -> tuple[float, SlotId, Slot]:
+        key = self._key(slot)
+        if not self._idle and key > slot.highest_listed_s:
+            slot.highest_listed_s = key
+        return key, slot.id, slot
 
     def _key(self, slot: Slot) -> float:
         return slot.frequency if self._idle else slot.available_s
@@ -69,6 +75,10 @@ class SlotRanking:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def overgrown(self, slots: int) -> bool:
+        """Whether outdated entries outnumber the slots."""
+        return len(self._entries) > 2 * slots + _COMPACT_BEYOND
 
     def add(self, slot: Slot) -> None:
         heappush(self._entries, (slot.frequency, slot.id, slot))
@@ -96,23 +106,23 @@ class SlotRanking:
             heappush(self._entries, entry)
         return accepted
 
-    def first_active(self) -> Slot | None:
-        """The least used slot that takes requests, idle or not."""
-        entries = self._entries
-        while entries:
+    def first_active(self, accepts: Callable[[Slot], bool]) -> Slot | None:
+        """The least used slot, idle or not, that is accepted."""
+        entries, aside = self._entries, []
+        found: Slot | None = None
+        while entries and found is None:
             frequency, slot_id, slot = entries[0]
             if not slot.gpu.active:
                 heappop(entries)
             elif slot.frequency != frequency:
                 heapreplace(entries, (slot.frequency, slot_id, slot))
+            elif accepts(slot):
+                found = slot
             else:
-                return slot
-        return None
-
-    def in_order(self) -> list[Slot]:
-        """Every slot that takes requests, least used first; costs a sort."""
-        slots = {slot.id: slot for _, _, slot in self._entries if slot.gpu.active}
-        return sorted(slots.values(), key=lambda slot: (slot.frequency, slot.id))
+                aside.append(heappop(entries))
+        for entry in aside:
+            heappush(entries, entry)
+        return found
 
     def pop(self) -> None:
         """Take the first entry out."""

@@ -8,15 +8,22 @@ from scheduler.errors import BadEvent
 from scheduler.events import LoadFailed, ModelDemoted, ModelLoaded, ModelRegistered, RunFinished
 from scheduler.fleet import Fleet
 from scheduler.lifecycle import Lifecycle
+from scheduler.placement import Placer
 
 
 class Reports:
     """Corrects profiles, residency and finish times by what really happened."""
 
     def __init__(
-        self, cluster: Cluster, lifecycle: Lifecycle, fleet: Fleet, admin: Administration
+        self,
+        cluster: Cluster,
+        placer: Placer,
+        lifecycle: Lifecycle,
+        fleet: Fleet,
+        admin: Administration,
     ) -> None:
         self._cluster = cluster
+        self._placer = placer
         self._lifecycle = lifecycle
         self._fleet = fleet
         self._admin = admin
@@ -45,10 +52,9 @@ class Reports:
         self._cluster.profiles.report_load(event.model, event.source, event.load_s)
         for slot in gpu.slots:
             for lease in slot.leases.values():
-                expected_s = lease.loading.pop(event.model, None)
-                if expected_s is not None and expected_s != now:
-                    slot.free_s = max(now, slot.free_s + now - expected_s)
-                    self._cluster.settle(slot)
+                self._placer.loaded(lease, event.model, now)
+        if event.model not in gpu.cache.residents:
+            self._admin.take_over(gpu, event.model, event.memory_bytes, now, out)
         if event.memory_bytes is not None:
             self._measured(event.model, event.memory_bytes, now, out)
 
@@ -62,6 +68,8 @@ class Reports:
     def load_failed(self, event: LoadFailed, now: float, out: list[Action]) -> None:
         """A load failed: whoever waited for it fails or waits again."""
         gpu = self._fleet.gpu(event.gpu)
+        if event.lease is not None and event.lease not in self._placer.leases:
+            return  # the answer to an order that was withdrawn; a newer load may be under way
         reason = f"loading {event.model} failed: {event.reason}"
         for slot in gpu.slots:
             for lease in slot.leases.values():

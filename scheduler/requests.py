@@ -34,7 +34,8 @@ class Pending:
     """One request that the core has accepted and not finished yet.
 
     `seq` is its place in the order of arrival, `number` how many were accepted before it, `rank`
-    its place in the queue it is in now; `wait_s` is what it adds to the wait of a local queue.
+    its place in the queue it is in now; `wait_s` is what it adds to the wait of a local queue;
+    `gave_back` is the lease that it ended early and came back from.
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class Pending:
         "at",
         "bundle",
         "following",
+        "gave_back",
         "leading",
         "lease",
         "number",
@@ -64,6 +66,7 @@ class Pending:
         self.standing = Standing.WAITING
         self.at: SlotId | None = None
         self.lease: LeaseId | None = None
+        self.gave_back: LeaseId | None = None
         self.wait_s = 0.0
 
     @property

@@ -20,17 +20,21 @@ class Relisting(Protocol):
 class Lease:
     """One dispatch in force on a slot; without requests it is a prefetch, or was adopted.
 
-    `loading` holds, for each model on its way, when it is expected to be there.
+    `loading` holds, for each model on its way, when it is expected to be there. Its run may begin
+    at `begins_s`, when the slot comes to it, and should be over at `due_s`.
     """
 
     __slots__ = (
+        "begins_s",
         "dispatch",
+        "due_s",
         "id",
         "loading",
         "may_return",
         "models",
         "released",
         "requests",
+        "run_s",
         "slot",
         "wanted",
     )
@@ -45,6 +49,13 @@ class Lease:
         self.may_return = False
         self.wanted: list[Pending] = []
         self.dispatch: Dispatch | None = None
+        self.begins_s = 0.0
+        self.run_s = 0.0
+        self.due_s = 0.0
+
+    def left_s(self, now: float) -> float:
+        """Seconds of the slot's work that end with this lease; below zero where it is overdue."""
+        return self.due_s - max(now, self.begins_s)
 
 
 class Gpu:
@@ -102,8 +113,12 @@ class Slot:
 
     @property
     def available_s(self) -> float:
-        """When it could start a request that joined its local queue now."""
+        """When it could start a request that joined its local queue now, if nothing is overdue."""
         return self.free_s + self.local_s
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until it could: what is overdue ends any moment, the local queue comes on top."""
+        return max(0.0, self.free_s - now) + self.local_s
 
     @property
     def residents(self) -> Mapping[ModelId, object]:

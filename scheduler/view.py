@@ -25,19 +25,19 @@ class ClusterView:
     # -- slots ----------------------------------------------------------------------------------
 
     def idle_slots(self) -> Iterator[SlotView]:
-        passed: list[Slot] = []
+        passed: set[Slot] = set()
         aside: list[tuple[SlotRanking, Slot]] = []
         try:
             while (slot := self._next_idle(passed, aside)) is not None:
                 given = slot.frequency, len(slot.leases)
                 yield slot
                 if given == (slot.frequency, len(slot.leases)):
-                    passed.append(slot)
+                    passed.add(slot)
         finally:
             for ranking, slot in aside:
                 ranking.add(slot)
 
-    def _next_idle(self, passed: list[Slot], aside: list[tuple[SlotRanking, Slot]]) -> Slot | None:
+    def _next_idle(self, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]) -> Slot | None:
         """The least used slot with room that its local queue or the global one has work for."""
         cluster = self._cluster
         best = _first_with_local_work(cluster.ready, passed, aside) if cluster.ready else None
@@ -52,29 +52,30 @@ class ClusterView:
         return best
 
     def least_used(self, request: RequestView) -> SlotView | None:
-        bundle = _pending(request).bundle
+        bundle, could_fit = _pending(request).bundle, self._cluster.index.could_fit
+
+        def could_hold(slot: Slot) -> bool:
+            cache = slot.gpu.cache
+            return not cache.pinned_bytes or could_fit(cache, bundle.needs)
+
         best: Slot | None = None
         for ranking in self._cluster.active[bundle.size_class :]:
-            slot = ranking.first_active()
-            if slot is not None and slot.gpu.cache.pinned_bytes:
-                could_fit, needs = self._cluster.index.could_fit, _pending(request).bundle.needs
-                candidates = ranking.in_order()
-                slot = next((s for s in candidates if could_fit(s.gpu.cache, needs)), None)
+            slot = ranking.first_active(could_hold)
             if slot is not None and (best is None or _used(slot) < _used(best)):
                 best = slot
         return best
 
     def idle_holder(self, request: RequestView) -> SlotView | None:
-        return self._cluster.idle_holders[_pending(request).bundle].best()
+        return self._cluster.idle_holder(_pending(request).bundle)
 
     def busy_holder(self, request: RequestView) -> SlotView | None:
-        return self._cluster.busy_holders[_pending(request).bundle].best()
+        return self._cluster.busy_holder(_pending(request).bundle)
 
     def is_hit(self, request: RequestView, slot: SlotView) -> bool:
         return _own(slot).holds(request.models)
 
     def wait_s(self, slot: SlotView) -> float:
-        return max(0.0, _own(slot).available_s - self.now)
+        return _own(slot).wait_s(self.now)
 
     def load_s(self, request: RequestView, slot: SlotView) -> float:
         bundle = _pending(request).bundle
@@ -94,6 +95,8 @@ class ClusterView:
         gpu = _own(slot).gpu
         first = cluster.waiting.first(gpu.size_class)
         if first is None or not gpu.cache.kept_bytes:
+            return first
+        if cluster.index.fits(gpu.cache, first.bundle.needs):
             return first
         return next(
             (
@@ -235,8 +238,8 @@ class ClusterView:
             elif best is None or _used(slot) < _used(best):
                 best = slot
         for bundle in list(demand.fresh_bundles):
-            slots = self._cluster.idle_holders[bundle]
-            holder = slots.best() if bundle in self._cluster.waiting.lanes else None
+            waits = bundle in self._cluster.waiting.lanes
+            holder = self._cluster.idle_holder(bundle) if waits else None
             if holder is None:
                 del demand.fresh_bundles[bundle]
             elif best is None or _used(holder) < _used(best):
@@ -266,7 +269,7 @@ class ClusterView:
 
 
 def _first(
-    ranking: SlotRanking, passed: list[Slot], aside: list[tuple[SlotRanking, Slot]]
+    ranking: SlotRanking, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]
 ) -> Slot | None:
     slot = ranking.first_idle()
     if not passed:
@@ -279,7 +282,7 @@ def _first(
 
 
 def _first_with_local_work(
-    ready: SlotRanking, passed: list[Slot], aside: list[tuple[SlotRanking, Slot]]
+    ready: SlotRanking, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]
 ) -> Slot | None:
     slot = _first(ready, passed, aside)
     while slot is not None and not slot.local.count:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib import import_module
+from math import isfinite
 from pkgutil import iter_modules
 
 from scheduler.errors import BadParameter, UnknownPolicy
@@ -18,21 +19,37 @@ def available() -> tuple[str, ...]:
 
 def make(name: str, parameters: Mapping[str, float] | None = None) -> Policy:
     """The policy of that name with these parameters, the others at their defaults."""
-    if name not in available():
-        raise UnknownPolicy(name, available())
-    kind = import_module(f"{__name__}.{name}").Policy
-    known = {field.name for field in fields(kind)}
-    for parameter in parameters or {}:
+    known = _parameters(name)
+    chosen = {}
+    for parameter, value in (parameters or {}).items():
         if parameter not in known:
             has = ", ".join(sorted(known)) or "none"
             raise BadParameter(name, parameter, f"it has no such parameter; it has: {has}")
-    policy: Policy = kind(**(parameters or {}))
+        chosen[parameter] = _checked(name, parameter, value, known[parameter])
+    policy: Policy = _kind(name)(**chosen)
     return policy
 
 
 def takes(name: str, parameter: str) -> bool:
     """Whether the policy of that name has such a parameter."""
+    return parameter in _parameters(name)
+
+
+def _kind(name: str) -> type:
     if name not in available():
         raise UnknownPolicy(name, available())
-    kind = import_module(f"{__name__}.{name}").Policy
-    return parameter in {field.name for field in fields(kind)}
+    kind: type = import_module(f"{__name__}.{name}").Policy
+    return kind
+
+
+def _parameters(name: str) -> dict[str, type]:
+    """Each parameter's type: that of its default."""
+    return {field.name: type(field.default) for field in fields(_kind(name))}
+
+
+def _checked(policy: str, parameter: str, value: object, kind: type) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise BadParameter(policy, parameter, f"must be a number, not {value!r}")
+    if kind is int and value != int(value):
+        raise BadParameter(policy, parameter, f"must be a whole number, not {value!r}")
+    return int(value) if kind is int else value

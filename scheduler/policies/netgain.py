@@ -39,6 +39,8 @@ class Policy:
         for field in fields(self):
             if getattr(self, field.name) < 0:
                 raise BadParameter("netgain", field.name, "must be 0 or more")
+        if self.candidates < 1:
+            raise BadParameter("netgain", "candidates", "must be 1 or more")
 
     def decide(self, view: View) -> Iterator[Decision]:
         while view.any_idle() and (head := view.head()) is not None:

@@ -284,7 +284,7 @@ class NaiveScheduler:
             self._dispatch(request, self._by_frequency(idle)[0])
             return False
         soonest = min(holders, key=lambda holder: (self._finish_at(holder), holder.id))
-        if max(0.0, self._finish_at(soonest) - self._now) < self._load_s(request.model):
+        if self._wait_s(soonest) < self._load_s(request.model):
             self._move(request, soonest)
             return False
         self._dispatch(request, gpu)
@@ -374,6 +374,10 @@ class NaiveScheduler:
         known = self._models[request.model].run_s
         own_type = known.get((request.batch, gpu.gpu_type))
         return known[(request.batch, ANY_GPU_TYPE)] if own_type is None else own_type
+
+    def _wait_s(self, gpu: NaiveGpu) -> float:
+        local_s = sum(self._run_s(request, gpu) for request in gpu.local)
+        return max(0.0, gpu.done_s - self._now) + local_s
 
     def _finish_at(self, gpu: NaiveGpu) -> float:
         return gpu.done_s + sum(self._run_s(request, gpu) for request in gpu.local)
