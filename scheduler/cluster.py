@@ -129,8 +129,10 @@ class Cluster:
         for slot in gpu.slots:
             self.active[gpu.size_class].add(slot)
             self.idle[gpu.size_class].add(slot)
-        if any(ranking.overgrown(self.active_slots) for ranking in self.active):
+        if self.active[gpu.size_class].overgrown(self.active_slots):
             self._rank_active()
+        if self.idle[gpu.size_class].overgrown(self.active_slots):
+            self._rank_idle()
         return gpu
 
     def retire(self, gpu: Gpu) -> None:

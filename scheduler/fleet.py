@@ -9,9 +9,9 @@ from scheduler.cluster import Cluster
 from scheduler.errors import BadEvent
 from scheduler.events import GpuDraining, GpuJoined, GpuLost, GpuSnapshot, NodeSnapshot
 from scheduler.lifecycle import Lifecycle
-from scheduler.model import AfterLoss, SlotId
+from scheduler.model import AfterLoss, LeaseId, SlotId
 from scheduler.placement import Placer
-from scheduler.slots import Gpu, Slot
+from scheduler.slots import Gpu, Lease, Slot
 
 
 class Fleet:
@@ -76,7 +76,7 @@ class Fleet:
 
     def reconcile(self, event: NodeSnapshot, now: float, out: list[Action]) -> None:
         """Take over a node's report: GPUs, residents, tiers and leases are as it says."""
-        _check(event, self._cluster.slots)
+        _check(event, self._cluster.slots, self._placer.leases)
         reported = {snapshot.gpu.id for snapshot in event.gpus}
         for gpu in list(self._cluster.gpus.values()):
             if gpu.spec.node == event.node and gpu.spec.id not in reported:
@@ -106,8 +106,6 @@ class Fleet:
         for found in snapshot.leases:
             slot = self._cluster.slots[found.slot]
             if found.lease not in slot.leases:
-                if found.lease in self._placer.leases:
-                    raise BadEvent("other lease of id", found.lease)
                 self._placer.adopt(found.lease, slot, found.models, now)
         self.leave_if_drained(gpu)
 
@@ -131,16 +129,20 @@ class Fleet:
                 self._admin.resize(model, now, out)
 
 
-def _check(event: NodeSnapshot, present: Mapping[SlotId, Slot]) -> None:
-    """Nothing of a report is taken over if it contradicts itself or another node's."""
+def _check(
+    event: NodeSnapshot, slots: Mapping[SlotId, Slot], leases: Mapping[LeaseId, Lease]
+) -> None:
+    """Nothing of a report is taken over if it contradicts itself or what others hold."""
+    owners: dict[SlotId, GpuId] = {slot.id: slot.gpu.spec.id for slot in slots.values()}
     for snapshot in event.gpus:
-        specs = snapshot.gpu.slot_specs()
-        slots = {spec.id for spec in specs}
-        if len(slots) < len(specs):
-            raise BadEvent("distinct slots on GPU", snapshot.gpu.id)
-        for lease in snapshot.leases:
-            if lease.slot not in slots:
-                raise BadEvent("slot", lease.slot)
-        for slot in slots:
-            if slot in present and present[slot].gpu.spec.id != snapshot.gpu.id:
-                raise BadEvent("slot of this GPU alone", slot)
+        named: set[SlotId] = set()
+        for spec in snapshot.gpu.slot_specs():
+            if spec.id in named or owners.setdefault(spec.id, snapshot.gpu.id) != snapshot.gpu.id:
+                raise BadEvent("slot of one GPU alone", spec.id)
+            named.add(spec.id)
+        for live in snapshot.leases:
+            if live.slot not in named:
+                raise BadEvent("slot", live.slot)
+            known = leases.get(live.lease)
+            if known is not None and known.slot.id != live.slot:
+                raise BadEvent("other lease of id", live.lease)

@@ -56,7 +56,7 @@ class Profiles:
         for key, run_s in spec.run_s.items():
             if key not in profile.measured_runs:
                 profile.run_s[key] = run_s
-        if spec.run_s and profile.usual_run_s is None:
+        if spec.run_s and not profile.measured_runs:
             profile.usual_run_s = spec.run_s[min(spec.run_s)]
         profile.features = {**profile.features, **spec.features}
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib import import_module
-from math import isfinite
 from pkgutil import iter_modules
 
 from scheduler.errors import BadParameter, UnknownPolicy
 from scheduler.policies.base import Policy
 
+_LARGEST = 1e15
 _NOT_POLICIES = frozenset({"base"})
 
 
@@ -48,8 +48,10 @@ def _parameters(name: str) -> dict[str, type]:
 
 
 def _checked(policy: str, parameter: str, value: object, kind: type) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadParameter(policy, parameter, f"must be a number, not {value!r}")
+    if not abs(value) <= _LARGEST:  # nor is NaN
+        raise BadParameter(policy, parameter, "must be a number of ordinary size")
     if kind is int and value != int(value):
         raise BadParameter(policy, parameter, f"must be a whole number, not {value!r}")
     return int(value) if kind is int else value

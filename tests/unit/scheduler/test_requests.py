@@ -146,7 +146,7 @@ def test_request_is_refused_when_its_deadline_has_passed_already() -> None:
 
 def test_deadline_is_set_as_a_timer_when_the_request_arrives() -> None:
     timer = only(SetTimer, World(a_core()).arrive(request("r0", deadline_s=9.0)))
-    assert (timer.at_s, timer.event) == (9.0, DeadlinePassed(R0))
+    assert (timer.at_s, timer.event) == (9.0, DeadlinePassed(R0, 9.0))
 
 
 @pytest.mark.parametrize(
