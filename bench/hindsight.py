@@ -1,12 +1,9 @@
 """`python -m bench.hindsight`: what full knowledge gains where requests come spread over time."""
 
 import argparse
-import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from pathlib import Path
 from random import Random
 from statistics import fmean
 
@@ -18,6 +15,7 @@ from bench.hindsight_search import (
     case_of,
     serve,
 )
+from bench.report import Report
 from cache_manager.model import ModelId
 from scheduler.actions import Dispatch
 from scheduler.core import make_core
@@ -28,7 +26,6 @@ from scheduler.sim.study import Load
 from scheduler.sim.tally import Tally
 from scheduler.sim.workload import MINUTE_S, Arrivals, Pattern, Workload
 
-RESULTS = Path(__file__).parent / "results"
 POLICY = "netgain"
 SEED = 1
 OTHER_SEEDS = (2, 3, 4)
@@ -96,13 +93,9 @@ class LateTally(Tally):
 
 
 def main() -> int:
-    """Some minutes; prints the table and keeps it in bench/results/."""
+    """Measure, print a table, and keep it in bench/results/."""
     argparse.ArgumentParser(prog="bench.hindsight", description=__doc__).parse_args()
-    today = datetime.now(tz=UTC).date().isoformat()
-    lines: list[str] = []
-    _emit(lines, f"# {POLICY} and hindsight, measured on {today}\n")
-    for line in _machine():
-        _emit(lines, line)
+    report = Report(f"{POLICY} and hindsight", "python -m bench.hindsight")
     explanation = EXPLANATION.format(
         policy=POLICY,
         seed=SEED,
@@ -110,39 +103,19 @@ def main() -> int:
         placement_steps=PLACEMENT_STEPS,
         dispatch_steps=DISPATCH_STEPS,
     )
-    _emit(lines, f"\n{explanation}\n")
-    _emit(lines, HEAD.format(policy=POLICY))
+    report.say(f"\n{explanation}\n")
+    report.say(HEAD.format(policy=POLICY))
     ratios = []
     for arrivals in (Arrivals.UNIFORM, Arrivals.POISSON):
         for size in (15, 25, 35):
             row, ratio = _rows(arrivals, size)
-            _emit(lines, row)
+            report.say(row)
             ratios.append(ratio)
-    _emit(lines, RATIO_HEAD.format(policy=POLICY, target=TARGET))
+    report.say(RATIO_HEAD.format(policy=POLICY, target=TARGET))
     for ratio in ratios:
-        _emit(lines, ratio)
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{today}-hindsight.md"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(f"\n{path}")
+        report.say(ratio)
+    print(f"\n{report.keep('hindsight')}")
     return 0
-
-
-def _machine() -> list[str]:
-    model = "unknown processor"
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    return [
-        "Command: `python -m bench.hindsight`.",
-        f"Machine: {model}, shared; Python {platform.python_version()}.",
-    ]
-
-
-def _emit(lines: list[str], line: str) -> None:
-    lines.append(line)
-    print(line, flush=True)
 
 
 def _rows(arrivals: Arrivals, size: int) -> tuple[str, str]:
