@@ -87,6 +87,8 @@ def most_used(trace: Trace, window: Window) -> list[tuple[int, ...]]:
     end = window.start_minute + window.minutes
     rows = [row[window.start_minute : end] for row in trace.rows]
     used = sorted((row for row in rows if any(row)), key=lambda row: (-sum(row), row))
+    if window.without_top < 0:
+        raise BadWorkload(f"without-top must be 0 or more, not {window.without_top}")
     chosen = used[window.without_top : window.without_top + window.functions]
     if window.functions < 1 or len(chosen) < window.functions:
         raise BadWorkload(

@@ -94,3 +94,8 @@ def test_workload_refuses_a_window_outside_the_trace(window: Window) -> None:
 def test_workload_refuses_a_rate_below_one() -> None:
     with pytest.raises(BadWorkload, match="rate must be at least 1, not 0"):
         trace.workload(ROWS, Window(0, 2, functions=2), rate=0, pattern=Pattern(), seed=1)
+
+
+def test_most_used_refuses_to_leave_out_fewer_than_none() -> None:
+    with pytest.raises(BadWorkload, match="without-top must be 0 or more, not -1"):
+        trace.most_used(ROWS, Window(0, 2, functions=2, without_top=-1))
