@@ -85,7 +85,8 @@ Decision = Place | Queue | Skip | Prefetch | Wake
 class View(Protocol):
     """The core's state as a policy may see it: always present, never to be changed.
 
-    Every question costs at most the logarithm of the cluster, or one GPU's residents.
+    Every question costs at most the logarithm of the cluster, or one GPU's residents; where models
+    are pinned or a GPU is shared, at most a look at each set of models that waits.
     """
 
     @property
