@@ -37,7 +37,10 @@ class Resident:
 
 
 class GpuCache:
-    """One GPU's memory; `residents` runs from the least to the most recently used."""
+    """One GPU's memory; `residents` runs from the least to the most recently used.
+
+    `withheld_bytes` are in somebody else's hands: they count as used, locked, kept and pinned.
+    """
 
     __slots__ = (
         "id",
@@ -48,6 +51,7 @@ class GpuCache:
         "pinned_bytes",
         "residents",
         "used_bytes",
+        "withheld_bytes",
     )
 
     def __init__(self, gpu: GpuId, node: NodeId, memory_bytes: int) -> None:
@@ -58,6 +62,7 @@ class GpuCache:
         self.locked_bytes = 0
         self.kept_bytes = 0
         self.pinned_bytes = 0
+        self.withheld_bytes = 0
         self.residents: dict[ModelId, Resident] = {}
 
     @property
@@ -98,6 +103,7 @@ class CacheIndex:
         cache = self.gpu(gpu)
         for model in list(cache.residents):
             self.evict(cache, model)
+        self.withhold(cache, -cache.withheld_bytes)
         del self.gpus[gpu]
 
     def gpu(self, gpu: GpuId) -> GpuCache:
@@ -275,6 +281,15 @@ class CacheIndex:
             cache.locked_bytes += change_bytes
             if not resident.waiters:
                 cache.kept_bytes += change_bytes
+
+    def withhold(self, cache: GpuCache, size_bytes: int) -> None:
+        """Count free memory as not to be had (or, if negative, as free again)."""
+        cache.withheld_bytes += size_bytes
+        cache.used_bytes += size_bytes
+        cache.locked_bytes += size_bytes
+        cache.kept_bytes += size_bytes
+        cache.pinned_bytes += size_bytes
+        self.pinned_bytes += size_bytes
 
     def evict(self, cache: GpuCache, model: ModelId) -> None:
         """Give back a model's memory."""

@@ -37,14 +37,19 @@ class Administration:
             out.append(Refuse(event, reason))
 
     def relieve(self, gpu: Gpu, short_bytes: int, now: float, out: list[Action]) -> None:
-        """Make room on a GPU that has less than was believed: as much as the rule can find."""
+        """A GPU has less than was believed: make that room, and use it no more.
+
+        What cannot be had now is left to the next report; a node's snapshot ends the shortage.
+        """
         index, cache = self._cluster.index, gpu.cache
         victims = index.victims(cache, short_bytes, now)
-        if victims is None:  # not all of it can be had: let go what is idle, the rest must wait
+        if victims is None:
             idle = [resident for resident in cache.residents.values() if not resident.kept]
             victims = tuple(resident.model for resident in idle)
         for victim in victims:
             self._demote(gpu, victim, "memory pressure", out)
+        index.withhold(cache, min(short_bytes, cache.free_bytes))
+        self._free_what_waits(gpu)
 
     def take_over(
         self, gpu: Gpu, model: ModelId, size_bytes: int | None, now: float, out: list[Action]

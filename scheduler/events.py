@@ -83,7 +83,7 @@ class NodeSnapshot(NamedTuple):
 
 
 class MemoryPressure(NamedTuple):
-    """A GPU lacks this many bytes that the core believed to be there."""
+    """A GPU lacks this many bytes that the core believed to be there, until its next snapshot."""
 
     gpu: GpuId
     short_bytes: int

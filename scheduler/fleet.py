@@ -113,6 +113,7 @@ class Fleet:
         self, gpu: Gpu, snapshot: GpuSnapshot, now: float, out: list[Action]
     ) -> None:
         index, cache = self._cluster.index, gpu.cache
+        index.withhold(cache, -cache.withheld_bytes)
         reported = dict(snapshot.residents)
         for model in [model for model in cache.residents if model not in reported]:
             self._cluster.evict(gpu, model)

@@ -144,7 +144,8 @@ def _refused(event: Event, actions: list[Action]) -> bool:
 
 def _has_room(slot: Slot, request: Pending, *, spare_waiting: bool) -> bool:
     residents = slot.gpu.cache.residents
-    if sum(size for _, size in request.bundle.needs) > slot.gpu.cache.memory_bytes:
+    there_bytes = slot.gpu.cache.memory_bytes - slot.gpu.cache.withheld_bytes
+    if sum(size for _, size in request.bundle.needs) > there_bytes:
         return False  # not by what is known of its models, even where older copies are smaller
     stays = {
         each.model: each.bytes
@@ -153,13 +154,14 @@ def _has_room(slot: Slot, request: Pending, *, spare_waiting: bool) -> bool:
     }
     for model, size_bytes in request.bundle.needs:
         stays[model] = max(size_bytes, residents[model].bytes if model in residents else 0)
-    return sum(stays.values()) <= slot.gpu.cache.memory_bytes
+    return sum(stays.values()) <= there_bytes
 
 
 def _check_memory(core: Core, gpu: Gpu) -> None:
     cache, where = gpu.cache, gpu.spec.id
     residents = list(cache.residents.values())
-    assert cache.used_bytes == sum(each.bytes for each in residents), where
+    withheld = cache.withheld_bytes
+    assert cache.used_bytes == withheld + sum(each.bytes for each in residents), where
     assert all(each.bytes >= 0 for each in residents), where
     assert cache.used_bytes <= cache.memory_bytes == gpu.spec.memory_bytes, where
     users = Counter(m for slot in gpu.slots for lease in slot.leases.values() for m in lease.models)
@@ -171,10 +173,12 @@ def _check_memory(core: Core, gpu: Gpu) -> None:
     def total(chosen: list[Resident]) -> int:
         return sum(each.bytes for each in chosen)
 
-    assert cache.pinned_bytes == total([e for e in residents if e.pinned]), where
-    assert cache.locked_bytes == total([e for e in residents if e.users or e.pinned]), where
+    assert cache.pinned_bytes == withheld + total([e for e in residents if e.pinned]), where
+    assert cache.locked_bytes == withheld + total([e for e in residents if e.users or e.pinned]), (
+        where
+    )
     kept = [e for e in residents if e.users or e.pinned or e.waiters]
-    assert cache.kept_bytes == total(kept), where
+    assert cache.kept_bytes == withheld + total(kept), where
     assert core.cluster.index.gpus[where] is cache
 
 

@@ -6,9 +6,11 @@ from cache_manager.model import MIB, GpuId, ModelId, Tier
 from scheduler.actions import Demote, Dispatch, Finish, Prepare
 from scheduler.events import (
     EvictAsked,
+    GpuSnapshot,
     MemoryPressure,
     ModelLoaded,
     ModelRegistered,
+    NodeSnapshot,
     PinAsked,
     PrefetchAsked,
     RunFinished,
@@ -194,6 +196,23 @@ def test_all_that_is_idle_leaves_when_more_memory_is_short_than_there_is() -> No
     world = world_holding("a", "b")
     world.arrive(request("r0", "b"))
     assert only(Demote, world.send(MemoryPressure(G0.id, 9999 * MIB))).model == "a"
+
+
+def test_room_is_not_given_away_again_when_memory_ran_short() -> None:
+    world = world_holding("a", "b")
+    cache = world.core.cluster.gpus[G0.id].cache
+    world.send(MemoryPressure(G0.id, cache.free_bytes + 100 * MIB))
+    assert cache.free_bytes + cache.withheld_bytes == cache.memory_bytes - cache.residents[B].bytes
+    assert refused(world.send(PrefetchAsked(C, G0.id))) == []
+    assert B not in cache.residents  # it had to leave: what was short is still short
+
+
+def test_room_is_there_again_when_the_node_reports_anew() -> None:
+    world = world_holding("a", "b")
+    cache = world.core.cluster.gpus[G0.id].cache
+    world.send(MemoryPressure(G0.id, 100 * MIB))
+    world.send(NodeSnapshot(G0.node, (GpuSnapshot(G0, ((B, cache.residents[B].bytes),)),)))
+    assert cache.withheld_bytes == 0
 
 
 def test_pressure_is_refused_when_the_gpu_is_unknown() -> None:

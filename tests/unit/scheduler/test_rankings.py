@@ -56,8 +56,9 @@ def holding(models: tuple[str, ...], slots: list[Slot]) -> list[Slot]:
 
 
 def could_hold(slot: Slot, needs: tuple[tuple[str, int], ...]) -> bool:
-    """With nothing but the pinned models beside them."""
+    """With nothing but the pinned models and what is withheld beside them."""
     sizes = {each.model: each.bytes for each in slot.gpu.cache.residents.values() if each.pinned}
     for model, size_bytes in needs:
         sizes.setdefault(model, size_bytes)  # type: ignore[arg-type]
-    return sum(sizes.values()) <= slot.gpu.spec.memory_bytes
+    there_bytes = slot.gpu.spec.memory_bytes - slot.gpu.cache.withheld_bytes
+    return sum(sizes.values()) <= there_bytes
