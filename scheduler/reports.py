@@ -85,5 +85,7 @@ class Reports:
             self._cluster.index.set_tier(event.node, event.model, event.tier)
         if event.gpu is not None:
             gpu = self._fleet.gpu(event.gpu)
-            if event.model in gpu.cache.residents:
+            leases = [lease for slot in gpu.slots for lease in slot.leases.values()]
+            on_its_way = any(event.model in lease.loading for lease in leases)
+            if event.model in gpu.cache.residents and not on_its_way:  # else it left before that
                 self._cluster.evict(gpu, event.model)

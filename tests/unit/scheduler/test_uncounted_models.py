@@ -136,3 +136,9 @@ def test_measured_times_stay_when_a_model_is_declared_again() -> None:
     world.send(ModelRegistered(model("bert", load_s=9.0, run_s=5.0)))
     world.send(EvictAsked(BERT))
     assert only(Dispatch, world.arrive(request("r0"))).estimate == (2.0, 1.0)
+
+
+def test_model_stays_counted_when_an_older_demotion_is_reported_while_it_loads() -> None:
+    world = World(a_core("lb"))
+    demoted_while_loading(world)
+    assert world.core.cluster.index.copies(BERT) == 1
