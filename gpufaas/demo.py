@@ -5,8 +5,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+from gpufaas.arguments import Commands
 from gpufaas.drawing import folder, pictures
 from gpufaas.errors import CommandError
 from gpufaas.progress import Bar
@@ -18,9 +18,6 @@ from scheduler.sim.evaluation import average
 from scheduler.sim.paper import Paper
 from scheduler.sim.study import Result, Scenario
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  typeshed's name
-
 _SHOWN = 35
 _SHORT = (15, 25)
 _SEEDS = 3
@@ -29,7 +26,7 @@ _SEEDS = 3
 Runs = Mapping[str, list[Result]]
 
 
-def add_parser(commands: "Commands") -> None:
+def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
     parser = commands.add_parser("demo", help="every policy on the thesis's workload, in seconds")
     parser.add_argument("--out", default="out", metavar="DIR", help="folder of the picture (out)")

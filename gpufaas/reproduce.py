@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+from gpufaas.arguments import Commands
 from gpufaas.drawing import folder, pictures
 from gpufaas.errors import CommandError
 from gpufaas.progress import Bar
@@ -18,9 +18,6 @@ from scheduler.sim.calibrate import Point, utilisation_ratio
 from scheduler.sim.evaluation import Measured, Setting
 from scheduler.sim.evaluation_beyond import Family
 from scheduler.sim.paper import SWEEP_WORKING_SET, Paper
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  typeshed's name
 
 _BEST = 10
 
@@ -42,7 +39,7 @@ def default_plan(seeds: int) -> Plan:
     return Plan(seeds, by_arrivals, by_memory, calibrate.AROUND_SEEDS, evaluation_beyond.families())
 
 
-def add_parser(commands: "Commands") -> None:
+def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
     parser = commands.add_parser(
         "reproduce", help="repeat the thesis's evaluation and write it down with pictures"

@@ -6,9 +6,9 @@ import sys
 from dataclasses import asdict
 from itertools import groupby
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from cache_manager import eviction
+from gpufaas.arguments import Commands
 from gpufaas.errors import CommandError
 from gpufaas.explained import explained
 from gpufaas.progress import Bar
@@ -19,13 +19,10 @@ from scheduler.sim.engine import Hardware
 from scheduler.sim.study import Load, Result, Scenario
 from scheduler.sim.workload import Arrivals, Pattern
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  typeshed's name
-
 _MANY_REQUESTS = 10_000
 
 
-def add_parser(commands: "Commands") -> None:
+def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
     parser = commands.add_parser("simulate", help="run policies on a simulated cluster")
     add = parser.add_argument

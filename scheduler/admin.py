@@ -149,7 +149,7 @@ class Administration:
         out.append(Demote(gpu.spec.id, model, reason))
 
     def _free_what_waits(self, gpu: Gpu) -> None:
-        """After a pin: requests that can no longer fit here wait for any GPU again."""
+        """After a pin or a shortage: requests that fit here no more wait for any GPU again."""
         index = self._cluster.index
         for slot in gpu.slots:
             fit = all(

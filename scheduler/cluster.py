@@ -105,9 +105,9 @@ class Cluster:
     def _excess_s(self, lane: Lane) -> float:
         """By how much each holder's share of a lane's work exceeds the time of one more load."""
         models = lane.bundle.models
-        work_s = lane.waiting * sum(self.profiles.usual_run_s(model) for model in models)
-        load_s = sum(self.profiles.load_s(model, Tier.DISK) for model in models)
-        return work_s / max(1, self.copies(lane.bundle)) - load_s
+        work_s = lane.waiting * self.profiles.usual_runs_s(models)
+        share_s = work_s / max(1, self.copies(lane.bundle))
+        return share_s - self.profiles.all_loads_s(models, Tier.DISK)
 
     # -- GPUs -----------------------------------------------------------------------------------
 

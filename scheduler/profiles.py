@@ -87,6 +87,14 @@ class Profiles:
         usual = self.of(model).usual_run_s
         return self._settings.default_run_s if usual is None else usual
 
+    def usual_runs_s(self, models: tuple[ModelId, ...]) -> float:
+        """Seconds of one usual run of each of these models."""
+        return sum(self.usual_run_s(model) for model in models)
+
+    def all_loads_s(self, models: tuple[ModelId, ...], source: Tier) -> float:
+        """Seconds to load all these models from this tier."""
+        return sum(self.load_s(model, source) for model in models)
+
     def estimate_run_s(
         self,
         models: tuple[ModelId, ...],

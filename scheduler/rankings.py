@@ -48,7 +48,7 @@ class HolderRanking:
 
     def overgrown(self, holders: int) -> bool:
         """Whether doubled and outdated entries outnumber the holders."""
-        return len(self._entries) > 2 * holders + _COMPACT_BEYOND
+        return _overgrown(len(self._entries), holders)
 
     def rebuild(self, holders: Iterable[Slot]) -> None:
         """Begin anew with one entry a holder."""
@@ -78,7 +78,7 @@ class SlotRanking:
 
     def overgrown(self, slots: int) -> bool:
         """Whether outdated entries outnumber the slots."""
-        return len(self._entries) > 2 * slots + _COMPACT_BEYOND
+        return _overgrown(len(self._entries), slots)
 
     def add(self, slot: Slot) -> None:
         heappush(self._entries, (slot.frequency, slot.id, slot))
@@ -127,3 +127,7 @@ class SlotRanking:
     def pop(self) -> None:
         """Take the first entry out."""
         heappop(self._entries)
+
+
+def _overgrown(entries: int, live: int) -> bool:
+    return entries > 2 * live + _COMPACT_BEYOND

@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from cache_manager.index import GpuCache
 from cache_manager.model import ModelId, Tier
 from scheduler.cluster import Cluster
 from scheduler.demand import Demand
 from scheduler.policies.base import ModelFacts, RequestView, SlotView
 from scheduler.queues import RequestQueue
 from scheduler.rankings import SlotRanking
-from scheduler.requests import Pending
+from scheduler.requests import Bundle, Pending
 from scheduler.slots import Slot
 from scheduler.visits import Visits
 
@@ -94,18 +95,10 @@ class ClusterView:
             return self._first_for_any()
         gpu = _own(slot).gpu
         first = cluster.waiting.first(gpu.size_class)
-        if first is None or not gpu.cache.kept_bytes:
+        if first is None or self._has_room(gpu.cache, first.bundle):
             return first
-        if cluster.index.fits(gpu.cache, first.bundle.needs):
-            return first
-        return next(
-            (
-                request
-                for request in cluster.waiting.first_lanes(gpu.size_class)
-                if cluster.index.fits(gpu.cache, request.bundle.needs)
-            ),
-            None,
-        )
+        lanes = cluster.waiting.first_lanes(gpu.size_class)
+        return next((each for each in lanes if self._has_room(gpu.cache, each.bundle)), None)
 
     def first_hit(self, slot: SlotView) -> RequestView | None:
         return self._first_resident(self._cluster.waiting, _own(slot))
@@ -145,11 +138,10 @@ class ClusterView:
         return self._cluster.copies(_pending(request).bundle)
 
     def few_idle(self, request: RequestView, most: int) -> Sequence[SlotView]:
-        bundle, index = _pending(request).bundle, self._cluster.index
+        bundle = _pending(request).bundle
 
         def has_room(slot: Slot) -> bool:
-            cache = slot.gpu.cache
-            return not cache.kept_bytes or index.fits(cache, bundle.needs)
+            return self._has_room(slot.gpu.cache, bundle)
 
         slots = [
             slot
@@ -176,8 +168,7 @@ class ClusterView:
         return plan.victims
 
     def nearest_load_s(self, request: RequestView) -> float:
-        load_s = self._cluster.profiles.load_s
-        return sum(load_s(model, Tier.HOST) for model in request.models)
+        return self._cluster.profiles.all_loads_s(request.models, Tier.HOST)
 
     def facts(self, model: ModelId) -> ModelFacts:
         cluster = self._cluster
@@ -198,7 +189,7 @@ class ClusterView:
                 lane = cluster.waiting.lanes.get(bundle)
                 if lane is None or bundle.models[0] != model or not own.holds(bundle.models):
                     continue
-                run_s = sum(cluster.profiles.usual_run_s(each) for each in bundle.models)
+                run_s = cluster.profiles.usual_runs_s(bundle.models)
                 total_s += lane.waiting * run_s / cluster.copies(bundle)
         return total_s
 
@@ -222,6 +213,10 @@ class ClusterView:
         return self._first_resident(own.local, own) if own.local.count else None
 
     # -- parts ----------------------------------------------------------------------------------
+
+    def _has_room(self, cache: GpuCache, bundle: Bundle) -> bool:
+        """Whether the models fit a GPU of their size class, after evictions."""
+        return not cache.kept_bytes or self._cluster.index.fits(cache, bundle.needs)
 
     def _demand(self) -> Demand:
         demand = self._cluster.demand

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from scheduler.sim.evaluation import Measured, Progress, Setting, measure
+from scheduler.sim.engine import Progress
+from scheduler.sim.evaluation import Measured, Setting, measure
 from scheduler.sim.paper import Claim, LimitRow, Paper
 from scheduler.sim.workload import Arrivals, Pattern
 

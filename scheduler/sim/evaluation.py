@@ -1,16 +1,14 @@
 """The thesis's experiments as simulations: what to run, and the figures that come out."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from scheduler.sim import study
-from scheduler.sim.engine import Hardware
+from scheduler.sim.engine import Hardware, Progress
 from scheduler.sim.paper import SWEEP_POLICY, SWEEP_WORKING_SET, Claim, Paper
 from scheduler.sim.study import Load, Result, Scenario
 from scheduler.sim.workload import Arrivals, Pattern
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from statistics import fmean, geometric_mean
 from cache_manager import eviction
 from scheduler import policies
 from scheduler.sim import paper, study
-from scheduler.sim.engine import Hardware
-from scheduler.sim.evaluation import Figures, Progress, average
+from scheduler.sim.engine import Hardware, Progress
+from scheduler.sim.evaluation import Figures, average
 from scheduler.sim.markdown import table
 from scheduler.sim.study import Load, Result, Scenario
 from scheduler.sim.trace import CARRIED

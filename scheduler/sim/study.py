@@ -1,7 +1,7 @@
 """Named simulation runs: one scenario in, one summary out, many at a time over the cores."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
@@ -103,9 +103,7 @@ def run(
     return Result(scenario, done.tally.summary(), tuple(done.explanations))
 
 
-def run_all(
-    scenarios: Sequence[Scenario], done: Callable[[int, int], None] | None = None
-) -> list[Result]:
+def run_all(scenarios: Sequence[Scenario], done: Progress | None = None) -> list[Result]:
     """All of them, in order, on every core of this machine where that pays."""
     results = []
     for result in _each(scenarios):

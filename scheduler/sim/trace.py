@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -34,8 +35,9 @@ class Trace:
         return len(self.rows[0])
 
 
+@cache
 def read(path: str) -> Trace:
-    """Read a trace file; `azure` names the one that gpufaas carries."""
+    """Read a trace file, once a process; `azure` names the one that gpufaas carries."""
     if path == CARRIED:
         carried = files("scheduler.sim").joinpath("data/azure2019_500fn_240min.csv")
         return parse(carried.read_text(encoding="utf-8"), path)
