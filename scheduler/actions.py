@@ -27,7 +27,7 @@ class Prepare(NamedTuple):
 
 
 class Dispatch(NamedTuple):
-    """To the callers: these requests hold this lease now."""
+    """To the callers and the GPU manager: these requests hold this lease of these models now."""
 
     lease: LeaseId
     slot: SlotId
@@ -39,6 +39,7 @@ class Dispatch(NamedTuple):
     estimate: Estimate
     rule: str
     explanation: Explanation | None = None
+    models: tuple[ModelId, ...] = ()
 
 
 class EnqueueLocally(NamedTuple):

@@ -76,6 +76,7 @@ class Fleet:
 
     def reconcile(self, event: NodeSnapshot, now: float, out: list[Action]) -> None:
         """Take over a node's report: GPUs, residents, tiers and leases are as it says."""
+        _check_owners(event, self._cluster.gpus)
         _check(event, self._cluster.slots, self._placer.leases)
         reported = {snapshot.gpu.id for snapshot in event.gpus}
         for gpu in list(self._cluster.gpus.values()):
@@ -128,6 +129,14 @@ class Fleet:
         for model, size_bytes in snapshot.residents:
             if self._cluster.profiles.report_memory(model, size_bytes):
                 self._admin.resize(model, now, out)
+
+
+def _check_owners(event: NodeSnapshot, gpus: Mapping[GpuId, Gpu]) -> None:
+    """A node speaks of its own GPUs alone, or two of one name would take each other's away."""
+    for snapshot in event.gpus:
+        known = gpus.get(snapshot.gpu.id)
+        if event.node != snapshot.gpu.node or (known and known.spec.node != event.node):
+            raise BadEvent(f"GPU of node {event.node!r} alone", snapshot.gpu.id)
 
 
 def _check(

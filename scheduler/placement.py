@@ -96,6 +96,7 @@ class Placer:
             Estimate(load_s, run_s),
             rule,
             explanation,
+            bundle.models,
         )
         out.append(lease.dispatch)
 

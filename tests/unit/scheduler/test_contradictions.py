@@ -55,6 +55,18 @@ def test_snapshot_changes_nothing_when_its_slots_contradict(gpus: tuple[GpuSpec,
     assert {lease.slot for lease in world.leases.values()} == {"g0", "old"}
 
 
+@pytest.mark.parametrize("claimed_for", ["node-of-g0", "node-of-others"])
+def test_snapshot_takes_no_gpu_from_another_node_when_it_claims_it(claimed_for: str) -> None:
+    world = World(a_core("lb"))
+    world.arrive(request("r0"))
+    snapshot = NodeSnapshot(
+        NodeId("node-of-others"), (GpuSnapshot(gpu("g0", memory_mb=4096, node=claimed_for)),)
+    )
+    assert len(refused(world.send(snapshot))) == 1
+    assert world.core.cluster.gpus[GpuId("g0")].spec == G0
+    assert world.ends == {}
+
+
 def test_snapshot_takes_nothing_from_a_gpu_when_it_claims_its_slot() -> None:
     world = World(a_core("lb"))
     world.send(holding(G0, "bert"))

@@ -1,0 +1,1 @@
+"""The GPU manager: keeps each resident model in a process of its own on a node's GPUs."""

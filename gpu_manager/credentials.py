@@ -1,0 +1,101 @@
+"""Who may talk to this manager: credentials under its secret, and the secret's file."""
+
+import hmac
+import os
+import re
+import secrets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_manager.errors import BadSetting
+
+_SECRET_BYTES = 32
+_LEAST_SECRET_BYTES = 16
+# What OpenFaaS allows in the names of namespaces and functions.
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A function and the tenant (namespace) that it belongs to."""
+
+    tenant: str
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.function}"
+
+
+ADMINISTRATOR = Identity("admin", "admin")
+
+
+class Credentials:
+    """Issues credentials, `tenant/function:mac`, and tells a true one from a forged one."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def issue(self, identity: Identity) -> str:
+        """The credential that the deployment of this function hands to it."""
+        for name in (identity.tenant, identity.function):
+            if not _NAME.fullmatch(name):
+                raise BadSetting("function", str(identity), "letters, digits, '-', '_' and '.'")
+        return f"{identity}:{self._mac(str(identity))}"
+
+    def identify(self, credential: str) -> Identity | None:
+        """Whose credential it is; None for one that this manager's secret did not make."""
+        name, _, mac = credential.rpartition(":")
+        if not hmac.compare_digest(mac.encode(), self._mac(name).encode()):
+            return None
+        tenant, _, function = name.partition("/")
+        return Identity(tenant, function)
+
+    def _mac(self, name: str) -> str:
+        return hmac.new(self._secret, name.encode(), "sha256").hexdigest()
+
+
+def fresh_secret() -> bytes:
+    """A secret for the life of one process."""
+    return secrets.token_bytes(_SECRET_BYTES)
+
+
+def load_secret(path: Path) -> bytes:
+    """The secret in this file, which is made, readable by its owner alone, where it is missing."""
+    try:
+        secret = _read(path)
+    except FileNotFoundError:
+        _make(path)
+        secret = _read(path)
+    except OSError as error:
+        raise BadSetting("secret file", str(path), error.strerror or str(error)) from error
+    if len(secret) < _LEAST_SECRET_BYTES:
+        raise BadSetting("secret file", str(path), f"shorter than {_LEAST_SECRET_BYTES} bytes")
+    return secret
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            detail = f"others may use it (mode {stat.S_IMODE(mode):o}); chmod 600 it"
+            raise BadSetting("secret file", str(path), detail)
+        return file.read()
+
+
+def _make(path: Path) -> None:
+    """Written aside and linked into place, so that nobody reads half, and the first one stays."""
+    aside = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(fresh_secret())
+        try:
+            path.hardlink_to(aside)
+        except FileExistsError:  # another manager was first
+            return
+        finally:
+            aside.unlink()
+    except OSError as error:
+        raise BadSetting("secret file", str(path), error.strerror or str(error)) from error

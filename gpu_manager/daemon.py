@@ -1,0 +1,136 @@
+"""The life of a GPU manager: builds its parts in order, drains, and takes them down again."""
+
+import logging
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from cache_manager.model import NodeId
+from gpu_manager.acquiring import Acquiring
+from gpu_manager.addresses import Address
+from gpu_manager.administration import Administration
+from gpu_manager.catalogue import Catalogue
+from gpu_manager.credentials import Credentials, fresh_secret, load_secret
+from gpu_manager.devices.base import Device
+from gpu_manager.devices.choose import choose
+from gpu_manager.host_memory import available_bytes
+from gpu_manager.ledger import Ledger
+from gpu_manager.node import Node
+from gpu_manager.ports import Scheduling
+from gpu_manager.residents import HostGpu
+from gpu_manager.runtime import Observer, Runtime
+from gpu_manager.server import Server
+from gpu_manager.services import Services
+from gpu_manager.sessions import Session, Sessions
+from gpu_manager.settings import NodeSettings
+from gpu_manager.spill import SpillDirectory
+from gpu_manager.watch import Watch
+from gpu_manager.weight_requests import Library
+from gpu_manager.weights import WeightStore
+from scheduler.api import GpuSpec
+
+log = logging.getLogger(__name__)
+
+MakeRuntime = Callable[[Observer, Sequence[Device]], Runtime]
+
+# Without a word from a person, weights may take this share of the memory that is free.
+_STORE_SHARE = 4
+
+
+class GpuManager:
+    """One node's GPU manager, between `start` and `stop`; `async with` does both."""
+
+    def __init__(
+        self, settings: NodeSettings, scheduling: Scheduling, make_runtime: MakeRuntime
+    ) -> None:
+        self._settings = settings
+        self._scheduling = scheduling
+        secret = (
+            fresh_secret() if settings.secret_file is None else load_secret(settings.secret_file)
+        )
+        self.credentials = Credentials(secret)
+        node = NodeId(settings.node)
+        limit = settings.gpu_memory_bytes
+        self.devices = choose(settings.devices, node, limit, settings.visible_devices)
+        self._store = _store(settings)
+        catalogue = Catalogue()
+        gpus = [_gpu(device, node) for device in self.devices]
+        self.node = Node(settings, gpus, self._store, catalogue)
+        self._runtime = make_runtime(self.node, self.devices)
+        overhead_bytes = max(gpu.ledger.context_bytes for gpu in gpus)
+        library = Library(node, self._store, catalogue, scheduling, overhead_bytes)
+        self._acquiring = Acquiring(self.node, scheduling, library)
+        self._sessions = Sessions(self._session_ended)
+        self.node.lease_ended = self._sessions.lease_ended
+        self._server = Server(
+            Services(
+                node=self.node,
+                credentials=self.credentials,
+                sessions=self._sessions,
+                library=library,
+                acquiring=self._acquiring,
+                administration=Administration(self.node, self._store, catalogue, scheduling),
+                hello_s=settings.hello_s,
+            )
+        )
+        self._watch = Watch(self.node)
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Where clients find it."""
+        return self._server.addresses
+
+    async def start(self) -> None:
+        """Take clients and orders."""
+        try:
+            self._server.listen(self._settings.listen)
+            self._scheduling.attach(self.node.name, self.node)
+            self.node.start(self._runtime, self._scheduling)
+            self._watch.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Take no new client or request, let calls in flight end, leave nothing behind."""
+        self._acquiring.stop()
+        self._server.stop_listening()
+        self._watch.stop()
+        await self.node.drain(self._settings.drain_s)
+        await self._server.close()
+        self._scheduling.detach(self.node.name)
+        await self._runtime.close()
+        self._store.close()
+        for device in self.devices:
+            device.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    def _session_ended(self, session: Session) -> None:
+        self._acquiring.ended(session)
+
+
+def _gpu(device: Device, node: NodeId) -> HostGpu:
+    spec = GpuSpec(device.id, node, device.memory_bytes, device.gpu_type)
+    return HostGpu(device, spec, Ledger(device.memory_bytes, _CONTEXT_BYTES[device.kind]))
+
+
+# What a process takes of a GPU before it holds a model, until that is measured.
+_CONTEXT_BYTES = {"cuda": 600 << 20, "cpu": 0}
+
+
+def _store(settings: NodeSettings) -> WeightStore:
+    budget_bytes = settings.store_memory_bytes or available_bytes() // _STORE_SHARE
+    if settings.spill is None:
+        return WeightStore(budget_bytes)
+    return WeightStore(budget_bytes, SpillDirectory(settings.spill, settings.spill_bytes))

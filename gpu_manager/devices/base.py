@@ -1,0 +1,80 @@
+"""What the GPU manager needs to know of a GPU; everything above is the same for all kinds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from cache_manager.model import GpuId
+
+
+@dataclass(frozen=True, slots=True)
+class HealthEvent:
+    """Something that a GPU said about itself; after a fatal one nothing that it computes counts."""
+
+    gpu: GpuId
+    what: str
+    fatal: bool
+
+
+class Device(Protocol):
+    """One GPU, or one slice of it with memory of its own."""
+
+    @property
+    def id(self) -> GpuId:
+        """Its name in the cluster."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """`cuda` or `cpu`."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What its maker calls it."""
+        ...
+
+    @property
+    def gpu_type(self) -> str:
+        """The same for all GPUs that are equally fast."""
+        ...
+
+    @property
+    def memory_bytes(self) -> int:
+        """What models may use in all."""
+        ...
+
+    @property
+    def device_bytes(self) -> int:
+        """What it has; `memory_bytes` may be less by choice."""
+        ...
+
+    @property
+    def torch_device(self) -> str:
+        """How torch calls it in a process that was given `environment`."""
+        ...
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What a worker's environment needs before CUDA is first touched there."""
+        ...
+
+    def used_bytes(self) -> int | None:
+        """What all processes use of `device_bytes` now; None where nobody can say."""
+        ...
+
+    def process_bytes(self) -> Mapping[int, int]:
+        """What each process uses of it, by process id; empty where nobody can say."""
+        ...
+
+    def utilisation(self) -> float | None:
+        """The share of the last moments in which it computed; None where nobody can say."""
+        ...
+
+    def health(self) -> tuple[HealthEvent, ...]:
+        """What it said since this was last asked."""
+        ...
+
+    def close(self) -> None:
+        """Watch it no more."""
+        ...

@@ -1,0 +1,83 @@
+"""HELLO: who is at the other end of a connection, and what it may be."""
+
+import os
+import socket
+import struct
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from gpu_manager import fields as read
+from gpu_manager.credentials import ADMINISTRATOR, Credentials, Identity
+from gpu_manager.errors import NotAllowed, UnknownVersion
+from gpu_manager.fields import Fields
+from gpu_manager.node import Node
+from gpu_manager.sessions import Session
+from torch_shim.errors import BadFrame
+from torch_shim.protocol import VERSION
+
+_PEER = struct.Struct("3i")  # process, user, group
+_SESSION_CHARACTERS = 64
+
+
+class Role(StrEnum):
+    """What a connection is for."""
+
+    SHIM = "shim"
+    ADMIN = "admin"
+    CHANNEL = "channel"
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """Somebody who was let in; `worker` is that of a data channel."""
+
+    identity: Identity
+    role: Role
+    session: str
+    worker: str
+
+
+def greet(fields: Fields, credentials: Credentials, connection: socket.socket) -> Guest:
+    """Let somebody in, or raise NotAllowed or UnknownVersion; BadFrame where it is no HELLO."""
+    version = read.whole(fields, "version")
+    if version != VERSION:
+        raise UnknownVersion(version, VERSION)
+    role = _role(read.text(fields, "role"))
+    identity = credentials.identify(read.text(fields, "credential"))
+    if role is Role.ADMIN:
+        if identity != ADMINISTRATOR and not _same_user(connection):
+            raise NotAllowed("administration needs its credential, or the manager's own user")
+        identity = ADMINISTRATOR
+    if identity is None:
+        raise NotAllowed("this manager did not issue that credential")
+    session = read.text(fields, "session")
+    if not 0 < len(session) <= _SESSION_CHARACTERS:
+        raise BadFrame("the name of a session is short, and not empty")
+    worker = read.text(fields, "worker") if role is Role.CHANNEL else ""
+    return Guest(identity, role, session, worker)
+
+
+def _role(name: str) -> Role:
+    try:
+        return Role(name)
+    except ValueError as error:
+        raise BadFrame(f"unknown role {name!r}") from error
+
+
+def _same_user(connection: socket.socket) -> bool:
+    """Whether the other end belongs to root or to this manager's user; only a local one can."""
+    if connection.family != socket.AF_UNIX:
+        return False
+    peer: bytes = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    _, user, _ = _PEER.unpack(peer)
+    return user in {0, os.getuid()}
+
+
+def welcome(node: Node, session: Session, *, local: bool) -> dict[str, Any]:
+    """The answer to a HELLO."""
+    gpus = [
+        {"id": gpu.id, "name": gpu.device.name, "memory_bytes": gpu.device.memory_bytes}
+        for gpu in node.gpus.values()
+    ]
+    return {"node": node.name, "gpus": gpus, "nonce": session.nonce, "local": local}

@@ -1,0 +1,145 @@
+"""The leases in force on a node: who holds which, and when one that merely lingers should end.
+
+Pure: times are handed in. A lease that a session asked for itself lingers between its calls, so
+that a loop of calls asks once; it ends when it was idle for long, and soon when others wait.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+from scheduler.api import GpuId, LeaseId, ModelId, SlotId
+
+SessionKey = NewType("SessionKey", str)
+
+
+class Why(StrEnum):
+    """Why a lease ends."""
+
+    ORDERED = "the scheduler ended it"
+    RELEASED = "released"
+    SESSION_GONE = "its session is gone"
+    IDLE = "idle"
+    CONTENDED = "others wait"
+    EXPIRED = "it was held for long"
+    WORKER_LOST = "its worker is gone"
+    GPU_LOST = "its GPU is lost"
+    STOPPING = "the GPU manager stops"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """How long leases stay in force, and how long their last call may take.
+
+    `quiet_s` without a call is idleness where others wait. A lease has `first_call_s` to make its
+    first call, so that two sessions that both begin slowly cannot take the GPU from each other
+    for ever. Nobody wants the answer of a call whose lease was released or whose session is gone:
+    it has `grace_s` or `orphan_s`; other calls in flight have `call_s`.
+    """
+
+    linger_s: float = 5.0
+    quantum_s: float = 0.1
+    quiet_s: float = 0.02
+    first_call_s: float = 2.0
+    expiry_s: float = 300.0
+    grace_s: float = 2.0
+    orphan_s: float = 1.5
+    call_s: float = 120.0
+
+    def grace(self, why: Why) -> float:
+        """Seconds for a call in flight to end before its worker is killed."""
+        if why in (Why.IDLE, Why.CONTENDED, Why.EXPIRED, Why.WORKER_LOST):
+            return self.call_s
+        return self.orphan_s if why is Why.SESSION_GONE else self.grace_s
+
+
+@dataclass(slots=True)
+class Held:
+    """One lease in force; it is claimed when a session was told of it."""
+
+    id: LeaseId
+    slot: SlotId
+    gpu: GpuId
+    models: tuple[ModelId, ...]
+    holder: SessionKey | None = None
+    claimed_s: float = 0.0
+    used_s: float = 0.0
+    runs: int = 0
+    ending: Why | None = None
+    deadline_s: float = 0.0  # for a call in flight, once it ends
+
+
+@dataclass(slots=True)
+class Leases:
+    """Every lease from its grant to its end."""
+
+    times: LeaseTimes
+    contended: bool = False
+    _held: dict[LeaseId, Held] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(list(self._held.values()))
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, lease: LeaseId) -> Held | None:
+        """The lease, while it is in force or ending."""
+        return self._held.get(lease)
+
+    def grant(self, lease: LeaseId, slot: SlotId, gpu: GpuId, models: tuple[ModelId, ...]) -> bool:
+        """A lease is in force from now on; False if it was already."""
+        if lease in self._held:
+            return False
+        self._held[lease] = Held(lease, slot, gpu, models)
+        return True
+
+    def claim(self, held: Held, holder: SessionKey, now_s: float) -> None:
+        """A session was told of it, and may call."""
+        held.holder = holder
+        held.claimed_s = held.used_s = now_s
+
+    def used(self, held: Held, now_s: float) -> None:
+        """A call of it has ended."""
+        held.used_s = now_s
+        held.runs += 1
+
+    def forget(self, lease: LeaseId) -> None:
+        """It has ended."""
+        del self._held[lease]
+
+    def held_by(self, holder: SessionKey) -> list[Held]:
+        """What a session holds."""
+        return [held for held in self._held.values() if held.holder == holder]
+
+    def using(self, gpu: GpuId, model: ModelId) -> list[Held]:
+        """The leases that may call this model on this GPU."""
+        found = self._held.values()
+        return [held for held in found if held.gpu == gpu and model in held.models]
+
+    def due(self, now_s: float) -> list[tuple[Held, Why]]:
+        """Those that should end now, and why."""
+        found = [(held, *self._end_of(held)) for held in self._lingering()]
+        return [(held, why) for held, at_s, why in found if at_s <= now_s]
+
+    def next_due_s(self) -> float | None:
+        """When to ask again."""
+        return min((self._end_of(held)[0] for held in self._lingering()), default=None)
+
+    def _lingering(self) -> list[Held]:
+        found = self._held.values()
+        return [held for held in found if held.holder is not None and held.ending is None]
+
+    def _end_of(self, held: Held) -> tuple[float, Why]:
+        times = self.times
+        ends = [
+            (held.used_s + times.linger_s, Why.IDLE),
+            (held.claimed_s + times.expiry_s, Why.EXPIRED),
+        ]
+        if self.contended and held.runs:
+            quiet_s = min(held.used_s + times.quiet_s, held.claimed_s + times.quantum_s)
+            ends.append((quiet_s, Why.CONTENDED))
+        elif self.contended:
+            ends.append((held.claimed_s + times.first_call_s, Why.CONTENDED))
+        return min(ends)

@@ -1,0 +1,196 @@
+"""Brings models onto a node's GPUs and takes them off again, in the order of the orders."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from cache_manager.model import ModelId, NodeId, Tier
+from gpu_manager.catalogue import Catalogue, Model
+from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, StoreError
+from gpu_manager.residents import HostGpu, Resident
+from gpu_manager.runtime import Emulation, Hosted, LoadOrder, Runtime
+from gpu_manager.settings import GIB, NodeSettings
+from gpu_manager.weights import Hold, WeightStore
+from scheduler.api import (
+    LeaseId,
+    Load,
+    LoadFailed,
+    MemoryPressure,
+    ModelDemoted,
+    ModelLoaded,
+    Reports,
+)
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 2  # a worker that dies while it loads may have been a victim of chance
+
+
+class Loader:
+    """Loads and unloads; what comes of it is reported to the scheduler."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        store: WeightStore,
+        catalogue: Catalogue,
+        runtime: Runtime,
+        reports: Reports,
+        short: Callable[[], None],
+    ) -> None:
+        """`short` is told after memory pressure was reported and has passed."""
+        self._settings = settings
+        self._node = NodeId(settings.node)
+        self._store = store
+        self._catalogue = catalogue
+        self._runtime = runtime
+        self._reports = reports
+        self._short = short
+        self._loop = asyncio.get_running_loop()
+
+    def load(
+        self, gpu: HostGpu, load: Load, lease: LeaseId, after: asyncio.Task[None] | None
+    ) -> asyncio.Task[None]:
+        """The model is a resident from now on, and on its way when `after` has ended."""
+        resident = Resident(load.model, load.memory_bytes, self._loop.time())
+        gpu.residents[load.model] = resident
+        before = set(gpu.leaving) | ({after} if after is not None else set())
+        resident.loading = self._loop.create_task(self._load(gpu, resident, lease, before))
+        return resident.loading
+
+    def unload(self, gpu: HostGpu, model: ModelId) -> None:
+        """The model is no resident any more; its memory comes free in a moment."""
+        resident = gpu.residents.pop(model, None)
+        if resident is None:
+            return  # it was lost, and the order to let it go had been given before that was known
+        resident.lost(NoWorker(model, "it was told to leave"))
+        task = self._loop.create_task(self._unload(gpu, resident))
+        gpu.leaving.add(task)
+        task.add_done_callback(gpu.leaving.discard)
+
+    def lost(self, gpu: HostGpu, resident: Resident, cause: str) -> None:
+        """The model's worker is gone unasked."""
+        log.warning("%s is gone from %s: %s", resident.model, gpu.id, cause)
+        resident.lost(NoWorker(resident.model, cause))
+        self._forget(gpu, resident)
+        tier = self._tier(resident.model)
+        self._reports.report(ModelDemoted(self._node, gpu.id, resident.model, tier))
+
+    # -- loading --------------------------------------------------------------------------------
+
+    async def _load(
+        self, gpu: HostGpu, resident: Resident, lease: LeaseId, before: set[asyncio.Task[None]]
+    ) -> None:
+        if before:
+            await asyncio.wait(before)
+        source = self._tier(resident.model)
+        try:
+            await self._make_room(gpu, resident)
+            begun_s = self._loop.time()
+            hosted = await self._bring(gpu, resident)
+        except (LoadFailure, StoreError) as error:
+            log.warning("%s: %s", gpu.id, error)
+            self._failed(gpu, resident, lease, error)
+            return
+        now_s = self._loop.time()
+        gpu.ledger.loaded(resident.model, hosted.memory_bytes)
+        resident.arrived(hosted, now_s)
+        gpu.settle()
+        log.info("%s is on %s after %.3f s", resident.model, gpu.id, now_s - begun_s)
+        more = hosted.memory_bytes > resident.reserved_bytes
+        size_bytes = hosted.memory_bytes if more else None
+        loaded = ModelLoaded(gpu.id, resident.model, now_s - begun_s, source, size_bytes)
+        self._reports.report(loaded)
+
+    def _failed(
+        self, gpu: HostGpu, resident: Resident, lease: LeaseId, error: GpuManagerError
+    ) -> None:
+        if gpu.residents.get(resident.model) is resident:
+            del gpu.residents[resident.model]
+        resident.lost(error)
+        self._forget(gpu, resident)
+        self._reports.report(LoadFailed(gpu.id, resident.model, str(error), lease=lease))
+
+    async def _make_room(self, gpu: HostGpu, resident: Resident) -> None:
+        """Have the memory granted. The scheduler counted on it: where it lacks, say so and wait."""
+        model, needed_bytes = resident.model, resident.reserved_bytes
+        short_bytes = gpu.ledger.admit(model, needed_bytes)
+        if not short_bytes:
+            return
+        if gpu.ledger.ever_fits(needed_bytes):
+            self._reports.report(MemoryPressure(gpu.id, short_bytes))
+            deadline_s = self._loop.time() + self._settings.room_s
+            while (short_bytes := gpu.ledger.admit(model, needed_bytes)) and (
+                await gpu.change.within(deadline_s - self._loop.time())
+            ):
+                pass
+            self._short()
+        if short_bytes:
+            detail = f"{short_bytes} of {needed_bytes} bytes are lacking on {gpu.id}"
+            raise LoadFailure(model, detail, out_of_memory=True)
+
+    async def _bring(self, gpu: HostGpu, resident: Resident) -> Hosted:
+        model = self._catalogue.get(resident.model)
+        resident.hold = await self._open(model.digest)
+        order = self._order(gpu, model, resident.hold)
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return await self._runtime.load(order)
+            except LoadFailure as error:
+                if error.out_of_memory or attempt == _ATTEMPTS:
+                    raise
+                log.warning("%s; once more", error)
+        raise AssertionError("unreachable")
+
+    async def _open(self, digest: str) -> Hold:
+        """In a thread, for it may read from disk; a hold that nobody waits for is released."""
+        opening = self._loop.run_in_executor(None, self._store.open, digest)
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_release)
+            raise
+
+    def _order(self, gpu: HostGpu, model: Model, hold: Hold) -> LoadOrder:
+        emulation = self._settings.emulation
+        per_gib_s = emulation.load_s_per_gib * model.table.total_bytes / GIB
+        return LoadOrder(
+            model=model.id,
+            tenant=model.tenant,
+            gpu=gpu.id,
+            device=gpu.device.torch_device,
+            digest=model.digest,
+            table=model.table.storages,
+            total_bytes=model.table.total_bytes,
+            image=hold.descriptor,
+            limit_bytes=gpu.ledger.limit_bytes(model.id),
+            emulation=Emulation(emulation.load_s + per_gib_s, emulation.run_s),
+        )
+
+    # -- unloading ------------------------------------------------------------------------------
+
+    async def _unload(self, gpu: HostGpu, resident: Resident) -> None:
+        if resident.loading is not None and not resident.loading.done():
+            resident.loading.cancel()
+            await asyncio.wait({resident.loading})
+        if resident.hosted is not None:
+            await resident.hosted.unload()
+        self._forget(gpu, resident)
+        tier = self._tier(resident.model)
+        self._reports.report(ModelDemoted(self._node, None, resident.model, tier))
+
+    def _forget(self, gpu: HostGpu, resident: Resident) -> None:
+        gpu.ledger.release(resident.model)
+        resident.release()
+        gpu.settle()
+
+    def _tier(self, model: ModelId) -> Tier:
+        try:
+            return self._store.tier(self._catalogue.get(model).digest)
+        except StoreError:
+            return Tier.ABSENT
+
+
+def _release(opening: asyncio.Future[Hold]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().release()

@@ -1,0 +1,130 @@
+"""One GPU as the node keeps it: its residents, those that leave, and its memory."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from cache_manager.model import GpuId, ModelId
+from gpu_manager.devices.base import Device
+from gpu_manager.errors import GpuManagerError
+from gpu_manager.ledger import Ledger
+from gpu_manager.runtime import Hosted
+from gpu_manager.weights import Hold
+from scheduler.api import GpuSpec, SlotId
+
+
+class Resident:
+    """One model on one GPU, from the order to load it until it is told to leave.
+
+    `hosted` is None while it loads; `reserved_bytes` is what the scheduler counts for it.
+    """
+
+    def __init__(self, model: ModelId, reserved_bytes: int, now_s: float) -> None:
+        self.model = model
+        self.reserved_bytes = reserved_bytes
+        self.since_s = self.used_s = now_s
+        self.uses = 0
+        self.hosted: Hosted | None = None
+        self.hold: Hold | None = None
+        self.loading: asyncio.Task[None] | None = None
+        self._lost: GpuManagerError | None = None
+        self._decided = asyncio.Event()
+
+    def arrived(self, hosted: Hosted, now_s: float) -> None:
+        """It is loaded."""
+        self.hosted = hosted
+        self.since_s = self.used_s = now_s
+        self._decided.set()
+
+    def lost(self, cause: GpuManagerError) -> None:
+        """It never came, or is gone."""
+        self._lost = cause
+        self._decided.set()
+
+    async def ready(self) -> Hosted:
+        """Wait until it is loaded, or raise why that will not be."""
+        await self._decided.wait()
+        if self._lost is not None:
+            raise self._lost
+        assert self.hosted is not None, f"{self.model} neither came nor was lost"
+        return self.hosted
+
+    def release(self) -> None:
+        """Its weights are not used here any more."""
+        if self.hold is not None:
+            self.hold.release()
+            self.hold = None
+
+
+class Change:
+    """Wakes all who wait for something to change."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def happened(self) -> None:
+        """Wake them."""
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def within(self, seconds: float) -> bool:
+        """Wait for the next change; False when none comes in this time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+@dataclass(slots=True)
+class HostGpu:
+    """One GPU of the node; `foreign_bytes` of its memory are in the hands of others."""
+
+    device: Device
+    spec: GpuSpec
+    ledger: Ledger
+    residents: dict[ModelId, Resident] = field(default_factory=dict)
+    leaving: set[asyncio.Task[None]] = field(default_factory=set)
+    change: Change = field(default_factory=Change)
+    foreign_bytes: int = 0
+    lost: bool = False
+
+    @property
+    def id(self) -> GpuId:
+        """Its name in the scheduler."""
+        return self.spec.id
+
+    @property
+    def slot(self) -> SlotId:
+        """Its first slot."""
+        return self.spec.slot_specs()[0].id
+
+    def hosted(self, model: ModelId) -> Hosted | None:
+        """The model, if it is loaded."""
+        resident = self.residents.get(model)
+        return None if resident is None else resident.hosted
+
+    def resident_of(self, hosted: Hosted) -> Resident | None:
+        """The resident that this is, unless it was told to leave."""
+        resident = self.residents.get(ModelId(hosted.order.model))
+        return resident if resident is not None and resident.hosted is hosted else None
+
+    def by_use(self) -> list[Resident]:
+        """From the least to the most recently used; what is loading comes last."""
+        return sorted(
+            self.residents.values(), key=lambda found: (found.hosted is None, found.used_s)
+        )
+
+    def size_bytes(self, resident: Resident) -> int:
+        """What it was granted, or will be."""
+        return self.ledger.models().get(resident.model, resident.reserved_bytes)
+
+    def settle(self) -> None:
+        """After memory came free or was taken: grant what was measured, and say the new limits."""
+        loaded = [found for found in self.residents.values() if found.hosted is not None]
+        for resident in loaded:
+            self.ledger.grow(resident.model, self.ledger.measured_bytes(resident.model))
+        for resident in loaded:
+            if resident.hosted is not None:
+                resident.hosted.limit(self.ledger.limit_bytes(resident.model))
+        self.change.happened()

@@ -1,0 +1,42 @@
+"""What a person can choose about a GPU manager: one frozen value, built at the entry point."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpu_manager.addresses import Address
+from gpu_manager.leases import LeaseTimes
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """What an emulated GPU takes at least for a load, in all and for each GiB, and for a run."""
+
+    load_s: float = 0.0
+    load_s_per_gib: float = 0.0
+    run_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """One node: its GPUs, its memory for weights, and where and to whom it listens.
+
+    Without a secret file the credentials are good for the life of this process.
+    """
+
+    node: str
+    listen: tuple[Address, ...]
+    devices: str = "auto"
+    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES
+    gpu_memory_bytes: int | None = None
+    store_memory_bytes: int | None = None
+    spill: Path | None = None
+    spill_bytes: int = 64 * GIB
+    secret_file: Path | None = None
+    emulation: Emulation = field(default_factory=Emulation)
+    leases: LeaseTimes = field(default_factory=LeaseTimes)
+    hello_s: float = 5.0
+    pressure_s: float = 2.0
+    room_s: float = 10.0
+    drain_s: float = 5.0

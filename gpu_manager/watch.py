@@ -1,0 +1,65 @@
+"""Looks at the devices every now and then: memory that others took, and GPUs that are ailing."""
+
+import asyncio
+import logging
+
+from gpu_manager.node import Node
+from gpu_manager.residents import HostGpu
+
+log = logging.getLogger(__name__)
+
+_PERIOD_S = 2.0
+_NOTABLE_SHARE = 256  # of the memory: processes breathe
+
+
+class Watch:
+    """Reports what the devices say of themselves."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Look now, and again every `_PERIOD_S`."""
+        self.look()
+        self._timer = asyncio.get_running_loop().call_later(_PERIOD_S, self.start)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def look(self) -> None:
+        """Compare every GPU's ledger with its device once."""
+        changed = False
+        for gpu in list(self._node.gpus.values()):
+            for event in gpu.device.health():
+                log.warning("%s: %s", gpu.id, event.what)
+                if event.fatal and not gpu.lost:
+                    self._node.lose(gpu, event.what)
+            changed |= _reconcile(gpu)
+        if changed:
+            self._node.resync()
+
+
+def _reconcile(gpu: HostGpu) -> bool:
+    """Take over what others use of the GPU; whether that changed."""
+    used_bytes = gpu.device.used_bytes()
+    if used_bytes is None:
+        return False
+    found = gpu.ledger.reconcile(used_bytes, gpu.device.device_bytes, _ours_bytes(gpu))
+    foreign_bytes = found.withheld_bytes + found.short_bytes
+    if abs(foreign_bytes - gpu.foreign_bytes) < gpu.spec.memory_bytes // _NOTABLE_SHARE:
+        return False
+    log.info("%s: %d bytes are in the hands of others", gpu.id, foreign_bytes)
+    gpu.foreign_bytes = foreign_bytes
+    return True
+
+
+def _ours_bytes(gpu: HostGpu) -> int | None:
+    """What our workers are seen to use; None in a container, where their ids mean nothing."""
+    by_process = gpu.device.process_bytes()
+    ours = [found.hosted.pid for found in gpu.residents.values() if found.hosted is not None]
+    seen = [by_process[pid] for pid in ours if pid in by_process]
+    return sum(seen) if len(seen) == len(ours) else None

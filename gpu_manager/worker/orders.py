@@ -1,0 +1,197 @@
+"""The fields of the orders between the manager, its fork server and its workers.
+
+Each order is a named tuple whose fields travel as a list under the kind in `KINDS`. A worker has
+read what a tenant sent, so the manager checks the types of whatever comes back from one.
+"""
+
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from torch_shim.errors import BadFrame
+from torch_shim.protocol import Kind
+
+# No number in an order is negative, and none is larger than any count of bytes (or not a number).
+MAX_NUMBER = 1 << 62
+
+
+class Warm(NamedTuple):
+    """Manager to worker: get ready for this device, before anybody knows for which model."""
+
+    device: str
+
+
+class Assign(NamedTuple):
+    """Manager to worker: you belong to a tenant now. `uid` is 0 where it stays as it is."""
+
+    uid: int
+    descriptors: int
+    processes: int
+
+
+class Ready(NamedTuple):
+    """Worker to manager: assigned. What could not be given up, and what the process costs."""
+
+    missing: list[str]
+    overhead_bytes: int
+
+
+class Load(NamedTuple):
+    """Manager to worker, with the image's descriptor: hold this image. Times are the least."""
+
+    digest: str
+    table: list[list[int]]
+    total_bytes: int
+    limit_bytes: int
+    load_s: float
+    run_s: float
+
+
+class Loaded(NamedTuple):
+    """Worker to manager: the image is in place."""
+
+    load_s: float
+    memory_bytes: int
+
+
+class LoadFailed(NamedTuple):
+    """Worker to manager: the image could not be put in place."""
+
+    out_of_memory: bool
+    detail: str
+
+
+class Limit(NamedTuple):
+    """Manager to worker: what you may use. `answers` numbers the pressure it answers, or is 0."""
+
+    limit_bytes: int
+    answers: int
+    retry: bool
+
+
+class Admit(NamedTuple):
+    """Manager to worker: calls under this lease may run."""
+
+    lease: int
+
+
+class End(NamedTuple):
+    """Manager to worker: no further call under this lease; say Ended when none is in flight."""
+
+    lease: int
+
+
+class Ended(NamedTuple):
+    """Worker to manager: the lease's last call has been answered."""
+
+    lease: int
+
+
+class Channel(NamedTuple):
+    """Manager to worker, with a socket: serve the calls that come over it."""
+
+    session: str
+    function: str
+
+
+class Ran(NamedTuple):
+    """Worker to manager: calls ended well since the last of these; the times are per call."""
+
+    lease: int
+    calls: int
+    batch: int
+    run_s: float
+    peak_bytes: int
+
+
+class Pressure(NamedTuple):
+    """Worker to manager: a call needs this many bytes in all and waits for a Limit."""
+
+    number: int
+    lease: int
+    need_bytes: int
+
+
+class Note(NamedTuple):
+    """Worker to manager: something for the log."""
+
+    text: str
+
+
+class Fork(NamedTuple):
+    """Manager to fork server, with the worker's end of its orders: make a worker."""
+
+    number: int
+
+
+class Kill(NamedTuple):
+    """Manager to fork server: end this worker now."""
+
+    number: int
+
+
+class Forked(NamedTuple):
+    """Fork server to manager: the worker exists. Its process may have ended since."""
+
+    number: int
+    pid: int
+
+
+class Exited(NamedTuple):
+    """Fork server to manager: the worker is gone; the status is that of waitpid."""
+
+    number: int
+    status: int
+
+
+Order = (
+    Warm | Assign | Ready | Load | Loaded | LoadFailed | Limit | Admit | End | Ended | Channel | Ran
+) | (Pressure | Note | Fork | Kill | Forked | Exited)
+
+KINDS: dict[type[Order], Kind] = {
+    Warm: Kind.WARM,
+    Assign: Kind.ASSIGN,
+    Ready: Kind.READY,
+    Load: Kind.LOAD,
+    Loaded: Kind.LOADED,
+    LoadFailed: Kind.LOAD_FAILED,
+    Limit: Kind.LIMIT,
+    Admit: Kind.ADMIT,
+    End: Kind.END,
+    Ended: Kind.ENDED,
+    Channel: Kind.CHANNEL,
+    Ran: Kind.RAN,
+    Pressure: Kind.PRESSURE,
+    Note: Kind.FAILED,
+    Fork: Kind.FORK,
+    Kill: Kind.STOP,
+    Forked: Kind.FORKED,
+    Exited: Kind.EXITED,
+}
+_TYPES = {kind: order for order, kind in KINDS.items()}
+_FIELDS: dict[type[Order], list[Any]] = {
+    order: list(get_type_hints(order).values()) for order in KINDS
+}
+
+AnyOrder = TypeVar("AnyOrder", bound=Order)
+
+
+def read(kind: Kind, meta: Any) -> Order:
+    """The order that a frame carries; BadFrame unless every field is of its type."""
+    order = _TYPES.get(kind)
+    if order is None:
+        raise BadFrame(f"{kind.name} is no order")
+    fields = _FIELDS[order]
+    if not isinstance(meta, list) or len(meta) != len(fields):
+        raise BadFrame(f"{kind.name} with other fields than {order._fields}")
+    for name, expected, value in zip(order._fields, fields, meta, strict=True):
+        if not _fits(value, expected):
+            raise BadFrame(f"{kind.name}: {name} is {value!r:.60}")
+    return order(*meta)
+
+
+def _fits(value: Any, expected: Any) -> bool:
+    if get_origin(expected) is list:
+        (item,) = get_args(expected)
+        return isinstance(value, list) and all(_fits(entry, item) for entry in value)
+    if type(value) is not expected:
+        return False
+    return not isinstance(value, int | float) or 0 <= value < MAX_NUMBER

@@ -1,0 +1,141 @@
+"""Operators that mean something else in a worker than what torch itself does by that name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+Operator = Callable[..., Any]
+
+_PREDISPATCH = "t:torch._functorch.predispatch."
+_FUNCTORCH = "t:torch._C._functorch."
+
+# Where each form of batch normalisation takes its running statistics; torch writes to them
+# without raising their version, which is how changed inputs are found. The sixth argument is
+# `training`.
+_BATCH_NORMS = {
+    "t:torch.nn.functional.batch_norm": (1, 2),
+    "t:torch.batch_norm": (3, 4),
+    "t:torch.native_batch_norm": (3, 4),
+    "a:aten::batch_norm": (3, 4),
+    "a:aten::native_batch_norm": (3, 4),
+    "a:aten::_native_batch_norm_legit": (3, 4),
+    "a:aten::_batch_norm_with_update": (3, 4),
+}
+_TRAINING = 5
+
+
+class Replacements:
+    """The table of replaced operators for a worker whose GPU is `device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def table(self) -> dict[str, Operator]:
+        """Every replaced operator by its name in programs."""
+        table: dict[str, Operator] = {
+            "m:cuda": self._to_cuda,
+            "m:requires_grad_": _same,
+            "g:data": torch.Tensor.detach,  # shares the version counter, unlike `.data`
+            "t:torch._C._set_grad_enabled": _nothing,
+            "t:torch.autograd.grad_mode._enter_inference_mode": _nothing,
+            "t:torch.autograd.grad_mode._exit_inference_mode": _nothing,
+            "t:torch.amp.autocast_mode._enter_autocast": self._enter_autocast,
+            "t:torch.amp.autocast_mode._exit_autocast": _exit_autocast,
+        }
+        table.update(_vmap_helpers())
+        for name, (mean, variance) in _BATCH_NORMS.items():
+            table.update(_noting(name, mean, variance))
+        return table
+
+    def _to_cuda(
+        self,
+        tensor: torch.Tensor,
+        _device: object = None,
+        _non_blocking: object = None,
+        *,
+        memory_format: torch.memory_format = torch.preserve_format,
+    ) -> torch.Tensor:
+        return tensor.to(self._device, memory_format=memory_format)
+
+    def _enter_autocast(
+        self,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: object = None,
+        cache_enabled: object = None,
+    ) -> torch.autocast | None:
+        """The mode that `_exit_autocast` leaves. That of the CPU concerns no tensor of a GPU."""
+        kind = str(device_type).partition(":")[0]
+        if kind != "cuda" and self._device.type != "cuda":
+            return None
+        if kind == "cuda":
+            kind, dtype = self._device.type, dtype or torch.get_autocast_dtype("cuda")
+        cached = cache_enabled if isinstance(cache_enabled, bool) else None
+        mode = torch.autocast(kind, dtype, enabled is not False, cached)
+        mode.__enter__()  # type: ignore[no-untyped-call] # torch gives it no types
+        return mode
+
+
+def _exit_autocast(mode: torch.autocast | None) -> None:
+    if mode is not None:
+        torch.autocast.__exit__(mode, None, None, None)
+
+
+def _same(tensor: torch.Tensor, *_: object) -> torch.Tensor:
+    return tensor
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
+def _add_batch_dim(tensor: torch.Tensor, dimension: int, level: int) -> torch.Tensor:
+    dimension = tensor.ndim + dimension if dimension < 0 else dimension
+    functorch = torch._C._functorch  # noqa: SLF001 - what torch.vmap itself calls
+    added: torch.Tensor = functorch._add_batch_dim(tensor, dimension, level)  # noqa: SLF001 - as above
+    return added
+
+
+def _vmap_helpers() -> dict[str, Operator]:
+    """What Dynamo leaves of `torch.vmap`: the calls that its body was wrapped in."""
+    functorch = torch._C._functorch  # noqa: SLF001 - what torch.vmap itself calls
+    table: dict[str, Operator] = {
+        f"{_PREDISPATCH}lazy_load_decompositions": _nothing,
+        "t:torch._functorch.vmap.lazy_load_decompositions": _nothing,
+    }
+    for space in (_PREDISPATCH, _FUNCTORCH):
+        table[f"{space}_add_batch_dim"] = _add_batch_dim
+        for name in ("_remove_batch_dim", "_vmap_increment_nesting", "_vmap_decrement_nesting"):
+            table[f"{space}{name}"] = getattr(functorch, name)
+    return table
+
+
+def _noting(name: str, mean: int, variance: int) -> dict[str, Operator]:
+    """A batch normalisation that raises the versions of the statistics it wrote to."""
+    if name.startswith("t:"):
+        path = name[2:].split(".")[1:]
+        original: Any = torch
+        for part in path:
+            original = getattr(original, part)
+        return {name: _noted(original, mean, variance)}
+    packet = getattr(torch.ops.aten, name.rpartition("::")[2])
+    table = {name: _noted(packet, mean, variance)}
+    for overload in packet.overloads():
+        table[f"{name}.{overload}"] = _noted(getattr(packet, overload), mean, variance)
+    return table
+
+
+def _noted(original: Operator, mean: int, variance: int) -> Operator:
+    def batch_norm(*arguments: Any, **named: Any) -> Any:
+        result = original(*arguments, **named)
+        training = arguments[_TRAINING] if len(arguments) > _TRAINING else named.get("training")
+        if training:
+            for position, name in ((mean, "running_mean"), (variance, "running_var")):
+                found = arguments[position] if len(arguments) > position else named.get(name)
+                if isinstance(found, torch.Tensor):
+                    increment_version(found)
+        return result
+
+    return batch_norm

@@ -1,0 +1,139 @@
+"""A call's result: which bytes travel, and how the shim makes tensors of them again."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from gpu_manager.worker.errors import Refused
+from gpu_manager.worker.inputs import Given
+from gpu_manager.worker.session import Held, Kept
+from gpu_manager.worker.tensors import NAMES, bytes_of, extent_of
+from torch_shim.protocol import Failure, aligned
+
+_WIDEST_ELEMENT_BYTES = 16
+# A tensor that uses less of the bytes between its first and last than this travels contiguous.
+_LEAST_DENSITY = 0.25
+_SPARSE_FROM_BYTES = 1 << 16
+
+
+class Result(NamedTuple):
+    """What RESULT says, with offsets still to be filled in, and the bytes in their order."""
+
+    storages: list[list[int]]
+    views: list[Any]
+    changed: list[list[int]]
+    parts: list[torch.Tensor]
+
+    def sizes(self) -> list[int]:
+        """Bytes of each part."""
+        return [part.numel() for part in self.parts]
+
+    def place(self, offsets: Sequence[int]) -> None:
+        """Say where each part lies."""
+        for entry, offset in zip(self.storages, offsets, strict=False):
+            entry[0] = offset
+        for entry, offset in zip(self.changed, offsets[len(self.storages) :], strict=True):
+            entry[1] = offset
+
+
+class Packer:
+    """Describes the outputs of one call."""
+
+    def __init__(self, given: list[Given], kept: Kept, keys: Sequence[int]) -> None:
+        self._inputs = {}
+        for entry in reversed(given):
+            self._inputs[entry.held.storage._cdata] = entry.position
+        self._kept = kept
+        self._keys = keys
+        self._storages: list[list[int]] = []
+        self._parts: list[torch.Tensor] = []
+
+    def pack(self, outputs: Sequence[Any], changed: list[Given]) -> Result:
+        """The result of a call that gave these outputs and wrote to these inputs."""
+        views: list[Any] = list(outputs)
+        owned: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        for number, output in enumerate(outputs):
+            if isinstance(output, torch.Tensor):
+                tensor = _plain(output)
+                identity = tensor.untyped_storage()._cdata
+                source = self._inputs.get(identity)
+                if source is None:
+                    owned.setdefault(identity, []).append((number, tensor))
+                else:
+                    views[number] = _described(-1 - source, tensor, 0)
+            elif output is not None and not isinstance(output, (bool, int, float)):
+                detail = f"output {number} is a {type(output).__name__}"
+                raise Refused(Failure.OPERATOR, detail)
+        for group in owned.values():
+            self._storage(group, views)
+        written = [self._changed(entry) for entry in changed]
+        return Result(self._storages, views, written, self._parts)
+
+    def _storage(self, group: list[tuple[int, torch.Tensor]], views: list[Any]) -> None:
+        """Outputs over one storage: each run of bytes that some of them share is one piece."""
+        spans = sorted((extent_of(tensor), number, tensor) for number, tensor in group)
+        piece: list[tuple[int, torch.Tensor]] = []
+        start = stop = 0
+        for (first, last), number, tensor in spans:
+            if piece and first >= stop:
+                self._piece(piece, start, stop, views)
+                piece = []
+            if not piece:
+                start = first - first % _WIDEST_ELEMENT_BYTES
+                stop = start
+            piece.append((number, tensor))
+            stop = max(stop, last)
+        self._piece(piece, start, stop, views)
+
+    def _piece(
+        self, piece: list[tuple[int, torch.Tensor]], start: int, stop: int, views: list[Any]
+    ) -> None:
+        if len(piece) == 1 and _is_sparse(piece[0][1], stop - start):
+            number, tensor = piece[0]
+            piece = [(number, tensor.contiguous())]
+            start, stop = 0, piece[0][1].numel() * tensor.element_size()
+        storage = piece[0][1].untyped_storage()
+        here = len(self._storages)
+        for number, tensor in piece:
+            views[number] = _described(here, tensor, start // tensor.element_size())
+        key = self._keys[here] if here < len(self._keys) else 0
+        if key:
+            self._kept.keep(Held(storage[start:stop], key))
+        self._storages.append([0, stop - start, bool(key)])
+        self._parts.append(bytes_of(storage, start, stop))
+
+    def _changed(self, entry: Given) -> list[int]:
+        start, stop = extent_of(entry.tensor)
+        self._parts.append(bytes_of(entry.tensor.untyped_storage(), start, stop))
+        return [entry.position, 0, stop - start]
+
+
+def offsets_behind(start: int, sizes: list[int]) -> tuple[list[int], int]:
+    """Where parts of these sizes lie from `start` on, each aligned, and where the last one ends."""
+    offsets = []
+    for size in sizes:
+        start = aligned(start)
+        offsets.append(start)
+        start += size
+    return offsets, start
+
+
+def _plain(output: torch.Tensor) -> torch.Tensor:
+    """The output with its values really in its storage."""
+    if output.layout is not torch.strided or output.dtype not in NAMES:
+        raise Refused(Failure.OPERATOR, f"output of layout {output.layout}, {output.dtype}")
+    return output.resolve_conj().resolve_neg()
+
+
+def _described(storage: int, tensor: torch.Tensor, shift: int) -> list[Any]:
+    offset = tensor.storage_offset() - shift
+    return [storage, NAMES[tensor.dtype], list(tensor.shape), list(tensor.stride()), offset]
+
+
+def _is_sparse(tensor: torch.Tensor, span_bytes: int) -> bool:
+    used = tensor.element_size() * math.prod(
+        size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride
+    )
+    return span_bytes > _SPARSE_FROM_BYTES and used < span_bytes * _LEAST_DENSITY

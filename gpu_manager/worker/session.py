@@ -1,0 +1,154 @@
+"""What a function's process has left in the worker: kept storages, programs and bindings."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from gpu_manager.worker.build import BuiltProgram
+from gpu_manager.worker.errors import Refused
+from gpu_manager.worker.image import Image
+from torch_shim.protocol import Failure
+
+
+class Held:
+    """A storage that inputs lie in, and where it comes from.
+
+    `key` is its name among the kept ones, 0 if it is not kept; `image` and `place` are set for a
+    model's weights.
+    """
+
+    __slots__ = ("epoch", "image", "key", "place", "storage")
+
+    def __init__(
+        self,
+        storage: torch.UntypedStorage,
+        key: int = 0,
+        epoch: int = 0,
+        image: Image | None = None,
+        place: tuple[int, int] = (0, 0),
+    ) -> None:
+        self.storage = storage
+        self.key = key
+        self.epoch = epoch
+        self.image = image
+        self.place = place
+
+
+class Kept:
+    """A session's kept storages, the least recently used of which leave first."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._held: OrderedDict[int, Held] = OrderedDict()
+        self.size_bytes = 0
+        self.channels = 0  # of the session that are open
+
+    def find(self, key: int, epoch: int) -> Held | None:
+        """The storage of this name, if its content is that of this epoch."""
+        held = self._held.get(key)
+        if held is None or held.epoch != epoch:
+            return None
+        self._held.move_to_end(key)
+        return held
+
+    def keep(self, held: Held) -> None:
+        """Keep a storage under its key, at the cost of others if need be."""
+        self.drop([held.key])
+        self._held[held.key] = held
+        self.size_bytes += held.storage.nbytes()
+        while self.size_bytes > self._budget_bytes and self._held:
+            self.drop([next(iter(self._held))])
+
+    def drop(self, keys: Iterable[int]) -> None:
+        """Forget these, if they are here."""
+        for key in keys:
+            held = self._held.pop(key, None)
+            if held is not None:
+                self.size_bytes -= held.storage.nbytes()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._held.clear()
+        self.size_bytes = 0
+
+
+class Sessions:
+    """The kept storages of every session that has a channel open."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions: dict[str, Kept] = {}
+        self.budget_bytes = 1 << 30  # of one session
+
+    def open(self, name: str) -> Kept:
+        """What the session keeps, for one more channel of it."""
+        with self._lock:
+            kept = self._sessions.get(name)
+            if kept is None:
+                kept = self._sessions[name] = Kept(self.budget_bytes)
+            kept.channels += 1
+            return kept
+
+    def close(self, name: str) -> None:
+        """A channel is gone; with the last one goes what the session kept."""
+        with self._lock:
+            kept = self._sessions[name]
+            kept.channels -= 1
+            if not kept.channels:
+                del self._sessions[name]
+
+    def clear(self) -> None:
+        """Forget everything kept, in any session."""
+        with self._lock:
+            for kept in self._sessions.values():
+                kept.clear()
+
+
+class Binding:
+    """Inputs of a program that stay the same, by position; `gone` once their content is not."""
+
+    def __init__(self, number: int, tensors: dict[int, tuple[torch.Tensor, Held]]) -> None:
+        self.number = number
+        self.tensors = [(position, *found) for position, found in sorted(tensors.items())]
+        self.gone = False
+
+    def keeps(self, key: int) -> bool:
+        """Whether one of the inputs is the kept storage of this name."""
+        return any(held.key == key for _, _, held in self.tensors)
+
+
+class ChannelState:
+    """The numbers that one channel gave to programs and bindings."""
+
+    def __init__(self, kept: Kept) -> None:
+        self.kept = kept
+        self._programs: dict[int, BuiltProgram] = {}
+        self._bindings: dict[int, Binding] = {}  # the latest of each program
+
+    def define(self, number: int, program: BuiltProgram) -> None:
+        """Give a program a number; bindings of the one that had it are gone."""
+        self._programs[number] = program
+        self._bindings.pop(number, None)
+
+    def program(self, number: Any) -> BuiltProgram:
+        """The program of this number."""
+        found = self._programs.get(number) if type(number) is int else None
+        if found is None:
+            raise Refused(Failure.MISSING, f"program {number!r:.40}", {"missing": []})
+        return found
+
+    def bind(self, program: int, binding: Binding) -> None:
+        """Remember a program's binding instead of its former one."""
+        self._bindings[program] = binding
+
+    def binding(self, program: int, number: Any) -> Binding | None:
+        """The program's binding of this number; None for no number."""
+        if number is None:
+            return None
+        found = self._bindings.get(program)
+        if found is None or found.number != number or found.gone:
+            raise Refused(Failure.MISSING, f"binding {number!r:.40}", {"missing": []})
+        return found

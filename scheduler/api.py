@@ -1,0 +1,193 @@
+"""What other folders may use of the scheduler: its values, its events, orders and two protocols."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from cache_manager.model import GpuId, ModelId, NodeId, Tier
+from scheduler.actions import Demote, Dispatch, EndLease, Prepare
+from scheduler.errors import (
+    Cancelled,
+    Expired,
+    Failed,
+    GivenBack,
+    QueueFull,
+    Refused,
+    RequestEnded,
+    SchedulerError,
+    TooLarge,
+)
+from scheduler.events import (
+    Event,
+    GpuDraining,
+    GpuJoined,
+    GpuLost,
+    GpuSnapshot,
+    LeaseReleased,
+    LiveLease,
+    LoadFailed,
+    MemoryPressure,
+    ModelDemoted,
+    ModelLoaded,
+    ModelRegistered,
+    NodeSnapshot,
+    RunFailed,
+    RunFinished,
+    SlotFreed,
+)
+from scheduler.model import (
+    AfterLoss,
+    Estimate,
+    GpuSpec,
+    LeaseId,
+    Load,
+    ModelSpec,
+    Outcome,
+    Request,
+    RequestId,
+    SlotId,
+    SlotSpec,
+)
+from scheduler.ports import Cancellable, Clock, NodeLink
+from scheduler.status import (
+    Counts,
+    GpuStatus,
+    LeaseStatus,
+    ResidentStatus,
+    SlotStatus,
+    Status,
+)
+
+__all__ = [
+    "Acquired",
+    "AfterLoss",
+    "Answer",
+    "Cancellable",
+    "Cancelled",
+    "Clock",
+    "Counts",
+    "Demote",
+    "Dispatch",
+    "EndLease",
+    "Ended",
+    "Estimate",
+    "Event",
+    "Expired",
+    "Failed",
+    "GivenBack",
+    "GpuDraining",
+    "GpuId",
+    "GpuJoined",
+    "GpuLost",
+    "GpuSnapshot",
+    "GpuSpec",
+    "GpuStatus",
+    "LeaseId",
+    "LeaseReleased",
+    "LeaseStatus",
+    "LiveLease",
+    "Load",
+    "LoadFailed",
+    "MemoryPressure",
+    "ModelDemoted",
+    "ModelId",
+    "ModelLoaded",
+    "ModelRegistered",
+    "ModelSpec",
+    "NodeId",
+    "NodeLink",
+    "NodeSnapshot",
+    "Outcome",
+    "Placement",
+    "Prepare",
+    "QueueFull",
+    "Refused",
+    "Reports",
+    "Request",
+    "RequestEnded",
+    "RequestId",
+    "ResidentStatus",
+    "RunFailed",
+    "RunFinished",
+    "Scheduler",
+    "SchedulerError",
+    "SlotFreed",
+    "SlotId",
+    "SlotSpec",
+    "SlotStatus",
+    "Status",
+    "Tier",
+    "TooLarge",
+]
+
+
+class Reports(Protocol):
+    """Where a GPU manager says what happened.
+
+    Of a load it reports what came of the latest order: nothing once the model was told to leave,
+    and a failure after its lease has ended not as LoadFailed but as ModelDemoted, with its GPU.
+    """
+
+    def report(self, event: Event) -> None:
+        """Take one event in; orders that follow from it may be given before this returns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A lease in force on one slot; on a miss its models are being loaded meanwhile."""
+
+    lease: LeaseId
+    gpu: GpuId
+    node: NodeId
+    slot: SlotId
+    models: tuple[ModelId, ...]
+    hit: bool
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """The request holds a lease."""
+
+    request: RequestId
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The request has ended and will be given no lease any more."""
+
+    request: RequestId
+    outcome: Outcome
+    reason: str
+
+
+# What a caller that waits for a GPU is told, once.
+Answer = Acquired | Ended
+
+
+class Scheduler(Protocol):
+    """Where callers get GPU time; all times are seconds of the scheduler's clock."""
+
+    async def acquire(self, request: Request) -> Placement:
+        """Wait for a lease; asking again with the same id joins the first asking.
+
+        Raises RequestEnded (QueueFull, TooLarge, Expired, Cancelled, Failed) where the request
+        ends instead, Refused where it makes no sense. Cancelling the task cancels the request.
+        """
+        ...
+
+    async def wanted(self, request: RequestId) -> Placement:
+        """Wait for another lease after one that was released with `may_return`.
+
+        The request goes to the front of the queue. Raises and is cancelled as `acquire` is.
+        """
+        ...
+
+    def release(self, lease: LeaseId, *, may_return: bool = False) -> None:
+        """The holder needs the GPU no more, or (with `may_return`) perhaps later again."""
+        ...
+
+    def cancel(self, request: RequestId) -> None:
+        """The caller went away: the request ends, wherever it is; an ended one stays as it is."""
+        ...

@@ -1,0 +1,108 @@
+"""Logs what happened and what was decided, and counts it."""
+
+from collections import Counter
+from logging import DEBUG, INFO, WARNING, Logger
+
+from scheduler import events
+from scheduler.actions import Action, Demote, Dispatch, EnqueueLocally, Finish, Prepare, Refuse
+from scheduler.events import Event
+from scheduler.model import LeaseId, Outcome
+from scheduler.status import Counts
+
+# Faults and what people ask for are rare and wanted in a log; the rest comes with every request.
+_LEVELS: dict[type, int] = {
+    events.GpuJoined: INFO,
+    events.GpuDraining: INFO,
+    events.GpuLost: WARNING,
+    events.MemoryPressure: WARNING,
+    events.LoadFailed: WARNING,
+    events.RunFailed: WARNING,
+    events.PinAsked: INFO,
+    events.UnpinAsked: INFO,
+    events.PrefetchAsked: INFO,
+    events.EvictAsked: INFO,
+    events.PolicySet: INFO,
+}
+
+
+class Journal:
+    """The log and the counters of one driver."""
+
+    def __init__(self, log: Logger) -> None:
+        self._log = log
+        self._latest_lease = LeaseId(0)
+        self._hits = 0
+        self._misses = 0
+        self._evictions = 0
+        self._prefetches = 0
+        self._refusals = 0
+        self._finished: Counter[Outcome] = Counter()
+
+    def happened(self, event: Event) -> None:
+        """One event was taken in."""
+        level = _LEVELS.get(type(event), DEBUG)
+        if self._log.isEnabledFor(level):
+            self._log.log(level, "%s", event)
+
+    def refused(self, event: Event, reason: str) -> None:
+        """One event was not obeyed."""
+        self._refusals += 1
+        self._log.warning("refused %s: %s", event, reason)
+
+    def decided(self, action: Action) -> None:
+        """One action is about to be carried out."""
+        if isinstance(action, Dispatch):
+            self._dispatched(action)
+        elif isinstance(action, Prepare):
+            self._prepares(action)
+        elif isinstance(action, Demote):
+            self._evictions += 1
+            self._log.info("%s leaves %s: %s", action.model, action.gpu, action.reason)
+        elif isinstance(action, Finish):
+            self._finished[action.outcome] += 1
+            self._log.debug("request %s: %s %s", action.request, action.outcome, action.reason)
+        elif isinstance(action, EnqueueLocally):
+            self._log.debug("request %s waits for %s: %s", action[0], action.slot, action.rule)
+            self._explain(action)
+        elif isinstance(action, Refuse):
+            self.refused(action.event, action.reason)
+
+    def counts(self) -> Counts:
+        """What was counted so far."""
+        return Counts(
+            hits=self._hits,
+            misses=self._misses,
+            evictions=self._evictions,
+            prefetches=self._prefetches,
+            refusals=self._refusals,
+            finished=dict(self._finished),
+        )
+
+    def _dispatched(self, action: Dispatch) -> None:
+        if action.lease <= self._latest_lease:  # said again to a caller that asked again
+            return
+        self._latest_lease = action.lease
+        if action.hit:
+            self._hits += len(action.requests)
+        else:
+            self._misses += len(action.requests)
+        self._log.debug(
+            "requests %s: lease %d on %s, %s: %s",
+            action.requests,
+            action.lease,
+            action.slot,
+            "hit" if action.hit else "miss",
+            action.rule,
+        )
+        self._explain(action)
+
+    def _prepares(self, action: Prepare) -> None:
+        self._evictions += len(action.victims)
+        self._prefetches += action.prefetch
+        level = INFO if action.prefetch else DEBUG
+        loads = [load.model for load in action.loads]
+        self._log.log(level, "%s loads %s, evicts %s", action.gpu, loads, action.victims)
+
+    def _explain(self, action: Dispatch | EnqueueLocally) -> None:
+        if action.explanation is not None:
+            self._log.info("%s", action.explanation)

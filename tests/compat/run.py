@@ -1,0 +1,157 @@
+"""Runs an entry of the catalogue twice, plainly and under `gpufaas exec`, and says what came out."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import torch
+
+from tests.compat.catalogue import Entry
+from tests.compat.compare import differences, identical
+
+CALL_TIME = re.compile(r"([\d.]+) ms a call")
+
+
+class Verdict(StrEnum):
+    """How the two runs relate."""
+
+    EQUAL = "equal"  # to the last bit
+    CLOSE = "close"  # within the tolerance
+    REFUSED = "refused"  # with the words expected
+    DIFFERENT = "different"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How programs are run."""
+
+    devices: str = "cpu:1"
+    threads: int = 2
+    tracing: str = "wait"  # or "background", as users run it
+    limit_s: float = 110.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What `gpufaas exec --stats` said at the end."""
+
+    graph_calls: int = 0
+    local_calls: Mapping[str, int] = field(default_factory=dict)
+    graph_operators: int = 0
+    local_operators: int = 0
+
+    @property
+    def share_in_graphs(self) -> float | None:
+        """The part of all operators that graphs ran; none where no model ran any."""
+        operators = self.graph_operators + self.local_operators
+        return self.graph_operators / operators if operators else None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One process that ran a program."""
+
+    status: int
+    took_s: float
+    output: str
+    errors: str
+
+    @property
+    def call_ms(self) -> float | None:
+        """The warm call's time, of a program that prints it."""
+        times = CALL_TIME.findall(self.output)
+        return float(times[-1]) if times else None
+
+    @property
+    def stats(self) -> Stats | None:
+        """The last line of its errors that is a JSON object."""
+        lines = [line for line in self.errors.splitlines() if line.startswith("{")]
+        if not lines:
+            return None
+        said = json.loads(lines[-1])
+        return Stats(**{name: said[name] for name in Stats.__slots__ if name in said})
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one entry did."""
+
+    entry: Entry
+    verdict: Verdict
+    native: Run
+    remote: Run | None = None
+    found: tuple[str, ...] = ()  # the differences, or the last words of a failure
+
+    @property
+    def right(self) -> bool:
+        """It agreed, or refused as announced."""
+        return self.verdict in {Verdict.EQUAL, Verdict.CLOSE, Verdict.REFUSED}
+
+
+def run_entry(entry: Entry, folder: Path, settings: Settings) -> Report:
+    """Both runs and their comparison; what they save goes to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    expected, actual = folder / "native.pt", folder / "remote.pt"
+    native = run_natively(entry, expected, settings)
+    if native.status != 0:
+        return Report(entry, Verdict.FAILED, native, found=("natively:", *_last_words(native)))
+    remote = run_remotely(entry, actual, settings)
+    if remote.status != 0:
+        refused = entry.refusal is not None and entry.refusal in remote.errors
+        verdict = Verdict.REFUSED if refused else Verdict.FAILED
+        return Report(entry, verdict, native, remote, _last_words(remote))
+    verdict, found = compare_files(expected, actual, entry.loosen)
+    return Report(entry, verdict, native, remote, found)
+
+
+def run_natively(entry: Entry, results: Path, settings: Settings) -> Run:
+    """The program under plain Python."""
+    return _run([sys.executable, str(entry.path), str(results), *entry.args], settings)
+
+
+def run_remotely(entry: Entry, results: Path, settings: Settings) -> Run:
+    """The same program under `gpufaas exec`."""
+    ours = [sys.executable, "-m", "gpufaas.cli", "exec"]
+    ours += ["--devices", settings.devices, "--stats", "--"]
+    return _run([*ours, sys.executable, str(entry.path), str(results), *entry.args], settings)
+
+
+def compare_files(
+    expected: Path, actual: Path, loosen: float = 1.0
+) -> tuple[Verdict, tuple[str, ...]]:
+    """What `torch.save` wrote in both runs, compared."""
+    one, other = torch.load(expected), torch.load(actual)
+    if identical(one, other):
+        return Verdict.EQUAL, ()
+    found = tuple(differences(one, other, loosen))
+    return (Verdict.DIFFERENT if found else Verdict.CLOSE), found
+
+
+def _run(command: Sequence[str], settings: Settings) -> Run:
+    surroundings = [f"OMP_NUM_THREADS={settings.threads}", f"GPUFAAS_TRACING={settings.tracing}"]
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            ["env", *surroundings, *command],
+            capture_output=True,
+            text=True,
+            timeout=settings.limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        took_s = time.perf_counter() - start
+        said = (late.stderr or b"").decode(errors="replace")
+        return Run(-1, took_s, "", f"{said}\nstopped after {settings.limit_s:.0f} s")
+    return Run(done.returncode, time.perf_counter() - start, done.stdout, done.stderr)
+
+
+def _last_words(run: Run) -> tuple[str, ...]:
+    lines = [line for line in run.errors.splitlines() if line.strip() and not line.startswith("{")]
+    return (f"exit status {run.status}", *lines[-3:])

@@ -1,0 +1,64 @@
+"""A driver on virtual time with fake nodes, and a record of every event that it took in."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from scheduler.api import Placement
+from scheduler.core import Core
+from scheduler.events import Event
+from scheduler.model import ModelSpec, Request, RequestId
+from scheduler.service.clock import LoopClock
+from scheduler.service.driver import Driver
+from tests.builders import a_core, gpu
+from tests.fake_node import FakeNode, fake_node
+
+LOG = logging.getLogger("tests.stage")
+
+
+@dataclass
+class Stage:
+    """What one test plays on; callers are tasks by the names of their requests."""
+
+    driver: Driver
+    core: Core
+    nodes: tuple[FakeNode, ...]
+    events: list[tuple[float, Event]]
+    callers: dict[RequestId, asyncio.Task[Placement]] = field(default_factory=dict)
+
+    def ask(self, request: Request) -> asyncio.Task[Placement]:
+        """A caller that asks for a GPU."""
+        task = asyncio.ensure_future(self.driver.acquire(request))
+        self.callers[request.id] = task
+        return task
+
+    def placed(self) -> dict[str, tuple[str, bool]]:
+        """Of every caller that holds a lease: where, and whether that was a hit."""
+        done = {name: task for name, task in self.callers.items() if _placed(task)}
+        return {name: (task.result().slot, task.result().hit) for name, task in done.items()}
+
+    def attach(self, node: FakeNode) -> None:
+        """Let a node attach and report itself."""
+        node.reports = self.driver
+        self.driver.attach(node.name, node)
+        self.driver.report(node.snapshot())
+
+
+def a_stage(
+    *nodes: FakeNode, core: Core | None = None, models: Iterable[ModelSpec | str] = ("bert",)
+) -> Stage:
+    """A driver of this core (lalbo3, empty) to which these nodes (one, with one GPU) attach."""
+    events: list[tuple[float, Event]] = []
+    core = core or a_core(gpus=(), models=models)
+    nodes = nodes or (fake_node("n0", gpu("g0", node="n0")),)
+    clock = LoopClock(asyncio.get_running_loop())
+    driver = Driver(core, clock, LOG, lambda now, event: events.append((now, event)))
+    stage = Stage(driver, core, nodes, events)
+    for node in nodes:
+        stage.attach(node)
+    return stage
+
+
+def _placed(task: asyncio.Task[Placement]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None

@@ -1,0 +1,80 @@
+"""Credentials: only the manager's own secret makes them, and its file is its owner's alone."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpu_manager.credentials import Credentials, Identity, fresh_secret, load_secret
+from gpu_manager.errors import BadSetting
+
+RESNET = Identity("team-a", "resnet")
+
+
+def test_credential_names_its_function_when_the_secret_is_the_same() -> None:
+    secret = fresh_secret()
+
+    credential = Credentials(secret).issue(RESNET)
+
+    assert Credentials(secret).identify(credential) == RESNET
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda text: text.replace("team-a", "team-b"),
+        lambda text: text.replace("resnet", "other"),
+        lambda text: text[:-1] + ("0" if text[-1] != "0" else "1"),
+        lambda text: text.rpartition(":")[0] + ":",
+        lambda text: text.rpartition(":")[2],
+        lambda _: "",
+        lambda _: "\N{SNOWMAN}:\N{SNOWMAN}",
+    ],
+)
+def test_credential_is_refused_when_anything_of_it_changed(forge) -> None:  # type: ignore[no-untyped-def]  # a lambda
+    credentials = Credentials(fresh_secret())
+
+    assert credentials.identify(forge(credentials.issue(RESNET))) is None
+
+
+def test_credential_is_refused_when_another_secret_made_it() -> None:
+    assert Credentials(fresh_secret()).identify(Credentials(fresh_secret()).issue(RESNET)) is None
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a:b", "-a", "a b", "a" * 300])
+def test_credential_is_not_issued_when_a_name_could_be_misread(name: str) -> None:
+    with pytest.raises(BadSetting):
+        Credentials(fresh_secret()).issue(Identity("team-a", name))
+
+
+def test_secret_file_is_made_for_its_owner_alone_when_it_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "secret"
+
+    first = load_secret(path)
+
+    assert load_secret(path) == first
+    assert len(first) >= 32
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [entry.name for entry in path.parent.iterdir()] == ["secret"]
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "detail"),
+    [(b"x" * 32, 0o644, "chmod 600"), (b"short", 0o600, "shorter")],
+)
+def test_secret_file_is_refused_when_it_protects_nothing(
+    tmp_path: Path, content: bytes, mode: int, detail: str
+) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(content)
+    path.chmod(mode)
+
+    with pytest.raises(BadSetting, match=detail):
+        load_secret(path)
+
+
+def test_secret_file_is_named_when_it_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(BadSetting, match="secret file"):
+        load_secret(tmp_path / "file" / "secret")

@@ -1,0 +1,117 @@
+"""Leases that linger: when they end, and that nobody loses one before a first call."""
+
+import pytest
+
+from gpu_manager.leases import Held, Leases, LeaseTimes, SessionKey, Why
+from scheduler.api import GpuId, LeaseId, ModelId, SlotId
+
+TIMES = LeaseTimes(linger_s=5.0, quantum_s=0.1, quiet_s=0.02, first_call_s=2.0, expiry_s=300.0)
+HOLDER = SessionKey("s")
+BERT = ModelId("t/bert")
+
+
+def granted(leases: Leases, number: int = 1, gpu: str = "g0") -> Held:
+    assert leases.grant(LeaseId(number), SlotId(gpu), GpuId(gpu), (BERT,))
+    held = leases.get(LeaseId(number))
+    assert held is not None
+    return held
+
+
+def claimed(leases: Leases, number: int = 1, at_s: float = 0.0) -> Held:
+    held = granted(leases, number)
+    leases.claim(held, HOLDER, at_s)
+    return held
+
+
+def due(leases: Leases, now_s: float) -> list[Why]:
+    return [why for _, why in leases.due(now_s)]
+
+
+def test_grant_changes_nothing_when_it_is_said_again() -> None:
+    leases = Leases(TIMES)
+    held = claimed(leases)
+
+    assert not leases.grant(held.id, held.slot, held.gpu, ())
+    assert leases.get(held.id) is held
+    assert held.holder == HOLDER
+
+
+def test_lease_does_not_linger_when_nobody_was_told_of_it() -> None:
+    leases = Leases(TIMES, contended=True)
+    granted(leases)
+
+    assert leases.next_due_s() is None
+    assert due(leases, 1e9) == []
+
+
+def test_lease_ends_when_it_was_idle_for_long() -> None:
+    leases = Leases(TIMES)
+    held = claimed(leases)
+    leases.used(held, 3.0)
+
+    assert leases.next_due_s() == 8.0
+    assert due(leases, 7.9) == []
+    assert due(leases, 8.0) == [Why.IDLE]
+
+
+def test_lease_ends_when_it_was_held_for_too_long() -> None:
+    leases = Leases(TIMES)
+    held = claimed(leases)
+    leases.used(held, 299.0)
+
+    assert due(leases, 299.9) == []
+    assert due(leases, 300.0) == [Why.EXPIRED]
+
+
+@pytest.mark.parametrize(
+    ("used_s", "ends_s"),
+    [(0.01, 0.03), (0.05, 0.07), (0.09, 0.1), (4.0, 0.1)],
+)
+def test_lease_ends_when_others_wait_and_it_is_quiet_or_had_its_time(
+    used_s: float, ends_s: float
+) -> None:
+    leases = Leases(TIMES)
+    leases.used(claimed(leases), used_s)
+    assert due(leases, ends_s) == []
+
+    leases.contended = True
+
+    assert leases.next_due_s() == pytest.approx(ends_s)
+    assert due(leases, ends_s - 0.001) == []
+    assert due(leases, ends_s + 1e-9) == [Why.CONTENDED]
+
+
+def test_lease_has_time_for_its_first_call_when_others_wait() -> None:
+    leases = Leases(TIMES, contended=True)
+    claimed(leases, at_s=10.0)
+
+    assert due(leases, 11.9) == []
+    assert due(leases, 12.0) == [Why.CONTENDED]
+
+
+def test_lease_is_not_due_again_when_it_ends_already() -> None:
+    leases = Leases(TIMES)
+    claimed(leases).ending = Why.RELEASED
+
+    assert due(leases, 1e9) == []
+    assert leases.next_due_s() is None
+
+
+def test_leases_are_found_by_holder_and_by_model_on_one_gpu() -> None:
+    leases = Leases(TIMES)
+    mine = claimed(leases, 1)
+    elsewhere = granted(leases, 2, gpu="g1")
+
+    assert leases.held_by(HOLDER) == [mine]
+    assert leases.using(GpuId("g1"), BERT) == [elsewhere]
+    assert leases.using(GpuId("g0"), ModelId("t/other")) == []
+    leases.forget(mine.id)
+    assert leases.get(mine.id) is None
+    assert list(leases) == [elsewhere]
+
+
+@pytest.mark.parametrize("why", list(Why))
+def test_last_call_is_cut_short_only_when_nobody_wants_its_answer(why: Why) -> None:
+    wanted = why in (Why.IDLE, Why.CONTENDED, Why.EXPIRED, Why.WORKER_LOST)
+
+    assert (TIMES.grace(why) > 2.0) == wanted

@@ -1,0 +1,22 @@
+"""What other folders may import of the scheduler."""
+
+import subprocess
+import sys
+
+from scheduler import api
+
+
+def test_api_names_everything_that_it_imports_and_nothing_else() -> None:
+    public = {name for name in vars(api) if name[0].isupper() and name != "Protocol"}
+    assert set(api.__all__) == public
+    assert api.__all__ == sorted(api.__all__)
+
+
+def test_api_brings_no_core_and_no_event_loop_when_it_is_imported() -> None:
+    """A GPU manager, and later a gateway, needs the words but not the state machine."""
+    code = "import sys, scheduler.api; print(*sys.modules)"
+    modules = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert "scheduler.events" in modules
+    assert not {"scheduler.core", "scheduler.placement", "asyncio", "logging"} & set(modules)

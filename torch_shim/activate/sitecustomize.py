@@ -1,0 +1,83 @@
+"""The shim's way into a process: with this folder on PYTHONPATH, importing torch patches it.
+
+Nothing but the environment is read before torch is imported, and nothing at all happens where
+GPUFAAS_ENABLED is not 1.
+"""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+_HERE = Path(__file__).resolve().parent
+_PACKAGE = "torch_shim"
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds our package where this file lies, and torch with a step more at its end."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec of one of the two modules of interest."""
+        if fullname == _PACKAGE:
+            folder = _HERE.parent
+            return importlib.util.spec_from_file_location(
+                fullname, folder / "__init__.py", submodule_search_locations=[str(folder)]
+            )
+        if fullname == "torch":
+            return self._torch(path, target)
+        return None
+
+    def _torch(
+        self, path: Sequence[str] | None, target: ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
+        for finder in sys.meta_path:
+            if finder is self:
+                continue
+            spec = finder.find_spec("torch", path, target)
+            if spec is not None:
+                # A spec may be asked for and thrown away: the hook stays until torch has run.
+                if spec.loader is not None:
+                    _patch_after(spec.loader)
+                return spec
+        return None
+
+
+def _patch_after(loader: importlib.abc.Loader) -> None:
+    """Has this one loader patch the module that it has executed."""
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        vars(loader).pop("exec_module", None)
+        importlib.import_module(f"{_PACKAGE}.start").after_import()
+
+    vars(loader)["exec_module"] = exec_module
+
+
+def _run_shadowed() -> None:
+    """Runs the sitecustomize that would have run without ours."""
+    rest = [entry for entry in sys.path if Path(entry or ".").resolve() != _HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
+    if spec is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+def _keep_threads_passive() -> None:
+    """OpenMP threads that spin between two operators take the worker's cores."""
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(os.environ):  # noqa: TID251 - an entry point
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # noqa: TID251 - an entry point
+
+
+if os.environ.get("GPUFAAS_ENABLED") == "1":  # noqa: TID251 - an entry point
+    _keep_threads_passive()
+    sys.meta_path.insert(0, _Finder())
+_run_shadowed()

@@ -1,0 +1,89 @@
+"""Calls of modules: a root module on the GPU is answered through its graphs."""
+
+import importlib
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_shim.report import report
+from torch_shim.roots import Root, Roots
+from torch_shim.settings import ShimSettings
+from torch_shim.tensors import CudaTensor
+
+if TYPE_CHECKING:
+    from torch_shim.capture import Capture
+
+Module = torch.nn.Module
+
+
+class Calls:
+    """Stands in for `nn.Module.__call__`."""
+
+    def __init__(self, settings: ShimSettings) -> None:
+        self._native = Module.__call__
+        self._roots = Roots(settings.address, settings.credential)
+        self._known: dict[int, Root] = {}
+        self._made: "Capture | None" = None
+        self._lock = threading.Lock()
+        if settings.stats is not None:
+            report.write_at_exit(settings.stats)
+
+    def install(self) -> None:
+        """Take the place of `nn.Module.__call__`."""
+        native, local, is_tracing = self._native, self._roots.local, torch.compiler.is_dynamo_compiling
+        call_root = self._call_root
+
+        def __call__(self: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it is that
+            if is_tracing() or getattr(local, "root", None) is not None:
+                return native(self, *args, **kwargs)
+            return call_root(self, args, kwargs)
+
+        Module.__call__ = __call__  # type: ignore[method-assign]
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _call_root(self, module: Module, args: Any, kwargs: Any) -> Any:
+        root = self._root_of(module)
+        if root is None:
+            return self._native(module, *args, **kwargs)
+        local = self._roots.local
+        local.root = root
+        try:
+            return self._capture().compiled(root)(module, *args, **kwargs)
+        finally:
+            local.root = None
+
+    def _capture(self) -> "Capture":
+        """Dynamo and what belongs to it; importing it takes more than a second."""
+        if self._made is None:
+            with self._lock:
+                capture = importlib.import_module("torch_shim.capture")
+                self._made = self._made or capture.Capture(self._roots, self._native)
+        return self._made
+
+    def _root_of(self, module: Module) -> Root | None:
+        """What is known of a module that user code calls; None if its weights are not on the GPU."""
+        root = self._known.get(id(module))
+        if root is not None and root.module() is module:
+            return root
+        if isinstance(module, torch.jit.ScriptModule) or not _on_gpu(module):
+            return None
+        with self._lock:
+            root = Root(module)
+            identity = id(module)
+            weakref.finalize(module, self._known.pop, identity, None).atexit = False
+            self._known[identity] = root
+        return root
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._roots.after_fork()
+        report.clear()
+
+
+def _on_gpu(module: Module) -> bool:
+    for tensor in module.parameters():
+        return isinstance(tensor, CudaTensor)
+    return any(isinstance(tensor, CudaTensor) for tensor in module.buffers())

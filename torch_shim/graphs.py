@@ -1,0 +1,224 @@
+"""A captured graph: answered by the worker that has its weights, or by the function itself."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_shim.encode import NotShippable, encode
+from torch_shim.errors import BadFrame, RemoteFailure
+from torch_shim.local import on_this_processor
+from torch_shim.protocol import Failure
+from torch_shim.remote import RemoteProgram
+from torch_shim.report import report
+from torch_shim.roots import Roots
+from torch_shim.tensors import CudaTensor, become_cuda
+
+log = logging.getLogger("gpufaas")
+
+_NoHandles = torch._C.DisableTorchFunctionSubclass  # noqa: SLF001 - the documented way to step aside
+_SAYS_SO = frozenset({Failure.OPERATOR, Failure.PROGRAM, Failure.INTERNAL})
+
+
+class Graph:
+    """What Dynamo calls in place of one captured piece of a module."""
+
+    def __init__(self, module: fx.GraphModule, examples: Sequence[Any], roots: Roots) -> None:
+        self.operators = sum(node.op.startswith("call_") for node in module.graph.nodes)
+        self._roots = roots
+        self._local = on_this_processor(module)
+        self._outputs = _describe_outputs(module, examples)
+        self._grad = torch.is_grad_enabled() and any(
+            isinstance(value, torch.Tensor) and value.requires_grad for value in examples
+        )
+        self._trains = False
+        self._remote: RemoteProgram | None = None
+        self._reason = self._why_local(examples)
+        if not self._reason:
+            try:
+                self._remote = RemoteProgram(encode(module), self.operators)
+            except NotShippable as error:
+                self._reason = str(error)
+
+    def __call__(self, *args: Any) -> list[Any]:
+        """The graph's outputs for these inputs."""
+        with _NoHandles():
+            if self._remote is None:
+                outputs = self.run_locally(args, self._reason)
+            elif self._grad:
+                outputs = self._with_gradients(args)
+            else:
+                outputs = self.answer(args)
+            for value, (on_gpu, _) in zip(outputs, self._outputs, strict=True):
+                if on_gpu and isinstance(value, torch.Tensor):
+                    become_cuda(value)
+        return outputs
+
+    def answer(self, args: Sequence[Any]) -> list[Any]:
+        """By a worker if that can be, else by this process."""
+        assert self._remote is not None
+        ready = self._roots.ready()
+        if isinstance(ready, str):
+            return self.run_locally(args, ready)
+        session, model = ready
+        try:
+            return self._remote.run(args, model, session)
+        except RemoteFailure as failure:
+            if failure.failure == Failure.OUT_OF_MEMORY or failure.failure == Failure.TOO_LARGE:
+                raise torch.cuda.OutOfMemoryError(f"CUDA out of memory. {failure.message}") from failure
+            if failure.failure not in _SAYS_SO:
+                raise RuntimeError(f"CUDA error: {failure}") from failure
+            if failure.failure == Failure.PROGRAM:
+                self._reason, self._remote = failure.message, None
+            return self.run_locally(args, f"{failure.failure}: {failure.message}"[:200])
+        except BadFrame as error:
+            return self.run_locally(args, str(error))
+
+    def run_locally(self, args: Sequence[Any], reason: str) -> list[Any]:
+        """On the function's own processor; counted."""
+        if self.operators:
+            report.local_call(reason, self.operators, self._roots.name())
+        outputs = self._local(*args)
+        return list(outputs)
+
+    def differentiable(self) -> list[bool]:
+        """For each output, whether gradients flow through it."""
+        return [grad for _, grad in self._outputs]
+
+    def _with_gradients(self, args: Sequence[Any]) -> list[Any]:
+        """A worker's answer behind which gradients are computed here, if anybody asks for them."""
+        if self._trains:
+            return self.run_locally(args, "gradients are asked for: training runs locally")
+        return list(_Answered.apply(self, *args))  # type: ignore[no-untyped-call]
+
+    def learn_training(self) -> None:
+        """Somebody asked for gradients: computing this forward twice was a waste."""
+        self._trains = True
+
+    def _why_local(self, examples: Sequence[Any]) -> str:
+        tensors = [value for value in examples if isinstance(value, torch.Tensor)]
+        if not self.operators:
+            return "nothing to compute"
+        if not any(isinstance(value, CudaTensor) for value in tensors):
+            return "only CPU tensors"
+        odd = next((value for value in tensors if value.layout is not torch.strided), None)
+        if odd is not None:
+            return f"layout {odd.layout}"
+        return ""
+
+
+class _Answered(torch.autograd.Function):
+    """A remote forward; backward computes the forward again, here, with gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Graph, *args: Any) -> tuple[Any, ...]:
+        ctx.graph = graph
+        ctx.tensors = [isinstance(value, torch.Tensor) for value in args]
+        ctx.others = [None if isinstance(value, torch.Tensor) else value for value in args]
+        ctx.rng = torch.default_generator.get_state()
+        ctx.save_for_backward(*(value for value in args if isinstance(value, torch.Tensor)))
+        outputs = graph.answer(args)
+        fixed = [
+            value
+            for value, grad in zip(outputs, graph.differentiable(), strict=True)
+            if isinstance(value, torch.Tensor) and not grad
+        ]
+        ctx.mark_non_differentiable(*fixed)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        graph: Graph = ctx.graph
+        graph.learn_training()
+        again = torch.is_grad_enabled()  # somebody wants gradients of these gradients
+        with _NoHandles(), torch.enable_grad():
+            args = _inputs_again(ctx, detached=not again)
+            outputs = _with_state(ctx.rng, lambda: graph.run_locally(args, "backward"))
+            wanted = [value for value in args if _differentiable(value)]
+            pairs = [
+                (output, gradient)
+                for output, gradient in zip(outputs, gradients, strict=True)
+                if gradient is not None and _differentiable(output)
+            ]
+            found = iter(
+                torch.autograd.grad(
+                    [output for output, _ in pairs],
+                    wanted,
+                    [gradient for _, gradient in pairs],
+                    allow_unused=True,
+                    create_graph=again,
+                )
+                if pairs
+                else [None] * len(wanted)
+            )
+        return (None, *(next(found) if _differentiable(value) else None for value in args))
+
+
+def _inputs_again(ctx: Any, *, detached: bool) -> list[Any]:
+    saved = iter(ctx.saved_tensors)
+    args: list[Any] = []
+    for position, tensor in enumerate(ctx.tensors):
+        value = next(saved) if tensor else ctx.others[position]
+        if tensor and detached:
+            value = value.detach().requires_grad_(ctx.needs_input_grad[position + 1])
+        args.append(value)
+    return args
+
+
+def _with_state(state: torch.Tensor, run: Callable[[], list[Any]]) -> list[Any]:
+    """The same random numbers as in the forward, and none taken from what comes after."""
+    now = torch.default_generator.get_state()
+    torch.default_generator.set_state(state)
+    try:
+        return run()
+    finally:
+        torch.default_generator.set_state(now)
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _describe_outputs(
+    module: fx.GraphModule, examples: Sequence[Any]
+) -> list[tuple[bool, bool]]:
+    """For each output of the graph: whether it is on the GPU, and whether gradients reach it."""
+    reached = _reached_by_gradients(module, examples)
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    found = []
+    for value in output.args[0]:
+        example = _example(value)
+        on_gpu = isinstance(example, torch.Tensor) and example.device.type == "cuda"
+        found.append((on_gpu, value in reached))
+    return found
+
+
+def _reached_by_gradients(module: fx.GraphModule, examples: Sequence[Any]) -> set[Any]:
+    """The nodes through which gradients flow; the fakes they were traced with do not know."""
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    reached: set[Any] = {
+        node for node, value in zip(inputs, examples, strict=True) if _differentiable(value)
+    }
+    enabled = torch.is_grad_enabled()
+    for node in module.graph.nodes:
+        example = _example(node)
+        if node.target is torch._C._set_grad_enabled:  # noqa: SLF001 - as it stands in graphs
+            enabled = bool(node.args[0])
+        elif enabled and node.target != "detach" and _is_or_has_float(example):
+            if not reached.isdisjoint(node.all_input_nodes):
+                reached.add(node)
+    return reached
+
+
+def _is_or_has_float(example: Any) -> bool:
+    if isinstance(example, (tuple, list)):
+        return any(_is_or_has_float(item) for item in example)
+    return isinstance(example, torch.Tensor) and (
+        example.dtype.is_floating_point or example.dtype.is_complex
+    )
+
+
+def _example(node: Any) -> Any:
+    return node.meta.get("example_value") if isinstance(node, fx.Node) else None

@@ -1,0 +1,16 @@
+"""What one worker holds for this process, as the process remembers it."""
+
+from collections.abc import Sequence
+
+
+class Kept:
+    """The storages that one worker holds for this session, by key: our epoch of each, and its."""
+
+    def __init__(self) -> None:
+        self.epochs: dict[int, tuple[int, int]] = {}
+        self.sent: dict[int, int] = {}
+
+    def forget(self, keys: Sequence[int]) -> None:
+        """The worker has let these go."""
+        for key in keys:
+            self.epochs.pop(key, None)

@@ -1,0 +1,73 @@
+"""Parameters and modules: a parameter changes its class in place when its data moves."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_shim import storages
+from torch_shim.devices import tracing_fakes
+from torch_shim.patching import replace, set_attribute
+from torch_shim.tensors import (
+    CudaParameter,
+    CudaTensor,
+    NoTorchFunction,
+    Parameter,
+    Tensor,
+    become_cpu,
+    become_cuda,
+)
+
+_native_data = Tensor.__dict__.get("data") or torch._C.TensorBase.__dict__["data"]  # noqa: SLF001 - where it lives
+
+
+def install() -> None:
+    """Has `.data =` and Parameter follow the device; RNNs need no flat weights here."""
+    set_attribute(Tensor, "data", property(_native_data.__get__, _set_data))
+    replace(torch._C._autograd, "_get_data_attr", _data_function)  # noqa: SLF001 - traced `.data`
+    replace(Parameter, "__new__", _new_parameter)
+    replace(torch.nn.RNNBase, "flatten_parameters", _nothing)
+
+
+def _set_data(self: Tensor, value: Tensor) -> None:
+    with NoTorchFunction():
+        _native_data.__set__(self, value)
+    if tracing_fakes():
+        return
+    if isinstance(value, CudaTensor):
+        become_cuda(self)
+    else:
+        become_cpu(self)
+    storages.note_write(self)
+
+
+def _data_function(native: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def get_data(tensor: Tensor) -> Tensor:
+        data = native(tensor)
+        return become_cuda(data) if isinstance(tensor, CudaTensor) else data
+
+    return get_data
+
+
+def _new_parameter(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def new(cls: type, data: Any = None, requires_grad: bool = True) -> Tensor:  # noqa: FBT001, FBT002 - PyTorch's signature
+        if not isinstance(data, CudaTensor) and cls is not CudaParameter:
+            return native(cls, data, requires_grad)
+        if cls not in {Parameter, CudaParameter} or type(data) not in _ORDINARY:
+            return native(cls, data, requires_grad)
+        with NoTorchFunction():
+            return Tensor._make_subclass(CudaParameter, data, requires_grad)  # noqa: SLF001 - as in torch
+
+    return new
+
+
+_ORDINARY = frozenset({Tensor, Parameter, CudaTensor, CudaParameter})
+
+
+def _nothing(native: Callable[..., None]) -> Callable[..., None]:
+    del native  # it arranges memory for cuDNN
+
+    def flatten_parameters(self: torch.nn.RNNBase) -> None:
+        """Nothing to do: the worker arranges its own copy."""
+
+    return flatten_parameters

@@ -1,0 +1,42 @@
+"""Puts the shim in place in a process that has just imported torch."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from torch_shim import (
+    autocast,
+    cuda,
+    factories,
+    memory,
+    modules,
+    moves,
+    operators,
+    randomness,
+    serialization,
+)
+from torch_shim.settings import ShimSettings
+
+Hook: TypeAlias = Callable[[ShimSettings], None]
+
+_lock = threading.Lock()
+_installed: list[ShimSettings] = []
+
+
+def install(settings: ShimSettings, hooks: Sequence[Hook] = ()) -> None:
+    """Patches PyTorch, once a process, and then calls the hooks in their order."""
+    with _lock:
+        if _installed:
+            return
+        memory.install(settings.gpu_memory_bytes)
+        operators.install()
+        randomness.install()
+        moves.install()
+        factories.install()
+        modules.install()
+        serialization.install()
+        autocast.install()
+        cuda.install(settings)
+        for hook in hooks:
+            hook(settings)
+        _installed.append(settings)

@@ -1,0 +1,222 @@
+"""One graph call by a worker: bind the weights, ship the inputs, read the answer."""
+
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_shim import storages
+from torch_shim.channel import Channel
+from torch_shim.client import Lease, Session
+from torch_shim.errors import RemoteFailure, WireError
+from torch_shim.programs import Program, digest_of
+from torch_shim.protocol import Failure
+from torch_shim.report import report
+from torch_shim.transfer import IMAGE, NAME_OF, Kept, Results, Shipment, alias, view
+from torch_shim.weights import Model
+from torch_shim.wire import Frame
+
+# How often one call may be told that a worker lost something before that counts as a fault.
+MOST_RESENDS = 5
+MOST_CRASHES = 2
+
+_programs = itertools.count(1)
+_bindings = itertools.count(1)
+_version_of: Callable[[torch.Tensor], int] = torch.Tensor._version.__get__  # type: ignore[attr-defined]  # noqa: SLF001 - the counter autograd goes by
+
+
+class Bound:
+    """The inputs of a graph that are a model's weights, for as long as nobody writes to them."""
+
+    def __init__(self, args: Sequence[Any], model: Model, never: frozenset[int]) -> None:
+        self.number = next(_bindings)
+        self.model = model
+        self.positions: list[int] = []
+        self.tensors: dict[int, Any] = {}
+        self._writes = storages.writes
+        marks = []
+        for position, value in enumerate(args):
+            described = None if position in never else self._describe(value)
+            if described is not None:
+                self.positions.append(position)
+                self.tensors[position] = described
+                marks.append(storages.marked(value))
+        self._values = [args[position] for position in self.positions]
+        self._versions = list(map(_version_of, self._values))
+        self._marks = marks
+        self._epochs = [mark.epoch for mark in marks]
+        taken = set(self.positions)
+        self.others = [position for position in range(len(args)) if position not in taken]
+
+    def holds(self, args: Sequence[Any]) -> bool:
+        """Whether these arguments carry the same weights, unwritten since."""
+        values = [args[position] for position in self.positions]
+        if not all(map(operator.is_, values, self._values)):
+            return False
+        if list(map(_version_of, values)) != self._versions:
+            return False
+        if self._writes != storages.writes:
+            writes = storages.writes
+            marks = [storages.marked(value) for value in values]
+            if not all(map(operator.is_, marks, self._marks)):
+                return False
+            if [mark.epoch for mark in marks] != self._epochs:
+                return False
+            self._writes = writes
+        return True
+
+    def _describe(self, value: Any) -> list[Any] | None:
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            return None
+        mark = storages.mark_of(value)
+        place = None if mark is None or mark.untracked else self.model.place_of(mark)
+        if place is None:
+            return None
+        source = [IMAGE, self.model.digest, place.offset, place.size_bytes]
+        shape, strides = list(value.size()), list(value.stride())
+        return [source, NAME_OF[value.dtype], shape, strides, value.storage_offset(), False]
+
+
+class RemoteProgram:
+    """A program as every worker is told it; it remembers what its calls taught."""
+
+    def __init__(self, program: Program, operators: int) -> None:
+        self.number = next(_programs)
+        self.packed = program.pack()
+        self.digest = digest_of(self.packed)
+        self.random = program.random
+        self.operators = operators
+        self.never_bound: frozenset[int] = frozenset()
+        self._result_bytes = 0
+        self._bound: Bound | None = None
+
+    def run(self, args: Sequence[Any], model: Model, session: Session) -> list[Any]:
+        """The worker's answer; RemoteFailure if there is none to be had."""
+        batch = _batch(args)
+        rng = torch.default_generator.get_state().numpy().tobytes() if self.random else None
+        crashes = resends = 0
+        while True:
+            lease = session.lease(model.digest, batch)
+            channel = session.channel(model.digest, lease, batch)
+            if channel is None:
+                session.end(lease)
+                continue
+            try:
+                return self._once(args, model, channel, session.kept(lease.worker), lease, rng)
+            except RemoteFailure as failure:
+                if failure.failure == Failure.LEASE:
+                    lease.over = True
+                elif failure.failure == Failure.MISSING and resends < MOST_RESENDS:
+                    resends += 1
+                    self._forget(channel, session.kept(lease.worker), failure)
+                else:
+                    raise
+            except WireError as error:
+                crashes += 1
+                report.add("repeated_calls", 1)
+                session.lost(lease)
+                if crashes >= MOST_CRASHES:
+                    message = f"the worker died twice in this call ({error})"
+                    raise RemoteFailure(Failure.LOST, message, {}) from error
+            finally:
+                lease.give(channel)
+                if lease.over:
+                    session.end(lease)
+
+    def _once(
+        self,
+        args: Sequence[Any],
+        model: Model,
+        channel: Channel,
+        kept: Kept,
+        lease: Lease,
+        rng: bytes | None,
+    ) -> list[Any]:
+        bound = self._binding(args, model)
+        channel.define(self.number, self.digest, self.packed)
+        channel.bind(self.number, bound.number, bound.tensors)
+        unbound = [(position, args[position]) for position in bound.others]
+        shipment = Shipment(unbound, len(args), kept)
+        options = [_autocast(), rng, [], _default_dtype()]
+        meta = [lease.number, self.number, bound.number, shipment.inputs, options]
+        if channel.wire.local:
+            arena = channel.room(shipment.size_bytes + self._result_bytes)
+            shipment.write(arena.memory)
+            frame = channel.call(meta, ())
+        else:
+            body = bytearray(shipment.size_bytes)
+            shipment.write(body)
+            frame = channel.call(meta, (body,))
+        shipment.delivered()
+        return self._read(frame, channel, shipment, args)
+
+    def _binding(self, args: Sequence[Any], model: Model) -> Bound:
+        bound = self._bound
+        if bound is None or bound.model is not model or not bound.holds(args):
+            bound = self._bound = Bound(args, model, self.never_bound)
+        return bound
+
+    def _read(
+        self, frame: Frame, channel: Channel, shipment: Shipment, args: Sequence[Any]
+    ) -> list[Any]:
+        results = Results(frame, channel)
+        self._result_bytes = max(self._result_bytes, results.size_bytes)
+        owned = results.tensors()
+        for position, data in results.changes():
+            self._change(args[position], data, shipment, position)
+        if results.rng is not None:
+            state = torch.frombuffer(bytearray(results.rng), dtype=torch.uint8)
+            torch.default_generator.set_state(state)
+        outputs = []
+        for described in results.views:
+            if not isinstance(described, list):
+                outputs.append(described)
+            elif described[0] >= 0:
+                outputs.append(view(owned[described[0]], described))
+            else:
+                position = -1 - described[0]
+                outputs.append(alias(args[position], shipment.sent(position), described))
+        report.graph_call(self.operators, shipment.size_bytes, results.size_bytes, results.times)
+        return outputs
+
+    def _change(
+        self, value: torch.Tensor, data: torch.Tensor, shipment: Shipment, position: int
+    ) -> None:
+        """An input was written to by the program: so it is here."""
+        sent = shipment.sent(position)
+        if sent is None:
+            self.never_bound |= {position}
+            self._bound = None
+        laid_out = value if sent is None else sent.value
+        new = torch.empty(0, dtype=value.dtype).set_(
+            data.untyped_storage(), 0, laid_out.size(), laid_out.stride()
+        )
+        with torch.no_grad():
+            value.copy_(new)
+        storages.note_write(value)
+        shipment.changed(position, storages.marked(value))
+
+    def _forget(self, channel: Channel, kept: Kept, failure: RemoteFailure) -> None:
+        kept.forget(failure.facts.get("missing", []))
+        channel.defined.discard(self.number)
+        channel.bound.pop(self.number, None)
+
+
+def _batch(args: Sequence[Any]) -> int:
+    for value in args:
+        if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+            return value.size(0) if value.dim() else 1
+    return 1
+
+
+def _autocast() -> list[Any] | None:
+    if not torch.is_autocast_enabled("cuda"):
+        return None
+    return [NAME_OF[torch.get_autocast_dtype("cuda")], torch.is_autocast_cache_enabled()]
+
+
+def _default_dtype() -> str | None:
+    dtype = torch.get_default_dtype()
+    return None if dtype is torch.float32 else NAME_OF[dtype]

@@ -1,0 +1,87 @@
+"""Write epochs: what tells a worker's copy of a storage that the function's copy has changed.
+
+Every write through a handle is counted on the storage, which views, `.data` and `detach()` share.
+A mark lives as an attribute of the storage's Python object, which PyTorch keeps for as long as
+the storage itself. A storage is marked when somebody asks for its mark, or takes the storage of a
+handle: a marked storage answers that it is on the GPU.
+"""
+
+import itertools
+
+import torch
+
+_MARK = "_gpufaas_mark"
+_untyped_storage = torch.Tensor.untyped_storage
+
+_numbers = itertools.count(1)
+
+# The number of the last write noted anywhere in this process. Unchanged, it proves that nothing
+# was written; every write assigns another value, so that racing threads cannot restore one.
+writes = 0
+
+
+class Mark:
+    """What is known about writes to one storage."""
+
+    __slots__ = ("epoch", "key", "untracked")
+
+    def __init__(self) -> None:
+        self.epoch = next(_numbers)
+        self.key = self.epoch  # no other storage of this process ever has it
+        self.untracked = False  # somebody can write without our seeing it
+
+
+def mark_of(tensor: torch.Tensor) -> Mark | None:
+    """The mark of a tensor's storage, if it has one."""
+    return storage_mark(storage_of(tensor))
+
+
+def marked(tensor: torch.Tensor) -> Mark:
+    """The mark of a tensor's storage, made if need be; from then on writes change its epoch."""
+    return mark_storage(storage_of(tensor))
+
+
+def mark_storage(storage: torch.UntypedStorage) -> Mark:
+    """The mark of a storage, made if need be: the storage is a GPU's from then on."""
+    mark = storage_mark(storage)
+    if mark is None:
+        # One winner where two threads ask at once.
+        mark = storage.__dict__.setdefault(_MARK, Mark())
+    return mark
+
+
+def storage_mark(storage: torch.UntypedStorage) -> Mark | None:
+    """The mark of a storage, if it has one."""
+    return storage.__dict__.get(_MARK)
+
+
+def note_write(tensor: torch.Tensor) -> None:
+    """Counts a write that has just been done to a tensor."""
+    try:
+        storage = storage_of(tensor)
+    except (NotImplementedError, RuntimeError):  # sparse and functorch's tensors have no storage
+        note_unknown_write()
+        return
+    note_storage_write(storage)
+
+
+def note_storage_write(storage: torch.UntypedStorage) -> None:
+    """Counts a write that has just been done to a storage."""
+    global writes  # noqa: PLW0603 - one number a process is the point of it
+    number = next(_numbers)
+    mark = storage.__dict__.get(_MARK)
+    if mark is not None:
+        mark.epoch = number
+    writes = number
+
+
+def note_unknown_write() -> None:
+    """Counts a write to a storage that cannot be told."""
+    global writes  # noqa: PLW0603 - see above
+    writes = next(_numbers)
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """The storage of any tensor, without marking it."""
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - the documented way to step aside
+        return _untyped_storage(tensor)

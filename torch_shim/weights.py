@@ -1,0 +1,143 @@
+"""A model's weights as the node knows them: one image, uploaded once, named by its content."""
+
+import fcntl
+import logging
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from torch_shim import storages
+from torch_shim.arena import flat
+from torch_shim.client import Session
+from torch_shim.digests import FilePart, ImageTable, image_digest, lay_out, parts_of, possession_proof
+from torch_shim.errors import RemoteFailure
+from torch_shim.protocol import Failure, Kind
+from torch_shim.tensors import CudaTensor
+
+log = logging.getLogger("gpufaas")
+
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_CHUNK_BYTES = 16 << 20
+
+
+class Place(NamedTuple):
+    """Where a storage lies in an image, and its content's epoch when it was put there."""
+
+    offset: int
+    size_bytes: int
+    epoch: int
+
+
+class Model:
+    """The weights under one root module, as they were when the image was made."""
+
+    def __init__(self, digest: str, table: ImageTable, places: dict[int, Place]) -> None:
+        self.digest = digest
+        self.table = table
+        self._places = places
+
+    def place_of(self, mark: storages.Mark) -> Place | None:
+        """Where this storage lies in the image, unless it was written to since."""
+        place = self._places.get(mark.key)
+        return place if place is not None and place.epoch == mark.epoch else None
+
+    def covers(self, key: int) -> bool:
+        """Whether the storage was part of the image, changed since or not."""
+        return key in self._places
+
+
+class Weights:
+    """Makes the images of this process's models and brings them to the node, each once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._accepted: dict[str, str] = {}
+
+    def build(self, root: torch.nn.Module, session: Session) -> Model | None:
+        """The model of a root module, in the node's store when this returns; None without weights."""
+        found = list(_storages(root))
+        table = lay_out(storage.nbytes() for _, storage in found)
+        if not table.storages:
+            return None
+        with self._lock:
+            epochs = [mark.epoch for mark, _ in found]
+            descriptor = _image([storage for _, storage in found], table)
+            try:
+                parts = parts_of(descriptor, table)
+                digest = image_digest(parts)
+                if self._accepted.get(digest) != session.name:
+                    _deliver(descriptor, parts, table, digest, session)
+                    self._accepted[digest] = session.name
+            finally:
+                os.close(descriptor)
+        places = {
+            mark.key: Place(offset, size, epoch)
+            for (mark, _), (offset, size), epoch in zip(found, table.storages, epochs, strict=True)
+        }
+        return Model(digest, table, places)
+
+
+def _storages(root: torch.nn.Module) -> Iterator[tuple[storages.Mark, torch.UntypedStorage]]:
+    """Every storage of CUDA weights under a module, once."""
+    seen: set[int] = set()
+    with torch._C.DisableTorchFunctionSubclass():
+        for module in root.modules():
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if not isinstance(tensor, CudaTensor) or tensor.layout is not torch.strided:
+                    continue
+                storage = torch.Tensor.untyped_storage(tensor)
+                mark = storages.marked(tensor)
+                if storage.nbytes() and mark.key not in seen:
+                    seen.add(mark.key)
+                    yield mark, storage
+
+
+def _image(found: list[torch.UntypedStorage], table: ImageTable) -> int:
+    """A sealed memfd that holds these storages; nobody can change it any more."""
+    descriptor = os.memfd_create("gpufaas-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, table.total_bytes)
+        memory = mmap.mmap(descriptor, table.total_bytes)
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            for storage, (offset, size) in zip(found, table.storages, strict=True):
+                source = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,))
+                flat(memory, torch.uint8, offset, size).copy_(source)
+        memory.close()
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _deliver(
+    descriptor: int, parts: list[FilePart], table: ImageTable, digest: str, session: Session
+) -> None:
+    """Have the node hold the image: proved where it has one, uploaded else."""
+    control = session.control
+    fields = {"digest": digest, "table": [list(entry) for entry in table.storages]}
+    fields |= {"total": table.total_bytes}
+    if control.ask(Kind.OFFER, fields).fields["have"]:
+        proof = possession_proof(parts, control.welcome["nonce"])
+        try:
+            answer = control.ask(Kind.PROVE, {"digest": digest, "proof": proof})
+        except RemoteFailure as failure:
+            if failure.failure != Failure.WEIGHTS:
+                raise
+            log.info("the node's copy of the weights is gone again: %s", failure)
+        else:
+            for copy in answer.descriptors:
+                os.close(copy)
+            return
+    if control.wire.local:
+        control.ask(Kind.UPLOAD, fields, descriptors=[descriptor])
+        return
+    control.ask(Kind.UPLOAD, fields)
+    for offset in range(0, table.total_bytes, _CHUNK_BYTES):
+        chunk = os.pread(descriptor, _CHUNK_BYTES, offset)
+        last = offset + len(chunk) >= table.total_bytes
+        control.ask(Kind.CHUNK, {"digest": digest, "offset": offset, "last": last}, [chunk])
