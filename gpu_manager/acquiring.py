@@ -114,13 +114,15 @@ class Acquiring:
         """Wait for the workers of a new lease; the lease ends where they do not come."""
         try:
             workers = await self._node.workers(placement)
+            if self._stopping:
+                raise NoWorker(placement.models[0], "this GPU manager stops")
+            if not self._node.claim(placement.lease, session.key, workers.values()):
+                raise NoWorker(placement.models[0], "its lease has ended")
         except BaseException:
             held = self._node.leases.get(placement.lease)
             if held is not None:
                 self._node.release(held, Why.RELEASED)
             raise
-        if self._stopping or not self._node.claim(placement.lease, session.key, workers.values()):
-            raise NoWorker(placement.models[0], "its lease has ended")
         return workers
 
 

@@ -134,7 +134,8 @@ class Connection:
             return
         await room.acquire()
         task = self._spawn(self._answer(frame, number, handler))
-        task.add_done_callback(lambda _: (_close(frame), room.release()))
+        task.add_done_callback(lambda _: _close(frame))
+        task.add_done_callback(lambda _: room.release())
 
     async def _answer(self, frame: Frame, number: int, handler: Handler) -> None:
         try:

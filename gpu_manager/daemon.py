@@ -1,7 +1,7 @@
 """The life of a GPU manager: builds its parts in order, drains, and takes them down again."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -21,7 +21,7 @@ from gpu_manager.residents import HostGpu
 from gpu_manager.runtime import Observer, Runtime
 from gpu_manager.server import Server
 from gpu_manager.services import Services
-from gpu_manager.sessions import Session, Sessions
+from gpu_manager.sessions import Sessions
 from gpu_manager.settings import NodeSettings
 from gpu_manager.spill import SpillDirectory
 from gpu_manager.watch import Watch
@@ -31,7 +31,7 @@ from scheduler.api import GpuSpec
 
 log = logging.getLogger(__name__)
 
-MakeRuntime = Callable[[Observer, Sequence[Device]], Runtime]
+MakeRuntime = Callable[[Observer, Sequence[Device]], Awaitable[Runtime]]
 
 # Without a word from a person, weights may take this share of the memory that is free.
 _STORE_SHARE = 4
@@ -56,17 +56,18 @@ class GpuManager:
         catalogue = Catalogue()
         gpus = [_gpu(device, node) for device in self.devices]
         self.node = Node(settings, gpus, self._store, catalogue)
-        self._runtime = make_runtime(self.node, self.devices)
+        self._make_runtime = make_runtime
+        self._runtime: Runtime | None = None
         overhead_bytes = max(gpu.ledger.context_bytes for gpu in gpus)
         library = Library(node, self._store, catalogue, scheduling, overhead_bytes)
         self._acquiring = Acquiring(self.node, scheduling, library)
-        self._sessions = Sessions(self._session_ended)
-        self.node.lease_ended = self._sessions.lease_ended
+        sessions = Sessions(self._acquiring.ended)
+        self.node.lease_ended = sessions.lease_ended
         self._server = Server(
             Services(
                 node=self.node,
                 credentials=self.credentials,
-                sessions=self._sessions,
+                sessions=sessions,
                 library=library,
                 acquiring=self._acquiring,
                 administration=Administration(self.node, self._store, catalogue, scheduling),
@@ -84,6 +85,7 @@ class GpuManager:
         """Take clients and orders."""
         try:
             self._server.listen(self._settings.listen)
+            self._runtime = await self._make_runtime(self.node, self.devices)
             self._scheduling.attach(self.node.name, self.node)
             self.node.start(self._runtime, self._scheduling)
             self._watch.start()
@@ -99,7 +101,8 @@ class GpuManager:
         await self.node.drain(self._settings.drain_s)
         await self._server.close()
         self._scheduling.detach(self.node.name)
-        await self._runtime.close()
+        if self._runtime is not None:
+            await self._runtime.close()
         self._store.close()
         for device in self.devices:
             device.close()
@@ -115,9 +118,6 @@ class GpuManager:
         trace: TracebackType | None,
     ) -> None:
         await self.stop()
-
-    def _session_ended(self, session: Session) -> None:
-        self._acquiring.ended(session)
 
 
 def _gpu(device: Device, node: NodeId) -> HostGpu:

@@ -88,7 +88,7 @@ class Loader:
             await self._make_room(gpu, resident)
             begun_s = self._loop.time()
             hosted = await self._bring(gpu, resident)
-        except (LoadFailure, StoreError) as error:
+        except (LoadFailure, NoWorker, StoreError) as error:
             log.warning("%s: %s", gpu.id, error)
             self._failed(gpu, resident, lease, error)
             return
@@ -136,8 +136,9 @@ class Loader:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return await self._runtime.load(order)
-            except LoadFailure as error:
-                if error.out_of_memory or attempt == _ATTEMPTS:
+            except (LoadFailure, NoWorker) as error:
+                out_of_memory = isinstance(error, LoadFailure) and error.out_of_memory
+                if out_of_memory or attempt == _ATTEMPTS:
                     raise
                 log.warning("%s; once more", error)
         raise AssertionError("unreachable")

@@ -52,7 +52,7 @@ class Node:
         self.name = NodeId(settings.node)
         self.gpus = {gpu.id: gpu for gpu in gpus}
         self.leases = Leases(settings.leases)
-        self.lease_ended: Callable[[Held], None] = _nobody
+        self.lease_ended: Callable[[SessionKey, LeaseId], None] = _nobody
         self._settings = settings
         self._store = store
         self._catalogue = catalogue
@@ -188,7 +188,7 @@ class Node:
         self.leases.forget(held.id)
         log.debug("lease %d on %s has ended: %s", held.id, held.slot, held.ending)
         if held.holder is not None:
-            self.lease_ended(held)
+            self.lease_ended(held.holder, held.id)
         self._reports.report(SlotFreed(held.slot, held.id))
 
     async def _prefetched(self, lease: LeaseId, last: asyncio.Task[None] | None) -> None:
@@ -312,5 +312,5 @@ class Node:
         task.add_done_callback(self._tasks.discard)
 
 
-def _nobody(_: Held) -> None:
+def _nobody(_holder: SessionKey, _lease: LeaseId) -> None:
     """Until a server wants to know."""

@@ -173,7 +173,7 @@ class SpillDirectory:
         for file in self.path.glob(f"*{_SUFFIX}"):
             if _DIGEST.fullmatch(file.stem) and file.is_file():
                 status = file.stat()
-                found.append((status.st_mtime, file.stem, status.st_size))
+                found.append((status.st_mtime_ns, file.stem, status.st_size))
         for _, digest, size in sorted(found):
             self._files[digest] = size
             self.used_bytes += size

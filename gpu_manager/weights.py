@@ -8,7 +8,7 @@ import hmac
 import os
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -22,39 +22,9 @@ from gpu_manager.errors import (
 )
 from gpu_manager.images import ImageWriter, check
 from gpu_manager.spill import SpillCounts, SpillDirectory, Spilled
+from gpu_manager.store_status import StoreCounts, StoreStatus
 from gpu_manager.uploads import Upload
 from torch_shim.digests import ImageTable, image_digest, parts_of, possession_proof
-
-
-@dataclass(slots=True)
-class StoreCounts:
-    """What has happened in the store since the start."""
-
-    adopted: int = 0
-    duplicates: int = 0
-    proofs: int = 0
-    proofs_refused: int = 0
-    evicted: int = 0
-    lost: int = 0  # evicted with no copy on disk
-
-
-@dataclass(frozen=True, slots=True)
-class StoreStatus:
-    """What the store holds now.
-
-    `kept_bytes` count against the budget. `lingering_bytes` were evicted, but somebody still
-    maps them: they are free as soon as the last holder is gone.
-    """
-
-    images: int
-    kept_bytes: int
-    lingering_bytes: int
-    reserved_bytes: int
-    budget_bytes: int
-    disk_images: int
-    disk_bytes: int
-    counts: StoreCounts
-    spill: SpillCounts
 
 
 class _Image:

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from scheduler.api import Placement
 from scheduler.core import Core
 from scheduler.events import Event
 from scheduler.model import ModelSpec, Request, RequestId
+from scheduler.ports import Cancellable
 from scheduler.service.clock import LoopClock
 from scheduler.service.driver import Driver
 from tests.builders import a_core, gpu
@@ -17,12 +18,37 @@ from tests.fake_node import FakeNode, fake_node
 LOG = logging.getLogger("tests.stage")
 
 
+class CountedClock(LoopClock):
+    """The real clock, with a count of the callbacks that are still to come."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._set: list[Cancellable] = []
+        self._over: set[int] = set()
+
+    @property
+    def pending(self) -> int:
+        return len([timer for timer in self._set if not _cancelled(timer)]) - len(self._over)
+
+    def call_at(self, when_s: float, callback: Callable[[], None]) -> Cancellable:
+        number = len(self._set)
+
+        def call() -> None:
+            self._over.add(number)
+            callback()
+
+        timer = super().call_at(when_s, call)
+        self._set.append(timer)
+        return timer
+
+
 @dataclass
 class Stage:
     """What one test plays on; callers are tasks by the names of their requests."""
 
     driver: Driver
     core: Core
+    clock: CountedClock
     nodes: tuple[FakeNode, ...]
     events: list[tuple[float, Event]]
     callers: dict[RequestId, asyncio.Task[Placement]] = field(default_factory=dict)
@@ -52,9 +78,9 @@ def a_stage(
     events: list[tuple[float, Event]] = []
     core = core or a_core(gpus=(), models=models)
     nodes = nodes or (fake_node("n0", gpu("g0", node="n0")),)
-    clock = LoopClock(asyncio.get_running_loop())
+    clock = CountedClock(asyncio.get_running_loop())
     driver = Driver(core, clock, LOG, lambda now, event: events.append((now, event)))
-    stage = Stage(driver, core, nodes, events)
+    stage = Stage(driver, core, clock, nodes, events)
     for node in nodes:
         stage.attach(node)
     return stage
@@ -62,3 +88,8 @@ def a_stage(
 
 def _placed(task: asyncio.Task[Placement]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
+
+
+def _cancelled(timer: Cancellable) -> bool:
+    assert isinstance(timer, asyncio.TimerHandle)
+    return timer.cancelled()

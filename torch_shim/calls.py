@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torch_shim.background import Tracer
 from torch_shim.report import report
 from torch_shim.roots import Root, Roots
 from torch_shim.settings import ShimSettings
@@ -28,6 +29,9 @@ class Calls:
         self._known: dict[int, Root] = {}
         self._made: "Capture | None" = None
         self._lock = threading.Lock()
+        self._tracer = Tracer()
+        self._importing = False
+        self._in_background = settings.tracing == "background"
         if settings.stats is not None:
             report.write_at_exit(settings.stats)
 
@@ -51,17 +55,31 @@ class Calls:
         local = self._roots.local
         local.root = root
         try:
-            return self._capture().compiled(root)(module, *args, **kwargs)
+            capture = self._capture()
+            if capture is not None:
+                return capture.call(root, module, args, kwargs)
+            report.local_call("Dynamo is being imported", 0, root.name)
+            return self._native(module, *args, **kwargs)
         finally:
             local.root = None
 
-    def _capture(self) -> "Capture":
-        """Dynamo and what belongs to it; importing it takes more than a second."""
-        if self._made is None:
+    def _capture(self) -> "Capture | None":
+        """Dynamo and what belongs to it: importing it takes more than a second."""
+        if self._made is None and self._in_background:
             with self._lock:
-                capture = importlib.import_module("torch_shim.capture")
-                self._made = self._made or capture.Capture(self._roots, self._native)
+                if not self._importing:
+                    self._importing = True
+                    self._tracer.submit(self._import)
+        elif self._made is None:
+            self._import()
         return self._made
+
+    def _import(self) -> None:
+        capture = importlib.import_module("torch_shim.capture")
+        with self._lock:
+            self._made = self._made or capture.Capture(
+                self._roots, self._native, self._tracer, in_background=self._in_background
+            )
 
     def _root_of(self, module: Module) -> Root | None:
         """What is known of a module that user code calls; None if its weights are not on the GPU."""
@@ -80,6 +98,8 @@ class Calls:
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
         self._roots.after_fork()
+        self._tracer.after_fork()
+        self._importing = False
         report.clear()
 
 

@@ -1,12 +1,12 @@
 """Dynamo in the shim's service: set up once, then one compiled function for each root module."""
 
+import contextlib
 import functools
-import logging
 import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import fx
 from torch._dynamo import config, convert_frame, utils
 from torch._dynamo.variables import builder
 
+from torch_shim.background import Stage, Tracer, trace
 from torch_shim.graphs import Graph
 from torch_shim.report import report
 from torch_shim.roots import Root, Roots
@@ -24,54 +25,119 @@ from torch_shim.tracing import tracing
 RECOMPILE_LIMIT = 64
 ALL_RECOMPILES_LIMIT = 4096
 
-log = logging.getLogger("gpufaas")
-
 ModuleCall = Callable[..., Any]
 
 
 class Capture:
-    """Compiles root modules with guards that decide, call by call, which graph may answer."""
+    """Answers calls of root modules by graphs; Dynamo's guards decide which one may answer."""
 
-    def __init__(self, roots: Roots, call_module: ModuleCall) -> None:
+    def __init__(
+        self, roots: Roots, call_module: ModuleCall, tracer: Tracer, *, in_background: bool
+    ) -> None:
         self._roots = roots
         self._call_module = call_module
-        self._compiled: "weakref.WeakKeyDictionary[Root, ModuleCall]" = weakref.WeakKeyDictionary()
+        self._in_background = in_background
+        self._tracer = tracer
+        self._entries: weakref.WeakKeyDictionary[Root, _Entry] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
-        self._ready = False
+        configure()
 
-    def compiled(self, root: Root) -> ModuleCall:
-        """The function that answers `root`'s calls through graphs, tracing where it must."""
-        found = self._compiled.get(root)
-        if found is None:
-            with self._lock:
-                self._prepare()
-                found = self._compiled.get(root) or self._compile()
-                self._compiled[root] = found
-        return found
+    def call(self, root: Root, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """What the module answers; the thread's current root is this one."""
+        entry = self._entries.get(root) or self._entry(root)
+        if not self._in_background or entry.stage is Stage.BROKEN:
+            return entry.traced(module, *args, **kwargs)
+        if entry.stage is not Stage.TRACED:
+            self._trace(root, entry, module, args, kwargs)
+            report.local_call("its graph is being traced", 0, root.name)
+            return self._call_module(module, *args, **kwargs)
+        before = self._roots.graphs_run()
+        answer = entry.untraced(module, *args, **kwargs)
+        if self._roots.graphs_run() == before:  # no graph's guards held: it ran as it is
+            report.local_call("a graph for this way of calling it is being traced", 0, root.name)
+            self._trace(root, entry, module, args, kwargs)
+        return answer
 
     def backend(self, module: fx.GraphModule, examples: Sequence[Any]) -> Graph:
         """What Dynamo calls with every graph it has captured."""
         report.add("graphs", 1)
         return Graph(module, examples, self._roots)
 
-    def _compile(self) -> ModuleCall:
-        """A function of its own, code object included: Dynamo keeps what it learns there."""
-        call_module = self._call_module
+    def _entry(self, root: Root) -> "_Entry":
+        with self._lock:
+            return self._entries.setdefault(root, _Entry(self._call_module, self.backend))
 
-        def call_root(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202
+    def _trace(
+        self, root: Root, entry: "_Entry", module: torch.nn.Module, args: Any, kwargs: Any
+    ) -> None:
+        with self._lock:
+            if entry.tracing or entry.traces >= RECOMPILE_LIMIT:
+                return
+            entry.tracing = True
+            entry.traces += 1
+            if entry.stage is Stage.NEW:
+                entry.stage = Stage.TRACING
+        state = _CallState()
+
+        def job() -> None:
+            with self._roots.tracing(root), state.restored():
+                stage = trace(entry.whole, (module, *args), kwargs)
+            entry.stage = Stage.BROKEN if Stage.BROKEN in (stage, entry.stage) else stage
+            entry.tracing = False
+            if stage is Stage.TRACED:
+                self._roots.prepare(root)
+
+        self._tracer.submit(job)
+
+
+class _Entry:
+    """One root module's function, compiled three ways over the same code object.
+
+    Dynamo keeps what it learns at the code object, so each root module has one of its own.
+    """
+
+    def __init__(self, call_module: ModuleCall, backend: Callable[..., Any]) -> None:
+        def call_root(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202 - Dynamo sees it, nobody else
             return call_module(self, *args, **kwargs)
 
         own = types.FunctionType(
             call_root.__code__.replace(), globals(), "call_root", None, call_root.__closure__
         )
-        compiled: ModuleCall = torch.compile(own, backend=self.backend)
-        return compiled
+        self.traced: ModuleCall = torch.compile(own, backend=backend)
+        self.whole: ModuleCall = torch.compile(own, backend=backend, fullgraph=True)
+        self.untraced: ModuleCall = torch._dynamo.run(own)
+        self.stage = Stage.NEW
+        self.tracing = False
+        self.traces = 0
 
-    def _prepare(self) -> None:
-        if self._ready:
-            return
-        configure()
-        self._ready = True
+
+class _CallState:
+    """What of a caller's thread a graph depends on: gradients and autocast."""
+
+    def __init__(self) -> None:
+        self._grad = torch.is_grad_enabled()
+        self._inference = torch.is_inference_mode_enabled()
+        self._autocast = [
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+            for kind in ("cuda", "cpu")
+        ]
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """That state in another thread."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(self._inference))
+            stack.enter_context(torch.set_grad_enabled(self._grad))
+            for kind, enabled, dtype in self._autocast:
+                before = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+                stack.callback(_set_autocast, kind, *before)
+                _set_autocast(kind, enabled, dtype)  # the state itself: no context, no cache
+            yield
+
+
+def _set_autocast(kind: str, enabled: bool, dtype: torch.dtype) -> None:  # noqa: FBT001 - torch's order
+    torch.set_autocast_enabled(kind, enabled)
+    torch.set_autocast_dtype(kind, dtype)
 
 
 def configure() -> None:

@@ -44,6 +44,7 @@ class Graph:
 
     def __call__(self, *args: Any) -> list[Any]:
         """The graph's outputs for these inputs."""
+        self._roots.about_to_run()
         with _NoHandles():
             if self._remote is None:
                 outputs = self.run_locally(args, self._reason)

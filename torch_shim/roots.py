@@ -1,10 +1,13 @@
 """The root modules whose calls are captured: which one is being called, and its model."""
 
+import contextlib
 import threading
 import weakref
+from collections.abc import Iterator
 
 import torch
 
+from torch_shim.background import Abandoned
 from torch_shim.client import Session
 from torch_shim.weights import Model, Weights
 
@@ -44,6 +47,37 @@ class Roots:
         """What to call the module in a log."""
         root = self.current
         return root.name if root is not None else "a function"
+
+    def graphs_run(self) -> int:
+        """How many graphs this thread has answered by."""
+        count: int = getattr(self.local, "graphs", 0)
+        return count
+
+    def about_to_run(self) -> None:
+        """A graph is about to run in this thread: the tracing thread stops there."""
+        if getattr(self.local, "abandon", False):
+            raise Abandoned
+        self.local.graphs = self.graphs_run() + 1
+
+    @contextlib.contextmanager
+    def tracing(self, root: Root) -> Iterator[None]:
+        """This thread traces a call of `root` and runs nothing."""
+        self.local.root, self.local.abandon = root, True
+        try:
+            yield
+        finally:
+            self.local.root, self.local.abandon = None, False
+
+    def prepare(self, root: Root) -> None:
+        """Bring a model to the node and onto a GPU ahead of its first graph call."""
+        self.local.root = root
+        try:
+            ready = self.ready()
+            if not isinstance(ready, str):
+                session, model = ready
+                session.lease(model.digest, 1)
+        finally:
+            self.local.root = None
 
     def ready(self) -> tuple[Session, Model] | str:
         """The session and the model of the call that is going on, or why there is none."""

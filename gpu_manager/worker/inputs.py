@@ -1,13 +1,14 @@
 """The inputs of a call or binding, from what the wire says to tensors on the device."""
 
-from typing import Any, NamedTuple
+import operator
+from typing import Any
 
 import torch
 
 from gpu_manager.worker.device import Device
 from gpu_manager.worker.errors import Refused
 from gpu_manager.worker.image import Image
-from gpu_manager.worker.session import Binding, Held, Kept
+from gpu_manager.worker.session import Binding, Given, Held, Kept
 from gpu_manager.worker.tensors import read_spec, view
 from torch_shim.protocol import Failure
 
@@ -15,33 +16,47 @@ _IMAGE, _KEPT, _AREA = 0, 1, 2
 _IMAGE_FIELDS, _KEPT_FIELDS, _AREA_FIELDS = 4, 3, 5
 _TENSOR_FIELDS = 5
 
+_version_of = operator.attrgetter("_version")  # the counter that autograd goes by
+
 NO_AREA = memoryview(b"")
-
-
-class Given(NamedTuple):
-    """One tensor input: its position, the tensor, and the storage it lies in."""
-
-    position: int
-    tensor: torch.Tensor
-    held: Held
 
 
 class Inputs:
     """Everything a program gets in one call."""
 
-    def __init__(self, values: list[Any], given: list[Given], end_bytes: int) -> None:
+    def __init__(
+        self, values: list[Any], sent: list[Given], bound: list[Given], end_bytes: int
+    ) -> None:
         self.values = values
-        self.given = given
+        self.sent = sent
+        self.given = sent + bound
         self.end_bytes = end_bytes  # of the area, behind the last byte that an input takes
+        self._tensors = [entry.tensor for entry in self.given]
+        self._versions = self._now()
+
+    def changed(self) -> list[Given]:
+        """Those that were written to since."""
+        after = self._now()
+        if after == self._versions:
+            return []
+        pairs = zip(self.given, self._versions, after, strict=True)
+        return [entry for entry, before, now in pairs if before != now]
+
+    def shapes(self) -> tuple[Any, ...]:
+        """What tells calls of one program apart that may need different amounts of memory."""
+        return tuple(entry.tensor.shape for entry in self.sent)
 
     def batch(self) -> int:
         """The first dimension of the largest input, 0 where there is none."""
         largest = max(
-            (given.tensor for given in self.given if given.held.image is None),
+            (entry.tensor for entry in self.sent if entry.held.image is None),
             key=torch.Tensor.numel,
             default=None,
         )
         return 0 if largest is None or not largest.dim() else largest.size(0)
+
+    def _now(self) -> list[int]:
+        return list(map(_version_of, self._tensors))
 
 
 class Reader:
@@ -75,26 +90,26 @@ class Reader:
             else:
                 raise Refused(Failure.BAD_FRAME, f"input {position} is {entry!r:.40}")
         self._check_missing()
-        if binding is not None:
-            for position, tensor, held in binding.tensors:
-                if described[position] is None:
-                    values[position] = tensor
-                    given.append(Given(position, tensor, held))
-        return Inputs(values, given, self._end_bytes)
+        for entry in binding.given if binding is not None else ():
+            if described[entry.position] is not None:
+                raise Refused(Failure.BAD_FRAME, f"input {entry.position} is bound")
+            values[entry.position] = entry.tensor
+        bound = [] if binding is None else binding.given
+        return Inputs(values, given, bound, self._end_bytes)
 
     def binding(self, number: Any, described: Any, count: int) -> Binding:
         """The inputs that a BIND names."""
         if not isinstance(described, dict) or type(number) is not int:
             raise Refused(Failure.BAD_FRAME, "a binding is a number and a map")
-        tensors: dict[int, tuple[torch.Tensor, Held]] = {}
-        for position, entry in described.items():
+        given = []
+        for position, entry in sorted(described.items()):
             if type(position) is not int or not 0 <= position < count:
                 raise Refused(Failure.BAD_FRAME, f"no input {position!r:.40}")
             found = self._tensor(entry)
             if found is not None:
-                tensors[position] = found
+                given.append(Given(position, *found))
         self._check_missing()
-        return Binding(number, tensors)
+        return Binding(number, given)
 
     def _check_missing(self) -> None:
         if self._missing:

@@ -5,6 +5,7 @@ processes, hooks or pickles, plus the factories and helpers that Dynamo puts int
 """
 
 import builtins
+import functools
 import math
 import operator
 import re
@@ -117,10 +118,8 @@ class OperatorTable:
 
     def __init__(self, device: torch.device) -> None:
         replaced = Replacements(device)
-        self._named: dict[str, Operator] = dict(_listed())
-        self._named.update(_functions())
-        self._named.update(_methods())
-        self._named.update(replaced.table())
+        self.reset = replaced.reset
+        self._named = {**_common(), **replaced.table()}
         self.device = device
         self._registered: dict[str, Operator] = {}
         self._known: frozenset[str] | None = None
@@ -158,6 +157,16 @@ class OperatorTable:
         if overload:
             found = getattr(packet, overload, None)
         return found
+
+
+def preload() -> None:
+    """Make the part of the table that all devices share, in the process that forks workers."""
+    _common()
+
+
+@functools.cache
+def _common() -> dict[str, Operator]:
+    return {**dict(_listed()), **dict(_functions()), **dict(_methods())}
 
 
 def _listed() -> Iterator[tuple[str, Operator]]:

@@ -122,29 +122,16 @@ class Fork(NamedTuple):
     number: int
 
 
-class Kill(NamedTuple):
-    """Manager to fork server: end this worker now."""
-
-    number: int
-
-
 class Forked(NamedTuple):
-    """Fork server to manager: the worker exists. Its process may have ended since."""
+    """Fork server to manager, with a pidfd: the worker exists. It may have ended since."""
 
     number: int
     pid: int
 
 
-class Exited(NamedTuple):
-    """Fork server to manager: the worker is gone; the status is that of waitpid."""
-
-    number: int
-    status: int
-
-
 Order = (
     Warm | Assign | Ready | Load | Loaded | LoadFailed | Limit | Admit | End | Ended | Channel | Ran
-) | (Pressure | Note | Fork | Kill | Forked | Exited)
+) | (Pressure | Note | Fork | Forked)
 
 KINDS: dict[type[Order], Kind] = {
     Warm: Kind.WARM,
@@ -162,9 +149,7 @@ KINDS: dict[type[Order], Kind] = {
     Pressure: Kind.PRESSURE,
     Note: Kind.FAILED,
     Fork: Kind.FORK,
-    Kill: Kind.STOP,
     Forked: Kind.FORKED,
-    Exited: Kind.EXITED,
 }
 _TYPES = {kind: order for order, kind in KINDS.items()}
 _FIELDS: dict[type[Order], list[Any]] = {

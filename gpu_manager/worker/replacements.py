@@ -31,6 +31,15 @@ class Replacements:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._open: list[torch.autocast] = []  # modes entered and not left; one call runs at a time
+
+    def reset(self) -> None:
+        """Leave what a call that failed had entered, so that the next one begins afresh."""
+        while self._open:
+            self._exit_autocast(self._open[-1])
+        functorch = torch._C._functorch  # noqa: SLF001 - torch has no public way to ask
+        while functorch.get_dynamic_layer_stack_depth():
+            functorch.pop_dynamic_layer_stack()
 
     def table(self) -> dict[str, Operator]:
         """Every replaced operator by its name in programs."""
@@ -42,7 +51,7 @@ class Replacements:
             "t:torch.autograd.grad_mode._enter_inference_mode": _nothing,
             "t:torch.autograd.grad_mode._exit_inference_mode": _nothing,
             "t:torch.amp.autocast_mode._enter_autocast": self._enter_autocast,
-            "t:torch.amp.autocast_mode._exit_autocast": _exit_autocast,
+            "t:torch.amp.autocast_mode._exit_autocast": self._exit_autocast,
         }
         table.update(_vmap_helpers())
         for name, (mean, variance) in _BATCH_NORMS.items():
@@ -75,12 +84,13 @@ class Replacements:
         cached = cache_enabled if isinstance(cache_enabled, bool) else None
         mode = torch.autocast(kind, dtype, enabled is not False, cached)
         mode.__enter__()  # type: ignore[no-untyped-call] # torch gives it no types
+        self._open.append(mode)
         return mode
 
-
-def _exit_autocast(mode: torch.autocast | None) -> None:
-    if mode is not None:
-        torch.autocast.__exit__(mode, None, None, None)
+    def _exit_autocast(self, mode: torch.autocast | None) -> None:
+        if mode is not None:
+            self._open.remove(mode)
+            mode.__exit__(None, None, None)
 
 
 def _same(tensor: torch.Tensor, *_: object) -> torch.Tensor:

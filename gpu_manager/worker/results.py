@@ -1,15 +1,14 @@
 """A call's result: which bytes travel, and how the shim makes tensors of them again."""
 
-import math
+from collections import ChainMap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from gpu_manager.worker.errors import Refused
-from gpu_manager.worker.inputs import Given
-from gpu_manager.worker.session import Held, Kept
-from gpu_manager.worker.tensors import NAMES, bytes_of, extent_of
+from gpu_manager.worker.session import Given, Held, Kept
+from gpu_manager.worker.tensors import NAMES, bytes_of, extent_of, identity
 from torch_shim.protocol import Failure, aligned
 
 _WIDEST_ELEMENT_BYTES = 16
@@ -37,14 +36,25 @@ class Result(NamedTuple):
         for entry, offset in zip(self.changed, offsets[len(self.storages) :], strict=True):
             entry[1] = offset
 
+    def detached(self) -> "Result":
+        """The result with copies of the changed inputs' bytes, which are about to be undone."""
+        first = len(self.storages)
+        copies = [part.clone() for part in self.parts[first:]]
+        return self._replace(parts=self.parts[:first] + copies)
+
 
 class Packer:
-    """Describes the outputs of one call."""
+    """Describes the outputs of one call. `inputs` gives the input that lies in a storage."""
 
-    def __init__(self, given: list[Given], kept: Kept, keys: Sequence[int]) -> None:
-        self._inputs = {}
-        for entry in reversed(given):
-            self._inputs[entry.held.storage._cdata] = entry.position
+    def __init__(
+        self,
+        inputs: Sequence[dict[int, int]],
+        constants: Sequence[torch.Tensor],
+        kept: Kept,
+        keys: Sequence[int],
+    ) -> None:
+        self._constants = {identity(constant.untyped_storage()) for constant in constants}
+        self._inputs = ChainMap(*inputs)
         self._kept = kept
         self._keys = keys
         self._storages: list[list[int]] = []
@@ -57,10 +67,10 @@ class Packer:
         for number, output in enumerate(outputs):
             if isinstance(output, torch.Tensor):
                 tensor = _plain(output)
-                identity = tensor.untyped_storage()._cdata
-                source = self._inputs.get(identity)
+                storage = identity(tensor.untyped_storage())
+                source = self._inputs.get(storage)
                 if source is None:
-                    owned.setdefault(identity, []).append((number, tensor))
+                    owned.setdefault(storage, []).append((number, tensor))
                 else:
                     views[number] = _described(-1 - source, tensor, 0)
             elif output is not None and not isinstance(output, (bool, int, float)):
@@ -100,9 +110,16 @@ class Packer:
             views[number] = _described(here, tensor, start // tensor.element_size())
         key = self._keys[here] if here < len(self._keys) else 0
         if key:
-            self._kept.keep(Held(storage[start:stop], key))
+            self._kept.keep(Held(self._own(storage, start, stop), key))
         self._storages.append([0, stop - start, bool(key)])
         self._parts.append(bytes_of(storage, start, stop))
+
+    def _own(self, whole: torch.UntypedStorage, start: int, stop: int) -> torch.UntypedStorage:
+        """Part of a storage that may be kept: a copy where it belongs to more than this result."""
+        part: torch.UntypedStorage = whole[start:stop]
+        if identity(whole) in self._constants or whole.nbytes() > 2 * (stop - start):
+            part = part.clone()  # type: ignore[no-untyped-call] # torch gives it no types
+        return part
 
     def _changed(self, entry: Given) -> list[int]:
         start, stop = extent_of(entry.tensor)
@@ -133,7 +150,5 @@ def _described(storage: int, tensor: torch.Tensor, shift: int) -> list[Any]:
 
 
 def _is_sparse(tensor: torch.Tensor, span_bytes: int) -> bool:
-    used = tensor.element_size() * math.prod(
-        size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride
-    )
-    return span_bytes > _SPARSE_FROM_BYTES and used < span_bytes * _LEAST_DENSITY
+    used_bytes = tensor.numel() * tensor.element_size()
+    return span_bytes > _SPARSE_FROM_BYTES and used_bytes < span_bytes * _LEAST_DENSITY

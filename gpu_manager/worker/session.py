@@ -3,13 +3,14 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from gpu_manager.worker.build import BuiltProgram
 from gpu_manager.worker.errors import Refused
 from gpu_manager.worker.image import Image
+from gpu_manager.worker.tensors import identity
 from torch_shim.protocol import Failure
 
 
@@ -35,6 +36,14 @@ class Held:
         self.epoch = epoch
         self.image = image
         self.place = place
+
+
+class Given(NamedTuple):
+    """One tensor input: its position, the tensor, and the storage it lies in."""
+
+    position: int
+    tensor: torch.Tensor
+    held: Held
 
 
 class Kept:
@@ -110,14 +119,23 @@ class Sessions:
 class Binding:
     """Inputs of a program that stay the same, by position; `gone` once their content is not."""
 
-    def __init__(self, number: int, tensors: dict[int, tuple[torch.Tensor, Held]]) -> None:
+    def __init__(self, number: int, given: list[Given]) -> None:
         self.number = number
-        self.tensors = [(position, *found) for position, found in sorted(tensors.items())]
+        self.given = given
+        self.positions = positions_of(given)
         self.gone = False
 
     def keeps(self, key: int) -> bool:
         """Whether one of the inputs is the kept storage of this name."""
-        return any(held.key == key for _, _, held in self.tensors)
+        return any(entry.held.key == key for entry in self.given)
+
+
+def positions_of(given: Iterable[Given]) -> dict[int, int]:
+    """By storage, the first input that lies in it."""
+    found: dict[int, int] = {}
+    for entry in given:
+        found.setdefault(identity(entry.held.storage), entry.position)
+    return found
 
 
 class ChannelState:

@@ -80,6 +80,11 @@ def extent_of(tensor: torch.Tensor) -> tuple[int, int]:
     return start, start + span * size
 
 
+def identity(storage: torch.UntypedStorage) -> int:
+    """A number that two storages alive at the same time have in common only if they are one."""
+    return int(storage._cdata)  # noqa: SLF001 - the address of the storage itself, not of its data
+
+
 def _are_counts(values: Any) -> bool:
     return (
         isinstance(values, list)

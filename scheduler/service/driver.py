@@ -266,7 +266,7 @@ class Driver:
             self._journal.happened(event)
             actions = self._core.handle(event, now)
         for action in actions:
-            if isinstance(action, Refuse) and action.event is event:
+            if isinstance(action, Refuse):
                 refused = Refused(event, action.reason)
             self._journal.decided(action)
             self._carry_out(action)

@@ -1,4 +1,4 @@
-"""Runs an entry of the catalogue twice, plainly and under `gpufaas exec`, and says what came out."""
+"""Runs an entry of the catalogue plainly and under `gpufaas exec`, and says what came out."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Sentence embeddings: BERT, mean pooling over the mask, normalised; all hidden states asked for."""
+"""Sentence embeddings by BERT: pooled over the mask, normalised; all hidden states asked for."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""torch.compile by its own default or the eager backend: MODEL of ways to compile."""
+"""torch.compile of a module, in place, of a function, or with CUDA graphs: WAY."""
 
 import sys
 

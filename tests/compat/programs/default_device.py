@@ -16,7 +16,7 @@ results["inside"] = [table.device.type == device, model[0].weight.device.type ==
 torch.set_default_device(device)
 for call in range(3):
     x = torch.rand(3, 4)
-    grid = torch.stack(torch.meshgrid(torch.arange(3), torch.linspace(0, 1, 4), indexing="ij"))
+    grid = torch.stack(torch.meshgrid(torch.arange(3.0), torch.linspace(0, 1, 4), indexing="ij"))
     results[f"y{call}"] = (model(x) + grid.mean()).detach().cpu()
     results[f"made{call}"] = x.device.type == device
 made = [torch.eye(2), torch.full((2,), 3.0), torch.tensor([1, 2]), torch.zeros_like(x)]

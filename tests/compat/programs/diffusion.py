@@ -98,7 +98,8 @@ def draw(count, generator):
     for step in reversed(range(STEPS)):
         steps = torch.full((count,), step, device=device, dtype=torch.long)
         noise = model(x, steps)
-        mean = (x - betas[step] / torch.sqrt(1 - alphas[step]) * noise) / torch.sqrt(1 - betas[step])
+        share = betas[step] / torch.sqrt(1 - alphas[step])
+        mean = (x - share * noise) / torch.sqrt(1 - betas[step])
         fresh = torch.randn(x.shape, generator=generator).to(device)
         x = mean + (torch.sqrt(betas[step]) * fresh if step else 0)
     return x.clamp(-3, 3)

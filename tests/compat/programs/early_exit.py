@@ -18,7 +18,7 @@ class EarlyExit(nn.Module):
         answers = []
         for block, head in zip(self.blocks, self.heads, strict=True):
             x = block(x)
-            answer = head(x).softmax(-1)
+            answer = (6 * head(x)).softmax(-1)
             answers.append(answer)
             if answer.max() >= sure:
                 break
@@ -32,7 +32,7 @@ model = EarlyExit().to(device).eval()
 
 results = {}
 with torch.inference_mode():
-    for call, sure in enumerate([0.1, 0.25, 0.27, 0.3, 0.9, 0.25]):
+    for call, sure in enumerate([0.1, 0.5, 0.6, 0.55, 0.99, 0.5, 0.6]):
         answers = model(torch.randn(1, 32).to(device), sure)
         results[f"run{call}"] = sum(answer is not None for answer in answers)
         results[f"answers{call}"] = [None if a is None else a.cpu() for a in answers]

@@ -16,7 +16,9 @@ class MessagePassing(nn.Module):
         source, target = edges
         pairs = torch.cat([nodes.index_select(0, source), nodes[target]], dim=1)
         messages = self.message(pairs).relu()
-        total = torch.zeros_like(nodes).scatter_add_(0, target[:, None].expand_as(messages), messages)
+        total = torch.zeros_like(nodes).scatter_add_(
+            0, target[:, None].expand_as(messages), messages
+        )
         degree = torch.zeros(nodes.size(0), device=nodes.device).scatter_add_(
             0, target, torch.ones_like(target, dtype=nodes.dtype)
         )

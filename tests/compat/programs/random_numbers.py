@@ -31,9 +31,7 @@ generator = torch.Generator(device=device).manual_seed(5)
 results["normal"] = torch.randn(3, generator=generator, device=device).cpu()
 results["integers"] = torch.randint(0, 9, (5,), generator=generator, device=device).cpu()
 results["order"] = torch.randperm(6, generator=generator, device=device).cpu()
-results["drawn"] = torch.multinomial(
-    torch.ones(5, device=device), 3, generator=generator
-).cpu()
+results["drawn"] = torch.multinomial(torch.ones(5, device=device), 3, generator=generator).cpu()
 filled = torch.empty(2, 2, device=device)
 results["uniform"] = filled.uniform_(-1, 1, generator=generator).cpu()
 results["normal_"] = nn.init.kaiming_normal_(filled, generator=generator).cpu()
@@ -41,7 +39,7 @@ distribution = torch.distributions.Normal(torch.zeros(2, device=device), 1.0)
 torch.manual_seed(4)
 results["distribution"] = distribution.sample((2,)).cpu()
 results["likelihood"] = distribution.log_prob(torch.ones(2, device=device)).cpu()
-results["category"] = torch.distributions.Categorical(
-    logits=torch.ones(4, device=device)
-).sample((5,)).tolist()
+results["category"] = (
+    torch.distributions.Categorical(logits=torch.ones(4, device=device)).sample((5,)).tolist()
+)
 torch.save(results, path)

@@ -34,5 +34,7 @@ with torch.no_grad():
         tokens = torch.randint(0, 120, (2, 6)).to(device)
         results[f"logits{call}"] = model(tokens).cpu()
         model.embedding.weight[call] += 1
-        results[f"seen{call}"] = torch.equal(model.output.weight[call], model.embedding.weight[call])
+        results[f"seen{call}"] = torch.equal(
+            model.output.weight[call], model.embedding.weight[call]
+        )
 torch.save(results, path)

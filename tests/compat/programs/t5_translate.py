@@ -9,7 +9,13 @@ path = sys.argv[1]
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 config = T5Config(
-    vocab_size=200, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, decoder_start_token_id=0
+    vocab_size=200,
+    d_model=64,
+    d_kv=16,
+    d_ff=128,
+    num_layers=2,
+    num_heads=4,
+    decoder_start_token_id=0,
 )
 model = T5ForConditionalGeneration(config).to(device).eval()
 

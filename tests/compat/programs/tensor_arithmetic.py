@@ -25,7 +25,9 @@ for call in range(3):
     results[f"ordered{call}"] = ordered.cpu()
     results[f"order{call}"] = order.tolist()
     results[f"positive{call}"] = int((points > 0).sum())
-    results[f"quantiles{call}"] = points.flatten().quantile(torch.tensor([0.1, 0.9], device=device)).cpu()
+    results[f"quantiles{call}"] = (
+        points.flatten().quantile(torch.tensor([0.1, 0.9], device=device)).cpu()
+    )
     results[f"unique{call}"] = nearest.unique(return_counts=True)[1].cpu()
     results[f"text{call}"] = f"{points.mean():.4f}"
 torch.save(results, path)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pynvml  # type: ignore[import-untyped]  # NVIDIA gives it no types
 import pytest
 
 from cache_manager.model import NodeId
@@ -45,6 +46,13 @@ def chosen(
         for device in devices:
             device.close()
         assert nvml.open_event_sets == 0
+
+
+@pytest.mark.parametrize("name", [name for name in vars(FakeNvml) if name.lower()[:4] == "nvml"])
+def test_stand_in_has_no_name_that_the_real_library_lacks(name: str) -> None:
+    assert hasattr(pynvml, name)
+    if name.startswith(("NVML_", "nvmlEventType")):
+        assert getattr(pynvml, name) == getattr(FakeNvml, name)
 
 
 def ids(devices: list[Device]) -> list[str]:

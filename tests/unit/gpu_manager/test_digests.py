@@ -20,17 +20,18 @@ from torch_shim.digests import (
 )
 
 
-def plain_digest(storages: list[bytes]) -> str:
+def plain_digest(storages: list[bytes], purpose: bytes = b"image") -> str:
     """The definition once more, in one thread."""
     table = lay_out(len(storage) for storage in storages)
     header = struct.pack("<3Q", 1, table.total_bytes, len(storages))
     for offset, size in table.storages:
         header += struct.pack("<2Q", offset, size)
-    root = hashlib.sha256(b"gpufaas root of image\0" + header)
+    root = hashlib.sha256(b"gpufaas root of " + purpose + b"\0" + header)
     for storage in storages:
         for start in range(0, len(storage), PIECE_BYTES):
             piece = storage[start : start + PIECE_BYTES]
-            root.update(hashlib.sha256(b"gpufaas piece of image\0" + piece).digest())
+            start_of_piece = b"gpufaas piece of " + purpose + b"\0"
+            root.update(hashlib.sha256(start_of_piece + piece).digest())
     return root.hexdigest()
 
 
@@ -94,7 +95,13 @@ def test_proof_depends_on_nonce_and_every_piece_and_is_no_digest() -> None:
         image_digest(other),
     }
     assert len(answers) == 5
-    assert possession_proof(storages, first) == possession_proof(list(storages), first)
+
+
+def test_proof_salts_every_piece_so_that_kept_digests_of_pieces_prove_nothing() -> None:
+    storages = [bytes(10), b"x" * (PIECE_BYTES + 1)]
+    nonce = new_nonce()
+    expected = plain_digest(storages, b"proof of " + nonce.encode())
+    assert possession_proof(storages, nonce) == expected
 
 
 def test_nonce_has_32_bytes() -> None:

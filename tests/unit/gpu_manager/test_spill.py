@@ -2,6 +2,7 @@
 
 import fcntl
 import logging
+import os
 import resource
 import signal
 import struct
@@ -19,7 +20,7 @@ from gpu_manager.errors import StoreFailed, UnknownImage, WeightsChanged
 from gpu_manager.spill import SpillDirectory
 from gpu_manager.weights import WeightStore
 from tests.sealed_images import content_of, open_files, open_images, sealed_image
-from torch_shim.digests import new_nonce, possession_proof
+from torch_shim.digests import image_digest, new_nonce, possession_proof
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -234,9 +235,32 @@ def test_least_recently_used_file_leaves_when_the_disk_budget_is_full(tmp_path: 
         status = store.status()
         assert (status.disk_images, status.spill.dropped) == (2, 1)
         assert status.disk_bytes == sum(file.stat().st_size for file in tmp_path.iterdir())
-    with weight_store(tmp_path, disk=2 * KIB) as store:
-        assert store.tier(first) is Tier.DISK
-        assert store.tier(third) is Tier.ABSENT
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_use_of_a_file_is_remembered_when_the_store_starts_again(tmp_path: Path, used: int) -> None:
+    with weight_store(tmp_path) as store:
+        digests = [adopt(store, letter * KIB) for letter in (b"a", b"b", b"c")][:2]
+        for digest in digests:
+            os.utime(tmp_path / f"{digest}.safetensors", (1, 1))
+        store.open(digests[used]).release()
+    (tmp_path / f"{image_digest([b'c' * KIB])}.safetensors").unlink()
+    spill = SpillDirectory(tmp_path, 2 * KIB)
+    assert [digest in spill for digest in digests] == [number == used for number in range(2)]
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_least_recently_used_files_leave_at_the_start_when_they_are_too_many(
+    tmp_path: Path, kept: int
+) -> None:
+    with weight_store(tmp_path) as store:
+        digests = [adopt(store, letter * KIB) for letter in (b"a", b"b", b"c")][:2]
+    for number, digest in enumerate(digests):
+        used_s = 2_000_000_000 if number == kept else 1_000_000_000
+        os.utime(tmp_path / f"{digest}.safetensors", (used_s, used_s))
+    spill = SpillDirectory(tmp_path, 2 * KIB)
+    assert [digest in spill for digest in digests] == [number == kept for number in range(2)]
+    assert files(tmp_path) == [f"{digests[kept]}.safetensors"]
 
 
 def test_image_larger_than_the_disk_budget_is_lost_only_when_nothing_else_can_go(

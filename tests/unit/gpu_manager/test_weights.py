@@ -219,6 +219,25 @@ def test_image_in_use_is_evicted_last_and_stays_until_released(store: WeightStor
         _ = hold.descriptor
 
 
+def test_unused_image_goes_before_an_older_one_in_use(store: WeightStore) -> None:
+    with store.open(adopt(store, image("a", 2 * KIB))) as hold:
+        b = adopt(store, image("b", 2 * KIB))
+        adopt(store, image("c", 2 * KIB))
+        assert store.tier(b) is Tier.ABSENT
+        assert store.status().lingering_bytes == 0
+    assert store.tier(hold.digest) is Tier.HOST
+
+
+def test_least_recently_opened_goes_first_when_all_are_in_use(store: WeightStore) -> None:
+    holds = [store.open(adopt(store, image(letter, 2 * KIB))) for letter in "ab"]
+    holds.append(store.open(holds[0].digest))
+    adopt(store, image("c", 2 * KIB))
+    for hold in holds:
+        hold.release()
+    tiers = [store.tier(hold.digest) for hold in holds]
+    assert tiers == [Tier.HOST, Tier.ABSENT, Tier.HOST]
+
+
 def test_lingering_image_counts_again_when_it_is_opened_again(store: WeightStore) -> None:
     hold = store.open(adopt(store, image("a", 2 * KIB)))
     b = adopt(store, image("b", 4 * KIB))

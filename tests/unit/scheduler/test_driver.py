@@ -14,7 +14,7 @@ from scheduler.errors import (
     Refused,
     TooLarge,
 )
-from scheduler.events import ModelRegistered, RunFailed
+from scheduler.events import ModelRegistered, RunFailed, SlotFreed
 from scheduler.model import AfterLoss, CoreSettings, Outcome, Request, RequestId
 from tests.builders import GIB, a_core, gpu, model, request
 from tests.fake_node import fake_node
@@ -202,6 +202,52 @@ async def test_caller_hears_of_it_when_somebody_else_cancels_its_request() -> No
     assert error.request == "r0"
 
 
+@virtually
+async def test_later_request_of_an_id_is_cancelled_when_its_caller_goes_away() -> None:
+    """Who waited for the id before, and was answered or refused, has no part in it."""
+    stage = a_stage()
+    first = await stage.driver.acquire(request("r0"))
+    stage.driver.release(first.lease)
+    await until(1.0)
+    assert isinstance(await outcome(stage.driver.acquire(Request(R0, "function", ()))), Refused)
+    await stage.driver.acquire(request("r-before"))
+    waiting = stage.ask(request("r0"))
+    await until(2.0)
+    waiting.cancel()
+    await until(3.0)
+    assert list(stage.core.requests) == ["r-before"]
+
+
+@virtually
+async def test_later_request_of_an_id_stays_when_the_caller_of_the_ended_one_goes_away() -> None:
+    """The old caller has its answer, and is cancelled before it can run."""
+    stage = a_stage()
+    await stage.driver.acquire(request("r-before"))
+    old = stage.ask(request("r0"))
+    await until(1.0)
+    new = stage.ask(request("r0"))
+    stage.driver.cancel(R0)
+    old.cancel()
+    await until(2.0)
+    assert old.cancelled()
+    assert not new.done()
+    assert R0 in stage.core.requests
+
+
+@virtually
+async def test_lease_is_not_kept_when_its_caller_is_cancelled_in_the_same_moment() -> None:
+    stage = a_stage()
+    holder = await stage.driver.acquire(request("r-before"))
+    waiting = stage.ask(request("r0"))
+    await until(1.0)
+    waiting.cancel()
+    stage.driver.report(SlotFreed(holder.slot, holder.lease))
+    assert R0 in _leased(stage.driver.status().gpus[0].slots[0].leases)
+    await until(2.0)
+    assert waiting.cancelled()
+    assert not stage.core.requests
+
+
 # -- ends without a GPU -------------------------------------------------------------------------
 
 
@@ -295,8 +341,22 @@ async def test_callers_hear_of_it_when_the_driver_is_closed() -> None:
     assert isinstance(await outcome(waiting), Cancelled)
     assert isinstance(await outcome(stage.driver.acquire(request("r1"))), Cancelled)
     before = len(stage.events)
-    await until(60.0)
+    assert stage.clock.pending == 0
+    stage.driver.report(ModelRegistered(model("bert")))
     assert len(stage.events) == before
+
+
+@virtually
+async def test_no_timer_is_left_when_requests_with_deadlines_have_ended() -> None:
+    stage = a_stage()
+    held = await stage.driver.acquire(request("r0", deadline_s=50.0))
+    waiting = stage.ask(request("r1", deadline_s=60.0))
+    await until(1.0)
+    assert stage.clock.pending == 3  # two deadlines, and the next word about contention
+    waiting.cancel()
+    stage.driver.release(held.lease)
+    await until(2.0)
+    assert stage.clock.pending == 0
 
 
 # -- giving back early --------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from scheduler.actions import Demote, Prepare
 from scheduler.api import Scheduler
 from scheduler.errors import Refused
 from scheduler.events import EvictAsked, GpuDraining, ModelDemoted
-from scheduler.model import CoreSettings, LeaseId, RequestId
+from scheduler.model import CoreSettings, LeaseId, Request, RequestId
 from scheduler.status import Counts, LeaseStatus, ResidentStatus, SlotStatus
 from tests.builders import GIB, a_core, gpu, model, request
 from tests.fake_node import FakeNode, fake_node
@@ -138,13 +138,14 @@ async def test_order_is_refused_when_the_driver_is_closed() -> None:
 class Interrupted(FakeNode):
     """Somebody asks for something while this node takes an order to load."""
 
-    ask: Callable[[], Coroutine[object, None, None]]
-    asking: Coroutine[object, None, None]
+    ask: Callable[[], Coroutine[object, None, object]]
+    asking: Coroutine[object, None, object]
+    answer: object = None
 
     def prepare(self, order: Prepare) -> None:
         super().prepare(order)
         self.asking = self.ask()
-        assert self.asking.send(None) is not None  # it has to wait for its answer
+        self.answer = self.asking.send(None)
 
 
 @virtually
@@ -156,6 +157,31 @@ async def test_order_is_obeyed_later_when_it_comes_in_the_middle_of_another_step
     assert (await stage.driver.acquire(request("r0"))).models == (BERT,)
     with pytest.raises(Refused, match="in use"):
         node.asking.send(None)
+
+
+class Impatient(Interrupted):
+    """Whoever asked gives up at once."""
+
+    def prepare(self, order: Prepare) -> None:
+        super().prepare(order)
+        assert isinstance(self.answer, asyncio.Future)
+        self.answer.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            self.asking.send(None)
+
+
+@pytest.mark.parametrize("what", ["evict", "acquire"])
+@virtually
+async def test_driver_goes_on_when_nobody_waits_for_a_refusal_any_more(what: str) -> None:
+    spec = gpu("g0", node="n0")
+    node = Impatient(spec.node, (spec,))
+    stage = a_stage(node)
+    if what == "evict":
+        node.ask = lambda: stage.driver.evict(T5)
+    else:
+        node.ask = lambda: stage.driver.acquire(Request(RequestId("r1"), "function", ()))
+    assert (await stage.driver.acquire(request("r0"))).gpu == "g0"
+    assert stage.driver.status().counts.refusals == 1
 
 
 # -- shown --------------------------------------------------------------------------------------

@@ -7,12 +7,13 @@ import pytest
 
 from cache_manager.model import GpuId, ModelId
 from scheduler.actions import Dispatch, EndLease, Prepare
+from scheduler.errors import Cancelled
 from scheduler.events import GpuJoined, GpuLost, MemoryPressure, ModelRegistered, SlotFreed
 from scheduler.model import AfterLoss, Outcome
-from tests.builders import gpu, model, request
+from tests.builders import a_core, gpu, model, request
 from tests.fake_node import FakeNode, fake_node
 from tests.stage import a_stage
-from tests.virtual_time import until, virtually
+from tests.virtual_time import outcome, until, virtually
 
 BERT = ModelId("bert")
 
@@ -301,6 +302,42 @@ async def test_caller_is_placed_elsewhere_when_the_node_detaches_inside_an_order
     node.leave = lambda: stage.driver.detach(spec.node)
     placement = await stage.driver.acquire(request("r0"))
     assert placement.node == "n1"
+
+
+@virtually
+async def test_holders_wait_again_when_their_node_asks_for_that_inside_an_order() -> None:
+    spec = gpu("g0", node="n0", leases=2)
+    node = Leaving(spec.node, (spec,))
+    stage = a_stage(node, models=("bert", "t5"))
+    await stage.driver.acquire(request("r0"))
+    node.leave = lambda: stage.driver.detach(spec.node, AfterLoss.REQUEUE)
+    stage.ask(request("r1", "t5"))
+    await until(1.0)
+    assert list(stage.core.requests) == ["r0", "r1"]
+    assert stage.driver.status().waiting == 2
+
+
+@virtually
+async def test_gpu_is_lost_when_the_core_knows_it_but_no_link_leads_there() -> None:
+    stage = a_stage(core=a_core(gpus=("a-gpu",)))
+    assert (await stage.driver.acquire(request("r0"))).gpu == "g0"
+    assert [shown.id for shown in stage.driver.status().gpus] == ["g0"]
+
+
+@virtually
+async def test_nothing_follows_when_the_driver_is_closed_inside_an_order() -> None:
+    spec = gpu("g0", node="n0")
+    node = Leaving(spec.node, (spec,))
+    stage = a_stage(node, models=("bert", "t5"))
+    held = await stage.driver.acquire(request("r0"))
+    waiting = stage.ask(request("r1", "t5"))
+    await until(1.0)
+    node.leave = stage.driver.close
+    stage.driver.release(held.lease)
+    await until(2.0)
+    assert isinstance(await outcome(waiting), Cancelled)
+    assert told(node) == [(0.0, True)] + [(round(at / 10, 1), True) for at in range(1, 11)]
+    assert stage.clock.pending == 0
 
 
 @virtually

@@ -1,0 +1,184 @@
+"""The manager's side of the fork server: start it, ask it for workers, know when each is gone."""
+
+import asyncio
+import itertools
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from gpu_manager.errors import NoWorker
+from gpu_manager.frames import FrameStream
+from gpu_manager.worker import orders
+from torch_shim.errors import BadFrame, ConnectionLost, WireError
+
+log = logging.getLogger(__name__)
+
+_START_TIMEOUT_S = 60.0  # importing torch from a cold disk
+_FORK_TIMEOUT_S = 10.0
+_MAX_ORDER_BYTES = 1 << 20  # of metadata; nothing that a worker says has a body
+
+
+class Worker:
+    """A worker process: what is said to it and what it says, until it is gone."""
+
+    def __init__(self, pid: int, pidfd: int, connection: socket.socket) -> None:
+        self.name = secrets.token_hex(8)
+        self.pid = pid
+        self.cause = ""
+        loop = asyncio.get_running_loop()
+        self.exited: asyncio.Future[None] = loop.create_future()
+        self._pidfd = pidfd
+        self._stream = FrameStream(connection, _MAX_ORDER_BYTES, 0)
+        loop.add_reader(pidfd, self._exit)
+
+    async def tell(self, order: orders.Order, descriptors: Sequence[int] = ()) -> None:
+        """Send an order, waiting for room if need be."""
+        await self._stream.send(orders.KINDS[type(order)], list(order), (), descriptors)
+
+    def tell_soon(self, order: orders.Order, descriptors: Sequence[int] = ()) -> None:
+        """Send an order at once; a worker that does not read what it is told is killed."""
+        if self.exited.done():
+            return
+        if not self._stream.send_now(orders.KINDS[type(order)], list(order), descriptors):
+            self.kill("it takes no orders")
+
+    async def hear(self, *awaited: type[orders.Order]) -> orders.Order:
+        """The next thing it says, of these kinds if any are named; what else comes is dropped."""
+        while True:
+            frame = await self._stream.read()
+            for descriptor in frame.descriptors:  # a worker has no business sending any
+                os.close(descriptor)
+            order = orders.read(frame.kind, frame.meta)
+            if not awaited or isinstance(order, awaited):
+                return order
+            log.info("worker %s says, unasked: %.300r", self.name, order)
+
+    def kill(self, cause: str) -> None:
+        """End the process, whatever state it is in; the first cause given is the one reported."""
+        self.cause = self.cause or cause
+        if not self.exited.done():
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def gone(self, cause: str) -> None:
+        """Wait for the end of a process that has hung up."""
+        self._stream.close()
+        try:
+            await asyncio.wait_for(asyncio.shield(self.exited), 0.1)
+        except TimeoutError:
+            self.kill(cause)
+            await self.exited
+        self.cause = self.cause or cause
+
+    def close(self) -> None:
+        """Hear and say no more."""
+        self._stream.close()
+
+    def _exit(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        if not self.exited.done():
+            self.exited.set_result(None)
+        # What it said last is still to be read: the stream is closed by whoever reads it.
+
+
+class ForkServer:
+    """Makes workers. When its process has died, the next fork starts another one."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stream: FrameStream | None = None
+        self._numbers = itertools.count(1)
+        self._asking = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, if there is one."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """Have it running, with torch imported."""
+        async with self._asking:
+            await self._ensure()
+
+    async def fork(self) -> Worker:
+        """A fresh worker; NoWorker if there is none to be had."""
+        async with self._asking:
+            for last_try in (False, True):
+                try:
+                    return await self._fork()
+                except (WireError, OSError, TimeoutError) as error:
+                    log.warning("the fork server is lost: %s", error or type(error).__name__)
+                    await self._stop()
+                    if last_try:
+                        raise NoWorker("any model", f"cannot be forked: {error}") from error
+        raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        """End its process, and with it every worker that still lives."""
+        self._closed = True
+        async with self._asking:
+            await self._stop()
+
+    async def _fork(self) -> Worker:
+        stream = await self._ensure()
+        ours, theirs = socket.socketpair()
+        number = next(self._numbers)
+        try:
+            with theirs:
+                order = orders.Fork(number)
+                await stream.send(orders.KINDS[orders.Fork], list(order), (), [theirs.fileno()])
+            async with asyncio.timeout(_FORK_TIMEOUT_S):
+                frame = await stream.read()
+        except BaseException:
+            ours.close()
+            raise
+        made = orders.read(frame.kind, frame.meta)
+        if not isinstance(made, orders.Forked) or made.number != number:
+            ours.close()
+            raise BadFrame(f"{frame.kind.name} instead of a worker")
+        (pidfd,) = frame.descriptors
+        return Worker(made.pid, pidfd, ours)
+
+    async def _ensure(self) -> FrameStream:
+        if self._closed:
+            raise ConnectionLost("the runtime is closed")
+        process, stream = self._process, self._stream
+        if process is not None and stream is not None and process.poll() is None:
+            return stream
+        await self._stop()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                _command(theirs.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a Ctrl-C at the terminal is the manager's to handle
+            )
+        stream = self._stream = FrameStream(ours, _MAX_ORDER_BYTES, 0)
+        async with asyncio.timeout(_START_TIMEOUT_S):
+            frame = await stream.read()
+        for missing in frame.meta[0]:
+            log.warning("workers run without: %s", missing)
+        return stream
+
+    async def _stop(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            await asyncio.get_running_loop().run_in_executor(None, process.wait)
+
+
+def _command(descriptor: int) -> list[str]:
+    """How the fork server is run: with nothing of the current directory on its path."""
+    return [sys.executable, "-P", "-m", "gpu_manager.worker.forkserver", str(descriptor)]

@@ -1,0 +1,284 @@
+"""One call: inputs in, the program run under its lease and within its memory, results described."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+
+from gpu_manager.worker.build import BuiltProgram
+from gpu_manager.worker.device import Device
+from gpu_manager.worker.errors import OutOfMemory, Refused
+from gpu_manager.worker.image import Image
+from gpu_manager.worker.inputs import Inputs, Reader
+from gpu_manager.worker.leases import Leases
+from gpu_manager.worker.operators import OperatorTable
+from gpu_manager.worker.results import Packer, Result
+from gpu_manager.worker.session import (
+    Binding,
+    ChannelState,
+    Given,
+    Kept,
+    Sessions,
+    positions_of,
+)
+from gpu_manager.worker.tensors import DTYPES
+from torch_shim.protocol import Failure
+
+# What a program can raise that is its own doing: a wrong argument, a failed assertion of torch.
+_OPERATOR_ERRORS = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    NotImplementedError,
+    AssertionError,
+    NameError,
+)
+_MOST_SHAPES = 4096  # whose memory need is remembered
+_CALL_FIELDS, _OPTION_FIELDS = 5, 4
+
+# Asks the manager for more memory: lease and need in bytes; the new limit (None: it stays as it
+# is) and whether to go on.
+AskRelief = Callable[[int, int], tuple[int | None, bool]]
+
+
+class Options(NamedTuple):
+    """How a call is to be run."""
+
+    autocast: tuple[torch.dtype, bool] | None
+    rng: bytes | None
+    keys: list[int]
+    default_dtype: torch.dtype
+
+
+class Call(NamedTuple):
+    """A call as it was asked for."""
+
+    lease: int
+    program: BuiltProgram
+    binding: Binding | None
+    inputs: Any
+    options: Options
+
+
+class Answer(NamedTuple):
+    """What a call gave: the result, the generator's state, times, and numbers for the manager."""
+
+    result: Result
+    end_bytes: int
+    rng: bytes | None
+    times: list[float]
+    batch: int
+
+
+def read_call(meta: Any, channel: ChannelState) -> Call:
+    """Check what a CALL says, and find the program and binding it names."""
+    if not isinstance(meta, list) or len(meta) != _CALL_FIELDS or type(meta[0]) is not int:
+        raise Refused(Failure.BAD_FRAME, "CALL has five fields, the lease first")
+    lease, number, binding, inputs, options = meta
+    program = channel.program(number)
+    return Call(lease, program, channel.binding(number, binding), inputs, read_options(options))
+
+
+def read_options(options: Any) -> Options:
+    """Check a call's options."""
+    if not isinstance(options, list) or len(options) != _OPTION_FIELDS:
+        raise Refused(Failure.BAD_FRAME, "options have four fields")
+    autocast, rng, keys, default = options
+    if autocast is not None:
+        if not isinstance(autocast, list) or len(autocast) != len(("dtype", "cache")):
+            raise Refused(Failure.BAD_FRAME, "autocast is a dtype and whether to cache")
+        autocast = (_dtype(autocast[0]), bool(autocast[1]))
+    if rng is not None and not isinstance(rng, bytes):
+        raise Refused(Failure.BAD_FRAME, "a generator's state is bytes")
+    if not isinstance(keys, list) or not all(type(key) is int for key in keys):
+        raise Refused(Failure.BAD_FRAME, "keys are numbers")
+    return Options(autocast, rng, keys, torch.float32 if default is None else _dtype(default))
+
+
+class Executor:
+    """Runs calls, one at a time, and keeps what they have in common."""
+
+    def __init__(
+        self, device: Device, table: OperatorTable, leases: Leases, ask_relief: AskRelief
+    ) -> None:
+        self.device = device
+        self.images: dict[str, Image] = {}
+        self.sessions = Sessions()
+        self.limit_bytes = 0
+        self.peak_bytes = 0
+        self.run_s = 0.0  # that a call takes at least, on an emulated GPU
+        self._table = table
+        self._leases = leases
+        self._ask_relief = ask_relief
+        self._gate = threading.Lock()
+        self._needs: dict[tuple[Any, ...], int] = {}
+
+    def set_limit(self, limit_bytes: int) -> None:
+        """Use no more than this from the next call on."""
+        self.limit_bytes = limit_bytes
+        self.device.limit(limit_bytes)
+
+    def bind(self, number: Any, described: Any, program: BuiltProgram, kept: Kept) -> Binding:
+        """Make a binding of inputs that are here already."""
+        with self._gate:
+            reader = Reader(self.device, self.images, kept)
+            return reader.binding(number, described, program.inputs)
+
+    def forget(self, kept: Kept, keys: list[int]) -> None:
+        """Let kept storages go."""
+        with self._gate:
+            kept.drop(keys)
+
+    def call(self, call: Call, kept: Kept, area: memoryview) -> Answer:
+        """Run a call; Refused where it cannot be answered."""
+        asked_s = time.perf_counter()
+        with self._gate:
+            self._leases.check(call.lease)
+            begun_s = time.perf_counter()
+            reader = Reader(self.device, self.images, kept, area)
+            inputs = reader.call(call.inputs, call.program.inputs, call.binding)
+            ready_s = time.perf_counter()
+            result, rng = self._compute(call, inputs, kept)
+            done_s = time.perf_counter()
+            if done_s - ready_s < self.run_s:
+                time.sleep(self.run_s - (done_s - ready_s))
+                done_s = time.perf_counter()
+        times = [begun_s - asked_s, ready_s - begun_s, done_s - ready_s]
+        return Answer(result, inputs.end_bytes, rng, times, inputs.batch())
+
+    def _compute(self, call: Call, inputs: Inputs, kept: Kept) -> tuple[Result, bytes | None]:
+        """Run the program and describe what it gave, leaving images and constants as they were."""
+        program = call.program
+        constants = program.constants
+        before = _versions(constants)
+        result: Result | None = None
+        try:
+            outputs = self._run_within_limit(call, inputs)
+            changed = inputs.changed()
+            positions = [positions_of(inputs.sent)]
+            if call.binding is not None:
+                positions.append(call.binding.positions)
+            result = Packer(positions, constants, kept, call.options.keys).pack(outputs, changed)
+            if any(entry.held.image is not None for entry in changed):
+                result = result.detached()
+        finally:
+            self._table.reset()
+            if constants and _versions(constants) != before:
+                program.constants = program.fresh_constants()
+            self._settle(inputs.changed(), call, kept, finished=result is not None)
+        rng = call.options.rng
+        return result, None if rng is None else self.device.seeded(rng)
+
+    def _run_within_limit(self, call: Call, inputs: Inputs) -> tuple[Any, ...]:
+        """The program's outputs, after room was made if it was short; once."""
+        shapes = (call.program.digest, *inputs.shapes())
+        try:
+            outputs, need_bytes = self._attempt(call, inputs, shapes)
+        except OutOfMemory as short:
+            self.sessions.clear()
+            self.device.release()
+            self._relieve(call.lease, short)
+            if inputs.changed():
+                detail = "inputs were written to when memory ran out; send them again"
+                raise Refused(Failure.MISSING, detail, {"missing": []}) from short
+            return self._second_attempt(call, inputs, shapes)
+        if need_bytes > self.limit_bytes:
+            self.device.release()
+            self._relieve(call.lease, OutOfMemory(need_bytes, "measured"))
+        return outputs
+
+    def _second_attempt(
+        self, call: Call, inputs: Inputs, shapes: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        try:
+            outputs, need_bytes = self._attempt(call, inputs, shapes)
+        except OutOfMemory as short:
+            raise self._too_much(short.need_bytes) from short
+        if need_bytes > self.limit_bytes:
+            raise self._too_much(need_bytes)
+        return outputs
+
+    def _attempt(
+        self, call: Call, inputs: Inputs, shapes: tuple[Any, ...]
+    ) -> tuple[tuple[Any, ...], int]:
+        """Run it, measured if such a call was not measured before; outputs and need in bytes."""
+        known = self._needs.get(shapes)
+        if known is not None and known > self.limit_bytes:
+            raise OutOfMemory(known, "as it took before")
+        program, options = call.program, call.options
+        if options.rng is not None:
+            self._seed(options.rng)
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(options.default_dtype)
+        try:
+            with self._autocast(options):
+                outputs, need_bytes = self.device.run(
+                    lambda: program.run(inputs.values, program.constants), measure=known is None
+                )
+        except _OPERATOR_ERRORS as error:
+            detail = f"{type(error).__name__}: {error}"
+            raise Refused(Failure.OPERATOR, detail[:2000]) from error
+        finally:
+            torch.set_default_dtype(default)
+        if known is None and len(self._needs) < _MOST_SHAPES:
+            self._needs[shapes] = need_bytes
+            self.peak_bytes = max(self.peak_bytes, need_bytes)
+        return outputs, need_bytes
+
+    def _seed(self, state: bytes) -> None:
+        try:
+            self.device.seed(state)
+        except (RuntimeError, TypeError) as error:
+            raise Refused(Failure.BAD_FRAME, f"generator's state: {error}") from error
+
+    def _autocast(self, options: Options) -> AbstractContextManager[object]:
+        if options.autocast is None:
+            return nullcontext()
+        dtype, cache = options.autocast
+        return torch.autocast(self.device.device.type, dtype, cache_enabled=cache)
+
+    def _relieve(self, lease: int, short: OutOfMemory) -> None:
+        limit_bytes, retry = self._ask_relief(lease, short.need_bytes)
+        if limit_bytes is not None:
+            self.set_limit(limit_bytes)
+        if not retry:
+            raise self._too_much(short.need_bytes) from short
+
+    def _too_much(self, need_bytes: int) -> Refused:
+        detail = f"the call needs {need_bytes} bytes, {self.limit_bytes} are to be had"
+        facts = {"need_bytes": need_bytes, "limit_bytes": self.limit_bytes}
+        return Refused(Failure.OUT_OF_MEMORY, detail, facts)
+
+    def _settle(self, changed: list[Given], call: Call, kept: Kept, *, finished: bool) -> None:
+        """After a program wrote to inputs: images are restored, kept storages have a new epoch.
+
+        A call that failed half-way leaves kept storages in no state that the shim knows of.
+        """
+        for held in {id(entry.held): entry.held for entry in changed}.values():
+            if held.image is not None:
+                held.image.restore(*held.place)
+                if call.binding is not None:
+                    call.binding.gone = True
+            elif held.key and finished:
+                held.epoch += 1
+            elif held.key:
+                kept.drop([held.key])
+                if call.binding is not None and call.binding.keeps(held.key):
+                    call.binding.gone = True
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [tensor._version for tensor in tensors]  # noqa: SLF001 - the counter autograd goes by
+
+
+def _dtype(name: Any) -> torch.dtype:
+    found = DTYPES.get(name) if isinstance(name, str) else None
+    if found is None or not found.is_floating_point:
+        raise Refused(Failure.BAD_FRAME, f"no dtype {name!r:.40} to compute in")
+    return found

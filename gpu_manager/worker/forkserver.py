@@ -1,0 +1,93 @@
+"""The process that makes workers: torch is imported here once, CUDA and OpenMP never touched.
+
+Run as `python -m gpu_manager.worker.forkserver DESCRIPTOR`, the descriptor being its end of a
+socket pair with the manager. It ends when that closes, and its workers end with it.
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import NoReturn
+
+from gpu_manager.worker import orders
+from gpu_manager.worker.main import live
+from gpu_manager.worker.operators import preload
+from gpu_manager.worker.sandbox import die_with, isolate
+from torch_shim.errors import BadFrame, WireError
+from torch_shim.protocol import Kind
+from torch_shim.wire import Wire
+
+
+def serve(manager: Wire, missing: list[str]) -> None:
+    """Fork on demand until the manager hangs up. One thread, as a process that forks must have."""
+    parent = os.getpid()
+    while True:
+        frame = manager.receive()
+        order = orders.read(frame.kind, frame.meta)
+        if not isinstance(order, orders.Fork) or len(frame.descriptors) != 1:
+            raise BadFrame(f"{frame.kind.name} to the fork server")
+        with _nothing_reaped():
+            pid = os.fork()
+            if not pid:
+                _begin(frame.descriptors[0], parent, missing)
+            pidfd = os.pidfd_open(pid)
+        os.close(frame.descriptors[0])
+        manager.send(Kind.FORKED, list(orders.Forked(order.number, pid)), (), [pidfd])
+        os.close(pidfd)
+
+
+@contextlib.contextmanager
+def _nothing_reaped() -> Iterator[None]:
+    """While a process that was just made is looked up by its number."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    yield
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+
+def _reap(*_: object) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def main(descriptor: int) -> None:
+    """Be the fork server of whoever holds the socket's other end."""
+    die_with(os.getppid())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    manager = Wire(socket.socket(fileno=descriptor))
+    missing = isolate()
+    with contextlib.suppress(ImportError):
+        importlib.import_module("torchvision")  # registers its operators
+    preload()
+    gc.collect()
+    gc.freeze()  # so that a worker's collector writes to no page that it shares with the others
+    signal.signal(signal.SIGCHLD, _reap)
+    manager.send(Kind.READY, list(orders.Ready(missing, 0)))
+    with contextlib.suppress(WireError):
+        serve(manager, missing)
+
+
+def _begin(descriptor: int, parent: int, missing: list[str]) -> NoReturn:
+    """In the new process: be a worker, holding nothing of the fork server's."""
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        die_with(parent)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nothing, stream)
+        os.closerange(3, descriptor)
+        os.closerange(descriptor + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        live(socket.socket(fileno=descriptor), parent, missing)
+    finally:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

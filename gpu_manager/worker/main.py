@@ -1,0 +1,150 @@
+"""A worker's life: warm, assigned to a tenant, loaded with one model, serving calls until it ends.
+
+The main thread obeys the manager and never computes, so that it answers whatever a call does.
+"""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+
+from gpu_manager.worker import orders
+from gpu_manager.worker.cpu import CpuDevice
+from gpu_manager.worker.cuda import CudaDevice
+from gpu_manager.worker.device import Device
+from gpu_manager.worker.execute import Answer, Executor
+from gpu_manager.worker.image import Image, ImageFile
+from gpu_manager.worker.leases import Leases
+from gpu_manager.worker.operators import OperatorTable
+from gpu_manager.worker.reports import RanReports, Relief
+from gpu_manager.worker.sandbox import give_up_rights
+from gpu_manager.worker.serve import ChannelServer, Programs, Reports
+from torch_shim.errors import WireError
+from torch_shim.wire import Frame, Wire
+
+
+def live(connection: socket.socket, parent: int, missing: list[str]) -> NoReturn:
+    """Run a worker that takes its orders from this socket; the process ends with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the manager says when
+    try:
+        _Worker(connection, parent, missing).obey()
+    finally:
+        os._exit(0)
+
+
+class _Worker:
+    """The process, as its orders see it."""
+
+    def __init__(self, connection: socket.socket, parent: int, missing: list[str]) -> None:
+        self._wire = Wire(connection)
+        self._sending = threading.Lock()
+        self._parent = parent
+        self._missing = missing
+        self._device: Device = CpuDevice()
+        self._leases = Leases(self._ended)
+        self._relief = Relief(self._tell)
+        self._ran = RanReports(self._tell)
+        self._reports = Reports(self._after_call, lambda text: self._tell(orders.Note(text)))
+        self._table: OperatorTable | None = None
+        self._executor: Executor | None = None
+        self._programs: Programs | None = None
+        threading.excepthook = self._broke
+
+    def obey(self) -> None:
+        """Carry out orders until the manager hangs up."""
+        handlers: dict[type[orders.Order], Callable[..., None]] = {
+            orders.Warm: self._warm,
+            orders.Assign: self._assign,
+            orders.Admit: lambda order: self._leases.admit(order.lease),
+            orders.End: lambda order: self._leases.end(order.lease),
+            orders.Limit: self._limit,
+        }
+        while True:
+            try:
+                frame = self._wire.receive()
+                order = orders.read(frame.kind, frame.meta)
+            except WireError:
+                return
+            if isinstance(order, orders.Load):
+                self._load(order, frame)
+            elif isinstance(order, orders.Channel):
+                self._serve(order, frame)
+            else:
+                handlers[type(order)](order)
+
+    def _warm(self, order: orders.Warm) -> None:
+        if order.device != "cpu":
+            self._device = CudaDevice(order.device)
+        self._device.warm()
+        table = self._table = OperatorTable(self._device.device)
+        self._executor = Executor(self._device, table, self._leases, self._relief.ask)
+        self._programs = Programs(table)
+
+    def _assign(self, order: orders.Assign) -> None:
+        missing = give_up_rights(order.uid, order.descriptors, order.processes, self._parent)
+        self._tell(orders.Ready(self._missing + missing, self._device.overhead_bytes()))
+
+    def _load(self, order: orders.Load, frame: Frame) -> None:
+        begun_s = time.perf_counter()
+        executor = self._executor
+        assert executor is not None
+        try:
+            (descriptor,) = frame.descriptors
+            file = ImageFile(order.digest, order.table, order.total_bytes, descriptor)
+            executor.images[order.digest] = Image(file, self._device)
+            executor.set_limit(order.limit_bytes)
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:
+            short = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+            self._tell(orders.LoadFailed(short, f"{type(error).__name__}: {error}"[:500]))
+            return
+        executor.run_s = order.run_s
+        spent_s = time.perf_counter() - begun_s
+        time.sleep(max(0.0, order.load_s - spent_s))
+        executor.peak_bytes = self._device.used_bytes()
+        self._tell(orders.Loaded(max(spent_s, order.load_s), executor.peak_bytes))
+
+    def _serve(self, order: orders.Channel, frame: Frame) -> None:
+        assert self._executor is not None
+        assert self._programs is not None
+        (descriptor,) = frame.descriptors
+        server = ChannelServer(
+            socket.socket(fileno=descriptor),
+            order.session,
+            self._executor,
+            self._leases,
+            self._programs,
+            self._reports,
+        )
+        threading.Thread(target=server.serve, name="channel", daemon=True).start()
+
+    def _limit(self, order: orders.Limit) -> None:
+        if order.answers:
+            self._relief.answer(order)
+        elif self._executor is not None:
+            self._executor.set_limit(order.limit_bytes)
+
+    def _after_call(self, lease: int, answer: Answer) -> None:
+        assert self._executor is not None
+        self._ran.add(lease, answer.batch, answer.times[2], self._executor.peak_bytes)
+
+    def _ended(self, lease: int) -> None:
+        self._ran.flush()
+        self._tell(orders.Ended(lease))
+
+    def _tell(self, order: orders.Order) -> None:
+        """Say something to the manager; when it cannot hear any more, the worker is over."""
+        try:
+            with self._sending:
+                self._wire.send(orders.KINDS[type(order)], list(order))
+        except WireError:
+            os._exit(0)
+
+    def _broke(self, arguments: threading.ExceptHookArgs) -> None:
+        """A channel's thread hit a fault of ours: the channel is gone, the worker goes on."""
+        kind, error = arguments.exc_type.__name__, arguments.exc_value
+        self._tell(orders.Note(f"a channel ended by {kind}: {error}"[:500]))

@@ -1,0 +1,82 @@
+"""What a worker gives up before it reads anything of a tenant's. Linux only.
+
+Every step that the system does not allow is named in what these functions return, for the log:
+a worker runs with less protection rather than not at all.
+"""
+
+import ctypes
+import functools
+import os
+import resource
+import signal
+from collections.abc import Callable
+
+_SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_NO_NEW_PRIVILEGES = 1, 4, 38
+_NEW_NETWORK, _NEW_USER = 0x40000000, 0x10000000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def isolate() -> list[str]:
+    """For this process and those it forks: no network, and no rights by executing a file."""
+    missing: list[str] = []
+    _attempt(missing, "no new privileges", lambda: _control(_SET_NO_NEW_PRIVILEGES, 1))
+    _attempt(missing, "no network", _leave_network)
+    # A new user namespace makes the process undumpable, which closes its own /proc files to it.
+    _control(_SET_DUMPABLE, 1)
+    return missing
+
+
+def die_with(parent: int) -> None:
+    """Be killed when the parent ends, even if it has ended already."""
+    _control(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def give_up_rights(uid: int, descriptors: int, processes: int, parent: int) -> list[str]:
+    """Become an unprivileged user (unless `uid` is 0) within limits, whom nobody may inspect."""
+    missing: list[str] = []
+    limits = (
+        ("no core file", resource.RLIMIT_CORE, 0),
+        ("few open files", resource.RLIMIT_NOFILE, descriptors),
+        ("few processes", resource.RLIMIT_NPROC, processes),
+    )
+    for what, limit, value in limits:
+        _attempt(missing, what, functools.partial(_lower, limit, value))
+    if uid:
+        _attempt(missing, "a user of its own", lambda: _become(uid))
+    else:
+        missing.append("a user of its own")
+    _attempt(missing, "not dumpable", lambda: _control(_SET_DUMPABLE, 0))
+    die_with(parent)  # a change of user forgets it
+    return missing
+
+
+def _leave_network() -> None:
+    if _libc.unshare(_NEW_NETWORK) and _libc.unshare(_NEW_USER | _NEW_NETWORK):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _become(uid: int) -> None:
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def _lower(limit: int, value: int) -> None:
+    _, hard = resource.getrlimit(limit)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(limit, (value, value))
+
+
+def _control(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _attempt(missing: list[str], what: str, step: Callable[[], None]) -> None:
+    try:
+        step()
+    except (OSError, ValueError) as error:
+        missing.append(f"{what} ({error})")

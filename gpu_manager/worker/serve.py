@@ -1,0 +1,217 @@
+"""A data channel's loop: read a request, answer it, until the shim hangs up or talks nonsense."""
+
+import fcntl
+import hashlib
+import mmap
+import os
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from gpu_manager.worker.build import BuiltProgram
+from gpu_manager.worker.errors import Refused
+from gpu_manager.worker.execute import Answer, Executor, read_call
+from gpu_manager.worker.inputs import NO_AREA
+from gpu_manager.worker.leases import Leases
+from gpu_manager.worker.operators import OperatorTable
+from gpu_manager.worker.results import offsets_behind
+from gpu_manager.worker.session import ChannelState
+from torch_shim.errors import BadFrame, ConnectionLost
+from torch_shim.programs import unpack
+from torch_shim.protocol import Failure, Kind
+from torch_shim.wire import Frame, Wire
+
+_F_GET_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1034, 2, 4
+_ARENA_SEALS = _F_SEAL_SHRINK | _F_SEAL_GROW
+_MOST_PROGRAMS = 1024
+# What a program that passes the checks can still raise while it is built.
+_BUILD_ERRORS = (TypeError, ValueError, RuntimeError, LookupError, SyntaxError, MemoryError)
+
+
+class Programs:
+    """Programs built in this worker, by digest: channels share them."""
+
+    def __init__(self, table: OperatorTable) -> None:
+        self._table = table
+        self._lock = threading.Lock()
+        self._built: OrderedDict[str, BuiltProgram] = OrderedDict()
+
+    def get(self, digest: Any, packed: memoryview) -> BuiltProgram:
+        """The program of these bytes, built once."""
+        if hashlib.sha256(packed).hexdigest() != digest:
+            raise Refused(Failure.PROGRAM, "the program is not what its digest says")
+        with self._lock:
+            built = self._built.get(digest)
+            if built is None:
+                built = self._built[digest] = self._build(digest, packed)
+                if len(self._built) > _MOST_PROGRAMS:
+                    self._built.popitem(last=False)
+            self._built.move_to_end(digest)
+            return built
+
+    def _build(self, digest: str, packed: memoryview) -> BuiltProgram:
+        try:
+            return BuiltProgram(digest, unpack(packed), self._table)
+        except (BadFrame, *_BUILD_ERRORS) as error:
+            raise Refused(Failure.PROGRAM, str(error)[:500]) from error
+
+
+class Reports(NamedTuple):
+    """Whom a channel tells what the manager should know."""
+
+    ran: Callable[[int, Answer], None]
+    note: Callable[[str], None]
+
+
+class ChannelServer:
+    """Serves one channel of one session on its own thread."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        session: str,
+        executor: Executor,
+        leases: Leases,
+        programs: Programs,
+        reports: Reports,
+    ) -> None:
+        self._wire = Wire(connection)
+        self._session = session
+        self._executor = executor
+        self._leases = leases
+        self._programs = programs
+        self._reports = reports
+        self._state = ChannelState(executor.sessions.open(session))
+        self._arena: memoryview | None = None
+        self._share: Any = None
+        self._handlers: dict[Kind, Callable[[Frame], None]] = {
+            Kind.ARENA: self._take_arena,
+            Kind.DEFINE: self._define,
+            Kind.BIND: self._bind,
+            Kind.CALL: self._call,
+            Kind.DROP: self._drop,
+        }
+
+    def serve(self) -> None:
+        """Answer requests in order until the channel ends."""
+        torch.set_grad_enabled(False)
+        try:
+            while True:
+                self._answer(self._wire.receive())
+        except ConnectionLost:
+            pass
+        except (BadFrame, MemoryError) as error:
+            self._reports.note(f"channel of session {self._session} closed: {error}")
+        finally:
+            self._wire.close()
+            self._executor.sessions.close(self._session)
+
+    def _answer(self, frame: Frame) -> None:
+        handler = self._handlers.get(frame.kind)
+        try:
+            if handler is None:
+                raise BadFrame(f"{frame.kind.name} on a data channel")
+            handler(frame)
+        except Refused as refused:
+            self._wire.send(Kind.FAILED, [refused.failure, refused.detail, refused.facts])
+        finally:
+            for descriptor in frame.descriptors:
+                os.close(descriptor)
+
+    def _take_arena(self, frame: Frame) -> None:
+        match frame.meta:
+            case [int(size_bytes)] if len(frame.descriptors) == 1:
+                self._arena = _map_arena(frame.descriptors[0], size_bytes)
+            case _:
+                raise Refused(Failure.BAD_FRAME, "ARENA is a size and one descriptor")
+        self._share = self._executor.device.share(self._arena)
+        self._wire.send(Kind.DONE, [])
+
+    def _define(self, frame: Frame) -> None:
+        match frame.meta:
+            case [int(number), str(digest)]:
+                self._state.define(number, self._programs.get(digest, frame.body))
+            case _:
+                raise Refused(Failure.BAD_FRAME, "DEFINE is a number and a digest")
+        self._wire.send(Kind.DONE, [])
+
+    def _bind(self, frame: Frame) -> None:
+        match frame.meta:
+            case [int(number), binding, described]:
+                program = self._state.program(number)
+                found = self._executor.bind(binding, described, program, self._state.kept)
+                self._state.bind(number, found)
+            case _:
+                raise Refused(Failure.BAD_FRAME, "BIND is two numbers and a map")
+        self._wire.send(Kind.DONE, [])
+
+    def _drop(self, frame: Frame) -> None:
+        if not isinstance(frame.meta, list) or not all(type(key) is int for key in frame.meta):
+            raise Refused(Failure.BAD_FRAME, "DROP is a list of keys")
+        self._executor.forget(self._state.kept, frame.meta)
+        self._wire.send(Kind.DONE, [])
+
+    def _call(self, frame: Frame) -> None:
+        call = read_call(frame.meta, self._state)
+        area = self._arena if self._arena is not None else frame.body or NO_AREA
+        self._leases.enter(call.lease)
+        try:
+            answer = self._executor.call(call, self._state.kept, area)
+            self._send_result(answer)
+        finally:
+            self._leases.leave(call.lease)
+        self._reports.ran(call.lease, answer)
+
+    def _send_result(self, answer: Answer) -> None:
+        """Where there is an arena with room, the bytes go there; else behind the frame."""
+        begun_s = time.perf_counter()
+        result = answer.result
+        offsets, end = offsets_behind(answer.end_bytes, result.sizes())
+        arena = self._arena
+        body: Sequence[bytearray] = ()
+        descriptors: list[int] = []
+        if arena is not None and end <= len(arena):
+            self._executor.device.send(result.parts, _places(arena, offsets, result.sizes()))
+        else:
+            here, end = offsets_behind(0, result.sizes())
+            offsets = [-1] * len(here)
+            if arena is not None:
+                descriptors, memory = _shared_memory(end)
+            else:
+                body = (bytearray(end),)
+                memory = memoryview(body[0])
+            self._executor.device.send(result.parts, _places(memory, here, result.sizes()))
+        result.place(offsets)
+        answer.times[1] += time.perf_counter() - begun_s
+        meta = [result.storages, result.views, result.changed, answer.rng, answer.times]
+        try:
+            self._wire.send(Kind.RESULT, meta, body, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+def _map_arena(descriptor: int, size_bytes: int) -> memoryview:
+    """The shim's shared memory; one that could shrink under a call is refused."""
+    try:
+        seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
+        if seals & _ARENA_SEALS != _ARENA_SEALS or os.fstat(descriptor).st_size != size_bytes:
+            raise Refused(Failure.BAD_FRAME, "an arena is a sealed memfd of the size it names")
+        return memoryview(mmap.mmap(descriptor, size_bytes))
+    except (OSError, ValueError, OverflowError) as error:
+        raise Refused(Failure.BAD_FRAME, f"arena: {error}") from error
+
+
+def _shared_memory(size_bytes: int) -> tuple[list[int], memoryview]:
+    descriptor = os.memfd_create("gpufaas-result", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, max(size_bytes, 1))
+    return [descriptor], memoryview(mmap.mmap(descriptor, max(size_bytes, 1)))
+
+
+def _places(memory: memoryview, offsets: list[int], sizes: list[int]) -> list[memoryview]:
+    return [memory[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]

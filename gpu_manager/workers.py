@@ -1,0 +1,246 @@
+"""Process-per-model: the runtime that hosts each model in a worker process from a warm pool."""
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpu_manager.errors import LoadFailure, NoWorker
+from gpu_manager.forkserver import ForkServer, Worker
+from gpu_manager.pool import Pool, PoolSettings
+from gpu_manager.runtime import Hosted, LoadOrder, Observer
+from gpu_manager.worker import orders
+from torch_shim.errors import WireError
+
+log = logging.getLogger(__name__)
+
+# Users that workers of different tenants run as: a range that fits a container's 16 bits too.
+_FIRST_UID, _UIDS = 62_000, 3_000
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    """How worker processes are made and bounded."""
+
+    pool: PoolSettings = PoolSettings()
+    descriptors: int = 4096
+    processes: int = 8192
+    load_timeout_s: float = 120.0
+    change_user: bool = True
+
+
+class HostedProcess:
+    """A model in its own process."""
+
+    def __init__(self, order: LoadOrder, worker: Worker, observer: Observer) -> None:
+        self._order = order
+        self._worker = worker
+        self._observer = observer
+        self._memory_bytes = 0
+        self._load_s = 0.0
+        self._ending: dict[int, asyncio.Future[None]] = {}
+        self._pressures: set[asyncio.Task[None]] = set()
+        self._wanted_gone = False
+        self._closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def order(self) -> LoadOrder:
+        """What was asked for."""
+        return self._order
+
+    @property
+    def worker_id(self) -> str:
+        """The worker's name."""
+        return self._worker.name
+
+    @property
+    def pid(self) -> int:
+        """The worker's process."""
+        return self._worker.pid
+
+    @property
+    def memory_bytes(self) -> int:
+        """As last reported by the worker."""
+        return self._memory_bytes
+
+    @property
+    def load_s(self) -> float:
+        """What loading took."""
+        return self._load_s
+
+    @property
+    def closed(self) -> asyncio.Future[str]:
+        """Done when the process is gone."""
+        return self._closed
+
+    async def load(self, assign: orders.Assign) -> None:
+        """Make the worker hold the model; LoadFailure or NoWorker if it does not."""
+        order, worker = self._order, self._worker
+        await worker.tell(assign)
+        ready = await worker.hear(orders.Ready)
+        for missing in ready.missing:
+            log.warning("worker %s of %s runs without: %s", worker.name, order.model, missing)
+        table = [list(entry) for entry in order.table]
+        emulated = order.emulation
+        load = orders.Load(
+            order.digest,
+            table,
+            order.total_bytes,
+            order.limit_bytes,
+            emulated.load_s,
+            emulated.run_s,
+        )
+        await worker.tell(load, [order.image])
+        answer = await worker.hear(orders.Loaded, orders.LoadFailed)
+        if isinstance(answer, orders.LoadFailed):
+            raise LoadFailure(order.model, answer.detail, out_of_memory=answer.out_of_memory)
+        self._memory_bytes, self._load_s = answer.memory_bytes, answer.load_s
+
+    def admit(self, lease: int) -> None:
+        """Let calls under this lease run."""
+        self._worker.tell_soon(orders.Admit(lease))
+
+    async def end(self, lease: int, grace_s: float = 2.0) -> None:
+        """No call of the lease is in flight when this returns."""
+        if self._closed.done():
+            return
+        ending = self._ending.get(lease)
+        if ending is None:
+            ending = self._ending[lease] = asyncio.get_running_loop().create_future()
+            self._worker.tell_soon(orders.End(lease))
+        try:
+            await asyncio.wait_for(asyncio.shield(ending), grace_s)
+        except TimeoutError:
+            self._worker.kill(f"a call of lease {lease} outlived its grace of {grace_s} s")
+            await asyncio.shield(self._closed)
+        finally:
+            if ending.done():
+                self._ending.pop(lease, None)
+
+    def channel(self, session: str, function: str, end: socket.socket) -> None:
+        """Hand a data channel to the worker."""
+        self._worker.tell_soon(orders.Channel(session, function), [end.fileno()])
+        end.close()
+
+    def limit(self, limit_bytes: int) -> None:
+        """Change what the model may use."""
+        self._worker.tell_soon(orders.Limit(limit_bytes, 0, False))
+
+    async def unload(self) -> int:
+        """Kill the process: nothing else is sure to give everything back."""
+        self._wanted_gone = True
+        self._worker.kill("unloaded")
+        await asyncio.shield(self._closed)
+        return self._memory_bytes
+
+    async def listen(self) -> None:
+        """Take the worker's reports until it is gone; then everything that waits for it ends."""
+        cause = "it hung up"
+        try:
+            while True:
+                self._take(await self._worker.hear())
+        except (WireError, NoWorker) as error:
+            cause = str(error)
+        await self._worker.gone(cause)
+        self._close()
+
+    def abandon(self) -> None:
+        """The load failed: nobody is told of this worker's end."""
+        self._wanted_gone = True
+        self._worker.kill("the load failed")
+
+    def _close(self) -> None:
+        cause = self._worker.cause
+        for ending in self._ending.values():
+            if not ending.done():
+                ending.set_result(None)
+        for task in self._pressures:
+            task.cancel()
+        self._closed.set_result(cause)
+        if not self._wanted_gone:
+            log.warning("worker %s of %s: %s", self._worker.name, self._order.model, cause)
+            self._observer.died(self, cause)
+
+    def _take(self, order: orders.Order) -> None:
+        if isinstance(order, orders.Ran):
+            self._memory_bytes = max(self._memory_bytes, order.peak_bytes)
+            self._observer.ran(self, order.lease, order.batch, order.run_s, self._memory_bytes)
+        elif isinstance(order, orders.Ended):
+            ending = self._ending.get(order.lease)
+            if ending is not None and not ending.done():
+                ending.set_result(None)
+        elif isinstance(order, orders.Pressure):
+            task = asyncio.get_running_loop().create_task(self._relieve(order))
+            self._pressures.add(task)
+            task.add_done_callback(self._pressures.discard)
+        elif isinstance(order, orders.Note):
+            log.info("worker %s of %s: %.500s", self._worker.name, self._order.model, order.text)
+
+    async def _relieve(self, order: orders.Pressure) -> None:
+        relief = await self._observer.pressure(self, order.lease, order.need_bytes)
+        self._worker.tell_soon(orders.Limit(relief.limit_bytes, order.number, relief.retry))
+
+
+class ProcessRuntime:
+    """Hosts every model in a process of its own."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        devices: Iterable[str],
+        settings: ProcessSettings = ProcessSettings(),
+    ) -> None:
+        self._observer = observer
+        self._settings = settings
+        self._server = ForkServer()
+        self._pool = Pool(self._server, tuple(dict.fromkeys(devices)), settings.pool)
+        self._uids: dict[str, int] = {}
+        self._numbers = itertools.count()
+        self._hosted: dict[HostedProcess, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        """Start the fork server and fill the pool in the background."""
+        await self._server.start()
+        self._pool.start()
+
+    @property
+    def spares(self) -> dict[str, int]:
+        """Workers ready for a model, by device."""
+        return self._pool.ready
+
+    async def load(self, order: LoadOrder) -> Hosted:
+        """Take a worker from the pool and have it hold the model."""
+        worker = await self._pool.take(order.device, order.model)
+        hosted = HostedProcess(order, worker, self._observer)
+        try:
+            async with asyncio.timeout(self._settings.load_timeout_s):
+                await hosted.load(self._assign(order.tenant))
+        except TimeoutError as error:
+            detail = f"no answer in {self._settings.load_timeout_s:g} s"
+            raise LoadFailure(order.model, detail) from error
+        except WireError as error:
+            raise NoWorker(order.model, str(error)) from error
+        finally:
+            if not hosted.load_s:
+                hosted.abandon()
+            listening = asyncio.get_running_loop().create_task(hosted.listen())
+            self._hosted[hosted] = listening
+            listening.add_done_callback(lambda _: self._hosted.pop(hosted, None))
+        return hosted
+
+    async def close(self) -> None:
+        """Kill every worker and the fork server, and wait until they are gone."""
+        await self._pool.close()
+        for hosted in list(self._hosted):
+            hosted.abandon()
+        await asyncio.gather(*self._hosted.values())
+        await self._server.close()
+
+    def _assign(self, tenant: str) -> orders.Assign:
+        uid = 0
+        if self._settings.change_user and os.geteuid() == 0:
+            uid = self._uids.setdefault(tenant, _FIRST_UID + len(self._uids) % _UIDS)
+        return orders.Assign(uid, self._settings.descriptors, self._settings.processes)

@@ -1,0 +1,63 @@
+"""The options about devices and the node that `exec` and `gpu-manager` share."""
+
+import argparse
+
+from gpu_manager.api import Address, Emulation, NodeSettings, parse_size
+from gpufaas.errors import CommandError
+from gpufaas.node import POLICY
+from scheduler import policies
+
+_SECONDS = "s"
+
+
+def add_device_options(parser: argparse.ArgumentParser, log_level: str = "warning") -> None:
+    """GPUs, the policy, and times that emulated GPUs take."""
+    add = parser.add_argument
+    add("--devices", default="auto", metavar="D", help="auto, cuda, cuda:0,1 or cpu:N (auto)")
+    add("--gpu-memory", metavar="SIZE", help="bytes of each GPU to use, as in 8GiB (all)")
+    add("--store-memory", metavar="SIZE", help="host memory for weights (a quarter of the free)")
+    add("--policy", default=POLICY, help=f"one of {', '.join(policies.available())} ({POLICY})")
+    add("--emulate-load", metavar="S[+S/GiB]", default="0", help="seconds of an emulated load")
+    add("--emulate-run", metavar="S", default="0", help="seconds of an emulated run")
+    add("--log-level", default=log_level, choices=["debug", "info", "warning", "error"])
+
+
+def node_settings(
+    options: argparse.Namespace, node: str, listen: tuple[Address, ...]
+) -> NodeSettings:
+    """The settings that these options ask for."""
+    return NodeSettings(
+        node=node,
+        listen=listen,
+        devices=options.devices,
+        visible_devices=options.environment.get("CUDA_VISIBLE_DEVICES"),
+        gpu_memory_bytes=_size(options.gpu_memory),
+        store_memory_bytes=_size(options.store_memory),
+        emulation=emulation(options.emulate_load, options.emulate_run),
+    )
+
+
+def emulation(load: str, run: str) -> Emulation:
+    """The times of emulated GPUs: `0.2+1.5/GiB` is 0.2 s, and 1.5 s for each GiB."""
+    base, _, per_gib = load.partition("+")
+    if per_gib and not per_gib.endswith("/GiB"):
+        raise CommandError(f"emulated load {load!r}: 0.2+1.5/GiB, for example, is wanted")
+    return Emulation(
+        load_s=_seconds(base, "emulated load"),
+        load_s_per_gib=_seconds(per_gib.removesuffix("/GiB") or "0", "emulated load"),
+        run_s=_seconds(run, "emulated run"),
+    )
+
+
+def _size(text: str | None) -> int | None:
+    return None if text is None else parse_size(text)
+
+
+def _seconds(text: str, what: str) -> float:
+    try:
+        seconds = float(text.removesuffix(_SECONDS))
+    except ValueError as error:
+        raise CommandError(f"{what}: {text!r} is no number of seconds") from error
+    if not 0.0 <= seconds < float("inf"):
+        raise CommandError(f"{what}: {text!r} seconds")
+    return seconds

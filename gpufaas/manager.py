@@ -1,0 +1,66 @@
+"""`gpufaas gpu-manager`: the daemon of one node."""
+
+import argparse
+import asyncio
+import logging
+import signal
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+from gpu_manager.api import NodeSettings, parse_address, parse_size
+from gpufaas.administrator import default_address
+from gpufaas.arguments import Commands
+from gpufaas.devices import add_device_options, node_settings
+from gpufaas.node import embedded_node
+
+log = logging.getLogger(__name__)
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command's options."""
+    parser = commands.add_parser("gpu-manager", help="manage the GPUs of this node")
+    add = parser.add_argument
+    add("--node", default=socket.gethostname(), help="the node's name (the host's)")
+    add(
+        "--listen",
+        action="append",
+        metavar="ADDRESS",
+        help="unix:/path, unix:@name or tcp:host:port; may be given several times",
+    )
+    add("--spill", metavar="DIR", help="where weights go that memory has no room for")
+    add("--spill-size", default="64GiB", metavar="SIZE", help="how much may lie there (64GiB)")
+    add("--secret-file", metavar="FILE", help="what credentials are made with; made if missing")
+    add_device_options(parser, log_level="info")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    level = getattr(logging, options.log_level.upper())
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    asyncio.run(_serve(_settings(options), options.policy))
+    return 0
+
+
+def _settings(options: argparse.Namespace) -> NodeSettings:
+    texts = options.listen or [default_address(options.environment)]
+    listen = tuple(parse_address(text) for text in texts)
+    return replace(
+        node_settings(options, options.node, listen),
+        spill=None if options.spill is None else Path(options.spill),
+        spill_bytes=parse_size(options.spill_size),
+        secret_file=None if options.secret_file is None else Path(options.secret_file),
+    )
+
+
+async def _serve(settings: NodeSettings, policy: str) -> None:
+    """Until SIGTERM or SIGINT; a second one does not hasten the end, SIGKILL does."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with embedded_node(settings, policy) as node:
+        gpus = ", ".join(f"{device.id} ({device.name})" for device in node.manager.devices)
+        log.info("node %s with %s", settings.node, gpus)
+        await stop.wait()
+        log.info("stopping: calls in flight have %g s", settings.drain_s)

@@ -1,0 +1,94 @@
+"""Traces in a thread of its own, so that no call waits for it: meanwhile calls run locally.
+
+Tracing executes nothing of the module: it is for whole graphs only, and the first one that is about
+to run is abandoned. A module that breaks into several graphs cannot be traced without running it;
+its next call traces in the caller's thread.
+"""
+
+import contextlib
+import logging
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Any
+
+import torch
+
+from torch_shim.errors import RemoteFailure, WireError
+
+log = logging.getLogger("gpufaas")
+
+# With Python's 5 ms the caller's operators would wait for the tracing thread one by one.
+SWITCH_INTERVAL_S = 0.0002
+
+
+class Stage(Enum):
+    """How far the tracing of a root module has come."""
+
+    NEW = "new"
+    TRACING = "tracing"
+    TRACED = "traced"
+    BROKEN = "several graphs"
+
+
+class Abandoned(Exception):
+    """A traced graph was about to run in the tracing thread."""
+
+
+Job = Callable[[], None]
+
+
+class Tracer:
+    """One thread that works off jobs; it starts with the first."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._started = False
+
+    def submit(self, job: Job) -> None:
+        """Have this done soon."""
+        self._jobs.put(job)
+        with self._lock:
+            if not self._started:
+                self._started = True
+                threading.Thread(target=self._work, name="gpufaas-tracer", daemon=True).start()
+
+    def after_fork(self) -> None:
+        """A child has no thread of its parent's, and does not do its jobs."""
+        self._jobs = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._started = False
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            with frequent_switches():
+                try:
+                    job()
+                except (RemoteFailure, WireError) as error:
+                    log.info("preparing a graph ahead: %s", error)
+
+
+def trace(compiled: Callable[..., Any], args: Any, kwargs: Any) -> Stage:
+    """Trace one call without running it."""
+    try:
+        compiled(*args, **kwargs)
+    except Abandoned:
+        return Stage.TRACED
+    except torch._dynamo.exc.TorchDynamoException as error:  # it broke, or Dynamo cannot do it
+        log.info("tracing needs the caller's thread: %s", str(error).partition("\n")[0])
+    return Stage.BROKEN
+
+
+@contextlib.contextmanager
+def frequent_switches() -> Iterator[None]:
+    """Let other threads have the interpreter more often."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(min(before_s, SWITCH_INTERVAL_S))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before_s)
