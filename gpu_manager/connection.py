@@ -122,7 +122,7 @@ class Connection:
         """Answer now what must keep its order, and beside the others what may have to wait."""
         try:
             number, _ = read.request(frame.meta)
-            work = handler.waits(frame.kind)
+            work = handler.waits(frame)
         except BadFrame:
             _close(frame)
             raise

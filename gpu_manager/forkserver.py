@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import TypeVar
 
-from gpu_manager.errors import NoWorker
+from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.frames import FrameStream
 from gpu_manager.worker import orders
 from torch_shim.errors import BadFrame, ConnectionLost, WireError
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 60.0  # importing torch from a cold disk
 _FORK_TIMEOUT_S = 10.0
 _MAX_ORDER_BYTES = 1 << 20  # of metadata; nothing that a worker says has a body
+
+Awaited = TypeVar("Awaited", bound=orders.Order)
 
 
 class Worker:
@@ -47,15 +50,21 @@ class Worker:
         if not self._stream.send_now(orders.KINDS[type(order)], list(order), descriptors):
             self.kill("it takes no orders")
 
-    async def hear(self, *awaited: type[orders.Order]) -> orders.Order:
-        """The next thing it says, of these kinds if any are named; what else comes is dropped."""
+    async def hear(self) -> orders.Order:
+        """The next thing it says."""
+        frame = await self._stream.read()
+        for descriptor in frame.descriptors:  # a worker has no business sending any
+            os.close(descriptor)
+        return orders.read(frame.kind, frame.meta)
+
+    async def answer(self, awaited: type[Awaited]) -> Awaited:
+        """The next thing of this kind that it says; LoadFailed is raised, the rest is logged."""
         while True:
-            frame = await self._stream.read()
-            for descriptor in frame.descriptors:  # a worker has no business sending any
-                os.close(descriptor)
-            order = orders.read(frame.kind, frame.meta)
-            if not awaited or isinstance(order, awaited):
+            order = await self.hear()
+            if isinstance(order, awaited):
                 return order
+            if isinstance(order, orders.LoadFailed):
+                raise LoadFailure(self.name, order.detail, out_of_memory=order.out_of_memory)
             log.info("worker %s says, unasked: %.300r", self.name, order)
 
     def kill(self, cause: str) -> None:
@@ -114,10 +123,10 @@ class ForkServer:
                 try:
                     return await self._fork()
                 except (WireError, OSError, TimeoutError) as error:
-                    log.warning("the fork server is lost: %s", error or type(error).__name__)
+                    log.warning("the fork server is lost: %r", error)
                     await self._stop()
                     if last_try:
-                        raise NoWorker("any model", f"cannot be forked: {error}") from error
+                        raise NoWorker("any model", f"cannot be forked: {error!r}") from error
         raise AssertionError("unreachable")
 
     async def close(self) -> None:

@@ -1,6 +1,7 @@
 """The warm pool: workers that wait for a model, as many as recent demand is worth."""
 
 import asyncio
+import functools
 import logging
 from collections import deque
 from dataclasses import dataclass
@@ -99,9 +100,9 @@ class Pool:
                 log.warning("no spare worker for %s: %s", device, error)
                 return
             spares.append(worker)
-            worker.exited.add_done_callback(lambda _, w=worker: self._died(spares, w))
+            worker.exited.add_done_callback(functools.partial(self._died, spares, worker))
 
-    def _died(self, spares: deque[Worker], worker: Worker) -> None:
+    def _died(self, spares: deque[Worker], worker: Worker, _: "asyncio.Future[None]") -> None:
         if worker in spares:
             log.warning("a spare worker died")
             spares.remove(worker)

@@ -40,8 +40,8 @@ class Answer:
 class Handler(Protocol):
     """Answers the requests of one connection."""
 
-    def waits(self, kind: Kind) -> bool:
-        """Whether a request may wait, so that others are answered meanwhile; BadFrame for none."""
+    def waits(self, frame: Frame) -> bool:
+        """Whether a request may have to wait, so that others are answered meanwhile."""
         ...
 
     async def handle(self, frame: Frame) -> Answer | None:
@@ -62,9 +62,10 @@ class ShimHandler:
         self._weights = WeightRequests(services.library, session)
         self._local = local
 
-    def waits(self, kind: Kind) -> bool:
+    def waits(self, frame: Frame) -> bool:
         """Weights are hashed, and GPU time is waited for; pieces of weights keep their order."""
-        return kind in {Kind.PROVE, Kind.UPLOAD, Kind.ACQUIRE}
+        whole = frame.kind is Kind.UPLOAD and bool(frame.descriptors)
+        return whole or frame.kind in {Kind.PROVE, Kind.ACQUIRE}
 
     async def handle(self, frame: Frame) -> Answer | None:
         """Do what a frame asks."""
@@ -100,9 +101,9 @@ class AdminHandler:
     def __init__(self, services: Services) -> None:
         self._administration = services.administration
 
-    def waits(self, kind: Kind) -> bool:
+    def waits(self, frame: Frame) -> bool:
         """They may wait for the scheduler."""
-        return kind is Kind.ADMIN
+        return frame.kind is Kind.ADMIN
 
     async def handle(self, frame: Frame) -> Answer | None:
         """Do what a frame asks."""

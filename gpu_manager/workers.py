@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.forkserver import ForkServer, Worker
@@ -25,7 +25,7 @@ _FIRST_UID, _UIDS = 62_000, 3_000
 class ProcessSettings:
     """How worker processes are made and bounded."""
 
-    pool: PoolSettings = PoolSettings()
+    pool: PoolSettings = field(default_factory=PoolSettings)
     descriptors: int = 4096
     processes: int = 8192
     load_timeout_s: float = 120.0
@@ -80,7 +80,7 @@ class HostedProcess:
         """Make the worker hold the model; LoadFailure or NoWorker if it does not."""
         order, worker = self._order, self._worker
         await worker.tell(assign)
-        ready = await worker.hear(orders.Ready)
+        ready = await worker.answer(orders.Ready)
         for missing in ready.missing:
             log.warning("worker %s of %s runs without: %s", worker.name, order.model, missing)
         table = [list(entry) for entry in order.table]
@@ -94,9 +94,7 @@ class HostedProcess:
             emulated.run_s,
         )
         await worker.tell(load, [order.image])
-        answer = await worker.hear(orders.Loaded, orders.LoadFailed)
-        if isinstance(answer, orders.LoadFailed):
-            raise LoadFailure(order.model, answer.detail, out_of_memory=answer.out_of_memory)
+        answer = await worker.answer(orders.Loaded)
         self._memory_bytes, self._load_s = answer.memory_bytes, answer.load_s
 
     def admit(self, lease: int) -> None:
@@ -202,8 +200,7 @@ class ProcessRuntime:
         self._hosted: dict[HostedProcess, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
-        """Start the fork server and fill the pool in the background."""
-        await self._server.start()
+        """Start the fork server and fill the pool, in the background."""
         self._pool.start()
 
     @property
@@ -215,16 +212,18 @@ class ProcessRuntime:
         """Take a worker from the pool and have it hold the model."""
         worker = await self._pool.take(order.device, order.model)
         hosted = HostedProcess(order, worker, self._observer)
+        loaded = False
         try:
             async with asyncio.timeout(self._settings.load_timeout_s):
                 await hosted.load(self._assign(order.tenant))
+            loaded = True
         except TimeoutError as error:
             detail = f"no answer in {self._settings.load_timeout_s:g} s"
             raise LoadFailure(order.model, detail) from error
         except WireError as error:
             raise NoWorker(order.model, str(error)) from error
         finally:
-            if not hosted.load_s:
+            if not loaded:
                 hosted.abandon()
             listening = asyncio.get_running_loop().create_task(hosted.listen())
             self._hosted[hosted] = listening

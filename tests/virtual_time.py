@@ -19,11 +19,16 @@ class Stuck(Exception):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Sleeping costs nothing; waiting for what never comes raises Stuck."""
+    """Sleeping costs nothing; waiting for what never comes raises Stuck.
+
+    `unhandled` holds what went wrong in callbacks, which an event loop only logs.
+    """
 
     def __init__(self) -> None:
         self.passed_s = 0.0
+        self.unhandled: list[dict[str, Any]] = []
         super().__init__(_Jump(self))
+        self.set_exception_handler(lambda _, context: self.unhandled.append(context))
 
     def time(self) -> float:
         return self.passed_s
@@ -50,6 +55,9 @@ def virtually(
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> None:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             runner.run(test(*args, **kwargs))
+            loop = runner.get_loop()
+            assert isinstance(loop, VirtualLoop)
+            assert loop.unhandled == []
 
     return run
 

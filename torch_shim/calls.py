@@ -4,13 +4,15 @@ import importlib
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torch_shim.background import Tracer
+from torch_shim.patching import replace
 from torch_shim.report import report
-from torch_shim.roots import Root, Roots
+from torch_shim.roots import Root, Roots, root_of_module
 from torch_shim.settings import ShimSettings
 from torch_shim.tensors import CudaTensor
 
@@ -46,7 +48,23 @@ class Calls:
             return call_root(self, args, kwargs)
 
         Module.__call__ = __call__  # type: ignore[method-assign]
+        replace(torch, "compile", self._compile)
         os.register_at_fork(after_in_child=self._after_fork)
+
+    def _compile(self, native: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_(model: Any = None, **options: Any) -> Any:
+            """torch.compile, whose graphs run on the GPU where their tensors are there."""
+            if model is None:
+                return lambda decorated: compile_(decorated, **options)
+            backend = options.get("backend", "inductor")
+            if options.get("disable") or not isinstance(backend, str):
+                return native(model, **options)
+            self._import()
+            assert self._made is not None
+            chosen = self._made.backend_or(backend, options.pop("mode", None), options.pop("options", None))
+            return native(model, **(options | {"backend": chosen}))
+
+        return compile_
 
     def _call_root(self, module: Module, args: Any, kwargs: Any) -> Any:
         root = self._root_of(module)
@@ -83,16 +101,16 @@ class Calls:
 
     def _root_of(self, module: Module) -> Root | None:
         """What is known of a module that user code calls; None if its weights are not on the GPU."""
-        root = self._known.get(id(module))
-        if root is not None and root.module() is module:
-            return root
+        known = self._known.get(id(module))
+        if known is not None:
+            return known
         if isinstance(module, torch.jit.ScriptModule) or not _on_gpu(module):
             return None
+        root = root_of_module(module)
+        identity = id(module)
         with self._lock:
-            root = Root(module)
-            identity = id(module)
-            weakref.finalize(module, self._known.pop, identity, None).atexit = False
-            self._known[identity] = root
+            root = self._known.setdefault(identity, root)
+        weakref.finalize(module, self._known.pop, identity, None).atexit = False
         return root
 
     def _after_fork(self) -> None:
@@ -107,3 +125,9 @@ def _on_gpu(module: Module) -> bool:
     for tensor in module.parameters():
         return isinstance(tensor, CudaTensor)
     return any(isinstance(tensor, CudaTensor) for tensor in module.buffers())
+
+
+def install(settings: ShimSettings) -> None:
+    """Has calls of modules answered through graphs, unless the settings say otherwise."""
+    if settings.capture:
+        Calls(settings).install()

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import threading
 import time
 import types
@@ -16,7 +17,7 @@ from torch._dynamo.variables import builder
 
 from torch_shim.background import Stage, Tracer, trace
 from torch_shim.graphs import Graph
-from torch_shim.report import report
+from torch_shim.report import Break, report
 from torch_shim.roots import Root, Roots
 from torch_shim.tensors import CudaTensor
 from torch_shim.tracing import tracing
@@ -61,7 +62,23 @@ class Capture:
     def backend(self, module: fx.GraphModule, examples: Sequence[Any]) -> Graph:
         """What Dynamo calls with every graph it has captured."""
         report.add("graphs", 1)
+        _note_break(module)
         return Graph(module, examples, self._roots)
+
+    def backend_or(self, name: str, mode: str | None, options: Any) -> Callable[..., Any]:
+        """A backend that takes graphs over GPU tensors, and leaves the others to the one named."""
+
+        def choose(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+            if any(isinstance(value, CudaTensor) for value in examples):
+                return self.backend(module, examples)
+            if name == "inductor":
+                wrapper = torch._TorchCompileInductorWrapper(mode, options, None)  # noqa: SLF001 - what torch.compile makes
+                found: Callable[..., Any] = wrapper(module, examples)
+            else:
+                found = torch._dynamo.lookup_backend(name)(module, examples)  # noqa: SLF001 - documented
+            return found
+
+        return choose
 
     def _entry(self, root: Root) -> "_Entry":
         with self._lock:
@@ -135,6 +152,15 @@ class _CallState:
             yield
 
 
+def _note_break(module: fx.GraphModule) -> None:
+    """If this graph ended before the module did, say where and why."""
+    why = getattr(module, "compile_subgraph_reason", None)
+    if why is not None and why.graph_break and why.user_stack:
+        where = why.user_stack[-1]
+        reason = str(why.reason).strip().partition("\n")[0]
+        report.graph_break(Break(where.filename, where.lineno or 0, reason))
+
+
 def _set_autocast(kind: str, enabled: bool, dtype: torch.dtype) -> None:  # noqa: FBT001 - torch's order
     torch.set_autocast_enabled(kind, enabled)
     torch.set_autocast_dtype(kind, dtype)
@@ -146,6 +172,7 @@ def configure() -> None:
     config.allow_rnn = True
     config.recompile_limit = RECOMPILE_LIMIT
     config.accumulated_recompile_limit = ALL_RECOMPILES_LIMIT
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     _replace(builder, "infer_subclass_type", _plain_to_dynamo)
     _replace(builder, "wrap_to_fake_tensor_and_record", _faked_without_history)
     _replace(utils, "run_node", _without_gradients)

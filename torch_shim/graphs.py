@@ -13,7 +13,7 @@ from torch_shim.local import on_this_processor
 from torch_shim.protocol import Failure
 from torch_shim.remote import RemoteProgram
 from torch_shim.report import report
-from torch_shim.roots import Roots
+from torch_shim.roots import Root, Roots, root_of_inputs
 from torch_shim.tensors import CudaTensor, become_cuda
 
 log = logging.getLogger("gpufaas")
@@ -34,6 +34,7 @@ class Graph:
             isinstance(value, torch.Tensor) and value.requires_grad for value in examples
         )
         self._trains = False
+        self._loose: Root | None = None
         self._remote: RemoteProgram | None = None
         self._reason = self._why_local(examples)
         if not self._reason:
@@ -60,7 +61,7 @@ class Graph:
     def answer(self, args: Sequence[Any]) -> list[Any]:
         """By a worker if that can be, else by this process."""
         assert self._remote is not None
-        ready = self._roots.ready()
+        ready = self._roots.ready(self._root(args))
         if isinstance(ready, str):
             return self.run_locally(args, ready)
         session, model = ready
@@ -80,9 +81,19 @@ class Graph:
     def run_locally(self, args: Sequence[Any], reason: str) -> list[Any]:
         """On the function's own processor; counted."""
         if self.operators:
-            report.local_call(reason, self.operators, self._roots.name())
+            root = self._roots.current
+            report.local_call(reason, self.operators, root.name if root else "a compiled function")
         outputs = self._local(*args)
         return list(outputs)
+
+    def _root(self, args: Sequence[Any]) -> Root:
+        """Whose weights these are: those of the module being called, else those given."""
+        current = self._roots.current
+        if current is not None:
+            return current
+        if self._loose is None:
+            self._loose = root_of_inputs(args)
+        return self._loose
 
     def differentiable(self) -> list[bool]:
         """For each output, whether gradients flow through it."""

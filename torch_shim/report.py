@@ -12,11 +12,12 @@ from typing import NamedTuple
 log = logging.getLogger("gpufaas")
 
 
-class Place(NamedTuple):
-    """A line of the user's program."""
+class Break(NamedTuple):
+    """Why a graph ended before its module did, and on which line."""
 
     file: str
     line: int
+    reason: str
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class Counts:
     graphs: int = 0
     acquires: int = 0
     repeated_calls: int = 0
+    breaks: list["Break"] = field(default_factory=list)
 
 
 class Report:
@@ -45,7 +47,6 @@ class Report:
         self.counts = Counts()
         self._lock = threading.Lock()
         self._told: set[str] = set()
-        self._places: dict[tuple[str, str], Place] = {}
 
     def graph_call(self, operators: int, sent: int, received: int, times: list[float]) -> None:
         """A graph was answered by a worker."""
@@ -59,29 +60,27 @@ class Report:
             counts.transfer_s += times[1]
             counts.compute_s += times[2]
 
-    def local_call(self, reason: str, operators: int, what: str = "", place: Place | None = None) -> None:
+    def local_call(self, reason: str, operators: int, what: str = "a call") -> None:
         """Something of a model ran on the function's own processor."""
         with self._lock:
             calls = self.counts.local_calls
             calls[reason] = calls.get(reason, 0) + 1
             self.counts.local_operators += operators
-            if place is not None:
-                self._places.setdefault((reason, what), place)
             first = reason not in self._told
             self._told.add(reason)
         if first:
-            where = f" at {place.file}:{place.line}" if place else ""
-            log.info("%s runs on the function's own processor%s: %s", what or "a call", where, reason)
+            log.info("%s runs on the function's own processor: %s", what, reason)
+
+    def graph_break(self, found: Break) -> None:
+        """Tracing met something that no graph can hold."""
+        with self._lock:
+            if found not in self.counts.breaks:
+                self.counts.breaks.append(found)
 
     def add(self, name: str, amount: float) -> None:
         """Add to one of the plain sums."""
         with self._lock:
             setattr(self.counts, name, getattr(self.counts, name) + amount)
-
-    def places(self) -> dict[tuple[str, str], Place]:
-        """Where each (reason, what) was first seen."""
-        with self._lock:
-            return dict(self._places)
 
     def as_json(self) -> str:
         """The line that `gpufaas exec --stats` sums up."""

@@ -3,7 +3,8 @@
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -11,19 +12,41 @@ from torch_shim.background import Abandoned
 from torch_shim.client import Session
 from torch_shim.weights import Model, Weights
 
-MOST_IMAGES = 4
-
 
 class Root:
-    """One module that user code calls by itself."""
+    """Weights that are called together: those of a module that user code calls by itself, or loose
+    ones of a function that it compiled."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module = weakref.ref(module)
-        self.name = type(module).__name__
+    def __init__(self, name: str, tensors: Callable[[], Iterable[torch.Tensor]]) -> None:
+        self.name = name
+        self.tensors = tensors
         self.lock = threading.Lock()
         self.model: Model | None = None
         self.session_name = ""
-        self.images = 0
+
+
+def root_of_module(module: torch.nn.Module) -> Root:
+    """The root for a module; it does not keep the module alive."""
+    found = weakref.ref(module)
+
+    def tensors() -> Iterator[torch.Tensor]:
+        alive = found()
+        assert alive is not None, "a module that is being called is alive"
+        for part in alive.modules():
+            yield from (value for value in part._parameters.values() if value is not None)  # noqa: SLF001 - parameters() drops tied ones slowly
+            yield from (value for value in part._buffers.values() if value is not None)  # noqa: SLF001 - see above
+
+    return Root(type(module).__name__, tensors)
+
+
+def root_of_inputs(values: Iterable[Any]) -> Root:
+    """The root for a graph outside of any module: the parameters among its inputs."""
+    found = [weakref.ref(value) for value in values if isinstance(value, torch.nn.Parameter)]
+
+    def tensors() -> Iterator[torch.Tensor]:
+        return (value for value in (reference() for reference in found) if value is not None)
+
+    return Root("a compiled function", tensors)
 
 
 class Roots:
@@ -42,11 +65,6 @@ class Roots:
         """The root that this thread is calling."""
         root: Root | None = getattr(self.local, "root", None)
         return root
-
-    def name(self) -> str:
-        """What to call the module in a log."""
-        root = self.current
-        return root.name if root is not None else "a function"
 
     def graphs_run(self) -> int:
         """How many graphs this thread has answered by."""
@@ -70,20 +88,13 @@ class Roots:
 
     def prepare(self, root: Root) -> None:
         """Bring a model to the node and onto a GPU ahead of its first graph call."""
-        self.local.root = root
-        try:
-            ready = self.ready()
-            if not isinstance(ready, str):
-                session, model = ready
-                session.lease(model.digest, 1)
-        finally:
-            self.local.root = None
+        ready = self.ready(root)
+        if not isinstance(ready, str):
+            session, model = ready
+            session.lease(model.digest, 1)
 
-    def ready(self) -> tuple[Session, Model] | str:
-        """The session and the model of the call that is going on, or why there is none."""
-        root = self.current
-        if root is None:
-            return "not within a call of a module"
+    def ready(self, root: Root) -> tuple[Session, Model] | str:
+        """The session and the model for a graph call, or why there is none."""
         if self._address is None:
             return "no GPU manager was named (GPUFAAS_ADDRESS)"
         session = self.session()
@@ -110,11 +121,6 @@ class Roots:
 
     def _build(self, root: Root, session: Session) -> Model | None:
         if root.model is None or root.session_name != session.name:
-            module = root.module()
-            assert module is not None, "a module that is being called is alive"
-            root.model = self._weights.build(module, session)
+            root.model = self._weights.build(root.tensors(), session)
             root.session_name = session.name
-            root.images += 1
         return root.model
-
-

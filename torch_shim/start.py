@@ -2,11 +2,11 @@
 
 import os
 
-from torch_shim import patch
+from torch_shim import calls, patch
 from torch_shim.settings import ShimSettings
 
 # What plugs in after the handles are in place, in order.
-HOOKS: list[patch.Hook] = []
+HOOKS: list[patch.Hook] = [calls.install]
 
 
 def after_import() -> None:

@@ -195,13 +195,13 @@ class Results:
 
 def view(storage: torch.UntypedStorage, described: list[Any]) -> torch.Tensor:
     """The tensor that a result describes over one of its storages."""
-    _, name, shape, strides, offset, _ = described
+    _, name, shape, strides, offset = described[:5]
     return torch.empty(0, dtype=_DTYPE_OF[name]).set_(storage, offset, shape, strides)
 
 
 def alias(base: torch.Tensor, sent: Sent | None, described: list[Any]) -> torch.Tensor:
     """The tensor that a result describes over the storage of an input."""
-    _, name, shape, strides, offset, _ = described
+    _, name, shape, strides, offset = described[:5]
     if sent is not None and sent.value is not sent.original:
         raise BadFrame("a result aliases an input that was sent as a copy")
     dtype = _DTYPE_OF[name]

@@ -5,7 +5,7 @@ import logging
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -57,9 +57,9 @@ class Weights:
         self._lock = threading.Lock()
         self._accepted: dict[str, str] = {}
 
-    def build(self, root: torch.nn.Module, session: Session) -> Model | None:
-        """The model of a root module, in the node's store when this returns; None without weights."""
-        found = list(_storages(root))
+    def build(self, tensors: Iterable[torch.Tensor], session: Session) -> Model | None:
+        """The model of these weights, in the node's store when this returns; None without weights."""
+        found = list(_storages(tensors))
         table = lay_out(storage.nbytes() for _, storage in found)
         if not table.storages:
             return None
@@ -81,19 +81,18 @@ class Weights:
         return Model(digest, table, places)
 
 
-def _storages(root: torch.nn.Module) -> Iterator[tuple[storages.Mark, torch.UntypedStorage]]:
-    """Every storage of CUDA weights under a module, once."""
+def _storages(
+    tensors: Iterable[torch.Tensor],
+) -> Iterator[tuple[storages.Mark, torch.UntypedStorage]]:
+    """Every storage of CUDA weights, once."""
     seen: set[int] = set()
-    with torch._C.DisableTorchFunctionSubclass():
-        for module in root.modules():
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
-                if not isinstance(tensor, CudaTensor) or tensor.layout is not torch.strided:
-                    continue
-                storage = torch.Tensor.untyped_storage(tensor)
-                mark = storages.marked(tensor)
-                if storage.nbytes() and mark.key not in seen:
-                    seen.add(mark.key)
-                    yield mark, storage
+    for tensor in tensors:
+        if not isinstance(tensor, CudaTensor) or tensor.layout is not torch.strided:
+            continue
+        mark, storage = storages.marked(tensor), storages.storage_of(tensor)
+        if storage.nbytes() and mark.key not in seen:
+            seen.add(mark.key)
+            yield mark, storage
 
 
 def _image(found: list[torch.UntypedStorage], table: ImageTable) -> int:

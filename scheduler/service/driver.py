@@ -168,11 +168,14 @@ class Driver:
     def close(self) -> None:
         """Take no further event, set no timer; whoever waits is told that the scheduler stops."""
         self._closed = True
-        self._events.clear()
         self._timers.close()
         self._contention.close()
         for request in self._callers.requests():
             self._callers.answer(Ended(request, Outcome.CANCELLED, _STOPPING))
+        for event, handled in self._events:
+            if handled is not None:
+                handled(Refused(event, _STOPPING))
+        self._events.clear()
 
     # -- waiting --------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import pytest
 from cache_manager.model import GpuId, ModelId, Tier
 from scheduler.actions import Demote, Prepare
 from scheduler.api import Scheduler
-from scheduler.errors import Refused
+from scheduler.errors import Cancelled, Refused
 from scheduler.events import EvictAsked, GpuDraining, ModelDemoted
 from scheduler.model import CoreSettings, LeaseId, Request, RequestId
 from scheduler.status import Counts, LeaseStatus, ResidentStatus, SlotStatus
@@ -156,6 +156,28 @@ async def test_order_is_obeyed_later_when_it_comes_in_the_middle_of_another_step
     node.ask = lambda: stage.driver.evict(BERT)
     assert (await stage.driver.acquire(request("r0"))).models == (BERT,)
     with pytest.raises(Refused, match="in use"):
+        node.asking.send(None)
+
+
+class Closing(Interrupted):
+    """Somebody asks, and then the driver is closed."""
+
+    close: Callable[[], None]
+
+    def prepare(self, order: Prepare) -> None:
+        super().prepare(order)
+        self.close()
+
+
+@virtually
+async def test_order_is_refused_when_the_driver_is_closed_before_it_comes_to_it() -> None:
+    spec = gpu("g0", node="n0")
+    node = Closing(spec.node, (spec,))
+    stage = a_stage(node)
+    node.ask = lambda: stage.driver.evict(BERT)
+    node.close = stage.driver.close
+    assert isinstance(await outcome(stage.driver.acquire(request("r0"))), Cancelled)
+    with pytest.raises(Refused, match="stopping"):
         node.asking.send(None)
 
 

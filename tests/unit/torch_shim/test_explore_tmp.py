@@ -381,9 +381,9 @@ for n in (0,1):
 'multiprocessing':"""
 import torch.multiprocessing as mp
 def f(q,r):
-    x=q.get(); assert x.is_cuda; x.add_(1); r.put((x.sum().item(),torch.ones(2).cuda())); r.get() if 0 else None
-    q.get()
-c=mp.get_context('fork'); q=c.Queue(); r=c.Queue(); p=c.Process(target=f,args=(q,r)); p.start(); x=torch.ones(3).cuda(); q.put(x); s,y=r.get(); assert s==6 and y.is_cuda and y.tolist()==[1,1]; q.put(1); p.join(); assert p.exitcode==0
+    x=q.get(timeout=8); assert x.is_cuda; x.add_(1); r.put((x.sum().item(),torch.ones(2).cuda())); r.get() if 0 else None
+    q.get(timeout=8)
+c=mp.get_context('fork'); q=c.Queue(); r=c.Queue(); p=c.Process(target=f,args=(q,r)); p.start(); x=torch.ones(3).cuda(); q.put(x); s,y=r.get(timeout=8); assert s==6 and y.is_cuda and y.tolist()==[1,1]; q.put(1); p.join(); assert p.exitcode==0
 """,
 'subclass':"""
 class S(torch.Tensor): pass
