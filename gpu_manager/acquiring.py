@@ -45,7 +45,7 @@ class Acquiring:
         digests = read.digests(fields, "models")
         known = set(read.texts(fields, "workers"))
         models = {digest: self._library.model(session, digest) for digest in digests}
-        granted = await self._granted(session, fields, tuple(models.values()))
+        granted = await self._granted(session, fields, tuple(models.values()), known)
         workers = {digest: granted.workers[model] for digest, model in models.items()}
         fresh = [found for found in granted.workers.values() if found.worker_id not in known]
         ends = [_open_channel(session, found) for found in fresh] if local else []
@@ -77,13 +77,13 @@ class Acquiring:
             self._node.release(held, Why.SESSION_GONE)
 
     async def _granted(
-        self, session: Session, fields: Fields, models: tuple[ModelId, ...]
+        self, session: Session, fields: Fields, models: tuple[ModelId, ...], known: set[str]
     ) -> Granted:
         asked_s = asyncio.get_running_loop().time()
         request = _request(session, fields, models, asked_s)
         lost = NoWorker(models[0], "its leases ended before they could be used")
         for _ in range(_ATTEMPTS):
-            joined = self._joined(session, models)
+            joined = await self._joined(session, models, known)
             if joined is not None:
                 return joined
             if self._stopping:
@@ -99,15 +99,22 @@ class Acquiring:
             return Granted(placement, workers, (placed_s - asked_s, ready_s - placed_s))
         raise lost
 
-    def _joined(self, session: Session, models: tuple[ModelId, ...]) -> Granted | None:
-        """The lease of these models that the session holds already, for another thread of its."""
+    async def _joined(
+        self, session: Session, models: tuple[ModelId, ...], known: set[str]
+    ) -> Granted | None:
+        """The lease of these models that the session holds already.
+
+        It wants another channel for another thread; or its worker died and it was the first to
+        notice, so the worker is asked for a sign of life.
+        """
         for held in self._node.leases.held_by(session.key):
-            if held.ending is None and set(models) <= set(held.models):
-                gpu = self._node.gpus[held.gpu]
-                workers = {model: gpu.hosted(model) for model in models}
-                found = {model: hosted for model, hosted in workers.items() if hosted is not None}
-                if len(found) == len(models):
-                    return Granted(_placement(held, self._node), found, (0.0, 0.0))
+            workers = self._node.workers_now(held, models)
+            if not workers:
+                continue
+            strange = [found for found in workers.values() if found.worker_id not in known]
+            await asyncio.gather(*(self._node.sign_of_life(found) for found in strange))
+            if self._node.workers_now(held, models) == workers:
+                return Granted(_placement(held, self._node), workers, (0.0, 0.0))
         return None
 
     async def _claimed(self, session: Session, placement: Placement) -> dict[ModelId, Hosted]:

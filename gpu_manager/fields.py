@@ -9,7 +9,7 @@ from torch_shim.protocol import Meta
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MOST_CHARACTERS = 1024
-_MOST_ENTRIES = 64
+_MOST_ENTRIES = 1024
 
 Fields = Mapping[str, Any]
 

@@ -40,7 +40,7 @@ class LeaseTimes:
 
     linger_s: float = 5.0
     quantum_s: float = 0.1
-    quiet_s: float = 0.02
+    quiet_s: float = 0.05
     first_call_s: float = 2.0
     expiry_s: float = 300.0
     grace_s: float = 2.0

@@ -38,6 +38,12 @@ from scheduler.api import (
 
 log = logging.getLogger(__name__)
 
+# A call that is still in flight so long after its lease ended may be one of a worker that hangs:
+# one that does not answer an order in time is killed.
+_LATE_S = 1.0
+_PATIENCE_S = 2.5
+_NO_LEASE = LeaseId(0)
+
 
 class Node:
     """A node's GPUs, residents and leases: the scheduler's NodeLink, the runtime's Observer."""
@@ -137,6 +143,18 @@ class Node:
                     return resident.hosted
         raise NoWorker("any model", f"there is no worker {worker_id}")
 
+    def workers_now(self, held: Held, models: Iterable[ModelId]) -> dict[ModelId, Hosted]:
+        """The workers of a lease in force for these models; nothing unless all are there."""
+        gpu = self.gpus[held.gpu]
+        found = {model: gpu.hosted(model) for model in models if model in held.models}
+        there = {model: hosted for model, hosted in found.items() if hosted is not None}
+        in_force = self.leases.get(held.id) is held and held.ending is None
+        return there if in_force and there.keys() == set(models) else {}
+
+    async def sign_of_life(self, hosted: Hosted) -> None:
+        """Wait for a worker to answer, or for its end: one that does not answer is killed."""
+        await hosted.end(_NO_LEASE, _PATIENCE_S)
+
     def claim(self, lease: LeaseId, holder: SessionKey, workers: Iterable[Hosted]) -> bool:
         """Let a session's calls run; False where the lease has ended meanwhile."""
         held = self.leases.get(lease)
@@ -178,8 +196,11 @@ class Node:
     async def _ended(self, held: Held, grace_s: float) -> None:
         residents = self.gpus[held.gpu].residents
         found = [residents[model].hosted for model in held.models if model in residents]
-        waits = [hosted.end(held.id, grace_s) for hosted in found if hosted is not None]
-        await asyncio.gather(*waits)
+        workers = [hosted for hosted in found if hosted is not None]
+        ends = asyncio.gather(*(hosted.end(held.id, grace_s) for hosted in workers))
+        while not (await asyncio.wait({ends}, timeout=_LATE_S))[0]:
+            # A worker answers this at once, whatever it computes, unless it hangs.
+            await asyncio.gather(*(self.sign_of_life(hosted) for hosted in workers))
         self._freed(held)
 
     def _freed(self, held: Held) -> None:

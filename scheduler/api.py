@@ -123,8 +123,8 @@ __all__ = [
 class Reports(Protocol):
     """Where a GPU manager says what happened.
 
-    Of a load it reports what came of the latest order: nothing once the model was told to leave,
-    and a failure after its lease has ended not as LoadFailed but as ModelDemoted, with its GPU.
+    Of a load it reports nothing once the model was told to leave, and else what came of it, also
+    where its lease has ended meanwhile.
     """
 
     def report(self, event: Event) -> None:

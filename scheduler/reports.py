@@ -9,6 +9,7 @@ from scheduler.events import LoadFailed, ModelDemoted, ModelLoaded, ModelRegiste
 from scheduler.fleet import Fleet
 from scheduler.lifecycle import Lifecycle
 from scheduler.placement import Placer
+from scheduler.slots import Gpu
 
 
 class Reports:
@@ -68,8 +69,9 @@ class Reports:
     def load_failed(self, event: LoadFailed, now: float, out: list[Action]) -> None:
         """A load failed: whoever waited for it fails or waits again."""
         gpu = self._fleet.gpu(event.gpu)
-        if event.lease is not None and event.lease not in self._placer.leases:
-            return  # the answer to an order that was withdrawn; a newer load may be under way
+        withdrawn = event.lease is not None and event.lease not in self._placer.leases
+        if withdrawn and not self._counted_on(gpu, event.model):
+            return
         reason = f"loading {event.model} failed: {event.reason}"
         for slot in gpu.slots:
             for lease in slot.leases.values():
@@ -85,7 +87,11 @@ class Reports:
             self._cluster.index.set_tier(event.node, event.model, event.tier)
         if event.gpu is not None:
             gpu = self._fleet.gpu(event.gpu)
-            leases = [lease for slot in gpu.slots for lease in slot.leases.values()]
-            on_its_way = any(event.model in lease.loading for lease in leases)
-            if event.model in gpu.cache.residents and not on_its_way:  # else it left before that
+            if self._counted_on(gpu, event.model):  # else it left before that
                 self._cluster.evict(gpu, event.model)
+
+    def _counted_on(self, gpu: Gpu, model: ModelId) -> bool:
+        """Whether a GPU should hold a model, with no order under way that would bring it anew."""
+        leases = [lease for slot in gpu.slots for lease in slot.leases.values()]
+        on_its_way = any(model in lease.loading for lease in leases)
+        return model in gpu.cache.residents and not on_its_way

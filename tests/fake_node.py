@@ -184,9 +184,7 @@ class FakeNode:
             residents[load.model] = size_bytes or load.memory_bytes
             return ModelLoaded(order.gpu, load.model, self.load_s, load.source, size_bytes)
         del residents[load.model]
-        if order.lease in self.leases:
-            return LoadFailed(order.gpu, load.model, "no such file", lease=order.lease)
-        return ModelDemoted(self.name, order.gpu, load.model, Tier.DISK)
+        return LoadFailed(order.gpu, load.model, "no such file", lease=order.lease)
 
     def _end_in(self, delay_s: float, lease_id: LeaseId) -> None:
         def ended() -> Event | None:

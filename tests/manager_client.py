@@ -7,7 +7,6 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 from cache_manager.model import MIB
@@ -134,9 +133,7 @@ class Client:
     ) -> tuple[dict[str, Any], list[socket.socket]]:
         """A lease, and the shim's ends of new channels."""
         fields = {"models": list(digests), "batch": 1, "request": None, "deadline_s": None}
-        answer, found = await self.ask(
-            Kind.ACQUIRE, fields | {"workers": list(workers)} | more
-        )
+        answer, found = await self.ask(Kind.ACQUIRE, fields | {"workers": list(workers)} | more)
         return answer, [socket.socket(fileno=descriptor) for descriptor in found]
 
     def close(self) -> None:
@@ -165,7 +162,11 @@ class Manager:
         return client
 
     async def client(
-        self, function: str = "function", tenant: str = "team", session: str = "", tcp: bool = False  # noqa: FBT001, FBT002 - read at the call
+        self,
+        function: str = "function",
+        tenant: str = "team",
+        session: str = "",
+        tcp: bool = False,  # noqa: FBT001, FBT002 - read at the call
     ) -> Client:
         """A connection of this function."""
         client = await self.stranger(str(self.node.addresses[1]) if tcp else None)
@@ -178,9 +179,7 @@ class Manager:
 
 
 @asynccontextmanager
-async def manager(
-    tmp_path: Path | None = None, gpu_mib: int = 1024, **more: Any
-) -> AsyncIterator[Manager]:
+async def manager(gpu_mib: int = 1024, **more: Any) -> AsyncIterator[Manager]:
     """A manager on an abstract socket, with a runtime without processes."""
     runtimes: list[InMemoryRuntime] = []
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import sys
 import threading
 import time
 import types
@@ -12,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import fx
+
 from torch._dynamo import config, convert_frame, utils
+from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.variables import builder
 
 from torch_shim.background import Stage, Tracer, trace
@@ -177,6 +180,35 @@ def configure() -> None:
     _replace(builder, "wrap_to_fake_tensor_and_record", _faked_without_history)
     _replace(utils, "run_node", _without_gradients)
     _replace(convert_frame, "_compile", _without_accelerator)
+    skip_own_frames()
+
+
+def skip_own_frames() -> None:
+    """Dynamo has no business in the shim's functions when they run between two graphs."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "torch_shim":
+            for value in list(vars(module).values()):
+                for code in _codes_of(value, name):
+                    skip_code(code)
+
+
+def _codes_of(value: Any, module: str) -> Iterator[types.CodeType]:
+    """The code of a function or of a class's methods, with what is nested in it."""
+    if isinstance(value, types.CodeType):
+        yield value
+        for constant in value.co_consts:
+            yield from _codes_of(constant, module)
+    elif isinstance(value, (staticmethod, classmethod)):
+        yield from _codes_of(value.__func__, module)
+    elif isinstance(value, property):
+        yield from _codes_of(value.fget, module)
+        yield from _codes_of(value.fset, module)
+    elif isinstance(value, types.FunctionType):
+        yield from _codes_of(value.__code__, module)
+    elif isinstance(value, type) and value.__module__ == module:
+        for member in list(vars(value).values()):
+            if not isinstance(member, type):
+                yield from _codes_of(member, module)
 
 
 def _replace(module: types.ModuleType, name: str, around: Callable[..., Any]) -> None:

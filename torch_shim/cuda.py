@@ -66,7 +66,7 @@ def install(settings: ShimSettings) -> None:
         native = getattr(torch.cuda, name, None)
         refuse = refusing_class if isinstance(native, type) else refusing
         put(name, refuse(name, remedy))
-    set_attribute(torch.cuda, "default_generators", (randomness.default_generator,))
+    set_attribute(torch.cuda, "default_generators", (torch.default_generator,))
     streams.install()
     tensor_types.install()
     _install_accelerator()

@@ -1,13 +1,13 @@
 """Functions that make tensors on a device by name."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.jit import _builtins
 from torch.utils import _device
 
-from torch_shim import memory, randomness
+from torch_shim import memory
 from torch_shim.devices import CPU, DeviceLike, names_cuda, tracing_fakes
 from torch_shim.patching import replace, set_attribute
 from torch_shim.tensors import CudaTensor, NoTorchFunction, Tensor, become_cuda
@@ -17,9 +17,9 @@ _PLAIN = (
     "empty_strided eye full full_like hamming_window hann_window kaiser_window linspace logspace "
     "ones ones_like range scalar_tensor sparse_bsc_tensor sparse_bsr_tensor "
     "sparse_compressed_tensor sparse_coo_tensor sparse_csc_tensor sparse_csr_tensor tril_indices "
-    "triu_indices zeros zeros_like"
+    "triu_indices zeros zeros_like "
+    "normal rand rand_like randint randint_like randn randn_like randperm"
 ).split()
-_RANDOM = "normal rand rand_like randint randint_like randn randn_like randperm".split()
 _FROM_DATA = "tensor as_tensor asarray".split()
 _METHODS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros".split()
 _FREQUENCIES = "fftfreq rfftfreq".split()
@@ -33,8 +33,6 @@ def install() -> None:
     _device._device_constructors()  # noqa: SLF001 - cached at its first call: it must know the natives
     for name in _PLAIN:
         _replace(torch, name, _factory)
-    for name in _RANDOM:
-        _replace(torch, name, functools.partial(_factory, random=True))
     for name in _FROM_DATA:
         _replace(torch, name, _converter)
     for name in _METHODS:
@@ -48,12 +46,16 @@ def install() -> None:
 
 def _replace(owner: object, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
     native = getattr(owner, name, None)
-    if native is not None:
-        replace(owner, name, make)
-        _replacements[native] = getattr(owner, name)
+    if native is None:
+        return
+    replace(owner, name, make)
+    _replacements[native] = getattr(owner, name)
+    scripted = _builtins._find_builtin(native)  # noqa: SLF001 - what TorchScript makes of the name
+    if scripted is not None:
+        _builtins._register_builtin(getattr(owner, name), scripted)  # noqa: SLF001 - see above
 
 
-def _factory(native: Callable[..., Tensor], *, random: bool = False) -> Callable[..., Tensor]:
+def _factory(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def factory(*args: Any, **kwargs: Any) -> Tensor:
         if (
             torch.compiler.is_dynamo_compiling()
@@ -61,17 +63,13 @@ def _factory(native: Callable[..., Tensor], *, random: bool = False) -> Callable
             or tracing_fakes()
         ):
             return native(*args, **kwargs)
-        return _make(native, args, kwargs, random=random)
+        return _make(native, args, kwargs)
 
     return factory
 
 
-def _make(
-    native: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool
-) -> Tensor:
+def _make(native: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     kwargs["device"] = CPU
-    if random and kwargs.get("generator") is None and "_like" not in native.__name__:
-        kwargs["generator"] = randomness.default_generator
     try:
         with NoTorchFunction():
             result = native(*args, **kwargs)

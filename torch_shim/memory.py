@@ -56,7 +56,9 @@ def reset_peak() -> None:
 
 def reserve(source: torch.Tensor) -> None:
     """Raises torch.cuda.OutOfMemoryError if a tensor of this size has no room on the GPU."""
-    reserve_bytes(source.numel() * source.element_size())
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - some subclasses refuse to tell
+        wanted = source.numel() * source.element_size()
+    reserve_bytes(wanted)
 
 
 def reserve_bytes(wanted: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from torch_shim import storages
-from torch_shim.devices import tracing_fakes
+from torch_shim.devices import names_cuda, tracing_fakes
 from torch_shim.patching import replace, set_attribute
 from torch_shim.tensors import (
     CudaParameter,
@@ -26,6 +26,10 @@ def install() -> None:
     set_attribute(Tensor, "data", property(_native_data.__get__, _set_data))
     replace(torch._C._autograd, "_get_data_attr", _data_function)  # noqa: SLF001 - traced `.data`
     replace(Parameter, "__new__", _new_parameter)
+    lazy = torch.nn.parameter.UninitializedTensorMixin
+    replace(lazy, "materialize", _materialize)
+    for kind in (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer):
+        replace(kind, "__new__", _new_uninitialized)
     replace(torch.nn.RNNBase, "flatten_parameters", _nothing)
 
 
@@ -57,6 +61,24 @@ def _new_parameter(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return native(cls, data, requires_grad)
         with NoTorchFunction():
             return Tensor._make_subclass(CudaParameter, data, requires_grad)  # noqa: SLF001 - as in torch
+
+    return new
+
+
+def _materialize(native: Callable[..., None]) -> Callable[..., None]:
+    def materialize(self: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
+        on_gpu = isinstance(self, CudaTensor) if device is None else names_cuda(device)
+        native(self, shape, device, dtype)
+        if on_gpu:  # it has just become the class that it was made for, whatever the device
+            become_cuda(self)
+
+    return materialize
+
+
+def _new_uninitialized(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def new(cls: type, *args: Any, **kwargs: Any) -> Tensor:
+        made = native(cls, *args, **kwargs)
+        return become_cuda(made) if names_cuda(kwargs.get("device")) else made
 
     return new
 

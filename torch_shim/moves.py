@@ -12,7 +12,15 @@ from torch_shim import memory, storages
 from torch_shim.devices import CPU, CUDA, names_cuda, tracing_fakes
 from torch_shim.patching import replace
 from torch_shim.tensor_types import DTYPES
-from torch_shim.tensors import CudaTensor, NoTorchFunction, Tensor, become_cuda
+from torch_shim.tensors import (
+    PLAIN,
+    CudaTensor,
+    NoTorchFunction,
+    Parameter,
+    Tensor,
+    become_cuda,
+    cpu_class,
+)
 
 _PINNED = "_gpufaas_pinned"
 
@@ -63,7 +71,12 @@ def _move(native: Callable[..., Tensor], self: Tensor, target: Target, *, there:
         memory.reserve(self)
     with NoTorchFunction():
         result = native(self, **keywords)
-    return become_cuda(result) if there and result is not self else result
+    if result is self:
+        return result
+    kind = cpu_class(type(self))
+    if kind not in PLAIN and not issubclass(kind, Parameter):
+        result = result.as_subclass(kind)  # as torch.Tensor's own methods do for a subclass
+    return become_cuda(result) if there else result
 
 
 def _parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Target:

@@ -1,12 +1,11 @@
-"""Which operators write, draw random numbers or may mix devices, and what each of these needs."""
+"""Which operators write or may mix devices, and what each of these needs."""
 
-from collections.abc import Iterable
 from types import FunctionType
 from typing import Any
 
 import torch
 
-from torch_shim import randomness, storages
+from torch_shim import storages
 from torch_shim.dispatch import Handler, Operator, existing, handles, special
 from torch_shim.tensors import (
     PLAIN,
@@ -14,6 +13,7 @@ from torch_shim.tensors import (
     NoTorchFunction,
     Tensor,
     become_cuda,
+    refuse_mixed_devices,
     run,
     run_anywhere,
 )
@@ -28,20 +28,16 @@ _HIDDEN_WRITES = frozenset(
     "batch_norm instance_norm embedding embedding_bag native_batch_norm cudnn_batch_norm "
     "_batch_norm_impl_index _native_batch_norm_legit".split()
 )
-_RANDOM = frozenset(
-    "alpha_dropout alpha_dropout_ bernoulli bernoulli_ binomial cauchy_ dropout dropout1d dropout2d "
-    "dropout3d dropout_ exponential_ feature_alpha_dropout feature_alpha_dropout_ feature_dropout "
-    "feature_dropout_ fractional_max_pool2d fractional_max_pool3d geometric_ gumbel_softmax "
-    "kaiming_normal_ kaiming_uniform_ log_normal_ multi_head_attention_forward multinomial "
-    "native_dropout normal normal_ orthogonal_ poisson rand_like randint_like randn_like random_ "
-    "rrelu rrelu_ scaled_dot_product_attention trunc_normal_ uniform_ xavier_normal_ "
-    "xavier_uniform_ gru lstm rnn_relu rnn_tanh _standard_gamma _sample_dirichlet".split()
-)
 _ANYWHERE = frozenset(
     "__getitem__ __setitem__ __set__ _has_compatible_shallow_copy_type _pad_packed_sequence "
     "can_cast copy_ ctc_loss data expand_as get_device gru index index_put index_put_ "
     "is_same_size is_set_to lstm promote_types reshape_as resize_as_ result_type rnn_relu rnn_tanh "
     "size tensor_split view_as _weight_norm_interface".split()
+)
+# These take a list of tensors, which must all be on one device.
+_LISTS = frozenset(
+    "block_diag broadcast_tensors cat column_stack concat concatenate dstack hstack meshgrid "
+    "row_stack stack vstack".split()
 )
 
 
@@ -52,14 +48,19 @@ def install() -> None:
 
 def _classify(operator: Operator) -> Handler | None:
     name = _name_of(operator)
-    writes = _writes(operator, name)
-    random = name in _RANDOM
-    anywhere = name in _ANYWHERE
-    if not (writes or random or anywhere):
-        return None
-    if not random and not anywhere:
-        return _write
-    return _handler(writes=writes, random=random, anywhere=anywhere)
+    if name in _LISTS:
+        return _run_list
+    if name in _ANYWHERE:
+        return _write_anywhere if _writes(operator, name) else run_anywhere
+    return _write if _writes(operator, name) else None
+
+
+def _run_list(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensors = args[0] if args else kwargs.get("tensors", ())
+    plain = [tensor for tensor in tensors if type(tensor) in PLAIN]
+    if plain:
+        refuse_mixed_devices(func, plain)
+    return run(func, args, kwargs)
 
 
 def _name_of(operator: Operator) -> str:
@@ -80,24 +81,11 @@ def _writes(operator: Operator, name: str) -> bool:
     return in_place or name in _IN_PLACE_OPERATORS or name in _HIDDEN_WRITES
 
 
-def _handler(*, writes: bool, random: bool, anywhere: bool) -> Handler:
-    inner = run_anywhere if anywhere else run
-
-    def draw(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not random or kwargs.get("generator") is not None:
-            return inner(func, args, kwargs)
-        with randomness.drawing():
-            return inner(func, args, kwargs)
-
-    def handler(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not writes:
-            return draw(func, args, kwargs)
-        try:
-            return draw(func, args, kwargs)
-        finally:
-            _note(func, args, kwargs)
-
-    return handler
+def _write_anywhere(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return run_anywhere(func, args, kwargs)
+    finally:
+        _note(func, args, kwargs)
 
 
 def _write(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -114,18 +102,10 @@ def _note(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
     if isinstance(first, Tensor) and (name in _IN_PLACE_OPERATORS or name.endswith("_")):
         storages.note_write(first)
     elif not isinstance(func, FunctionType) or kwargs.get("inplace") or name in _HIDDEN_WRITES:
-        _note_all(args)
-        _note_all(kwargs.values())
+        storages.note_all(args)
+        storages.note_all(kwargs.values())
     else:
-        _note_all((kwargs.get("tensor"), kwargs.get("out")))
-
-
-def _note_all(values: Iterable[Any]) -> None:
-    for value in values:
-        if isinstance(value, Tensor):
-            storages.note_write(value)
-        elif isinstance(value, list | tuple):
-            _note_all(value)
+        storages.note_all((kwargs.get("tensor"), kwargs.get("out")))
 
 
 @handles(*existing(torch, ["_pack_padded_sequence"]))
@@ -142,3 +122,17 @@ def _pad_packed_sequence(func: Operator, args: tuple[Any, ...], kwargs: dict[str
     with NoTorchFunction():
         data, lengths = func(*args, **kwargs)
     return become_cuda(data), lengths
+
+
+@handles(Tensor.set_)
+def _set(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A tensor takes the storage of another one, which must be on the same device."""
+    source = args[1] if len(args) > 1 else kwargs.get("source")
+    if isinstance(source, Tensor) and isinstance(source, CudaTensor) != isinstance(
+        args[0], CudaTensor
+    ):
+        raise RuntimeError(
+            f'Attempted to set the storage of a tensor on device "{args[0].device}" to a storage '
+            f'on different device "{source.device}".'
+        )
+    return _write_anywhere(func, args, kwargs)

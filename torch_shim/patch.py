@@ -8,12 +8,16 @@ from torch_shim import (
     autocast,
     cuda,
     factories,
+    gradients,
     memory,
     modules,
     moves,
     operators,
     randomness,
+    scripting,
     serialization,
+    sharing,
+    transforms,
 )
 from torch_shim.settings import ShimSettings
 
@@ -35,6 +39,10 @@ def install(settings: ShimSettings, hooks: Sequence[Hook] = ()) -> None:
         factories.install()
         modules.install()
         serialization.install()
+        sharing.install()
+        gradients.install()
+        transforms.install()
+        scripting.install()
         autocast.install()
         cuda.install(settings)
         for hook in hooks:

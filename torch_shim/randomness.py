@@ -1,8 +1,7 @@
-"""Random numbers of the GPU: a stream of its own beside the CPU's, and generators on the GPU."""
+"""Random numbers of the GPU: drawn from the CPU's stream, in program order, so that a program gets
+the numbers it would get on the CPU; and generators on the GPU."""
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -44,73 +43,51 @@ class Generator(_NativeGenerator, metaclass=_GeneratorType):
         return made
 
 
-# What every random operator on the GPU draws from unless it is given a generator.
-default_generator = Generator("cuda")
-_swapping = threading.RLock()
+_stream = torch.default_generator
 
 
 def install() -> None:
-    """Replaces torch.Generator, and has torch.manual_seed seed the GPU too."""
+    """Replaces torch.Generator."""
     set_attribute(torch, "Generator", Generator)
-    default_generator.manual_seed(torch.initial_seed())
-
-
-@contextlib.contextmanager
-def drawing() -> Iterator[None]:
-    """Has operators that take no generator draw from the GPU's stream."""
-    cpu = torch.default_generator
-    with _swapping:
-        saved = cpu.get_state()
-        cpu.set_state(default_generator.get_state())
-        try:
-            yield
-        finally:
-            default_generator.set_state(cpu.get_state())
-            cpu.set_state(saved)
-
-
-def draw_seed() -> int:
-    """A number from the GPU's stream: the seed of a graph call that draws elsewhere."""
-    return int(torch.randint(0, 2**62, (), generator=default_generator).item())
 
 
 def _manual_seed(seed: int) -> None:
-    default_generator.manual_seed(seed)
+    _stream.manual_seed(seed)
 
 
 def _manual_seed_all(seed: int) -> None:
-    default_generator.manual_seed(seed)
+    _stream.manual_seed(seed)
 
 
 def _seed() -> None:
-    default_generator.seed()
+    _stream.seed()
 
 
 def _seed_all() -> None:
-    default_generator.seed()
+    _stream.seed()
 
 
 def _initial_seed() -> int:
-    return default_generator.initial_seed()
+    return _stream.initial_seed()
 
 
 def _get_rng_state(device: DeviceLike = "cuda") -> torch.Tensor:
     names_cuda(device)
-    return default_generator.get_state()
+    return _stream.get_state()
 
 
 def _set_rng_state(new_state: torch.Tensor, device: DeviceLike = "cuda") -> None:
     names_cuda(device)
-    default_generator.set_state(new_state)
+    _stream.set_state(new_state)
 
 
 def _get_rng_state_all() -> list[torch.Tensor]:
-    return [default_generator.get_state()]
+    return [_stream.get_state()]
 
 
 def _set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
     for state in new_states:
-        default_generator.set_state(state)
+        _stream.set_state(state)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -7,6 +7,8 @@ handle: a marked storage answers that it is on the GPU.
 """
 
 import itertools
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -85,3 +87,12 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
     """The storage of any tensor, without marking it."""
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - the documented way to step aside
         return _untyped_storage(tensor)
+
+
+def note_all(values: Iterable[Any]) -> None:
+    """Counts a write to every tensor among some values, lists of tensors included."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            note_write(value)
+        elif isinstance(value, list | tuple):
+            note_all(value)

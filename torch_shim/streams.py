@@ -27,6 +27,10 @@ class Stream:
         """True: nothing is pending."""
         return True
 
+    def is_capturing(self) -> bool:
+        """False: there is nothing to capture into."""
+        return False
+
     def synchronize(self) -> None:
         """Returns at once: nothing is pending."""
 

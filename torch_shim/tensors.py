@@ -165,6 +165,8 @@ def run(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refuse_mixed_devices(func, plain)
     with NoTorchFunction():
         result = func(*args, **kwargs)
+    if "out" in kwargs:
+        storages.note_all((kwargs["out"],))
     return wrap(result, {id(value) for value in plain})
 
 
@@ -187,9 +189,10 @@ def refuse_mixed_devices(func: Operator, plain: list[Tensor]) -> None:
 
 
 def _made_by_autograd() -> bool:
-    """Tensors that C++ made inside a backward pass or a functional transform have no class."""
+    """Tensors that C++ made in a backward pass, a trace or a functional transform have no class."""
     return (
-        torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public question
+        torch._C._is_tracing()  # noqa: SLF001 - no public question
+        or torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public question
         or torch._C._functorch.maybe_current_level() is not None  # noqa: SLF001 - see above
     )
 
@@ -232,6 +235,11 @@ def cuda_class(kind: type) -> type:
         found = _CUDA_CLASS.setdefault(kind, found)
         _CPU_CLASS[found] = kind
     return found
+
+
+def cpu_class(kind: type) -> type:
+    """The tensor class that one of ours stands for."""
+    return _CPU_CLASS.get(kind, kind)
 
 
 def _derive(kind: type) -> type:

@@ -98,7 +98,8 @@ class _Writer:
             lines += [f" v{spent} = None" for spent in self._spent_after(first + number)]
         lines.append(f" return ({''.join(f'{leaf},' for leaf in self._leaves(program.output))})")
         code = compile("\n".join(lines), "<program>", "exec", dont_inherit=True, optimize=2)
-        space: dict[str, Any] = {"__builtins__": {}, "slice": slice, **self._values}
+        # The builtins stay: torch itself imports modules through those of its caller.
+        space = dict(self._values)
         exec(code, space)
         run: Run = space["run"]
         return run

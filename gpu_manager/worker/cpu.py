@@ -30,6 +30,8 @@ _libc = ctypes.CDLL(None)
 class CpuDevice:
     """Counts from when it is made: what the process had taken by then is nobody's."""
 
+    reads_areas = True
+
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         # Opened ahead: a process that gave up its rights may not open them any more.

@@ -23,6 +23,8 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40
 class CudaDevice:
     """One GPU by torch's name for it (`cuda:0`)."""
 
+    reads_areas = False
+
     def __init__(self, name: str) -> None:
         self.device = torch.device(name)
         self._overhead_bytes = 0

@@ -14,6 +14,7 @@ class Device(Protocol):
     """A worker's GPU. Everything but `overhead_bytes` is called by one thread at a time."""
 
     device: torch.device
+    reads_areas: bool  # whether what `receive` gives without `keep` is the area itself
 
     def warm(self) -> None:
         """Do ahead what the first use would have to do."""

@@ -22,7 +22,6 @@ from gpu_manager.worker.session import (
     Given,
     Kept,
     Sessions,
-    positions_of,
 )
 from gpu_manager.worker.tensors import DTYPES
 from torch_shim.protocol import Failure
@@ -60,6 +59,7 @@ class Call(NamedTuple):
     """A call as it was asked for."""
 
     lease: int
+    number: int
     program: BuiltProgram
     binding: Binding | None
     inputs: Any
@@ -82,7 +82,8 @@ def read_call(meta: Any, channel: ChannelState) -> Call:
         raise Refused(Failure.BAD_FRAME, "CALL has five fields, the lease first")
     lease, number, binding, inputs, options = meta
     program = channel.program(number)
-    return Call(lease, program, channel.binding(number, binding), inputs, read_options(options))
+    bound = channel.binding(number, binding)
+    return Call(lease, number, program, bound, inputs, read_options(options))
 
 
 def read_options(options: Any) -> Options:
@@ -135,49 +136,67 @@ class Executor:
         with self._gate:
             kept.drop(keys)
 
-    def call(self, call: Call, kept: Kept, area: memoryview) -> Answer:
+    def call(self, call: Call, channel: ChannelState, body: memoryview) -> Answer:
         """Run a call; Refused where it cannot be answered."""
         asked_s = time.perf_counter()
         with self._gate:
             self._leases.check(call.lease)
             begun_s = time.perf_counter()
-            reader = Reader(self.device, self.images, kept, area)
-            inputs = reader.call(call.inputs, call.program.inputs, call.binding)
+            inputs = self._inputs(call, channel, body)
             ready_s = time.perf_counter()
-            result, rng = self._compute(call, inputs, kept)
+            result, rng = self._compute(call, inputs, channel)
             done_s = time.perf_counter()
             if done_s - ready_s < self.run_s:
                 time.sleep(self.run_s - (done_s - ready_s))
                 done_s = time.perf_counter()
         times = [begun_s - asked_s, ready_s - begun_s, done_s - ready_s]
-        return Answer(result, inputs.end_bytes, rng, times, inputs.batch())
+        return Answer(result, inputs.end_bytes, rng, times, inputs.batch)
 
-    def _compute(self, call: Call, inputs: Inputs, kept: Kept) -> tuple[Result, bytes | None]:
+    def _inputs(self, call: Call, channel: ChannelState, body: memoryview) -> Inputs:
+        prepared: Inputs | None = channel.prepared(call.number, call.inputs, call.binding)
+        if prepared is not None:
+            return prepared.again()
+        arena = channel.arena
+        area = body if arena is None else arena
+        reader = Reader(self.device, self.images, channel.kept, area)
+        inputs = reader.call(call.inputs, call.program.inputs, call.binding)
+        if inputs.lasting and arena is not None and self.device.reads_areas:
+            channel.prepare(call.number, call.inputs, call.binding, inputs)
+        return inputs
+
+    def _compute(
+        self, call: Call, inputs: Inputs, channel: ChannelState
+    ) -> tuple[Result, bytes | None]:
         """Run the program and describe what it gave, leaving images and constants as they were."""
         program = call.program
         constants = program.constants
         before = _versions(constants)
-        result: Result | None = None
+        changed: list[Given] | None = None
         try:
             outputs = self._run_within_limit(call, inputs)
-            changed = inputs.changed()
-            positions = [positions_of(inputs.sent)]
-            if call.binding is not None:
-                positions.append(call.binding.positions)
-            result = Packer(positions, constants, kept, call.options.keys).pack(outputs, changed)
-            if any(entry.held.image is not None for entry in changed):
+            packer = Packer(inputs.positions, constants, channel.kept, call.options.keys)
+            written = inputs.changed()
+            if not all(entry.keeps_its_shape() for entry in written):
+                raise Refused(Failure.OPERATOR, "an input got another shape in place")
+            result = packer.pack(outputs, written)
+            if any(entry.held.image is not None for entry in written):
                 result = result.detached()
+            changed = written
         finally:
             self._table.reset()
             if constants and _versions(constants) != before:
                 program.constants = program.fresh_constants()
-            self._settle(inputs.changed(), call, kept, finished=result is not None)
+            if changed is None:
+                channel.forget_prepared(call.number)
+                self._settle(inputs.changed(), call, channel.kept, finished=False)
+            elif changed:
+                self._settle(changed, call, channel.kept, finished=True)
         rng = call.options.rng
         return result, None if rng is None else self.device.seeded(rng)
 
     def _run_within_limit(self, call: Call, inputs: Inputs) -> tuple[Any, ...]:
         """The program's outputs, after room was made if it was short; once."""
-        shapes = (call.program.digest, *inputs.shapes())
+        shapes = (call.program.digest, *inputs.shapes)
         try:
             outputs, need_bytes = self._attempt(call, inputs, shapes)
         except OutOfMemory as short:

@@ -8,7 +8,7 @@ import torch
 from gpu_manager.worker.device import Device
 from gpu_manager.worker.errors import Refused
 from gpu_manager.worker.image import Image
-from gpu_manager.worker.session import Binding, Given, Held, Kept
+from gpu_manager.worker.session import Binding, Given, Held, Kept, positions_of
 from gpu_manager.worker.tensors import read_spec, view
 from torch_shim.protocol import Failure
 
@@ -24,15 +24,24 @@ NO_AREA = memoryview(b"")
 class Inputs:
     """Everything a program gets in one call."""
 
-    def __init__(
-        self, values: list[Any], sent: list[Given], bound: list[Given], end_bytes: int
-    ) -> None:
+    def __init__(self, values: list[Any], sent: list[Given], binding: Binding | None) -> None:
         self.values = values
         self.sent = sent
-        self.given = sent + bound
-        self.end_bytes = end_bytes  # of the area, behind the last byte that an input takes
+        self.given = sent if binding is None else sent + binding.given
+        self.positions = [positions_of(sent)]
+        if binding is not None:
+            self.positions.append(binding.positions)
+        self.shapes = tuple(entry.tensor.shape for entry in sent)
+        self.batch = _batch(sent)
+        self.end_bytes = 0  # of the area, behind the last byte that an input takes
+        self.lasting = True  # whether the same description gives the same tensors again
         self._tensors = [entry.tensor for entry in self.given]
         self._versions = self._now()
+
+    def again(self) -> "Inputs":
+        """The same tensors for another call; what is in the area may have changed."""
+        self._versions = self._now()
+        return self
 
     def changed(self) -> list[Given]:
         """Those that were written to since."""
@@ -42,21 +51,15 @@ class Inputs:
         pairs = zip(self.given, self._versions, after, strict=True)
         return [entry for entry, before, now in pairs if before != now]
 
-    def shapes(self) -> tuple[Any, ...]:
-        """What tells calls of one program apart that may need different amounts of memory."""
-        return tuple(entry.tensor.shape for entry in self.sent)
-
-    def batch(self) -> int:
-        """The first dimension of the largest input, 0 where there is none."""
-        largest = max(
-            (entry.tensor for entry in self.sent if entry.held.image is None),
-            key=torch.Tensor.numel,
-            default=None,
-        )
-        return 0 if largest is None or not largest.dim() else largest.size(0)
-
     def _now(self) -> list[int]:
         return list(map(_version_of, self._tensors))
+
+
+def _batch(sent: list[Given]) -> int:
+    """The first dimension of the largest input that is no weight, 0 where there is none."""
+    tensors = (entry.tensor for entry in sent if entry.held.image is None)
+    largest = max(tensors, key=torch.Tensor.numel, default=None)
+    return 0 if largest is None or not largest.dim() else largest.size(0)
 
 
 class Reader:
@@ -72,6 +75,7 @@ class Reader:
         self._held: dict[tuple[int, ...], Held] = {}
         self._missing: list[int] = []
         self._end_bytes = 0
+        self._lasting = True
 
     def call(self, described: Any, count: int, binding: Binding | None) -> Inputs:
         """The inputs of a call of a program that takes `count`."""
@@ -81,12 +85,15 @@ class Reader:
         given = []
         for position, entry in enumerate(described):
             if isinstance(entry, list):
-                found = self._tensor(entry)
+                found = self._tensor(position, entry)
                 if found is not None:
-                    given.append(Given(position, *found))
-                    values[position] = found[0]
-            elif entry is None or isinstance(entry, (bool, int, float)):
+                    given.append(found)
+                    values[position] = found.tensor
+            elif isinstance(entry, (bool, int, float)):
                 values[position] = entry
+                self._lasting = False  # 1, 1.0 and True are equal and not the same
+            elif entry is None:
+                continue
             else:
                 raise Refused(Failure.BAD_FRAME, f"input {position} is {entry!r:.40}")
         self._check_missing()
@@ -94,8 +101,9 @@ class Reader:
             if described[entry.position] is not None:
                 raise Refused(Failure.BAD_FRAME, f"input {entry.position} is bound")
             values[entry.position] = entry.tensor
-        bound = [] if binding is None else binding.given
-        return Inputs(values, given, bound, self._end_bytes)
+        inputs = Inputs(values, given, binding)
+        inputs.end_bytes, inputs.lasting = self._end_bytes, self._lasting
+        return inputs
 
     def binding(self, number: Any, described: Any, count: int) -> Binding:
         """The inputs that a BIND names."""
@@ -105,9 +113,9 @@ class Reader:
         for position, entry in sorted(described.items()):
             if type(position) is not int or not 0 <= position < count:
                 raise Refused(Failure.BAD_FRAME, f"no input {position!r:.40}")
-            found = self._tensor(entry)
+            found = self._tensor(position, entry)
             if found is not None:
-                given.append(Given(position, *found))
+                given.append(found)
         self._check_missing()
         return Binding(number, given)
 
@@ -116,14 +124,14 @@ class Reader:
             detail = f"{len(self._missing)} kept storages"
             raise Refused(Failure.MISSING, detail, {"missing": self._missing})
 
-    def _tensor(self, described: Any) -> tuple[torch.Tensor, Held] | None:
+    def _tensor(self, position: int, described: Any) -> Given | None:
         """The tensor and its storage; None where that is not here any more."""
         if not isinstance(described, list) or len(described) < _TENSOR_FIELDS:
             raise Refused(Failure.BAD_FRAME, f"tensor {described!r:.60}")
         source, dtype, shape, strides, offset = described[:_TENSOR_FIELDS]
         spec = read_spec(dtype, shape, strides, offset)
         held = self._source(source)
-        return None if held is None else (view(held.storage, spec), held)
+        return None if held is None else Given(position, view(held.storage, spec), held, spec)
 
     def _source(self, source: Any) -> Held | None:
         if not isinstance(source, list) or not source or len(source) > _AREA_FIELDS:
@@ -135,6 +143,7 @@ class Reader:
             raise Refused(Failure.BAD_FRAME, f"source {source!r:.60}")
         if kind == _KEPT and len(source) == _KEPT_FIELDS:
             key, epoch = rest
+            self._lasting = False
             held = self._kept.find(key, epoch)
             if held is None:
                 self._missing.append(key)
@@ -165,5 +174,6 @@ class Reader:
             known = self._held[(offset, size_bytes, key)] = Held(storage, key, epoch)
             self._end_bytes = max(self._end_bytes, offset + size_bytes)
             if key:
+                self._lasting = False
                 self._kept.keep(known)
         return known

@@ -82,7 +82,7 @@ _WHOLE_NAMESPACES = {
     "torch._C._special": ("__",),
 }
 _TABLE_NAMESPACES = _words(
-    """torch torch._VF torch.functional torch.nn.functional torch.nn.init torch.linalg torch.fft
+    """torch torch.functional torch.nn.functional torch.nn.init torch.linalg torch.fft
     torch.special torch._foreach"""
 )
 
@@ -135,8 +135,9 @@ class OperatorTable:
                     self._registered[name] = found
         return found
 
-    def __len__(self) -> int:
-        return len(self._named)
+    def names(self) -> list[str]:
+        """Every name but those of registered operators, which are looked up when first named."""
+        return list(self._named)
 
     def _overload(self, name: str) -> Operator | None:
         """A registered operator: `aten::add.Tensor`, or `aten::add` for whichever fits."""

@@ -16,7 +16,6 @@ import torch
 from gpu_manager.worker.build import BuiltProgram
 from gpu_manager.worker.errors import Refused
 from gpu_manager.worker.execute import Answer, Executor, read_call
-from gpu_manager.worker.inputs import NO_AREA
 from gpu_manager.worker.leases import Leases
 from gpu_manager.worker.operators import OperatorTable
 from gpu_manager.worker.results import offsets_behind
@@ -87,7 +86,6 @@ class ChannelServer:
         self._programs = programs
         self._reports = reports
         self._state = ChannelState(executor.sessions.open(session))
-        self._arena: memoryview | None = None
         self._share: Any = None
         self._handlers: dict[Kind, Callable[[Frame], None]] = {
             Kind.ARENA: self._take_arena,
@@ -126,10 +124,11 @@ class ChannelServer:
     def _take_arena(self, frame: Frame) -> None:
         match frame.meta:
             case [int(size_bytes)] if len(frame.descriptors) == 1:
-                self._arena = _map_arena(frame.descriptors[0], size_bytes)
+                arena = _map_arena(frame.descriptors[0], size_bytes)
             case _:
                 raise Refused(Failure.BAD_FRAME, "ARENA is a size and one descriptor")
-        self._share = self._executor.device.share(self._arena)
+        self._state.take_arena(arena)
+        self._share = self._executor.device.share(arena)
         self._wire.send(Kind.DONE, [])
 
     def _define(self, frame: Frame) -> None:
@@ -158,10 +157,9 @@ class ChannelServer:
 
     def _call(self, frame: Frame) -> None:
         call = read_call(frame.meta, self._state)
-        area = self._arena if self._arena is not None else frame.body or NO_AREA
         self._leases.enter(call.lease)
         try:
-            answer = self._executor.call(call, self._state.kept, area)
+            answer = self._executor.call(call, self._state, frame.body)
             self._send_result(answer)
         finally:
             self._leases.leave(call.lease)
@@ -172,7 +170,7 @@ class ChannelServer:
         begun_s = time.perf_counter()
         result = answer.result
         offsets, end = offsets_behind(answer.end_bytes, result.sizes())
-        arena = self._arena
+        arena = self._state.arena
         body: Sequence[bytearray] = ()
         descriptors: list[int] = []
         if arena is not None and end <= len(arena):

@@ -10,7 +10,7 @@ import torch
 from gpu_manager.worker.build import BuiltProgram
 from gpu_manager.worker.errors import Refused
 from gpu_manager.worker.image import Image
-from gpu_manager.worker.tensors import identity
+from gpu_manager.worker.tensors import TensorSpec, identity
 from torch_shim.protocol import Failure
 
 
@@ -39,11 +39,18 @@ class Held:
 
 
 class Given(NamedTuple):
-    """One tensor input: its position, the tensor, and the storage it lies in."""
+    """One tensor input: its position, the tensor as described, and the storage it lies in."""
 
     position: int
     tensor: torch.Tensor
     held: Held
+    spec: TensorSpec
+
+    def keeps_its_shape(self) -> bool:
+        """Whether the tensor still is laid out as described, whatever was written to it."""
+        tensor, spec = self.tensor, self.spec
+        layout = (list(tensor.shape), list(tensor.stride()), tensor.storage_offset())
+        return layout == (spec.shape, spec.strides, spec.offset)
 
 
 class Kept:
@@ -139,17 +146,20 @@ def positions_of(given: Iterable[Given]) -> dict[int, int]:
 
 
 class ChannelState:
-    """The numbers that one channel gave to programs and bindings."""
+    """The numbers that one channel gave to programs and bindings, and its arena."""
 
     def __init__(self, kept: Kept) -> None:
         self.kept = kept
+        self.arena: memoryview | None = None
         self._programs: dict[int, BuiltProgram] = {}
         self._bindings: dict[int, Binding] = {}  # the latest of each program
+        self._prepared: dict[int, tuple[Any, Binding | None, Any]] = {}
 
     def define(self, number: int, program: BuiltProgram) -> None:
         """Give a program a number; bindings of the one that had it are gone."""
         self._programs[number] = program
         self._bindings.pop(number, None)
+        self._prepared.pop(number, None)
 
     def program(self, number: Any) -> BuiltProgram:
         """The program of this number."""
@@ -161,6 +171,7 @@ class ChannelState:
     def bind(self, program: int, binding: Binding) -> None:
         """Remember a program's binding instead of its former one."""
         self._bindings[program] = binding
+        self._prepared.pop(program, None)
 
     def binding(self, program: int, number: Any) -> Binding | None:
         """The program's binding of this number; None for no number."""
@@ -170,3 +181,23 @@ class ChannelState:
         if found is None or found.number != number or found.gone:
             raise Refused(Failure.MISSING, f"binding {number!r:.40}", {"missing": []})
         return found
+
+    def take_arena(self, arena: memoryview) -> None:
+        """Use this memory from now on; nothing lies in the former one any more."""
+        self.arena = arena
+        self._prepared.clear()
+
+    def prepared(self, program: int, described: Any, binding: Binding | None) -> Any:
+        """What was prepared for a call that said the same, or None."""
+        found = self._prepared.get(program)
+        if found is None or found[1] is not binding or found[0] != described:
+            return None
+        return found[2]
+
+    def prepare(self, program: int, described: Any, binding: Binding | None, inputs: Any) -> None:
+        """Remember what the inputs of a call are made of, for the next one that says the same."""
+        self._prepared[program] = (described, binding, inputs)
+
+    def forget_prepared(self, program: int) -> None:
+        """Prepare the program's next call from its description."""
+        self._prepared.pop(program, None)

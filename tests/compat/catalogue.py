@@ -75,7 +75,7 @@ def _vision() -> Iterator[Entry]:
     for model in ("fcn_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large"):
         yield Entry("segmentation", (model,))
     for model in (
-        "fasterrcnn_mobilenet_v3_large_320_fpn",
+        "fasterrcnn_resnet50_fpn",
         "maskrcnn_resnet50_fpn",
         "retinanet_resnet50_fpn",
         "ssdlite320_mobilenet_v3_large",

@@ -208,6 +208,23 @@ async def test_long_call_is_waited_for_when_others_wait() -> None:
 
 
 @virtually
+async def test_worker_is_replaced_within_seconds_when_it_hangs_and_others_wait() -> None:
+    async with world() as it:
+        model = it.add(16)
+        held, worker = await it.hold(model)
+        await worker.call(held.id)
+        calling = asyncio.ensure_future(worker.call(held.id, run_s=1000.0))
+        await until(2.0)
+        worker.hangs = True
+
+        await it.hold(model, session="t")
+
+        assert worker.closed.done()
+        assert asyncio.get_running_loop().time() == pytest.approx(2.0 + 3.5 + 1.0, abs=0.2)
+        calling.cancel()
+
+
+@virtually
 async def test_worker_is_killed_when_a_released_lease_keeps_calling() -> None:
     async with world() as it:
         model = it.add(16)

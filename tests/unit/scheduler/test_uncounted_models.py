@@ -81,6 +81,25 @@ def test_nothing_fails_when_a_load_of_a_lease_of_the_past_failed() -> None:
     assert only(Dispatch, world.arrive(request("r2"))).hit
 
 
+def test_model_is_loaded_anew_when_its_load_failed_after_its_lease_had_ended() -> None:
+    world = World(a_core("lb"))
+    world.arrive(request("r0"))
+    failed = LoadFailed(G0.id, BERT, "no such file", lease=world.lease_on("g0"))
+    world.free("g0")
+    assert world.send(failed) == []
+    assert not only(Dispatch, world.arrive(request("r1"))).hit
+
+
+def test_request_that_counted_on_a_load_fails_when_that_failed_after_its_own_lease() -> None:
+    """The second request was a hit: the load of the first one was still under way."""
+    world = World(a_core("lb"))
+    world.arrive(request("r0"))
+    failed = LoadFailed(G0.id, BERT, "no such file", lease=world.lease_on("g0"))
+    world.free("g0")
+    assert only(Dispatch, world.arrive(request("r1"))).hit
+    assert ended(world.send(failed)) == {"r1": Outcome.FAILED}
+
+
 def test_lease_fails_when_it_is_the_one_whose_load_failed() -> None:
     world = World(a_core("lb"))
     world.arrive(request("r0"))

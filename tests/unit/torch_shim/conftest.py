@@ -14,13 +14,15 @@ ROOT = Path(__file__).resolve().parents[3]
 ACTIVATE = ROOT / "torch_shim" / "activate"
 
 _SERVER = """
-import io, json, os, sys, traceback, warnings
+import json, linecache, os, sys, traceback, warnings
 import torch
 
 def run(source):
     sys.stdout = sys.stderr
     try:
         warnings.simplefilter("error")
+        lines = source.splitlines(keepends=True)
+        linecache.cache["snippet"] = (len(source), None, lines, "snippet")
         exec(compile(source, "snippet", "exec"), {"__name__": "__main__", "torch": torch})
     except BaseException:
         return traceback.format_exc()

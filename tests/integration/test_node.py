@@ -1,0 +1,350 @@
+"""A node with real worker processes: calls, evictions, memory, and everything that can die."""
+
+import contextlib
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cache_manager.model import MIB
+from gpu_manager.api import TcpAddress, UnixAddress
+from gpu_manager.settings import Emulation
+from tests.manager_client import Weights, weights
+from tests.worker_client import Function, NodeThread, alive, needs, node_thread, soon
+from torch_shim.errors import RemoteFailure, WireError
+
+GPU_MIB = 400
+
+
+def model(first: float, mib: int = 1) -> Weights:
+    """Weights whose first row is this number four times."""
+    return weights(struct.pack("4f", *[first] * 4) + bytes(mib * MIB - 16))
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[NodeThread]:
+    listen = (UnixAddress(f"@gpufaas-test-node-{os.getpid()}"), TcpAddress("127.0.0.1", 0))
+    with node_thread(GPU_MIB, listen=listen) as found:
+        yield found
+
+
+@pytest.fixture
+def functions(node: NodeThread) -> Iterator[list[Function]]:
+    """Whoever is in here is gone when the test is over, with all that it held."""
+    found: list[Function] = []
+    yield found
+    for function in found:
+        function.close()
+    assert soon(lambda: node.leases() == 0, 3.0)
+
+
+def function(node: NodeThread, functions: list[Function], name: str = "function") -> Function:
+    functions.append(Function(node.address, node.credential(name)))
+    return functions[-1]
+
+
+def evict_all(node: NodeThread) -> None:
+    """Leave nothing on the GPU."""
+    assert soon(lambda: node.leases() == 0, 3.0)
+    for resident in node.run(lambda it: [r.model for g in it.status().gpus for r in g.residents]):
+        node.do(node.node.driver.evict(resident))
+    assert soon(lambda: node.pids() == [], 3.0)
+
+
+def test_call_is_answered_by_a_worker(node: NodeThread, functions: list[Function]) -> None:
+    image = model(10.0)
+    it = function(node, functions)
+    it.upload(image)
+
+    assert it.use(image, x=1.5) == [11.5] * 4
+    assert it.use(image, x=2.0) == [12.0] * 4
+    assert len(node.pids()) == 1
+    image.close()
+
+
+def test_worker_of_the_first_model_is_gone_when_both_do_not_fit(
+    node: NodeThread, functions: list[Function]
+) -> None:
+    evict_all(node)
+    one, other = model(1.0, 200), model(2.0, 201)
+    it = function(node, functions)
+    it.upload(one)
+    it.upload(other)
+    assert it.use(one) == [2.0] * 4
+    (first,) = node.pids()
+
+    assert it.use(other) == [3.0] * 4
+
+    (second,) = node.pids()
+    assert second != first
+    assert not alive(first)
+    assert it.use(one) == [2.0] * 4
+    for image in (one, other):
+        image.close()
+
+
+def test_call_fails_alone_when_it_can_never_fit(
+    node: NodeThread, functions: list[Function]
+) -> None:
+    image = model(3.0)
+    it = function(node, functions)
+    it.upload(image)
+    assert it.use(image) == [4.0] * 4
+    before = node.pids()
+
+    with pytest.raises(RemoteFailure) as failed:
+        it.use(image, needs(GPU_MIB + 50))
+
+    assert failed.value.failure == "out of memory"
+    assert it.use(image) == [4.0] * 4
+    assert node.pids() == before
+    image.close()
+
+
+def test_idle_model_leaves_when_a_call_needs_its_memory(
+    node: NodeThread, functions: list[Function]
+) -> None:
+    evict_all(node)
+    idle, busy = model(4.0, 150), model(5.0, 1)
+    it = function(node, functions)
+    it.upload(idle)
+    it.upload(busy)
+    it.use(idle)
+    it.release()
+    it.use(busy)
+    assert len(node.pids()) == 2
+
+    answer = it.use(busy, needs(300))
+
+    assert answer == pytest.approx([6.0 * 300 * MIB / 4] * 4, rel=1e-3)
+    assert len(node.pids()) == 1
+    for image in (idle, busy):
+        image.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_next_lease_has_another_worker_when_one_was_killed(
+    node: NodeThread, functions: list[Function], number: signal.Signals
+) -> None:
+    evict_all(node)
+    image = model(6.0)
+    it = function(node, functions)
+    it.upload(image)
+    it.use(image)
+    (pid,) = node.pids()
+
+    os.kill(pid, number)
+
+    assert soon(lambda: node.leases() == 0, 2.0)
+    assert it.use(image) == [7.0] * 4
+    assert node.pids() != [pid]
+    image.close()
+
+
+def test_two_functions_take_turns_when_both_want_the_gpu(
+    node: NodeThread, functions: list[Function]
+) -> None:
+    evict_all(node)
+    image = model(7.0)
+    ones, others = function(node, functions), function(node, functions, "other")
+    ones.upload(image)
+    others.upload(image)
+    until_s = time.monotonic() + 1.5
+    counts = {}
+
+    def work(it: Function) -> None:
+        done = 0
+        while time.monotonic() < until_s:
+            assert it.use(image) == [8.0] * 4
+            done += 1
+        counts[it.session] = done
+
+    threads = [threading.Thread(target=work, args=(it,)) for it in (ones, others)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert all(counts[it.session] >= 3 for it in (ones, others)), counts
+    assert len(node.pids()) == 1
+    image.close()
+
+
+def test_tenants_share_no_worker_when_their_weights_are_the_same(node: NodeThread) -> None:
+    evict_all(node)
+    image = model(8.0)
+    ones = Function(node.address, node.credential("f", "one"))
+    others = Function(node.address, node.credential("f", "other"))
+    for it in (ones, others):
+        it.upload(image)
+        assert it.use(image) == [9.0] * 4
+        it.release()
+
+    assert len(node.pids()) == 2
+    for it in (ones, others):
+        it.close()
+    assert soon(lambda: node.leases() == 0, 2.0)
+    image.close()
+
+
+def test_call_is_answered_when_the_client_is_on_another_node(node: NodeThread) -> None:
+    image = model(9.0)
+    here = Function(node.address, node.credential())
+    here.upload(image)
+    there = Function(str(node.node.addresses[1]), node.credential())
+
+    assert there.use(image) == [10.0] * 4
+
+    for it in (here, there):
+        it.close()
+    assert soon(lambda: node.leases() == 0, 2.0)
+    image.close()
+
+
+CLIENT = """
+import sys, time
+sys.path.insert(0, {root!r})
+from tests.integration.test_node import model
+from tests.worker_client import Function
+it = Function({address!r}, {credential!r}, "killed")
+image = model(11.0, 50)
+it.upload(image)
+it.use(image)
+print("called", flush=True)
+it.call(image)
+print("answered", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def slow_node() -> Iterator[NodeThread]:
+    """Every call takes two seconds."""
+    with node_thread(GPU_MIB, emulation=Emulation(run_s=2.0)) as found:
+        yield found
+
+
+def test_everything_of_a_process_is_gone_when_it_is_killed_in_a_call(
+    slow_node: NodeThread,
+) -> None:
+    evict_all(slow_node)
+    code = CLIENT.format(
+        root=str(Path.cwd()), address=slow_node.address, credential=slow_node.credential()
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"called\n"
+        time.sleep(0.2)
+        (worker,) = slow_node.pids()
+
+        client.kill()
+        client.wait()
+
+        assert soon(lambda: slow_node.leases() == 0, 2.0)
+        assert client.stdout.read() == b""
+    # The call had less than two seconds left: its worker either ended it, or was killed.
+    assert slow_node.pids() in ([], [worker])
+
+
+def test_call_is_lost_when_its_worker_dies_and_the_gpu_goes_on(slow_node: NodeThread) -> None:
+    evict_all(slow_node)
+    image = model(12.0)
+    it = Function(slow_node.address, slow_node.credential())
+    it.upload(image)
+    it.acquire(image)
+    (pid,) = slow_node.pids()
+    threading.Timer(0.3, os.kill, (pid, signal.SIGSEGV)).start()
+
+    with pytest.raises(WireError):
+        it.call(image)
+
+    assert it.use(image) == [13.0] * 4
+    it.close()
+    image.close()
+
+
+def test_worker_that_hangs_is_replaced_when_another_one_waits(slow_node: NodeThread) -> None:
+    evict_all(slow_node)
+    image = model(13.0)
+    hung, other = (Function(slow_node.address, slow_node.credential()) for _ in range(2))
+    hung.upload(image)
+    hung.use(image)
+    (pid,) = slow_node.pids()
+    caller = threading.Thread(target=_call_in_vain, args=(hung, image))
+    caller.start()
+    time.sleep(0.2)
+    os.kill(pid, signal.SIGSTOP)
+    began_s = time.monotonic()
+
+    other.acquire(image)
+
+    assert time.monotonic() - began_s < 5.0
+    assert slow_node.pids() != [pid]
+    caller.join(5.0)
+    assert not caller.is_alive()
+    for it in (hung, other):
+        it.close()
+    image.close()
+
+
+def test_call_ends_with_its_deadline_when_the_worker_hangs(slow_node: NodeThread) -> None:
+    evict_all(slow_node)
+    image = model(14.0)
+    it = Function(slow_node.address, slow_node.credential())
+    it.upload(image)
+    it.use(image)
+    it.release()
+    it.acquire(image, deadline_s=1.0)
+    (pid,) = slow_node.pids()
+    os.kill(pid, signal.SIGSTOP)
+    began_s = time.monotonic()
+
+    with pytest.raises(WireError):
+        it.call(image)
+
+    assert time.monotonic() - began_s < 5.0
+    assert soon(lambda: slow_node.leases() == 0, 1.0)
+    it.close()
+    image.close()
+
+
+def test_nothing_is_left_when_a_node_has_stopped() -> None:
+    before = _open_files()
+    with node_thread(GPU_MIB) as it:
+        image = model(15.0)
+        function = Function(it.address, it.credential())
+        function.upload(image)
+        assert function.use(image) == [16.0] * 4
+        pids = it.pids()
+        server = _fork_server(pids[0])
+    function.close()
+    image.close()
+
+    assert not any(alive(pid) for pid in [*pids, server])
+    assert soon(lambda: _open_files() == before, 1.0)
+
+
+def _call_in_vain(it: Function, image: Weights) -> None:
+    with pytest.raises(WireError):
+        it.call(image)
+
+
+def _open_files() -> list[str]:
+    """What this process has open, by kind."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(re.sub(r"\d+", "", str(entry.readlink())))
+    return sorted(found)
+
+
+def _fork_server(pid: int) -> int:
+    """A worker's parent."""
+    return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[1])
