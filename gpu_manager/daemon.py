@@ -98,10 +98,11 @@ class GpuManager:
         self._acquiring.stop()
         self._server.stop_listening()
         self._watch.stop()
-        await self.node.drain(self._settings.drain_s)
-        await self._server.close()
-        self._scheduling.detach(self.node.name)
         if self._runtime is not None:
+            await self.node.drain(self._settings.drain_s)
+        await self._server.close()
+        if self._runtime is not None:
+            self._scheduling.detach(self.node.name)
             await self._runtime.close()
         self._store.close()
         for device in self.devices:

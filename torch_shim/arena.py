@@ -3,12 +3,20 @@
 import fcntl
 import mmap
 import os
+from collections.abc import Sequence
 
 import torch
 
-from torch_shim.protocol import aligned
+from torch_shim.patching import original_of
 
 FIRST_BYTES = 1 << 20
+# What moves bytes goes by PyTorch's own functions: handles are of no interest here.
+_empty = original_of(torch.empty)
+_frombuffer = original_of(torch.frombuffer)
+_set = torch._C.TensorBase.set_  # noqa: SLF001 - the one that is not ours
+
+Buffer = mmap.mmap | memoryview | bytearray
+
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -35,11 +43,22 @@ class Arena:
             self.forget_descriptor()
 
 
-def flat(buffer: mmap.mmap | memoryview | bytearray, dtype: torch.dtype, offset: int, count: int) -> torch.Tensor:
+def flat(buffer: Buffer, dtype: torch.dtype, offset: int, count: int) -> torch.Tensor:
     """`count` elements of a buffer as a one-dimensional tensor over the same memory."""
     if not count:
-        return torch.empty(0, dtype=dtype)
-    return torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset)
+        return _empty(0, dtype=dtype)
+    return _frombuffer(buffer, dtype=dtype, count=count, offset=offset)
+
+
+def tensor_over(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    offset: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+) -> torch.Tensor:
+    """The CPU tensor over a storage, whatever handle it belongs to."""
+    return _set(_empty(0, dtype=dtype), storage, offset, shape, strides)
 
 
 def map_privately(descriptor: int, size_bytes: int) -> mmap.mmap:
@@ -54,7 +73,5 @@ def span_of(tensor: torch.Tensor) -> int:
     """Elements of the storage from the first to the last one that the tensor uses."""
     if tensor.numel() == 0:
         return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
-
-
-__all__ = ["Arena", "aligned", "flat", "map_privately", "span_of"]
+    steps = zip(tensor.size(), tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps)

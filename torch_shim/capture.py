@@ -1,11 +1,7 @@
 """Dynamo in the shim's service: set up once, then one compiled function for each root module."""
 
 import contextlib
-import functools
-import logging
-import sys
 import threading
-import time
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -14,20 +10,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch._dynamo import config, convert_frame, utils
-from torch._dynamo.eval_frame import skip_code
-from torch._dynamo.variables import builder
 
 from torch_shim.background import Stage, Tracer, trace
+from torch_shim.dynamo import RECOMPILE_LIMIT, configure
 from torch_shim.graphs import Graph
 from torch_shim.report import Break, report
 from torch_shim.roots import Root, Roots
 from torch_shim.tensors import CudaTensor
-from torch_shim.tracing import tracing
-
-# A module may be called in many ways, and torch's own limit of 8 would send it local for good.
-RECOMPILE_LIMIT = 64
-ALL_RECOMPILES_LIMIT = 4096
 
 ModuleCall = Callable[..., Any]
 
@@ -167,80 +156,3 @@ def _note_break(module: fx.GraphModule) -> None:
 def _set_autocast(kind: str, enabled: bool, dtype: torch.dtype) -> None:  # noqa: FBT001 - torch's order
     torch.set_autocast_enabled(kind, enabled)
     torch.set_autocast_dtype(kind, dtype)
-
-
-def configure() -> None:
-    """Set Dynamo up: hooks are guarded, and handles are tensors on a GPU to it."""
-    config.skip_nnmodule_hook_guards = False
-    config.allow_rnn = True
-    config.recompile_limit = RECOMPILE_LIMIT
-    config.accumulated_recompile_limit = ALL_RECOMPILES_LIMIT
-    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-    _replace(builder, "infer_subclass_type", _plain_to_dynamo)
-    _replace(builder, "wrap_to_fake_tensor_and_record", _faked_without_history)
-    _replace(utils, "run_node", _without_gradients)
-    _replace(convert_frame, "_compile", _without_accelerator)
-    skip_own_frames()
-
-
-def skip_own_frames() -> None:
-    """Dynamo has no business in the shim's functions when they run between two graphs."""
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "torch_shim":
-            for value in list(vars(module).values()):
-                for code in _codes_of(value, name):
-                    skip_code(code)
-
-
-def _codes_of(value: Any, module: str) -> Iterator[types.CodeType]:
-    """The code of a function or of a class's methods, with what is nested in it."""
-    if isinstance(value, types.CodeType):
-        yield value
-        for constant in value.co_consts:
-            yield from _codes_of(constant, module)
-    elif isinstance(value, (staticmethod, classmethod)):
-        yield from _codes_of(value.__func__, module)
-    elif isinstance(value, property):
-        yield from _codes_of(value.fget, module)
-        yield from _codes_of(value.fset, module)
-    elif isinstance(value, types.FunctionType):
-        yield from _codes_of(value.__code__, module)
-    elif isinstance(value, type) and value.__module__ == module:
-        for member in list(vars(value).values()):
-            if not isinstance(member, type):
-                yield from _codes_of(member, module)
-
-
-def _replace(module: types.ModuleType, name: str, around: Callable[..., Any]) -> None:
-    """Put a function of ours around one of Dynamo's, which is given to it first."""
-    setattr(module, name, functools.partial(around, getattr(module, name)))
-
-
-def _plain_to_dynamo(native: Callable[..., Any], value: Any) -> Any:
-    """A handle is a plain tensor; its fake takes the device from the handle's property."""
-    return None if isinstance(value, CudaTensor) else native(value)
-
-
-def _faked_without_history(
-    native: Callable[..., Any], value: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """A fake on a GPU must know no gradients: autograd would ask a CUDA stream, and abort."""
-    if isinstance(value, CudaTensor) and value.requires_grad:
-        data = value.data
-        value = torch.nn.Parameter(data, False) if isinstance(value, torch.nn.Parameter) else data
-    return native(value, *args, **kwargs)
-
-
-def _without_gradients(native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Operators on fakes leave no history either."""
-    with torch.no_grad():
-        return native(*args, **kwargs)
-
-
-def _without_accelerator(native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """While Dynamo traces there is no stream to ask about."""
-    start_s = time.perf_counter()
-    with tracing():
-        result = native(*args, **kwargs)
-    report.add("trace_s", time.perf_counter() - start_s)
-    return result

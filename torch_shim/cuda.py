@@ -1,5 +1,6 @@
 """torch.cuda and torch.accelerator: what they answer about the redirected GPU."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from types import ModuleType
@@ -122,6 +123,14 @@ def refusing(name: str, remedy: str) -> Callable[..., NoReturn]:
     return refuse
 
 
+class DeviceIndex(contextlib.nullcontext[None]):
+    """`with torch.accelerator.device_index(0)`: there is no other."""
+
+    def __init__(self, device: int | None) -> None:
+        names_cuda(device)
+        super().__init__()
+
+
 def _current_accelerator(check_available: bool = False) -> torch.device | None:  # noqa: FBT001, FBT002, ARG001 - PyTorch's signature
     return None if tracing else torch.device("cuda")
 
@@ -169,6 +178,7 @@ def _install_accelerator() -> None:
         "current_device_idx": answering("current_device_idx", 0),
         "set_device_index": functools.partial(_same_device),
         "set_device_idx": functools.partial(_same_device),
+        "device_index": DeviceIndex,
         "synchronize": answering("synchronize", None),
         "empty_cache": answering("empty_cache", None),
         "get_memory_info": functools.partial(MEMORY["mem_get_info"]),

@@ -7,7 +7,7 @@ import torch
 from torch.jit import _builtins
 from torch.utils import _device
 
-from torch_shim import memory
+from torch_shim import memory, storages
 from torch_shim.devices import CPU, DeviceLike, names_cuda, tracing_fakes
 from torch_shim.patching import replace, set_attribute
 from torch_shim.tensors import CudaTensor, NoTorchFunction, Tensor, become_cuda
@@ -57,19 +57,23 @@ def _replace(owner: object, name: str, make: Callable[[Any], Callable[..., Any]]
 
 def _factory(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def factory(*args: Any, **kwargs: Any) -> Tensor:
-        if (
-            torch.compiler.is_dynamo_compiling()
-            or not names_cuda(kwargs.get("device"))
-            or tracing_fakes()
-        ):
+        if torch.compiler.is_dynamo_compiling():
             return native(*args, **kwargs)
-        return _make(native, args, kwargs)
+        on_gpu = names_cuda(kwargs.get("device"))
+        if not (on_gpu or kwargs.get("pin_memory")) or tracing_fakes():
+            return native(*args, **kwargs)
+        if on_gpu:
+            return _make(native, args, kwargs)
+        kwargs["pin_memory"] = False  # it needs a real GPU
+        return storages.pin(native(*args, **kwargs))
 
     return factory
 
 
 def _make(native: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     kwargs["device"] = CPU
+    if kwargs.get("pin_memory"):
+        raise RuntimeError("Only dense CPU tensors can be pinned")
     try:
         with NoTorchFunction():
             result = native(*args, **kwargs)

@@ -41,6 +41,7 @@ def install() -> None:
     replace(backward, "apply", _apply_backward)
     native = inspect.getattr_static(torch.autograd.Function, "apply")
     set_attribute(torch.autograd.Function, "apply", classmethod(_apply_forward(native)))
+    replace(torch.autograd.graph.saved_tensors_hooks, "__init__", _pack_with_handles)
     hook = torch.utils.hooks.BackwardHook
     replace(hook, "setup_input_hook", _watch_inputs)
     replace(hook, "_set_user_hook", _class_user_hooks)
@@ -168,6 +169,19 @@ def _address(tensor: Tensor) -> int | None:
         ):  # noqa: SLF001 - no public question
             return None
         return tensor.data_ptr() or None
+
+
+def _pack_with_handles(native: Callable[..., None]) -> Callable[..., None]:
+    """Saving happens inside an operator, where handles are switched off: on again for the hook."""
+
+    def init(self: Any, pack_hook: Callable[[Tensor], Any], unpack_hook: Any) -> None:
+        def pack(tensor: Tensor) -> Any:
+            with torch._C._EnableTorchFunction():  # noqa: SLF001 - no public way
+                return pack_hook(tensor)
+
+        native(self, pack, unpack_hook)
+
+    return init
 
 
 def _watch_inputs(native: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_shim.dynamo import on_gpu
 from torch_shim.encode import NotShippable, encode
 from torch_shim.errors import BadFrame, RemoteFailure
 from torch_shim.local import on_this_processor
@@ -53,8 +54,8 @@ class Graph:
                 outputs = self._with_gradients(args)
             else:
                 outputs = self.answer(args)
-            for value, (on_gpu, _) in zip(outputs, self._outputs, strict=True):
-                if on_gpu and isinstance(value, torch.Tensor):
+            for value, (there, _) in zip(outputs, self._outputs, strict=True):
+                if there and isinstance(value, torch.Tensor):
                     become_cuda(value)
         return outputs
 
@@ -202,8 +203,7 @@ def _describe_outputs(
     found = []
     for value in output.args[0]:
         example = _example(value)
-        on_gpu = isinstance(example, torch.Tensor) and example.device.type == "cuda"
-        found.append((on_gpu, value in reached))
+        found.append((on_gpu(example), value in reached))
     return found
 
 

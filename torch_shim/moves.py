@@ -22,7 +22,6 @@ from torch_shim.tensors import (
     cpu_class,
 )
 
-_PINNED = "_gpufaas_pinned"
 
 
 class Target(NamedTuple):
@@ -174,9 +173,7 @@ def _pin_memory(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
             raise RuntimeError(f"cannot pin '{kind}' only dense CPU tensors can be pinned")
         if self.is_pinned():
             return self
-        pinned = self.clone()
-        storages.storage_of(pinned).__dict__[_PINNED] = True
-        return pinned
+        return storages.pin(self.clone())
 
     return pin_memory
 
@@ -187,6 +184,6 @@ def _is_pinned(native: Callable[..., bool]) -> Callable[..., bool]:
     def is_pinned(self: Tensor, device: Any = None) -> bool:  # noqa: ARG001 - PyTorch's signature
         if isinstance(self, CudaTensor) or self.layout is not torch.strided:
             return False
-        return _PINNED in storages.storage_of(self).__dict__
+        return storages.is_pinned(self)
 
     return is_pinned

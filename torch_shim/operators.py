@@ -124,15 +124,11 @@ def _pad_packed_sequence(func: Operator, args: tuple[Any, ...], kwargs: dict[str
     return become_cuda(data), lengths
 
 
-@handles(Tensor.set_)
-def _set(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A tensor takes the storage of another one, which must be on the same device."""
-    source = args[1] if len(args) > 1 else kwargs.get("source")
-    if isinstance(source, Tensor) and isinstance(source, CudaTensor) != isinstance(
-        args[0], CudaTensor
-    ):
-        raise RuntimeError(
-            f'Attempted to set the storage of a tensor on device "{args[0].device}" to a storage '
-            f'on different device "{source.device}".'
-        )
-    return _write_anywhere(func, args, kwargs)
+@handles(Tensor.module_load)
+def _module_load(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a parameter becomes by loading: it stays where it is, unless the other is assigned."""
+    kept = args[1] if kwargs.get("assign") else args[0]
+    with NoTorchFunction():
+        result = func(*args, **kwargs)
+    storages.note_all(args)
+    return become_cuda(result) if isinstance(kept, CudaTensor) else result

@@ -13,6 +13,7 @@ from torch_shim import (
     modules,
     moves,
     operators,
+    parallel,
     randomness,
     scripting,
     serialization,
@@ -43,6 +44,7 @@ def install(settings: ShimSettings, hooks: Sequence[Hook] = ()) -> None:
         gradients.install()
         transforms.install()
         scripting.install()
+        parallel.install()
         autocast.install()
         cuda.install(settings)
         for hook in hooks:

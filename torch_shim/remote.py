@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_shim import storages
+from torch_shim.arena import tensor_over
 from torch_shim.channel import Channel
 from torch_shim.client import Lease, Session
 from torch_shim.errors import RemoteFailure, WireError
@@ -190,9 +191,8 @@ class RemoteProgram:
             self.never_bound |= {position}
             self._bound = None
         laid_out = value if sent is None else sent.value
-        new = torch.empty(0, dtype=value.dtype).set_(
-            data.untyped_storage(), 0, laid_out.size(), laid_out.stride()
-        )
+        storage = storages.storage_of(data)
+        new = tensor_over(storage, value.dtype, 0, laid_out.size(), laid_out.stride())
         with torch.no_grad():
             value.copy_(new)
         storages.note_write(value)

@@ -1,4 +1,4 @@
-"""TorchScript: what a scripted or traced module on the GPU returns is on the GPU."""
+"""TorchScript: what a scripted function or a module on the GPU returns is on the GPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,46 +11,46 @@ from torch_shim.patching import replace
 from torch_shim.tensors import PLAIN, CudaTensor, wrap
 
 
-class HandleMethod:
-    """A method of a scripted module, which C++ runs, with results of the right class."""
-
-    def __init__(self, method: Any, module: Any) -> None:
-        self._method = method
-        self._module = module
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the method."""
-        result = self._method(*args, **kwargs)
-        leaves = _pytree.tree_leaves((args, kwargs))
-        if any(isinstance(leaf, CudaTensor) for leaf in leaves) or _on_gpu(self._module):
-            wrap(result, {id(leaf) for leaf in leaves if type(leaf) in PLAIN})
-        return result
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._method, name)
-
-
 def install() -> None:
-    """Wraps the methods of scripted modules, and what runs and loads them."""
-    replace(torch.jit.RecursiveScriptModule, "__getattr__", _attribute)
+    """Has C++ results get the class of the arguments, or of the module's parameters."""
+    replace(torch._C.ScriptFunction, "__call__", _function)  # noqa: SLF001 - the types' only home
+    replace(torch._C.ScriptMethod, "__call__", _method)  # noqa: SLF001 - see above
     replace(torch.jit, "load", _load)
 
 
-def _attribute(native: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    def attribute(self: Any, name: str) -> Any:
-        value = native(self, name)
-        if isinstance(value, torch._C.ScriptMethod):  # noqa: SLF001 - the type's only home
-            value = HandleMethod(value, self)
-            self.__dict__[name] = value  # where TorchScript keeps the bare one
-        return value
+def _function(native: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = native(self, *args, **kwargs)
+        leaves = _pytree.tree_leaves((args, kwargs))
+        return _wrap(result, leaves) if _any_handle(leaves) else result
 
-    return attribute
+    return call
 
 
-def _on_gpu(module: torch.nn.Module) -> bool:
-    first = next(module.parameters(), None)
-    first = next(module.buffers(), None) if first is None else first
-    return isinstance(first, CudaTensor)
+def _method(native: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = native(self, *args, **kwargs)
+        leaves = _pytree.tree_leaves((args, kwargs))
+        if _any_handle(leaves) or _on_gpu(self.owner):
+            return _wrap(result, leaves)
+        return result
+
+    return call
+
+
+def _any_handle(leaves: list[Any]) -> bool:
+    return any(isinstance(leaf, CudaTensor) for leaf in leaves)
+
+
+def _wrap(result: Any, leaves: list[Any]) -> Any:
+    return wrap(result, {id(leaf) for leaf in leaves if type(leaf) in PLAIN})
+
+
+def _on_gpu(module: torch._C.ScriptModule) -> bool:
+    for kind in (torch._C.ParameterDict, torch._C.BufferDict):  # noqa: SLF001 - the types' only home
+        for _, tensor in kind(module).items():
+            return isinstance(tensor, CudaTensor)
+    return any(map(_on_gpu, dict(torch._C.ModuleDict(module).items()).values()))  # noqa: SLF001 - see above
 
 
 def _load(native: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,6 +30,7 @@ def install() -> None:
     for name in ("copy_", "fill_", "resize_", "__setitem__"):
         replace(_Storage, name, _noting)
     torch.serialization.register_package(_PRIORITY, _tag, _restore)  # type: ignore[arg-type] # it passes storages
+    replace(Tensor, "set_", _set)
     set_attribute(CudaTensor, "__reduce_ex__", _reduce_ex)
     set_attribute(CudaTensor, "__deepcopy__", _deepcopy)
     set_attribute(CudaTensor, "_typed_storage", _typed_storage)
@@ -74,6 +75,20 @@ def _restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStora
     return storage
 
 
+def _set(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def set_(self: Tensor, source: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+        if source is None:
+            return native(self, *args, **kwargs)
+        if isinstance(source, Tensor | _Storage) and self.is_cpu and source.is_cuda:
+            raise RuntimeError(
+                f'Attempted to set the storage of a tensor on device "{self.device}" to a storage '
+                f'on different device "{source.device}".'
+            )
+        return native(self, source, *args, **kwargs)
+
+    return set_
+
+
 def _typed_storage(self: CudaTensor) -> Any:
     return torch.storage.TypedStorage(
         wrap_storage=self.untyped_storage(), dtype=self.dtype, _internal=True
@@ -114,7 +129,7 @@ def _copied(self: CudaTensor, memo: dict[int, Any]) -> Tensor:
     else:
         storage = copy.deepcopy(self.untyped_storage(), memo)
         with NoTorchFunction():
-            made = torch.empty(0, dtype=self.dtype)
+            made = become_cuda(torch.empty(0, dtype=self.dtype))
             made.set_(storage, self.storage_offset(), self.size(), self.stride())
             made = made.conj() if self.is_conj() else made
             made = made._neg_view() if self.is_neg() else made

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 _MARK = "_gpufaas_mark"
+_PINNED = "_gpufaas_pinned"
 _untyped_storage = torch.Tensor.untyped_storage
 
 _numbers = itertools.count(1)
@@ -96,3 +97,14 @@ def note_all(values: Iterable[Any]) -> None:
             note_write(value)
         elif isinstance(value, list | tuple):
             note_all(value)
+
+
+def pin(tensor: torch.Tensor) -> torch.Tensor:
+    """Has a CPU tensor answer that its memory is pinned."""
+    storage_of(tensor).__dict__[_PINNED] = True
+    return tensor
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    """Whether a CPU tensor was pinned."""
+    return _PINNED in storage_of(tensor).__dict__

@@ -1,6 +1,5 @@
 """How the tensors of one call are described to a worker, and how its answer becomes tensors."""
 
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 
 from torch_shim import storages
-from torch_shim.arena import flat, map_privately, span_of
+from torch_shim.arena import Buffer, flat, map_privately, span_of, tensor_over
 from torch_shim.channel import Channel
 from torch_shim.errors import BadFrame
 from torch_shim.kept import Kept
@@ -30,8 +29,6 @@ NAME_OF = {
 }
 _DTYPE_OF = {name: dtype for dtype, name in NAME_OF.items()}
 _WIDEST_ELEMENT_BYTES = 16
-
-Area = mmap.mmap | memoryview | bytearray
 
 
 @dataclass(slots=True)
@@ -72,12 +69,12 @@ class Shipment:
                 self.inputs[number] = value
         self._plan(tensors)
 
-    def write(self, area: Area) -> None:
+    def write(self, area: Buffer) -> None:
         """Copy the bytes to where the descriptions say they are."""
         for run in self._runs.values():
             size = run.stop - run.start
             if size:
-                source = torch.empty(0, dtype=torch.uint8).set_(run.storage, run.start, (size,))
+                source = tensor_over(run.storage, torch.uint8, run.start, (size,), (1,))
                 flat(area, torch.uint8, run.offset, size).copy_(source)
 
     def delivered(self) -> None:
@@ -99,11 +96,11 @@ class Shipment:
     def _plan(self, tensors: list[tuple[int, torch.Tensor]]) -> None:
         shared: dict[int, int] = {}
         for _, value in tensors:
-            identity = id(value.untyped_storage())
+            identity = id(storages.storage_of(value))
             shared[identity] = shared.get(identity, 0) + 1
         placed = []
         for number, value in tensors:
-            alone = shared[id(value.untyped_storage())] == 1
+            alone = shared[id(storages.storage_of(value))] == 1
             placed.append((number, value, self._place(value, alone=alone)))
         for run in self._runs.values():
             run.offset = self.size_bytes
@@ -113,7 +110,7 @@ class Shipment:
 
     def _place(self, value: torch.Tensor, *, alone: bool) -> tuple[torch.Tensor, _Run | list[int]]:
         """Where the bytes of one tensor will come from."""
-        storage = value.untyped_storage()
+        storage = storages.storage_of(value)
         mark = storages.marked(value)
         size = storage.nbytes()
         key = 0
@@ -127,7 +124,7 @@ class Shipment:
         span = span_of(value)
         if alone and not key and span > 2 * value.numel():
             value = value.contiguous()
-            storage, span = value.untyped_storage(), value.numel()
+            storage, span = storages.storage_of(value), value.numel()
         start = value.storage_offset() * value.element_size()
         stop = start + span * value.element_size()
         if not alone:
@@ -169,13 +166,13 @@ class Results:
 
     def tensors(self) -> list[torch.UntypedStorage]:
         """The result's storages, which belong to this process."""
-        return [self._take(offset, size).untyped_storage() for offset, size, _ in self.storages]
+        return [storages.storage_of(self._take(offset, size)) for offset, size, _ in self.storages]
 
     def changes(self) -> list[tuple[int, torch.Tensor]]:
         """The inputs that the program wrote to, each with its new bytes."""
         return [(number, self._take(offset, size)) for number, offset, size in self.changed]
 
-    def _open(self, frame: Frame, channel: Channel) -> tuple[Area, bool]:
+    def _open(self, frame: Frame, channel: Channel) -> tuple[Buffer, bool]:
         """The memory that the answer lies in; whether it must be copied out of it."""
         if frame.descriptors:
             return map_privately(frame.descriptors[0], max(self.size_bytes, ALIGNMENT)), False
@@ -196,7 +193,7 @@ class Results:
 def view(storage: torch.UntypedStorage, described: list[Any]) -> torch.Tensor:
     """The tensor that a result describes over one of its storages."""
     _, name, shape, strides, offset = described[:5]
-    return torch.empty(0, dtype=_DTYPE_OF[name]).set_(storage, offset, shape, strides)
+    return tensor_over(storage, _DTYPE_OF[name], offset, shape, strides)
 
 
 def alias(base: torch.Tensor, sent: Sent | None, described: list[Any]) -> torch.Tensor:
@@ -208,4 +205,4 @@ def alias(base: torch.Tensor, sent: Sent | None, described: list[Any]) -> torch.
     offset += (sent.first_byte if sent is not None else 0) // dtype.itemsize
     if dtype == base.dtype:
         return base.as_strided(shape, strides, offset)
-    return torch.empty(0, dtype=dtype).set_(base.untyped_storage(), offset, shape, strides)
+    return tensor_over(storages.storage_of(base), dtype, offset, shape, strides)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from torch_shim import storages
-from torch_shim.arena import flat
+from torch_shim.arena import flat, tensor_over
 from torch_shim.client import Session
 from torch_shim.digests import FilePart, ImageTable, image_digest, lay_out, parts_of, possession_proof
 from torch_shim.errors import RemoteFailure
@@ -103,7 +103,7 @@ def _image(found: list[torch.UntypedStorage], table: ImageTable) -> int:
         memory = mmap.mmap(descriptor, table.total_bytes)
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             for storage, (offset, size) in zip(found, table.storages, strict=True):
-                source = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,))
+                source = tensor_over(storage, torch.uint8, 0, (size,), (1,))
                 flat(memory, torch.uint8, offset, size).copy_(source)
         memory.close()
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)

@@ -108,6 +108,9 @@ class ChannelServer:
         finally:
             self._wire.close()
             self._executor.sessions.close(self._session)
+            self._state.close()
+            self._share = None
+            self._handlers.clear()  # they hold this object: nothing should wait for the collector
 
     def _answer(self, frame: Frame) -> None:
         handler = self._handlers.get(frame.kind)

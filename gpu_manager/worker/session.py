@@ -187,6 +187,13 @@ class ChannelState:
         self.arena = arena
         self._prepared.clear()
 
+    def close(self) -> None:
+        """Let go of everything."""
+        self.arena = None
+        self._prepared.clear()
+        self._bindings.clear()
+        self._programs.clear()
+
     def prepared(self, program: int, described: Any, binding: Binding | None) -> Any:
         """What was prepared for a call that said the same, or None."""
         found = self._prepared.get(program)

@@ -1,8 +1,6 @@
 """A node with real worker processes: calls, evictions, memory, and everything that can die."""
 
-import contextlib
 import os
-import re
 import signal
 import struct
 import subprocess
@@ -315,36 +313,6 @@ def test_call_ends_with_its_deadline_when_the_worker_hangs(slow_node: NodeThread
     image.close()
 
 
-def test_nothing_is_left_when_a_node_has_stopped() -> None:
-    before = _open_files()
-    with node_thread(GPU_MIB) as it:
-        image = model(15.0)
-        function = Function(it.address, it.credential())
-        function.upload(image)
-        assert function.use(image) == [16.0] * 4
-        pids = it.pids()
-        server = _fork_server(pids[0])
-    function.close()
-    image.close()
-
-    assert not any(alive(pid) for pid in [*pids, server])
-    assert soon(lambda: _open_files() == before, 1.0)
-
-
 def _call_in_vain(it: Function, image: Weights) -> None:
     with pytest.raises(WireError):
         it.call(image)
-
-
-def _open_files() -> list[str]:
-    """What this process has open, by kind."""
-    found = []
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            found.append(re.sub(r"\d+", "", str(entry.readlink())))
-    return sorted(found)
-
-
-def _fork_server(pid: int) -> int:
-    """A worker's parent."""
-    return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[1])

@@ -19,7 +19,7 @@ def ask(name, inputs=x):
     output = model(inputs)
     results[name] = output.detach().float().cpu()
     results[f"{name}, recorded"] = output.requires_grad
-    results[f"{name}, mean"] = model[1].running_mean.float().cpu()
+    results[f"{name}, mean"] = model[1].running_mean.clone().float().cpu()
 
 
 for turn in range(2):

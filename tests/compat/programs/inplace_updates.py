@@ -36,9 +36,9 @@ with torch.no_grad():
         x = torch.randn(3 + call // 3, 8, device=device)
         view = x[:2]
         results[f"output{call}"] = model(x).cpu()
-        results[f"input{call}"] = x.cpu()
-        results[f"view{call}"] = view.cpu()
+        results[f"input{call}"] = x.clone().cpu()
+        results[f"view{call}"] = view.clone().cpu()
         results[f"seen{call}"] = model.seen.clone().cpu()
         x.neg_()
-        results[f"negated{call}"] = view.cpu()
+        results[f"negated{call}"] = view.clone().cpu()
 torch.save(results, path)

@@ -33,7 +33,7 @@ results["integers"] = torch.randint(0, 9, (5,), generator=generator, device=devi
 results["order"] = torch.randperm(6, generator=generator, device=device).cpu()
 results["drawn"] = torch.multinomial(torch.ones(5, device=device), 3, generator=generator).cpu()
 filled = torch.empty(2, 2, device=device)
-results["uniform"] = filled.uniform_(-1, 1, generator=generator).cpu()
+results["uniform"] = filled.uniform_(-1, 1, generator=generator).clone().cpu()
 results["normal_"] = nn.init.kaiming_normal_(filled, generator=generator).cpu()
 distribution = torch.distributions.Normal(torch.zeros(2, device=device), 1.0)
 torch.manual_seed(4)

@@ -1,0 +1,239 @@
+"""A node that starts and stops: what it leaves behind, and how a daemon is told to end."""
+
+import contextlib
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_manager.credentials import Credentials, Identity, load_secret
+from tests.integration.test_node import model
+from tests.worker_client import Function, alive, node_thread, soon
+from torch_shim.errors import WireError
+
+GPUFAAS = [sys.executable, "-m", "gpufaas.cli"]
+HOST = socket.gethostname()
+
+
+def test_nothing_is_left_when_a_node_has_stopped() -> None:
+    before = _open_files()
+    with node_thread(400) as it:
+        image = model(15.0)
+        function = Function(it.address, it.credential())
+        function.upload(image)
+        assert function.use(image) == [16.0] * 4
+        pids = it.pids()
+        server = _fork_server(pids[0])
+    function.close()
+    image.close()
+
+    assert not any(alive(pid) for pid in [*pids, server])
+    assert soon(lambda: _open_files() == before, 1.0)
+
+
+def _open_files() -> list[str]:
+    """What this process has open, by kind."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(re.sub(r"\d+", "", str(entry.readlink())))
+    return sorted(found)
+
+
+def _fork_server(pid: int) -> int:
+    """A worker's parent."""
+    return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[1])
+
+
+class Daemon:
+    """`gpufaas gpu-manager` in a process of its own."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.address = f"unix:{folder / 'run' / 'node.sock'}"
+        self.secret = folder / "secret"
+        command = [*GPUFAAS, "gpu-manager", "--devices", "cpu:1", "--gpu-memory", "400MiB"]
+        command += ["--listen", self.address, "--secret-file", str(self.secret), *options]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if " with " in line:
+                break
+        else:
+            pytest.fail("it did not start")
+
+    def function(self) -> Function:
+        credentials = Credentials(load_secret(self.secret))
+        return Function(self.address, credentials.issue(Identity("team", "reader")))
+
+    def family(self) -> list[int]:
+        """Its fork server and the workers."""
+        children = _children(self.process.pid)
+        return children + [grandchild for child in children for grandchild in _children(child)]
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(timeout=10.0)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    found = Daemon(tmp_path)
+    yield found
+    found.stop()
+
+
+def gpufaas(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*GPUFAAS, *arguments], capture_output=True, text=True, timeout=30.0, check=False
+    )
+
+
+def test_workers_and_memory_are_gone_when_the_daemon_was_killed(daemon: Daemon) -> None:
+    image = model(21.0, 30)
+    it = daemon.function()
+    it.upload(image)
+    assert it.use(image) == [22.0] * 4
+    family = daemon.family()
+    assert len(family) >= 2
+
+    daemon.process.kill()
+
+    assert soon(lambda: not any(alive(pid) for pid in family), 2.0)
+    with pytest.raises(WireError):
+        it.call(image)
+    it.close()
+    image.close()
+
+
+def test_daemon_starts_again_when_a_killed_one_left_its_socket(tmp_path: Path) -> None:
+    first = Daemon(tmp_path)
+    first.process.kill()
+    first.stop()
+    assert (tmp_path / "run" / "node.sock").is_socket()
+
+    second = Daemon(tmp_path)
+
+    second.function().close()
+    second.stop()
+
+
+def test_call_in_flight_ends_when_the_daemon_is_told_to_stop(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, "--emulate-run", "1.5")
+    image = model(22.0)
+    it = daemon.function()
+    it.upload(image)
+    it.acquire(image)
+    family = daemon.family()
+    signal_in_a_moment = subprocess.Popen(
+        ["sh", "-c", f"sleep 0.3; kill -TERM {daemon.process.pid}"]
+    )
+
+    assert it.call(image) == [23.0] * 4
+
+    assert daemon.process.wait(timeout=10.0) == 0
+    signal_in_a_moment.wait()
+    assert not any(alive(pid) for pid in family)
+    assert list((tmp_path / "run").iterdir()) == []
+    it.close()
+    image.close()
+    daemon.stop()
+
+
+def test_second_daemon_says_so_when_another_one_listens_there(daemon: Daemon) -> None:
+    second = gpufaas("gpu-manager", "--devices", "cpu:1", "--listen", daemon.address)
+
+    assert second.returncode == 2
+    assert second.stderr.splitlines()[-1] == (
+        f"gpufaas gpu-manager: another GPU manager listens at {daemon.address}"
+    )
+    daemon.function().close()
+
+
+def test_people_see_pin_and_evict_models(daemon: Daemon) -> None:
+    image = model(23.0)
+    it = daemon.function()
+    it.upload(image)
+    it.use(image)
+    it.close()
+    name = f"team/{image.digest[:20]}"
+
+    (row,) = json.loads(gpufaas("models", "--address", daemon.address, "--json").stdout)
+    assert (row["model"], row["label"], row["gpu"]) == (name, "reader", f"{HOST}/cpu:0")
+    assert row["uses"] == 1
+    assert 0.0 <= time.time() - row["since"] < 30.0
+    table = gpufaas("models", "--address", daemon.address).stdout
+    assert table.splitlines()[1].split()[:3] == [name, "reader", f"{HOST}/cpu:0"]
+
+    assert gpufaas("pin", "reader", "--address", daemon.address).stdout == f"pin: {name}\n"
+    refused = gpufaas("evict", "reader", "--address", daemon.address)
+    assert refused.returncode == 2
+    assert "pinned" in refused.stderr
+    gpufaas("unpin", "reader", "--address", daemon.address)
+    assert gpufaas("evict", "reader", "--address", daemon.address).returncode == 0
+    (row,) = json.loads(gpufaas("models", "--address", daemon.address, "--json").stdout)
+    assert (row["gpu"], row["tier"]) == (None, "host")
+    image.close()
+
+
+def test_weights_are_found_on_disk_when_the_store_is_too_small(tmp_path: Path) -> None:
+    spill = tmp_path / "spill"
+    daemon = Daemon(tmp_path, "--store-memory", "30MiB", "--spill", str(spill))
+    one, other = model(24.0, 20), model(25.0, 21)
+    it = daemon.function()
+    for image, answer in ((one, 25.0), (other, 26.0)):
+        it.upload(image)
+        assert it.use(image) == [answer] * 4
+        it.release()
+    gpufaas("evict", one.digest, "--address", daemon.address)
+    assert soon(lambda: len(list(spill.glob("*.safetensors"))) >= 1, 3.0)
+
+    assert it.use(one) == [25.0] * 4
+
+    it.close()
+    for image in (one, other):
+        image.close()
+    daemon.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--devices", "gpu"), "devices 'gpu'"),
+        (("--devices", "cpu:0"), "devices 'cpu:0'"),
+        (("--gpu-memory", "lots"), "not a size"),
+        (("--listen", "nowhere"), "is wanted"),
+        (("--policy", "magic"), "unknown policy"),
+        (("--emulate-load", "slow"), "emulated load"),
+        (("--secret-file", "/proc/none/secret"), "secret file"),
+    ],
+)
+def test_daemon_does_not_start_when_an_option_makes_no_sense(
+    options: tuple[str, str], complaint: str
+) -> None:
+    run = gpufaas("gpu-manager", *options)
+
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert complaint in run.stderr.splitlines()[-1]
+    assert "Traceback" not in run.stderr
+
+
+def test_models_say_what_to_do_when_no_manager_answers(tmp_path: Path) -> None:
+    run = gpufaas("models", "--address", f"unix:{tmp_path / 'none'}")
+
+    assert run.returncode == 2
+    assert run.stderr.startswith("gpufaas models: no GPU manager answers at")
+
+
+def _children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+    return [int(child) for child in text.split()]
