@@ -190,4 +190,5 @@ class ForkServer:
 
 def _command(descriptor: int) -> list[str]:
     """How the fork server is run: with nothing of the current directory on its path."""
-    return [sys.executable, "-P", "-m", "gpu_manager.worker.forkserver", str(descriptor)]
+    own = [str(descriptor), str(os.getpid())]
+    return [sys.executable, "-P", "-m", "gpu_manager.worker", *own]

@@ -23,8 +23,6 @@ from scheduler.api import (
 
 log = logging.getLogger(__name__)
 
-_ATTEMPTS = 2  # a worker that dies while it loads may have been a victim of chance
-
 
 class Loader:
     """Loads and unloads; what comes of it is reported to the scheduler."""
@@ -88,7 +86,7 @@ class Loader:
             await self._make_room(gpu, resident)
             begun_s = self._loop.time()
             hosted = await self._bring(gpu, resident)
-        except (LoadFailure, NoWorker, StoreError) as error:
+        except (LoadFailure, StoreError) as error:
             log.warning("%s: %s", gpu.id, error)
             self._failed(gpu, resident, lease, error)
             return
@@ -130,18 +128,20 @@ class Loader:
             raise LoadFailure(model, detail, out_of_memory=True)
 
     async def _bring(self, gpu: HostGpu, resident: Resident) -> Hosted:
+        """Twice where need be: a worker that dies while it loads may have been unlucky."""
         model = self._catalogue.get(resident.model)
         resident.hold = await self._open(model.digest)
         order = self._order(gpu, model, resident.hold)
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return await self._runtime.load(order)
-            except (LoadFailure, NoWorker) as error:
-                out_of_memory = isinstance(error, LoadFailure) and error.out_of_memory
-                if out_of_memory or attempt == _ATTEMPTS:
-                    raise
-                log.warning("%s; once more", error)
-        raise AssertionError("unreachable")
+        try:
+            return await self._runtime.load(order)
+        except (LoadFailure, NoWorker) as error:
+            if isinstance(error, LoadFailure) and error.out_of_memory:
+                raise
+            log.warning("%s; once more", error)
+        try:
+            return await self._runtime.load(order)
+        except NoWorker as error:
+            raise LoadFailure(model.id, str(error)) from error
 
     async def _open(self, digest: str) -> Hold:
         """In a thread, for it may read from disk; a hold that nobody waits for is released."""

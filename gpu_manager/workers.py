@@ -209,7 +209,17 @@ class ProcessRuntime:
         return self._pool.ready
 
     async def load(self, order: LoadOrder) -> Hosted:
-        """Take a worker from the pool and have it hold the model."""
+        """Take a worker from the pool and have it hold the model; one that is lost is replaced."""
+        try:
+            return await self._load(order)
+        except WireError as error:
+            log.warning("a worker was lost while it loaded %s: %s", order.model, error)
+        try:
+            return await self._load(order)
+        except WireError as error:
+            raise NoWorker(order.model, f"lost twice while loading: {error}") from error
+
+    async def _load(self, order: LoadOrder) -> HostedProcess:
         worker = await self._pool.take(order.device, order.model)
         hosted = HostedProcess(order, worker, self._observer)
         loaded = False
@@ -220,8 +230,6 @@ class ProcessRuntime:
         except TimeoutError as error:
             detail = f"no answer in {self._settings.load_timeout_s:g} s"
             raise LoadFailure(order.model, detail) from error
-        except WireError as error:
-            raise NoWorker(order.model, str(error)) from error
         finally:
             if not loaded:
                 hosted.abandon()

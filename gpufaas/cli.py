@@ -17,7 +17,7 @@ EXIT_BAD_USE = 2
 # The module that describes and runs each subcommand.
 _MODULES = {
     "exec": "execute",
-    "check": "check",
+    "check": "check.command",
     "gpu-manager": "manager",
     "models": "models",
     "evict": "models",

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from cache_manager.model import MIB, GpuId, ModelId, NodeId
 from gpu_manager.catalogue import Catalogue, Model
@@ -25,6 +26,8 @@ from scheduler.service.clock import LoopClock
 from scheduler.service.driver import Driver
 from tests.in_memory_runtime import AtOnce, InMemoryHosted, InMemoryRuntime
 from torch_shim.digests import lay_out
+
+Kind = TypeVar("Kind")
 
 OWNER = Identity("team", "function")
 GPU = GpuId("node/cpu:0")
@@ -71,7 +74,7 @@ class World:
         assert held is not None
         return held, self.runtime.of(models[0])
 
-    def seen(self, kind: type) -> list[Event]:
+    def seen(self, kind: type[Kind]) -> list[Kind]:
         """What was reported of one kind."""
         return [event for event in self.events if isinstance(event, kind)]
 

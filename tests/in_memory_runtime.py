@@ -49,9 +49,8 @@ class InMemoryHosted:
         if ended is None or self.closed.done():
             return
         waiting = asyncio.ensure_future(ended.wait())
-        done, _ = await asyncio.wait(
-            {waiting, self.closed}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED
-        )
+        either: list[asyncio.Future[Any]] = [waiting, self.closed]
+        done, _ = await asyncio.wait(either, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if not done:
             self.die("a call outlived its lease")

@@ -4,10 +4,13 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, Self
+
+import pytest
 
 from cache_manager.model import MIB
 from gpu_manager.api import NodeSettings, UnixAddress
@@ -19,6 +22,7 @@ from gpufaas.node import EmbeddedNode, embedded_node
 from tests.in_memory_runtime import InMemoryRuntime
 from torch_shim.client import connect
 from torch_shim.digests import ImageTable, image_digest, lay_out, parts_of, possession_proof
+from torch_shim.errors import ConnectionLost
 from torch_shim.protocol import VERSION, Kind
 from torch_shim.wire import Frame
 
@@ -197,3 +201,29 @@ async def manager(gpu_mib: int = 1024, **more: Any) -> AsyncIterator[Manager]:
             yield found
         finally:
             found.close()
+
+
+def really(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test that is a coroutine, on real time."""
+
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 20.0))
+
+    return run
+
+
+async def refusal(asking: Coroutine[Any, Any, Any]) -> str:
+    """How a request was refused."""
+    with pytest.raises(Refused) as refused:
+        await asking
+    return refused.value.failure
+
+
+async def closed(client: Client) -> bool:
+    """Whether the manager hangs up."""
+    try:
+        while True:
+            await client.stream.read()
+    except ConnectionLost:
+        return True

@@ -4,6 +4,7 @@ import asyncio
 import os
 import secrets
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -164,17 +165,16 @@ class Function:
         shape, size = [4], 4 * FLOAT_BYTES
         image = [0, weights.digest, 0, len(weights.content)]
         channel.bind(number, 1, {1: [image, "float32", shape, [1], 0]})
-        given = memoryview(bytearray(size)).cast("f")
-        for index in range(4):
-            given[index] = x
         inputs = [[[2, 0, size, 0, 0], "float32", shape, [1], 0], None]
         options = [None, None, [0], None]
         try:
-            frame = channel.call([self.lease, number, 1, inputs, options], [given.cast("B")])
+            frame = channel.call(
+                [self.lease, number, 1, inputs, options], [struct.pack("4f", *[x] * 4)]
+            )
         except WireError:
             self._channels.pop(self.worker).close()
             raise
-        return memoryview(bytes(frame.body[:size])).cast("f").tolist()
+        return list(struct.unpack("4f", frame.body[:size]))
 
     def use(self, weights: Weights, program: Program = ADD, x: float = 1.0) -> list[float]:
         """Acquire and call, and once more where the lease had ended or its worker was lost."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from torch_shim.devices import tracing_fakes
-from torch_shim.dispatch import Handler, Operator, special
+from torch_shim.dispatch import Handler, Operator, names, special
 from torch_shim.patching import replace
 from torch_shim.tensors import CudaTensor, run
 
@@ -15,14 +15,14 @@ _NARROW = frozenset({torch.float16, torch.bfloat16})
 
 # CUDA's list of operators that need the range of float32, and the functions of torch.nn.functional
 # that consist of them.
-_FLOAT32 = frozenset(
+_FLOAT32 = names(
     "__pow__ __rpow__ acos asin cdist cosh cosine_embedding_loss cosine_similarity cross_entropy "
     "cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss huber_loss "
     "interpolate kl_div l1_loss layer_norm log log10 log1p log2 log_softmax logsumexp "
     "margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss native_layer_norm "
     "nll_loss norm normalize pdist poisson_nll_loss pow prod reciprocal renorm rsqrt sinh "
     "smooth_l1_loss soft_margin_loss softmax softmin softplus sum tan triplet_margin_loss upsample "
-    "binary_cross_entropy_with_logits".split()
+    "binary_cross_entropy_with_logits"
 )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch_shim import randomness, streams, tensor_types
 from torch_shim.cuda_memory import MEMORY
 from torch_shim.devices import DeviceLike, names_cuda
+from torch_shim.dispatch import names
 from torch_shim.errors import Unsupported
 from torch_shim.patching import original_of, set_attribute
 from torch_shim.settings import ShimSettings
@@ -67,7 +68,9 @@ def install(settings: ShimSettings) -> None:
         native = getattr(torch.cuda, name, None)
         refuse = refusing_class if isinstance(native, type) else refusing
         put(name, refuse(name, remedy))
+    set_attribute(torch.cuda, "_CudaDeviceProperties", DeviceProperties)
     set_attribute(torch.cuda, "default_generators", (torch.default_generator,))
+    _keep_from_driver()
     streams.install()
     tensor_types.install()
     _install_accelerator()
@@ -93,7 +96,7 @@ def put(name: str, value: object) -> None:
 
 
 def answering(name: str, value: Any) -> Callable[..., Any]:
-    """A function of its own, for Dynamo tells functions apart by identity, that answers a constant."""
+    """A function that answers a constant; of its own: Dynamo tells functions apart by identity."""
 
     def answer(*_: Any, **__: Any) -> Any:
         return value
@@ -188,6 +191,12 @@ def _install_accelerator() -> None:
             set_attribute(accelerator, name, value)
 
 
+def _keep_from_driver() -> None:
+    """Has fake CUDA tensors ask no driver: what PyTorch does by itself where CUDA is absent."""
+    torch._C._set_only_lift_cpu_tensors(True)  # noqa: SLF001 - torch.tensor(..., device='cuda')
+    torch._C._ensureCUDADeviceGuardSet()  # noqa: SLF001 - device guards, as in indexing
+
+
 def _install_surroundings() -> None:
     """What lies outside torch.cuda and asks the driver."""
     set_attribute(torch.backends.cuda, "is_built", answering("is_built", True))
@@ -200,10 +209,10 @@ def _install_surroundings() -> None:
 
 
 _SUPPORTED_DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-_ACCELERATOR_MEMORY = (
+_ACCELERATOR_MEMORY = names(
     "max_memory_allocated max_memory_reserved memory_allocated memory_reserved memory_stats "
     "reset_accumulated_memory_stats reset_peak_memory_stats"
-).split()
+)
 
 _CONSTANTS: dict[str, Any] = {
     "is_available": True,

@@ -39,6 +39,11 @@ def handles(*operators: Operator) -> Callable[[Handler], Handler]:
     return register
 
 
+def names(text: str) -> frozenset[str]:
+    """The words of a text: long lists of operators read better so."""
+    return frozenset(text.split())
+
+
 def existing(owner: object, names: Iterable[str]) -> list[Any]:
     """Those attributes of an object that this version of PyTorch has."""
     return [getattr(owner, name) for name in names if hasattr(owner, name)]

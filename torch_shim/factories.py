@@ -9,20 +9,21 @@ from torch.utils import _device
 
 from torch_shim import memory, storages
 from torch_shim.devices import CPU, DeviceLike, names_cuda, tracing_fakes
+from torch_shim.dispatch import names
 from torch_shim.patching import replace, set_attribute
 from torch_shim.tensors import CudaTensor, NoTorchFunction, Tensor, become_cuda
 
-_PLAIN = (
+_PLAIN = names(
     "arange bartlett_window blackman_window empty empty_like empty_permuted empty_quantized "
     "empty_strided eye full full_like hamming_window hann_window kaiser_window linspace logspace "
     "ones ones_like range scalar_tensor sparse_bsc_tensor sparse_bsr_tensor "
     "sparse_compressed_tensor sparse_coo_tensor sparse_csc_tensor sparse_csr_tensor tril_indices "
     "triu_indices zeros zeros_like "
     "normal rand rand_like randint randint_like randn randn_like randperm"
-).split()
-_FROM_DATA = "tensor as_tensor asarray".split()
-_METHODS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros".split()
-_FREQUENCIES = "fftfreq rfftfreq".split()
+)
+_FROM_DATA = names("tensor as_tensor asarray")
+_METHODS = names("new_empty new_empty_strided new_full new_ones new_tensor new_zeros")
+_FREQUENCIES = names("fftfreq rfftfreq")
 
 # Native function to its replacement.
 _replacements: dict[Any, Callable[..., Any]] = {}
@@ -30,7 +31,7 @@ _replacements: dict[Any, Callable[..., Any]] = {}
 
 def install() -> None:
     """Replaces the factories, and what makes one of our devices the default."""
-    _device._device_constructors()  # noqa: SLF001 - cached at its first call: it must know the natives
+    constructors = _device._device_constructors()  # noqa: SLF001 - cached at its first call
     for name in _PLAIN:
         _replace(torch, name, _factory)
     for name in _FROM_DATA:
@@ -39,8 +40,8 @@ def install() -> None:
         _replace(Tensor, name, _factory)
     for name in _FREQUENCIES:
         _replace(torch.fft, name, _factory)
-    # Has torch.tensor(..., device='cuda') under fake tensors not ask the driver.
-    torch._C._set_only_lift_cpu_tensors(True)  # noqa: SLF001, FBT003 - FakeTensorMode does so without CUDA
+    # Python passes our functions to the default device's mode, C++ the native ones.
+    constructors.update(_replacements[native] for native in constructors & _replacements.keys())
     set_attribute(_device.DeviceContext, "__torch_function__", _default_device_function)
 
 
@@ -50,9 +51,10 @@ def _replace(owner: object, name: str, make: Callable[[Any], Callable[..., Any]]
         return
     replace(owner, name, make)
     _replacements[native] = getattr(owner, name)
-    scripted = _builtins._find_builtin(native)  # noqa: SLF001 - what TorchScript makes of the name
+    scripts: Any = _builtins  # what TorchScript makes of a function
+    scripted = scripts._find_builtin(native)  # noqa: SLF001 - no public way
     if scripted is not None:
-        _builtins._register_builtin(getattr(owner, name), scripted)  # noqa: SLF001 - see above
+        scripts._register_builtin(getattr(owner, name), scripted)  # noqa: SLF001 - see above
 
 
 def _factory(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -133,5 +135,6 @@ def _default_device_function(
     kwargs = kwargs or {}
     if func in _device._device_constructors() and kwargs.get("device") is None:  # noqa: SLF001 - as in torch
         kwargs["device"] = self.device
-        func = _replacements.get(func, func)
+        if not torch.compiler.is_dynamo_compiling():
+            func = _replacements.get(func, func)
     return func(*args, **kwargs)

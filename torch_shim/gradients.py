@@ -26,8 +26,9 @@ from torch_shim.tensors import (
 _SAVED = "_gpufaas_saved"  # which of the saved tensors are on the GPU
 _RESULTS = "_gpufaas_results"  # which of the results are
 
-_native_saved = functions._C._FunctionBase.saved_tensors  # noqa: SLF001 - where it lives
-_native_register_hook = Tensor.register_hook
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 - no public question
+_native_saved: Any = torch._C._FunctionBase.saved_tensors  # noqa: SLF001 - where it lives
+_native_register_hook: Any = Tensor.register_hook
 
 
 def install() -> None:
@@ -50,8 +51,8 @@ def install() -> None:
 def _backward(
     self: Tensor,
     gradient: Tensor | None = None,
-    retain_graph: bool | None = None,
-    create_graph: bool = False,  # noqa: FBT001, FBT002 - PyTorch's signature
+    retain_graph: bool | None = None,  # noqa: FBT001 - PyTorch's signature
+    create_graph: bool = False,  # noqa: FBT001, FBT002 - see above
     inputs: Sequence[Tensor] | None = None,
 ) -> None:
     """Backpropagates, with handles in force for every hook."""
@@ -152,21 +153,21 @@ def _apply_forward(native: Any) -> Callable[..., Any]:
 def _class_results(args: tuple[Any, ...], result: Any) -> None:
     """A result that is an input comes back as a new object: it stays where the input is."""
     results = result if isinstance(result, tuple) else (result,)
-    on_gpu = {_address(value) for value in args if isinstance(value, CudaTensor)}
+    on_gpu = {_address(value) for value in args if isinstance(value, CudaTensor)} - {None}
     for value in results:
         if type(value) in PLAIN and _address(value) in on_gpu:
             become_cuda(value)
+    flags = tuple(isinstance(value, CudaTensor) for value in results)
+    for value in results:
         node = value.grad_fn if isinstance(value, Tensor) else None
         if isinstance(node, functions.BackwardCFunction):
-            setattr(node, _RESULTS, tuple(isinstance(value, CudaTensor) for value in results))
+            setattr(node, _RESULTS, flags)
 
 
-def _address(tensor: Tensor) -> int | None:
+def _address(tensor: Any) -> int | None:
     """Where a tensor lies; None for one without storage."""
     with NoTorchFunction():
-        if tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(
-            tensor
-        ):  # noqa: SLF001 - no public question
+        if tensor.layout is not torch.strided or _is_wrapped(tensor):
             return None
         return tensor.data_ptr() or None
 

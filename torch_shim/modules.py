@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import parameter
 
 from torch_shim import storages
 from torch_shim.devices import names_cuda, tracing_fakes
@@ -26,7 +27,7 @@ def install() -> None:
     set_attribute(Tensor, "data", property(_native_data.__get__, _set_data))
     replace(torch._C._autograd, "_get_data_attr", _data_function)  # noqa: SLF001 - traced `.data`
     replace(Parameter, "__new__", _new_parameter)
-    lazy = torch.nn.parameter.UninitializedTensorMixin
+    lazy = parameter.UninitializedTensorMixin  # type: ignore[attr-defined] # missing in the stubs
     replace(lazy, "materialize", _materialize)
     for kind in (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer):
         replace(kind, "__new__", _new_uninitialized)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from torch_shim import storages
-from torch_shim.dispatch import Handler, Operator, existing, handles, special
+from torch_shim.dispatch import Handler, Operator, existing, handles, names, special
 from torch_shim.tensors import (
     PLAIN,
     CudaTensor,
@@ -18,26 +18,26 @@ from torch_shim.tensors import (
     run_anywhere,
 )
 
-_IN_PLACE_OPERATORS = frozenset(
+_IN_PLACE_OPERATORS = names(
     "__iadd__ __iand__ __idiv__ __ifloordiv__ __ilshift__ __imatmul__ __imod__ __imul__ __ior__ "
-    "__ipow__ __irshift__ __isub__ __itruediv__ __ixor__ __setitem__ __setstate__".split()
+    "__ipow__ __irshift__ __isub__ __itruediv__ __ixor__ __setitem__ __setstate__"
 )
-_NO_WRITES = frozenset("requires_grad_ detach_ rename_ retain_grad_ _coalesced_".split())
+_NO_WRITES = names("requires_grad_ detach_ rename_ retain_grad_ _coalesced_")
 # Written although neither the name nor `out=` says so.
-_HIDDEN_WRITES = frozenset(
+_HIDDEN_WRITES = names(
     "batch_norm instance_norm embedding embedding_bag native_batch_norm cudnn_batch_norm "
-    "_batch_norm_impl_index _native_batch_norm_legit".split()
+    "_batch_norm_impl_index _native_batch_norm_legit"
 )
-_ANYWHERE = frozenset(
+_ANYWHERE = names(
     "__getitem__ __setitem__ __set__ _has_compatible_shallow_copy_type _pad_packed_sequence "
     "can_cast copy_ ctc_loss data expand_as get_device gru index index_put index_put_ "
     "is_same_size is_set_to lstm promote_types reshape_as resize_as_ result_type rnn_relu rnn_tanh "
-    "size tensor_split view_as _weight_norm_interface".split()
+    "size tensor_split view_as _weight_norm_interface"
 )
 # These take a list of tensors, which must all be on one device.
-_LISTS = frozenset(
+_LISTS = names(
     "block_diag broadcast_tensors cat column_stack concat concatenate dstack hstack meshgrid "
-    "row_stack stack vstack".split()
+    "row_stack stack vstack"
 )
 
 
@@ -65,15 +65,17 @@ def _run_list(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def _name_of(operator: Operator) -> str:
     if isinstance(operator, torch._ops.OpOverload):  # noqa: SLF001 - the type's only home
-        return operator.overloadpacket.__name__
-    return getattr(operator, "__name__", "")
+        operator = operator.overloadpacket
+    name: str = getattr(operator, "__name__", "")
+    return name
 
 
 def _writes(operator: Operator, name: str) -> bool:
     if isinstance(operator, torch._ops.OpOverload):  # noqa: SLF001 - the type's only home
         return bool(operator._schema.is_mutable)  # noqa: SLF001 - the one place that says so
     if isinstance(operator, torch._ops.OpOverloadPacket):  # noqa: SLF001 - see above
-        overloads = [getattr(operator, overload) for overload in operator.overloads()]
+        packet: Any = operator
+        overloads = [getattr(packet, overload) for overload in packet.overloads()]
         return any(overload._schema.is_mutable for overload in overloads)  # noqa: SLF001 - see above
     if isinstance(operator, FunctionType) and "inplace" in operator.__code__.co_varnames:
         return True

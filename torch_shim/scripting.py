@@ -10,6 +10,10 @@ from torch_shim.devices import names_cuda
 from torch_shim.patching import replace
 from torch_shim.tensors import PLAIN, CudaTensor, wrap
 
+# C++'s views of a scripted module; their only home, and with no types.
+_TENSORS: tuple[Any, ...] = (torch._C.ParameterDict, torch._C.BufferDict)  # noqa: SLF001 - see above
+_MODULES: Any = torch._C.ModuleDict  # noqa: SLF001 - see above
+
 
 def install() -> None:
     """Has C++ results get the class of the arguments, or of the module's parameters."""
@@ -46,11 +50,12 @@ def _wrap(result: Any, leaves: list[Any]) -> Any:
     return wrap(result, {id(leaf) for leaf in leaves if type(leaf) in PLAIN})
 
 
-def _on_gpu(module: torch._C.ScriptModule) -> bool:
-    for kind in (torch._C.ParameterDict, torch._C.BufferDict):  # noqa: SLF001 - the types' only home
-        for _, tensor in kind(module).items():
-            return isinstance(tensor, CudaTensor)
-    return any(map(_on_gpu, dict(torch._C.ModuleDict(module).items()).values()))  # noqa: SLF001 - see above
+def _on_gpu(module: Any) -> bool:
+    for kind in _TENSORS:
+        first = next(iter(kind(module).items()), None)
+        if first is not None:
+            return isinstance(first[1], CudaTensor)
+    return any(_on_gpu(child) for _, child in _MODULES(module).items())
 
 
 def _load(native: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Saving and loading: files and pickles say `cuda:0`, as PyTorch's own do, and name nothing of ours."""
+"""Saving and loading: files and pickles say `cuda:0`, as PyTorch's do, and name nothing of ours."""
 
 import copy
 from collections.abc import Callable
@@ -90,19 +90,22 @@ def _set(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _typed_storage(self: CudaTensor) -> Any:
-    return torch.storage.TypedStorage(
-        wrap_storage=self.untyped_storage(), dtype=self.dtype, _internal=True
-    )
+    typed: Any = torch.storage.TypedStorage
+    return typed(wrap_storage=self.untyped_storage(), dtype=self.dtype, _internal=True)
 
 
-def _reduce_ex(self: CudaTensor, protocol: Any) -> Any:
-    state = torch._utils._get_obj_state(self)  # noqa: SLF001 - as torch.Tensor does
+def _reduce_ex(self: Any, protocol: Any) -> Any:
+    utilities: Any = torch._utils  # noqa: SLF001 - as torch.Tensor does
+    state = utilities._get_obj_state(self)  # noqa: SLF001 - see above
     if isinstance(self, CudaParameter):
-        return torch.nn.Parameter.__reduce_ex__(self, protocol)
+        return _reduce_parameter(self, protocol)
     func, args = self._reduce_ex_internal(protocol)
     if not state:
         return func, args
     return torch._tensor._rebuild_from_type_v2, (func, Tensor, args, state)  # noqa: SLF001 - as torch.Tensor does
+
+
+_reduce_parameter: Any = torch.nn.Parameter.__reduce_ex__
 
 
 def _deepcopy(self: CudaTensor, memo: dict[int, Any]) -> Any:
@@ -132,7 +135,7 @@ def _copied(self: CudaTensor, memo: dict[int, Any]) -> Tensor:
             made = become_cuda(torch.empty(0, dtype=self.dtype))
             made.set_(storage, self.storage_offset(), self.size(), self.stride())
             made = made.conj() if self.is_conj() else made
-            made = made._neg_view() if self.is_neg() else made
+            made = torch._neg_view(made) if self.is_neg() else made  # noqa: SLF001 - no public way
     if isinstance(self, CudaParameter):
         return type(self)(made, self.requires_grad)
     return become_cuda(made.requires_grad_(self.requires_grad))

@@ -1,4 +1,4 @@
-"""Handles passed to other processes through torch.multiprocessing: they share memory, as CUDA's do."""
+"""Handles in other processes, through torch.multiprocessing: memory is shared, as with CUDA."""
 
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
@@ -16,6 +16,8 @@ from torch_shim.tensors import (
     become_cuda,
 )
 
+_rebuild_storage: Any = reductions.rebuild_storage_fd
+
 
 def install() -> None:
     """Registers the two classes with the pickler of multiprocessing."""
@@ -32,7 +34,7 @@ def _reduce(tensor: CudaTensor) -> Any:
     # The other process may write from now on, and this one would not see it.
     storages.marked(tensor).untracked = True
     storage = storages.storage_of(tensor)
-    descriptor, size = storage._share_fd_cpu_()  # noqa: SLF001 - as torch.multiprocessing does
+    descriptor, size = storage._share_fd_cpu_()
     layout = (tensor.dtype, tensor.storage_offset(), tuple(tensor.size()), tensor.stride())
     flags = (isinstance(tensor, CudaParameter), tensor.requires_grad)
     return _rebuild, (DupFd(descriptor), size, *layout, *flags)
@@ -45,7 +47,7 @@ def _rebuild(
     *rest: Any,
 ) -> Tensor:
     offset, shape, strides, is_parameter, requires_grad = rest
-    storage = reductions.rebuild_storage_fd(torch.UntypedStorage, descriptor, size)
+    storage = _rebuild_storage(torch.UntypedStorage, descriptor, size)
     with NoTorchFunction():
         tensor = torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
     become_cuda(tensor)

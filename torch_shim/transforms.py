@@ -6,13 +6,14 @@ from typing import Any
 import torch
 from torch._functorch import autograd_function, eager_transforms, vmap
 
+from torch_shim.dispatch import names
 from torch_shim.patching import replace
 from torch_shim.tensors import CudaTensor, Tensor, become_cuda
 
-_ONE_TENSOR = (
+_ONE_TENSOR = names(
     "_add_batch_dim _remove_batch_dim _wrap_for_grad _unwrap_for_grad _wrap_functional_tensor "
     "_unwrap_functional_tensor get_unwrapped"
-).split()
+)
 
 
 def install() -> None:

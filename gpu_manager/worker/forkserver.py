@@ -1,19 +1,21 @@
 """The process that makes workers: torch is imported here once, CUDA and OpenMP never touched.
 
-Run as `python -m gpu_manager.worker.forkserver DESCRIPTOR`, the descriptor being its end of a
-socket pair with the manager. It ends when that closes, and its workers end with it.
+Run by `__main__.py` with its end of a socket pair with the manager. It ends when that closes, and
+its workers end with it.
 """
 
 import contextlib
 import gc
-import importlib
+import importlib.util
 import os
 import resource
 import signal
 import socket
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
+
+import torch
 
 from gpu_manager.worker import orders
 from gpu_manager.worker.main import live
@@ -58,12 +60,10 @@ def _reap(*_: object) -> None:
 
 def main(descriptor: int) -> None:
     """Be the fork server of whoever holds the socket's other end."""
-    die_with(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     manager = Wire(socket.socket(fileno=descriptor))
     missing = isolate()
-    with contextlib.suppress(ImportError):
-        importlib.import_module("torchvision")  # registers its operators
+    _load_torchvision()
     preload()
     gc.collect()
     gc.freeze()  # so that a worker's collector writes to no page that it shares with the others
@@ -71,6 +71,18 @@ def main(descriptor: int) -> None:
     manager.send(Kind.READY, list(orders.Ready(missing, 0)))
     with contextlib.suppress(WireError):
         serve(manager, missing)
+
+
+def _load_torchvision() -> None:
+    """Have torchvision's operators registered, where it is installed.
+
+    Its library alone does that in milliseconds; importing the package takes a second.
+    """
+    found = importlib.util.find_spec("torchvision")
+    for folder in (found.submodule_search_locations or ()) if found is not None else ():
+        for library in Path(folder).glob("_C*.so"):
+            with contextlib.suppress(OSError):  # one that was built for another torch
+                torch.ops.load_library(str(library))  # type: ignore[no-untyped-call] # torch gives it no types
 
 
 def _begin(descriptor: int, parent: int, missing: list[str]) -> NoReturn:
@@ -87,7 +99,3 @@ def _begin(descriptor: int, parent: int, missing: list[str]) -> NoReturn:
         live(socket.socket(fileno=descriptor), parent, missing)
     finally:
         os._exit(1)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

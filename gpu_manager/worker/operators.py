@@ -122,7 +122,6 @@ class OperatorTable:
         self._named = {**_common(), **replaced.table()}
         self.device = device
         self._registered: dict[str, Operator] = {}
-        self._known: frozenset[str] | None = None
 
     def find(self, name: str) -> Operator | None:
         """What the name stands for, or None if no program may name it."""
@@ -145,13 +144,10 @@ class OperatorTable:
         short, _, overload = rest.partition(".")
         if namespace not in _NAMESPACES_OF_LIBRARIES or _DENIED_REGISTERED.search(short):
             return None
-        if self._known is None:
-            names = torch._C._dispatch_get_all_op_names()  # noqa: SLF001 - torch has no public list
-            self._known = frozenset(names) | {name.partition(".")[0] for name in names}
         registered = f"{namespace}::{short}"
         if overload not in ("", "default"):
             registered += f".{overload}"
-        if registered not in self._known:
+        if registered not in _registered_names():
             return None
         packet = getattr(getattr(torch.ops, namespace), short, None)
         found: Operator | None = packet
@@ -168,6 +164,13 @@ def preload() -> None:
 @functools.cache
 def _common() -> dict[str, Operator]:
     return {**dict(_listed()), **dict(_functions()), **dict(_methods())}
+
+
+@functools.cache
+def _registered_names() -> frozenset[str]:
+    """Every operator that torch's dispatcher knows, with and without the name of its overload."""
+    names = torch._C._dispatch_get_all_op_names()  # noqa: SLF001 - torch has no public list
+    return frozenset(names) | {name.partition(".")[0] for name in names}
 
 
 def _listed() -> Iterator[tuple[str, Operator]]:
@@ -198,6 +201,10 @@ def _functions() -> Iterator[tuple[str, Operator]]:
             found = getattr(space, name)
             if id(found) in allowed and name not in _DENIED_FUNCTIONS:
                 yield f"t:{path}.{name}", found
+    for name in dir(torch._C._VariableFunctions):  # noqa: SLF001 - torch.* functions written in C++
+        known = not name.startswith("__") and f"aten::{name}" in _registered_names()
+        if known and hasattr(torch, name) and not _DENIED_REGISTERED.search(name):
+            yield f"t:torch.{name}", getattr(torch, name)
     for path, denied in _WHOLE_NAMESPACES.items():
         space = _resolve(path)
         for name in dir(space):

@@ -164,9 +164,9 @@ class ChannelServer:
         try:
             answer = self._executor.call(call, self._state, frame.body)
             self._send_result(answer)
+            self._reports.ran(call.lease, answer)
         finally:
             self._leases.leave(call.lease)
-        self._reports.ran(call.lease, answer)
 
     def _send_result(self, answer: Answer) -> None:
         """Where there is an arena with room, the bytes go there; else behind the frame."""

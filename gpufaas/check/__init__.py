@@ -1,1 +1,1 @@
-"""`gpufaas check`: which CUDA uses of a program the shim redirects, answers locally, or cannot do."""
+"""`gpufaas check`: which CUDA uses are redirected, answered locally, or cannot be done."""

@@ -41,6 +41,8 @@ class Devices:
                 index = self.index(first, numbers=True)
                 second = self.index(more[0], numbers=True) if more else None
                 return index if index is None else max(index, second or 0)
+            case _:
+                pass
         parts = [self.index(part, numbers=numbers) for part in _parts(value)]
         return max((part for part in parts if part is not None), default=None)
 
@@ -67,7 +69,8 @@ def _parts(value: ast.expr) -> list[ast.expr]:
             return values
         case ast.Dict(values=values):
             return values
-    return []
+        case _:
+            return []
 
 
 def _given(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
@@ -82,13 +85,16 @@ def _given(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
                 yield target.id, value
             case ast.arguments() as parameters:
                 yield from _defaults(parameters).items()
+            case _:
+                pass
 
 
 def _name_of(target: ast.expr) -> list[str]:
     match target:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return [name]
-    return []
+        case _:
+            return []
 
 
 def _defaults(parameters: ast.arguments) -> Mapping[str, ast.expr]:

@@ -80,8 +80,8 @@ _TABLE: tuple[tuple[Rule, str, str], ...] = (
     (
         REDIRECTED,
         "torch.cuda.",
-        """amp device device_of FloatTensor DoubleTensor HalfTensor BFloat16Tensor ByteTensor CharTensor
-        ShortTensor IntTensor LongTensor BoolTensor OutOfMemoryError""",
+        """amp device device_of OutOfMemoryError FloatTensor DoubleTensor HalfTensor BFloat16Tensor
+        ByteTensor CharTensor ShortTensor IntTensor LongTensor BoolTensor""",
     ),
     (
         REDIRECTED,
@@ -114,7 +114,8 @@ _TABLE: tuple[tuple[Rule, str, str], ...] = (
     (
         _IN_ORDER,
         "torch.cuda.",
-        """synchronize Stream Event StreamContext stream current_stream default_stream set_stream""",
+        """synchronize Stream Event StreamContext stream set_stream current_stream
+        default_stream""",
     ),
     (
         _MEMORY,
@@ -198,10 +199,18 @@ RULES: dict[str, Rule] = dict(_rules())
 PACKAGES = frozenset(name for name in RULES if not name.startswith(("torch.", ".")))
 # Arguments that name a device, whatever they are given to.
 DEVICE_KEYWORDS = frozenset(
-    "device device_type map_location device_map device_ids output_device accelerator".split()
+    {
+        "device",
+        "device_type",
+        "map_location",
+        "device_map",
+        "device_ids",
+        "output_device",
+        "accelerator",
+    }
 )
 # Methods that take a device.
-DEVICE_METHODS = frozenset("to cuda to_empty type".split())
+DEVICE_METHODS = frozenset({"to", "cuda", "to_empty", "type"})
 
 
 def rule_of(name: str) -> Rule | None:

@@ -19,6 +19,7 @@ class Advice(NamedTuple):
 _KEEP_OUT = "keep it out of forward"
 _NUMBERS = "keep the value in a tensor, or read it outside of forward"
 _PRINTS = "take it out of forward, or guard it with torch.compiler.is_compiling()"
+_NUMPY = Advice("NumPy computes on the function's own processor", "use the torch function instead")
 
 # The first that matches counts.
 BREAKS: tuple[tuple[str, Advice], ...] = (
@@ -46,7 +47,7 @@ BREAKS: tuple[tuple[str, Advice], ...] = (
     ),
     (
         r"[Nn]um[Pp]y|ndarray",
-        Advice("NumPy computes on the function's own processor", "use the torch function instead"),
+        _NUMPY,
     ),
     (
         r"autograd\.Function|AutogradFunction",
@@ -71,7 +72,7 @@ BREAKS: tuple[tuple[str, Advice], ...] = (
         Advice("torch.compiler.disable keeps it out of graphs", "take it away, or off models"),
     ),
     (
-        r"torch\._dynamo\.(graph_break|skip_frame|step_unsupported)|user-inserted",
+        r"torch\._dynamo\.(graph_break|skip_frame|step_unsupported)",
         Advice("the program asks for a break", "take it away"),
     ),
     (
@@ -88,7 +89,7 @@ BREAKS: tuple[tuple[str, Advice], ...] = (
     ),
     (r"torch\.Generator|random", Advice("it draws from a generator of its own", _KEEP_OUT)),
     (
-        r"recompile limit|torch\.compile.d? recompil",
+        r"recompile limit",
         Advice("it is called in too many different ways", "pad inputs to a few shapes"),
     ),
     (
@@ -96,11 +97,11 @@ BREAKS: tuple[tuple[str, Advice], ...] = (
         Advice("it calls into compiled code that is not PyTorch's", "use torch, or call it before"),
     ),
     (
-        r"Observed exception|[Ee]xcept|raise",
+        r"Observed exception|Caught non-Exception|Failed to raise|Exception with",
         Advice("an exception is raised and caught inside", "test for the condition instead"),
     ),
     (
-        r"Import|import",
+        r"Bad import|Import failure",
         Advice("it imports a module while it runs", "import it at the top of the file"),
     ),
 )
@@ -121,7 +122,7 @@ LOCAL: tuple[tuple[str, Advice], ...] = (
         Advice("a custom autograd function with gradients", "call the model under torch.no_grad()"),
     ),
     (r"^higher-order operator", Advice("workers have no higher-order operators", "write it out")),
-    (r"^function .*numpy|^function torch\._dynamo", BREAKS[7][1]),
+    (r"^function .*numpy|^function torch\._dynamo", _NUMPY),
     (
         r"^function ",
         Advice("workers know PyTorch's own operators only", "write it with PyTorch's operators"),
@@ -152,8 +153,8 @@ def of_operator() -> Rule:
     """What to make of an operator that took long outside of any graph."""
     return Rule(
         Outcome.LOCAL,
-        "only what a module computes is redirected",
-        "move it into the forward of an nn.Module",
+        "outside of any graph it runs on the function's own processor",
+        "compute it in the forward of an nn.Module, where no graph break keeps it out",
         heavy=True,
     )
 

@@ -89,16 +89,11 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         name = self._resolve(node.func)
-        if name is not None and self._by_keyword(node, name):
-            for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
-                self.visit(argument)
-            return
-        self._by_device(node, name)
-        if name is None and isinstance(node.func, ast.Attribute):
-            rule = RULES.get(f".{node.func.attr}()")
-            if rule is not None:
-                self._add(node, _shown(node), rule)
-        self.generic_visit(node)
+        if not ((name is not None and self._by_keyword(node, name)) or self._by_device(node, name)):
+            self._by_method(node, name)
+            self.visit(node.func)
+        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+            self.visit(argument)
 
     def _resolve(self, node: ast.expr) -> str | None:
         """The dotted name behind an expression, where an import gives it one."""
@@ -108,7 +103,8 @@ class _Reader(ast.NodeVisitor):
             case ast.Attribute(value=owner, attr=name):
                 before = self._resolve(owner)
                 return None if before is None else f"{before}.{name}"
-        return None
+            case _:
+                return None
 
     def _torch_name(self, node: ast.Name | ast.Attribute) -> bool:
         """Whether this is a name of PyTorch's; noted if there is a rule for it."""
@@ -129,8 +125,15 @@ class _Reader(ast.NodeVisitor):
                 return True
         return False
 
-    def _by_device(self, node: ast.Call, name: str | None) -> None:
-        """Note a call that is given a GPU."""
+    def _by_method(self, node: ast.Call, name: str | None) -> None:
+        """Note a method that means work for a GPU, whatever object it is of."""
+        if name is None and isinstance(node.func, ast.Attribute):
+            rule = RULES.get(f".{node.func.attr}()")
+            if rule is not None:
+                self._add(node, _shown(node), rule)
+
+    def _by_device(self, node: ast.Call, name: str | None) -> bool:
+        """Note a call that is given a GPU; whether that is one that is not there."""
         method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
         moves = name is None and method in DEVICE_METHODS
         numbers = name in _NUMBERED or moves
@@ -145,8 +148,10 @@ class _Reader(ast.NodeVisitor):
         named = [index for index in indices if index is not None]
         if any(named):
             self._other_gpu(node, _shown(node))
-        elif named and (name is None or rule_of(name) is None):
+            return True
+        if named and (name is None or rule_of(name) is None):
             self._add(node, _shown(node), REDIRECTED)
+        return False
 
     def _other_gpu(self, node: ast.expr, what: str) -> None:
         """Once a line: the parts of an expression name the same GPU as the whole."""
@@ -192,12 +197,15 @@ def _says_auto(value: ast.expr) -> bool:
 
 
 def _shown(node: ast.Call) -> str:
-    """A call as it stands there, its beginning left out where it is long."""
+    """A call as it stands there; of a long one its method's name, and what it is given."""
     text = ast.unparse(node)
     if len(text) <= _LONGEST:
         return text
     called = ast.unparse(node.func)
-    name = called if len(called) < _LONGEST // 2 else called.rpartition(".")[2]
-    devices = [f"{key.arg}={ast.unparse(key.value)}" for key in node.keywords if key.arg]
-    given = [text for text in devices if text.partition("=")[0] in DEVICE_KEYWORDS]
-    return f"{name}(..., {', '.join(given)})" if given else f"{name}(...)"
+    name = called if len(called) < _LONGEST // 2 else f".{called.rpartition('.')[2]}"
+    given = [ast.unparse(argument) for argument in (*node.args, *node.keywords)]
+    whole = f"{name}({', '.join(given)})"
+    if len(whole) <= _LONGEST:
+        return whole
+    devices = [part for part in given if part.partition("=")[0] in DEVICE_KEYWORDS]
+    return f"{name}({', '.join(['...', *devices])})"

@@ -119,7 +119,7 @@ def run_natively(entry: Entry, results: Path, settings: Settings) -> Run:
 def run_remotely(entry: Entry, results: Path, settings: Settings) -> Run:
     """The same program under `gpufaas exec`."""
     ours = [sys.executable, "-m", "gpufaas.cli", "exec"]
-    ours += ["--devices", settings.devices, "--stats", "--"]
+    ours += ["--devices", settings.devices, "--tracing", settings.tracing, "--stats", "--"]
     return _run([*ours, sys.executable, str(entry.path), str(results), *entry.args], settings)
 
 
@@ -135,11 +135,10 @@ def compare_files(
 
 
 def _run(command: Sequence[str], settings: Settings) -> Run:
-    surroundings = [f"OMP_NUM_THREADS={settings.threads}", f"GPUFAAS_TRACING={settings.tracing}"]
     start = time.perf_counter()
     try:
         done = subprocess.run(
-            ["env", *surroundings, *command],
+            ["env", f"OMP_NUM_THREADS={settings.threads}", *command],
             capture_output=True,
             text=True,
             timeout=settings.limit_s,

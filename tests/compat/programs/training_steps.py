@@ -10,7 +10,7 @@ path, optimizer_name = sys.argv[1], sys.argv[2]
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 model = nn.Sequential(
-    nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 3)
+    nn.Linear(12, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 3)
 ).to(device)
 optimizer = getattr(torch.optim, optimizer_name)(model.parameters(), lr=0.05)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)

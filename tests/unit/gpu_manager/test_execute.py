@@ -55,6 +55,7 @@ def test_call_gives_what_torch_gives_when_weights_are_bound(arena_bytes: int) ->
             assert torch.equal(reply.outputs[0], torch.relu(x @ w.T + b))
             assert reply.outputs[1:] == [None, 3, 2.5, True]
             assert type(reply.outputs[4]) is bool
+    worker.join()
     assert worker.ran == [LEASE] * 3
 
 

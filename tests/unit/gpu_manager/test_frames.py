@@ -175,8 +175,8 @@ def test_stream_refuses_when_a_frame_announces_descriptors_that_never_came(
 ) -> None:
     async def scene(ours: FrameStream, theirs: FrameStream) -> None:
         await ours.send(Kind.DROP, [])
-        ours.socket.send(pack_frame(Kind.ARENA, [], descriptors=1))
         await theirs.read()
+        ours.socket.send(pack_frame(Kind.ARENA, [], descriptors=1))
         with pytest.raises(BadFrame):
             await theirs.read()
 

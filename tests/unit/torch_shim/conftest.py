@@ -1,4 +1,4 @@
-"""A process under the shim that runs snippets, each in a fork: importing torch once is slow enough."""
+"""A process under the shim that runs snippets, each in a fork: importing torch takes long."""
 
 import json
 import os
@@ -66,15 +66,16 @@ def shim() -> Iterator[Snippet]:
         stdout=subprocess.PIPE,
         text=True,
     ) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
+        questions, answers = server.stdin, server.stdout
+        assert questions is not None
+        assert answers is not None
 
         def run(source: str) -> None:
-            print(json.dumps(textwrap.dedent(source)), file=server.stdin, flush=True)
-            line = server.stdout.readline()
+            print(json.dumps(textwrap.dedent(source)), file=questions, flush=True)
+            line = answers.readline()
             failure = json.loads(line) if line else "the process under the shim is gone"
             if failure:
                 pytest.fail(failure, pytrace=False)
 
         yield run
-        server.stdin.close()
+        questions.close()

@@ -1,0 +1,14 @@
+"""The fork server's process: bound to its manager before it spends seconds on importing torch.
+
+Run as `python -m gpu_manager.worker DESCRIPTOR PARENT`: its end of a socket pair with the
+manager, and the manager's process.
+"""
+
+import importlib
+import sys
+
+from gpu_manager.worker.sandbox import die_with
+
+if __name__ == "__main__":
+    die_with(int(sys.argv[2]))
+    importlib.import_module("gpu_manager.worker.forkserver").main(int(sys.argv[1]))
