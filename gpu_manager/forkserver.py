@@ -10,8 +10,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
+import gpu_manager
 from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.frames import FrameStream
 from gpu_manager.worker import orders
@@ -189,6 +191,11 @@ class ForkServer:
 
 
 def _command(descriptor: int) -> list[str]:
-    """How the fork server is run: with nothing of the current directory on its path."""
-    own = [str(descriptor), str(os.getpid())]
-    return [sys.executable, "-P", "-m", "gpu_manager.worker", *own]
+    """How the fork server is run: `python -m gpu_manager.worker`, the current directory aside.
+
+    The place where this package was found comes last on its path, for runs from a source tree.
+    """
+    root = str(Path(gpu_manager.__file__).parents[1])
+    start = f"import runpy, sys; sys.path.append({root!r}); "
+    start += "runpy.run_module('gpu_manager.worker', run_name='__main__')"
+    return [sys.executable, "-P", "-c", start, str(descriptor), str(os.getpid())]

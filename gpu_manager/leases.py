@@ -13,6 +13,8 @@ from scheduler.api import GpuId, LeaseId, ModelId, SlotId
 
 SessionKey = NewType("SessionKey", str)
 
+_CALLS_OF_QUIET = 1.5
+
 
 class Why(StrEnum):
     """Why a lease ends."""
@@ -22,25 +24,31 @@ class Why(StrEnum):
     SESSION_GONE = "its session is gone"
     IDLE = "idle"
     CONTENDED = "others wait"
+    QUIET = "others wait, and it seems to be quiet"
     EXPIRED = "it was held for long"
     WORKER_LOST = "its worker is gone"
     GPU_LOST = "its GPU is lost"
     STOPPING = "the GPU manager stops"
 
 
+# Why a lease may end although somebody wants the answer of the call in flight.
+_WANTED = frozenset({Why.IDLE, Why.CONTENDED, Why.QUIET, Why.EXPIRED, Why.WORKER_LOST})
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
     """How long leases stay in force, and how long their last call may take.
 
-    `quiet_s` without a call is idleness where others wait. A lease has `first_call_s` to make its
-    first call, so that two sessions that both begin slowly cannot take the GPU from each other
-    for ever. Nobody wants the answer of a call whose lease was released or whose session is gone:
-    it has `grace_s` or `orphan_s`; other calls in flight have `call_s`.
+    Where others wait, a lease that is used has `quantum_s`, and one that is not used for `quiet_s`
+    and half a call more than its calls take ends at once. It has `first_call_s` to make its first
+    call, so that two sessions that both begin slowly cannot take the GPU from each other for ever.
+    Nobody wants the answer of a call whose lease was released or whose session is gone: it has
+    `grace_s` or `orphan_s`; other calls in flight have `call_s`.
     """
 
     linger_s: float = 5.0
     quantum_s: float = 0.1
-    quiet_s: float = 0.05
+    quiet_s: float = 0.005
     first_call_s: float = 2.0
     expiry_s: float = 300.0
     grace_s: float = 2.0
@@ -49,14 +57,17 @@ class LeaseTimes:
 
     def grace(self, why: Why) -> float:
         """Seconds for a call in flight to end before its worker is killed."""
-        if why in (Why.IDLE, Why.CONTENDED, Why.EXPIRED, Why.WORKER_LOST):
+        if why in _WANTED:
             return self.call_s
         return self.orphan_s if why is Why.SESSION_GONE else self.grace_s
 
 
 @dataclass(slots=True)
 class Held:
-    """One lease in force; it is claimed when a session was told of it."""
+    """One lease in force; it is claimed when a session was told of it.
+
+    Calls are reported late, so that a lease which seems to be quiet is checked before it ends.
+    """
 
     id: LeaseId
     slot: SlotId
@@ -66,6 +77,9 @@ class Held:
     claimed_s: float = 0.0
     used_s: float = 0.0
     runs: int = 0
+    run_s: float = 0.0
+    checking: bool = False
+    checked_s: float = 0.0
     ending: Why | None = None
     deadline_s: float = 0.0  # for a call in flight, once it ends
 
@@ -98,11 +112,12 @@ class Leases:
     def claim(self, held: Held, holder: SessionKey, now_s: float) -> None:
         """A session was told of it, and may call."""
         held.holder = holder
-        held.claimed_s = held.used_s = now_s
+        held.claimed_s = held.used_s = held.checked_s = now_s
 
-    def used(self, held: Held, now_s: float) -> None:
-        """A call of it has ended."""
+    def used(self, held: Held, now_s: float, run_s: float) -> None:
+        """Calls of it have ended, which took this long each."""
         held.used_s = now_s
+        held.run_s = run_s
         held.runs += 1
 
     def forget(self, lease: LeaseId) -> None:
@@ -119,7 +134,7 @@ class Leases:
         return [held for held in found if held.gpu == gpu and model in held.models]
 
     def due(self, now_s: float) -> list[tuple[Held, Why]]:
-        """Those that should end now, and why."""
+        """Those that should end now, and why; QUIET ones after a check."""
         found = [(held, *self._end_of(held)) for held in self._lingering()]
         return [(held, why) for held, at_s, why in found if at_s <= now_s]
 
@@ -129,7 +144,8 @@ class Leases:
 
     def _lingering(self) -> list[Held]:
         found = self._held.values()
-        return [held for held in found if held.holder is not None and held.ending is None]
+        claimed = [held for held in found if held.holder is not None and held.ending is None]
+        return [held for held in claimed if not held.checking]
 
     def _end_of(self, held: Held) -> tuple[float, Why]:
         times = self.times
@@ -138,8 +154,11 @@ class Leases:
             (held.claimed_s + times.expiry_s, Why.EXPIRED),
         ]
         if self.contended and held.runs:
-            quiet_s = min(held.used_s + times.quiet_s, held.claimed_s + times.quantum_s)
-            ends.append((quiet_s, Why.CONTENDED))
+            ends.append((held.claimed_s + times.quantum_s, Why.CONTENDED))
+            patience_s = times.quiet_s + _CALLS_OF_QUIET * held.run_s
+            ends.append((held.used_s + patience_s, Why.QUIET))
         elif self.contended:
             ends.append((held.claimed_s + times.first_call_s, Why.CONTENDED))
+            patience_s = max(times.quiet_s, held.checked_s - held.claimed_s)
+            ends.append((held.checked_s + min(patience_s, times.quantum_s), Why.QUIET))
         return min(ends)

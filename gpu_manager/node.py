@@ -173,11 +173,25 @@ class Node:
     def _tick(self) -> None:
         """End the leases that are due, and come back for the next one."""
         for held, why in self.leases.due(self._loop.time()):
-            self._end(held, why)
+            if why is Why.QUIET:
+                held.checking = True
+                self._keep(self._loop.create_task(self._check_quiet(held)))
+            else:
+                self._end(held, why)
         if self._timer is not None:
             self._timer.cancel()
         next_s = self.leases.next_due_s()
         self._timer = None if next_s is None else self._loop.call_at(next_s, self._tick)
+
+    async def _check_quiet(self, held: Held) -> None:
+        """Have its workers say what they have not said yet: then it is used, or it ends."""
+        runs = held.runs
+        await asyncio.gather(*(self.sign_of_life(hosted) for hosted in self._workers_of(held)))
+        held.checking = False
+        held.checked_s = self._loop.time()
+        if self.leases.contended and held.ending is None and 0 < runs == held.runs:
+            self._end(held, Why.QUIET)
+        self._tick()
 
     def _end(self, held: Held, why: Why, grace_s: float | None = None) -> None:
         """End a lease; one that ends already ends sooner if the new reason leaves it less time."""
@@ -194,14 +208,18 @@ class Node:
             self._keep(self._loop.create_task(self._ended(held, grace_s)))
 
     async def _ended(self, held: Held, grace_s: float) -> None:
-        residents = self.gpus[held.gpu].residents
-        found = [residents[model].hosted for model in held.models if model in residents]
-        workers = [hosted for hosted in found if hosted is not None]
+        workers = self._workers_of(held)
         ends = asyncio.gather(*(hosted.end(held.id, grace_s) for hosted in workers))
         while not (await asyncio.wait({ends}, timeout=_LATE_S))[0]:
             # A worker answers this at once, whatever it computes, unless it hangs.
             await asyncio.gather(*(self.sign_of_life(hosted) for hosted in workers))
         self._freed(held)
+
+    def _workers_of(self, held: Held) -> list[Hosted]:
+        """Those of its models that are loaded."""
+        gpu = self.gpus[held.gpu]
+        found = [gpu.hosted(model) for model in held.models]
+        return [hosted for hosted in found if hosted is not None]
 
     def _freed(self, held: Held) -> None:
         if self.leases.get(held.id) is not held:
@@ -233,7 +251,7 @@ class Node:
         resident.used_s = now_s
         held = self.leases.get(LeaseId(lease))
         if held is not None:
-            self.leases.used(held, now_s)
+            self.leases.used(held, now_s, run_s)
             if self.leases.contended:
                 self._tick()
         batch = max(1, batch)

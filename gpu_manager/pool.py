@@ -54,13 +54,13 @@ class Pool:
         """Keep the pool filled from now on."""
         self._task = asyncio.get_running_loop().create_task(self._maintain())
 
-    async def take(self, device: str, model: str) -> Worker:
-        """A warmed worker, made now where none waits."""
+    async def take(self, device: str, model: str, *, fresh: bool = False) -> Worker:
+        """A warmed worker, made now where none waits, or where a fresh one is asked for."""
         loop = asyncio.get_running_loop()
         spares = self._spares.setdefault(device, deque())
         self._loads.setdefault(device, deque()).append(loop.time())
         loop.call_later(self._settings.refill_delay_s, self._wake.set)
-        while spares:
+        while spares and not fresh:
             worker = spares.popleft()
             if not worker.exited.done():
                 return worker

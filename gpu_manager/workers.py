@@ -211,16 +211,16 @@ class ProcessRuntime:
     async def load(self, order: LoadOrder) -> Hosted:
         """Take a worker from the pool and have it hold the model; one that is lost is replaced."""
         try:
-            return await self._load(order)
+            return await self._load(order, fresh=False)
         except WireError as error:
             log.warning("a worker was lost while it loaded %s: %s", order.model, error)
         try:
-            return await self._load(order)
+            return await self._load(order, fresh=True)
         except WireError as error:
             raise NoWorker(order.model, f"lost twice while loading: {error}") from error
 
-    async def _load(self, order: LoadOrder) -> HostedProcess:
-        worker = await self._pool.take(order.device, order.model)
+    async def _load(self, order: LoadOrder, *, fresh: bool) -> HostedProcess:
+        worker = await self._pool.take(order.device, order.model, fresh=fresh)
         hosted = HostedProcess(order, worker, self._observer)
         loaded = False
         try:

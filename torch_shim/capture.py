@@ -12,6 +12,7 @@ from torch import fx
 
 
 from torch_shim.background import Stage, Tracer, trace
+from torch_shim.classes import Methods
 from torch_shim.dynamo import RECOMPILE_LIMIT, configure
 from torch_shim.graphs import Graph
 from torch_shim.report import Break, report
@@ -37,7 +38,7 @@ class Capture:
 
     def call(self, root: Root, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """What the module answers; the thread's current root is this one."""
-        entry = self._entries.get(root) or self._entry(root)
+        entry = self._entry(root, module)
         if not self._in_background or entry.stage is Stage.BROKEN:
             return entry.traced(module, *args, **kwargs)
         if entry.stage is not Stage.TRACED:
@@ -72,9 +73,19 @@ class Capture:
 
         return choose
 
-    def _entry(self, root: Root) -> "_Entry":
+    def _entry(self, root: Root, module: torch.nn.Module) -> "_Entry":
+        """What was traced of this root; nothing if a class of its has other methods since."""
+        entry = self._entries.get(root)
+        if entry is not None and entry.is_current():
+            return entry
         with self._lock:
-            return self._entries.setdefault(root, _Entry(self._call_module, self.backend))
+            entry = self._entries.get(root)
+            if entry is None or not entry.methods.unchanged():
+                entry = _Entry(self._call_module, self.backend, Methods(module))
+                self._entries[root] = entry
+            elif not entry.is_current():  # a graph more: perhaps it saw objects of other classes
+                entry.watched, entry.methods = entry.graphs, Methods(module)
+            return entry
 
     def _trace(
         self, root: Root, entry: "_Entry", module: torch.nn.Module, args: Any, kwargs: Any
@@ -105,19 +116,32 @@ class _Entry:
     Dynamo keeps what it learns at the code object, so each root module has one of its own.
     """
 
-    def __init__(self, call_module: ModuleCall, backend: Callable[..., Any]) -> None:
-        def call_root(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202 - Dynamo sees it, nobody else
-            return call_module(self, *args, **kwargs)
+    def __init__(
+        self, call_module: ModuleCall, backend: Callable[..., Any], methods: Methods
+    ) -> None:
+        def call_root(module, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202 - Dynamo sees it, nobody else
+            return call_module(module, *args, **kwargs)
+
+        def note_graph(module: fx.GraphModule, examples: Sequence[Any]) -> Any:
+            self.graphs += 1
+            return backend(module, examples)
 
         own = types.FunctionType(
             call_root.__code__.replace(), globals(), "call_root", None, call_root.__closure__
         )
-        self.traced: ModuleCall = torch.compile(own, backend=backend)
-        self.whole: ModuleCall = torch.compile(own, backend=backend, fullgraph=True)
+        self.traced: ModuleCall = torch.compile(own, backend=note_graph)
+        self.whole: ModuleCall = torch.compile(own, backend=note_graph, fullgraph=True)
         self.untraced: ModuleCall = torch._dynamo.run(own)
+        self.graphs = 0
+        self.watched = 0
+        self.methods = methods
         self.stage = Stage.NEW
         self.tracing = False
         self.traces = 0
+
+    def is_current(self) -> bool:
+        """Whether what was traced is what would be traced now, as far as guards do not tell."""
+        return self.graphs == self.watched and self.methods.unchanged()
 
 
 class _CallState:

@@ -41,6 +41,7 @@ def configure() -> None:
     _set_up.append(True)
     config.skip_nnmodule_hook_guards = False  # an added hook must be noticed
     config.allow_rnn = True
+    config.suppress_errors = True  # what cannot be traced runs as it is, and raises its own errors
     config.recompile_limit = RECOMPILE_LIMIT
     config.accumulated_recompile_limit = ALL_RECOMPILES_LIMIT
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)

@@ -162,6 +162,8 @@ class _Encoder:
         if name is not None:
             return f"t:{name}"
         short = getattr(target, "__name__", "")
+        if getattr(target, "__module__", "") == "torch._refs" and hasattr(torch, short):
+            return f"t:torch.{short}"  # Python's word for the same
         for letter, space in (("o", operator), ("M", math), ("b", builtins)):
             if getattr(space, short, None) is target:
                 return f"{letter}:{short}"

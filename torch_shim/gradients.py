@@ -159,7 +159,7 @@ def _class_results(args: tuple[Any, ...], result: Any) -> None:
             become_cuda(value)
     flags = tuple(isinstance(value, CudaTensor) for value in results)
     for value in results:
-        node = value.grad_fn if isinstance(value, Tensor) else None
+        node: Any = getattr(value, "grad_fn", None)
         if isinstance(node, functions.BackwardCFunction):
             setattr(node, _RESULTS, flags)
 

@@ -73,7 +73,8 @@ def _move(native: Callable[..., Tensor], self: Tensor, target: Target, *, there:
         return result
     kind = cpu_class(type(self))
     if kind not in PLAIN and not issubclass(kind, Parameter):
-        result = result.as_subclass(kind)  # type: ignore[type-var,assignment] # a tensor's; as torch.Tensor's own methods do for a subclass
+        # As torch.Tensor's own methods do for a subclass.
+        result = result.as_subclass(kind)  # type: ignore[type-var,assignment] # a tensor's class
     return become_cuda(result) if there else result
 
 

@@ -38,7 +38,7 @@ _ONE_PROCESS = Rule(
     Outcome.CANNOT, "events are not shared between processes", "use an event of one process"
 )
 _STREAM = Rule(Outcome.CANNOT, "there is no stream outside", "use torch.cuda.Stream()")
-_EXPORT = Rule(Outcome.CANNOT, "its memory is on another GPU's node", "export tensor.cpu() instead")
+_EXPORT = Rule(Outcome.LOCAL, "refused for a tensor on the GPU", "export tensor.cpu() instead")
 _NCCL = Rule(
     Outcome.CANNOT,
     "GPUs do not talk to each other here",
@@ -160,7 +160,7 @@ _TABLE: tuple[tuple[Rule, str, str], ...] = (
     (_SENSOR, "torch.cuda.", "temperature power_draw clock_rate"),
     (_ONE_PROCESS, "", "torch.cuda.Event(interprocess) .ipc_handle()"),
     (_STREAM, "torch.cuda.", "ExternalStream get_stream_from_external"),
-    (_EXPORT, "", ".__dlpack__()"),
+    (_EXPORT, "", ".__dlpack__() torch.to_dlpack torch.utils.dlpack.to_dlpack"),
     (_NCCL, "torch.", "cuda.nccl cuda.comm distributed nn.parallel.DistributedDataParallel"),
     (
         Rule(Outcome.LOCAL, "says that there are no other processes"),

@@ -118,7 +118,7 @@ LOCAL: tuple[tuple[str, Advice], ...] = (
     (r"^only CPU tensors", Advice("its tensors are on the CPU", "move inputs with .to('cuda')")),
     (r"^layout ", Advice("workers take dense tensors only", "call .to_dense() first")),
     (
-        r"^higher-order operator autograd_function",
+        r"^higher-order operator autograd_function|^attribute .* of type GraphModule",
         Advice("a custom autograd function with gradients", "call the model under torch.no_grad()"),
     ),
     (r"^higher-order operator", Advice("workers have no higher-order operators", "write it out")),

@@ -118,12 +118,12 @@ def _of_run(ran: Ran) -> Iterator[str]:
     yield f"ran in {ran.took_s:.1f} s, exit code {ran.code}"
     share = share_in_graphs(ran)
     if share is None:
-        yield "no module ran on the GPU"
+        yield "no call of a module was counted (processes that leave by os._exit tell nothing)"
     else:
         here = _counted(ran.local_operators, "operator")
         yield (
             f"{share:.1%} of the modules' operators in graphs: {ran.graph_operators:,} in "
-            f"{_counted(ran.graph_calls, 'call')}, {here} on the function's own processor"
+            f"{_counted(ran.graph_calls, 'call')}, {here} here"
         )
     outside = outside_graphs(ran)
     yield f"outside of graphs: {outside['calls']:,.0f} operators, {outside['seconds']:.3f} s"

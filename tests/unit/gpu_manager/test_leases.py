@@ -47,7 +47,7 @@ def test_lease_does_not_linger_when_nobody_was_told_of_it() -> None:
 def test_lease_ends_when_it_was_idle_for_long() -> None:
     leases = Leases(TIMES)
     held = claimed(leases)
-    leases.used(held, 3.0)
+    leases.used(held, 3.0, 0.01)
 
     assert leases.next_due_s() == 8.0
     assert due(leases, 7.9) == []
@@ -57,36 +57,62 @@ def test_lease_ends_when_it_was_idle_for_long() -> None:
 def test_lease_ends_when_it_was_held_for_too_long() -> None:
     leases = Leases(TIMES)
     held = claimed(leases)
-    leases.used(held, 299.0)
+    leases.used(held, 299.0, 0.01)
 
     assert due(leases, 299.9) == []
     assert due(leases, 300.0) == [Why.EXPIRED]
 
 
 @pytest.mark.parametrize(
-    ("used_s", "ends_s"),
-    [(0.01, 0.03), (0.05, 0.07), (0.09, 0.1), (4.0, 0.1)],
+    ("used_s", "run_s", "ends_s", "why"),
+    [
+        (0.01, 0.0, 0.03, Why.QUIET),
+        (0.01, 0.01, 0.045, Why.QUIET),
+        (0.09, 0.0, 0.1, Why.CONTENDED),
+        (0.05, 0.05, 0.1, Why.CONTENDED),
+    ],
 )
 def test_lease_ends_when_others_wait_and_it_is_quiet_or_had_its_time(
-    used_s: float, ends_s: float
+    used_s: float, run_s: float, ends_s: float, why: Why
 ) -> None:
     leases = Leases(TIMES)
-    leases.used(claimed(leases), used_s)
-    assert due(leases, ends_s) == []
+    leases.used(claimed(leases), used_s, run_s)
+    assert due(leases, ends_s + 1e-9) == []
 
     leases.contended = True
 
     assert leases.next_due_s() == pytest.approx(ends_s)
     assert due(leases, ends_s - 0.001) == []
-    assert due(leases, ends_s + 1e-9) == [Why.CONTENDED]
+    assert due(leases, ends_s + 1e-9) == [why]
 
 
 def test_lease_has_time_for_its_first_call_when_others_wait() -> None:
     leases = Leases(TIMES, contended=True)
-    claimed(leases, at_s=10.0)
+    held = claimed(leases, at_s=10.0)
 
-    assert due(leases, 11.9) == []
+    assert due(leases, 10.03) == [Why.QUIET]  # perhaps it made one, and it was not reported yet
+    held.checked_s = 11.95
+    assert due(leases, 11.99) == []
     assert due(leases, 12.0) == [Why.CONTENDED]
+
+
+def test_lease_that_is_new_is_checked_less_and_less_often_when_others_wait() -> None:
+    leases = Leases(TIMES, contended=True)
+    held = claimed(leases)
+    checks = []
+    while (at_s := leases.next_due_s() or 0.0) < 0.5:
+        checks.append(round(at_s, 6))
+        held.checked_s = at_s
+
+    assert checks == [0.02, 0.04, 0.08, 0.16, 0.26, 0.36, 0.46]
+
+
+def test_lease_is_not_due_when_it_is_being_checked() -> None:
+    leases = Leases(TIMES, contended=True)
+    claimed(leases).checking = True
+
+    assert due(leases, 1e9) == []
+    assert leases.next_due_s() is None
 
 
 def test_lease_is_not_due_again_when_it_ends_already() -> None:
@@ -112,6 +138,6 @@ def test_leases_are_found_by_holder_and_by_model_on_one_gpu() -> None:
 
 @pytest.mark.parametrize("why", list(Why))
 def test_last_call_is_cut_short_only_when_nobody_wants_its_answer(why: Why) -> None:
-    wanted = why in (Why.IDLE, Why.CONTENDED, Why.EXPIRED, Why.WORKER_LOST)
+    wanted = why in (Why.IDLE, Why.CONTENDED, Why.QUIET, Why.EXPIRED, Why.WORKER_LOST)
 
     assert (TIMES.grace(why) > 2.0) == wanted

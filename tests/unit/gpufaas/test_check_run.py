@@ -74,6 +74,10 @@ def test_break_is_told_in_plain_words(reason: str, why: str) -> None:
             "function torch._dynamo.utils.wrapped_asarray",
             "NumPy computes on the function's own processor",
         ),
+        (
+            "attribute fwd_body_0 of type GraphModule",
+            "a custom autograd function with gradients",
+        ),
         ("function mine.fast_norm", "workers know PyTorch's own operators only"),
         ("operator failed: KeyError", "operator failed: KeyError"),
     ],

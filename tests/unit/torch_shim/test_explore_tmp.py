@@ -1,10 +1,17 @@
 import pytest
-C={}
+
+C = {}
+
+
 def t(name):
-    def d(src): C[name]=src
+    def d(src):
+        C[name] = src
+
     return d
-CASES={
-'hooks':"""
+
+
+CASES = {
+    "hooks": """
 x=torch.ones(3).cuda().requires_grad_(); seen=[]
 x.register_hook(lambda g: seen.append(g.device.type))
 y=x*2
@@ -13,18 +20,18 @@ y.sum().backward()
 assert seen==[('cuda','Tensor'),'cuda'] or seen==['cuda',('cuda','Tensor')],seen
 assert x.grad.device.type=='cuda'
 """,
-'post_accumulate':"""
+    "post_accumulate": """
 p=torch.nn.Parameter(torch.ones(3).cuda()); seen=[]
 p.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.device.type))
 (p*2).sum().backward(); assert seen==['cuda']
 """,
-'module_hooks':"""
+    "module_hooks": """
 m=torch.nn.Sequential(torch.nn.Linear(3,3),torch.nn.ReLU()).cuda(); seen=[]
 m[0].register_full_backward_hook(lambda m,gi,go: seen.append(go[0].device.type))
 m[0].register_forward_hook(lambda m,a,o: seen.append(o.device.type))
 m(torch.ones(2,3).cuda().requires_grad_()).sum().backward(); assert seen==['cuda','cuda'],seen
 """,
-'autograd_function':"""
+    "autograd_function": """
 class F(torch.autograd.Function):
     @staticmethod
     def forward(ctx,x,w): ctx.save_for_backward(x,w); assert x.is_cuda; return x*w
@@ -38,7 +45,7 @@ x=torch.ones(3).cuda().requires_grad_(); w=torch.nn.Parameter(torch.full((3,),2.
 y=F.apply(x,w); assert y.is_cuda
 y.sum().backward(); assert x.grad.is_cuda and w.grad.tolist()==[1,1,1]
 """,
-'checkpoint':"""
+    "checkpoint": """
 import torch.utils.checkpoint as cp
 l=torch.nn.Linear(3,3).cuda()
 def f(x):
@@ -47,17 +54,17 @@ x=torch.ones(2,3).cuda().requires_grad_()
 for r in (True,False):
     y=cp.checkpoint(f,x,use_reentrant=r); assert y.is_cuda; y.sum().backward(); assert x.grad.is_cuda
 """,
-'autograd_grad':"""
+    "autograd_grad": """
 x=torch.ones(3,requires_grad=True); y=x.cuda()*2
 g,=torch.autograd.grad(y.sum(),[x]); assert type(g) is torch.Tensor and g.device.type=='cpu'
 z=torch.ones(3).cuda().requires_grad_()
 g,=torch.autograd.grad((z*3).sum(),[z]); assert g.is_cuda
 g,=torch.autograd.grad((z**3).sum(),[z],create_graph=True); h,=torch.autograd.grad(g.sum(),z); assert h.is_cuda and h.tolist()==[6,6,6]
 """,
-'cpu_leaf':"""
+    "cpu_leaf": """
 x=torch.ones(3,requires_grad=True); (x.cuda()*2).sum().backward(); assert type(x.grad) is torch.Tensor and not x.grad.is_cuda
 """,
-'clip_opt':"""
+    "clip_opt": """
 for foreach in (None,True):
     m=torch.nn.Linear(3,3).cuda(); o=torch.optim.Adam(m.parameters(),foreach=foreach)
     for _ in range(2):
@@ -71,7 +78,7 @@ for c in (torch.optim.SGD,torch.optim.AdamW,torch.optim.Adagrad,torch.optim.LBFG
     a=closure(); o.step(closure); assert closure()!=a,c
 m=torch.nn.Linear(3,3).cuda(); o=torch.optim.Adam(m.parameters(),fused=True); m(torch.ones(2,3,device='cuda')).sum().backward(); o.step()
 """,
-'func':"""
+    "func": """
 import warnings; warnings.simplefilter('ignore')
 m=torch.nn.Linear(3,2).cuda(); p=dict(m.named_parameters()); x=torch.ones(4,3).cuda()
 assert torch.func.functional_call(m,p,(x,)).is_cuda
@@ -87,7 +94,7 @@ o,t=torch.func.jvp(lambda a:a*2,(x,),(x,)); assert o.is_cuda and t.is_cuda
 v=torch.autograd.functional.jacobian(lambda a:a*a,x[0]); assert v.is_cuda
 pe=torch.vmap(torch.func.grad(lambda p,a: torch.func.functional_call(m,p,(a,)).sum()),in_dims=(None,0))(p,x); assert pe['bias'].is_cuda
 """,
-'jit':"""
+    "jit": """
 import warnings; warnings.simplefilter('ignore')
 class N(torch.nn.Module):
     def __init__(s): super().__init__(); s.l=torch.nn.Linear(3,3); s.register_buffer('b',torch.zeros(3))
@@ -106,7 +113,7 @@ b.seek(0); m4=torch.jit.load(b); m4.eval(); m4=torch.jit.freeze(m4); m4(torch.on
 m.cpu(); assert not m(torch.ones(2,3))[0].is_cuda
 assert not next(m.parameters()).is_cuda
 """,
-'save_load':"""
+    "save_load": """
 import io,pickle,copy
 x=torch.arange(4.).cuda(); m=torch.nn.Linear(2,2).cuda()
 b=io.BytesIO(); torch.save({'x':x,'v':x[1:],'m':m.state_dict(),'p':m.weight},b)
@@ -129,21 +136,24 @@ import numpy
 try: numpy.asarray(x); assert 0
 except TypeError: pass
 """,
-'deepcopy':"""
+    "deepcopy": """
 import copy
 m=torch.nn.Linear(2,2).cuda(); m.weight.foo=3; n=copy.deepcopy(m); assert n.weight.is_cuda and n.weight is not m.weight and isinstance(n.weight,torch.nn.Parameter) and n.weight.foo==3
 x=torch.arange(4.).cuda(); l=copy.deepcopy([x,x[1:]]); l[0][1]=7; assert l[1][0]==7 and x[1]==1 and l[0].is_cuda
 y=torch.ones(2).cuda().requires_grad_(); (y*2).sum().backward(); z=copy.deepcopy(y); assert z.requires_grad and z.grad.is_cuda
 """,
-'storage':"""
+    "storage": """
 x=torch.arange(4.).cuda(); s=x.untyped_storage(); assert s.device.type=='cuda' and s.is_cuda
 assert x.storage().device.type=='cuda' if True else 0
 y=torch.empty(0,device='cuda').set_(s,0,(4,)); assert y.is_cuda; y[0]=5; assert x[0]==5
 assert s.cpu().device.type=='cpu' and s.clone().device.type=='cuda'
 assert x.data_ptr()==s.data_ptr()
 assert torch.zeros(2).untyped_storage().device.type=='cpu'
-""".replace("assert x.storage().device.type=='cuda' if True else 0","import warnings\nwith warnings.catch_warnings():\n    warnings.simplefilter('ignore'); assert x.storage().device.type=='cuda' and x.storage().is_cuda"),
-'rng':"""
+""".replace(
+        "assert x.storage().device.type=='cuda' if True else 0",
+        "import warnings\nwith warnings.catch_warnings():\n    warnings.simplefilter('ignore'); assert x.storage().device.type=='cuda' and x.storage().is_cuda",
+    ),
+    "rng": """
 torch.cuda.manual_seed(3); a=torch.randn(4,device='cuda'); torch.cuda.manual_seed_all(3); b=torch.randn(4,device='cuda'); assert a.equal(b)
 torch.manual_seed(1); c=torch.randn(3); d=torch.randn(3,device='cuda'); torch.manual_seed(1); e=torch.randn(3,device='cuda'); f=torch.randn(3); assert c.equal(e.cpu())
 g=torch.Generator(device='cuda').manual_seed(4); assert isinstance(g,torch.Generator) and g.device.type=='cuda'
@@ -158,7 +168,7 @@ assert x.clone().uniform_(generator=g).is_cuda and torch.randint(0,5,(3,),device
 assert torch.bernoulli(x*.5).is_cuda and torch.multinomial(x,3).is_cuda and torch.normal(0.,1.,(2,),device='cuda').is_cuda
 torch.nn.init.xavier_uniform_(torch.empty(3,3,device='cuda'))
 """,
-'oom':"""
+    "oom": """
 try: torch.empty(9<<30,dtype=torch.uint8,device='cuda'); assert 0
 except torch.cuda.OutOfMemoryError as e: assert 'CUDA out of memory' in str(e)
 try: torch.empty(1<<50,device='cuda'); assert 0
@@ -172,7 +182,7 @@ assert torch.cuda.memory_allocated()==8<<30 and torch.cuda.mem_get_info()==(0,8<
 del l; assert torch.cuda.memory_allocated()==0 and torch.cuda.max_memory_allocated()==8<<30; torch.cuda.reset_peak_memory_stats(); assert torch.cuda.max_memory_allocated()==0
 torch.cuda.memory_summary(); torch.cuda.memory_stats(); torch.cuda.memory_reserved(); torch.cuda.empty_cache()
 """,
-'cuda':"""
+    "cuda": """
 c=torch.cuda
 assert c.is_available() and c.device_count()==1 and c.current_device()==0; c.set_device(0); c.set_device('cuda'); c.synchronize(); c.init()
 with c.device(0): pass
@@ -202,7 +212,7 @@ with sdpa_kernel(SDPBackend.MATH): torch.nn.functional.scaled_dot_product_attent
 torch.cuda.get_arch_list(); torch.cuda.mem_get_info(0)
 assert torch.get_device_module('cuda') is torch.cuda
 """,
-'default_device':"""
+    "default_device": """
 torch.set_default_device('cuda'); assert torch.ones(2).is_cuda and torch.get_default_device()==torch.device('cuda',0), torch.get_default_device()
 m=torch.nn.Linear(2,2); assert m.weight.is_cuda and m(torch.ones(1,2)).is_cuda; assert torch.tensor([1]).is_cuda and torch.randn(2).is_cuda and not torch.ones(2,device='cpu').is_cuda
 assert not torch.from_numpy(__import__('numpy').ones(2)).is_cuda
@@ -217,7 +227,7 @@ with torch.device('meta'): m=torch.nn.Linear(2,2)
 try: m.cuda(); assert 0
 except NotImplementedError: pass
 """,
-'modules':"""
+    "modules": """
 import warnings
 m=torch.nn.Sequential(torch.nn.Linear(2,2),torch.nn.BatchNorm1d(2)); w=m[0].weight; ids=[id(p) for p in m.parameters()]
 assert m.cuda() is m and m[0].weight is w and w.is_cuda and isinstance(w,torch.nn.Parameter) and m[1].running_mean.is_cuda and type(w).__name__=='Parameter'
@@ -254,7 +264,7 @@ class B(torch.nn.Module):
     def __init__(s): super().__init__(); s.register_buffer('b',torch.ones(2,device='cuda')); s.p=torch.nn.ParameterList([torch.nn.Parameter(torch.ones(2))])
 assert B().cuda().p[0].is_cuda and B().cpu().b.device.type=='cpu'
 """,
-'autocast':"""
+    "autocast": """
 h=torch.ones(4,4).cuda()
 with torch.autocast('cuda'): 
     assert (h@h).dtype==torch.float16 and torch.is_autocast_enabled() and torch.get_autocast_dtype('cuda')==torch.float16
@@ -289,7 +299,7 @@ class F(torch.autograd.Function):
     def backward(ctx,g): return g*2
 with torch.autocast('cuda'): assert F.apply(h.half().requires_grad_()).dtype==torch.float32
 """,
-'mixed':"""
+    "mixed": """
 h=torch.ones(4).cuda(); c=torch.ones(4)
 for f in (lambda: h+c, lambda: c+h, lambda: torch.add(h,c), lambda: torch.cat([h,c]), lambda: torch.stack([c,h]), lambda: h.add_(c), lambda: torch.where(h>0,h,c), lambda: torch.nn.functional.linear(h,torch.ones(4,4)), lambda: torch.nn.functional.embedding(torch.tensor([1]),torch.ones(3,3).cuda()), lambda: torch.equal(h,c), lambda: torch.add(h,h,out=c), lambda: c.set_(h), lambda: torch.nn.Linear(4,4)(h), lambda: h.index_select(0,torch.tensor([1])), lambda: h.masked_fill(torch.tensor([True]*4),0.), lambda: torch.einsum('i,i->',h,c), lambda: h.scatter_(0,torch.tensor([1]),h)):
     try: f()
@@ -300,7 +310,7 @@ assert h[torch.tensor([1])].is_cuda and h[c>0].is_cuda; h[torch.tensor([0])]=1.;
 h.index_put_((torch.tensor([1]),),torch.tensor(1.).cuda())
 assert type(c[h>0]) is torch.Tensor or True
 """,
-'misc':"""
+    "misc": """
 x=torch.arange(6.).reshape(2,3).cuda()
 for r in torch.return_types.max.__mro__ and [x.max(1)]: assert r.values.is_cuda and r.indices.is_cuda
 assert all(t.is_cuda for t in x) and all(t.is_cuda for t in x.split(1)) and x.unbind()[0].is_cuda
@@ -346,7 +356,7 @@ assert torch.ops.aten.add(x,x).is_cuda and torch.ops.aten.add.Tensor(x,x).is_cud
 with torch.inference_mode(): assert (x+1).is_cuda and torch.zeros(2,device='cuda').is_inference()
 assert torch.compile is not None
 """,
-'epochs':"""
+    "epochs": """
 from torch_shim import storages
 from torch_shim.storages import mark_of, marked
 def changed(f,*ts):
@@ -371,25 +381,25 @@ w=storages.writes; p.load_state_dict(p.state_dict()); assert storages.writes!=w
 changed(lambda: torch.nn.utils.vector_to_parameters(torch.zeros(6).cuda(),p.parameters()) ) 
 e=torch.nn.Embedding(3,2,max_norm=.1).cuda(); changed(lambda: e(torch.tensor([1]).cuda()),e.weight)
 """,
-'dataloader':"""
+    "dataloader": """
 ds=torch.utils.data.TensorDataset(torch.arange(8.))
 for n in (0,1):
     for x, in torch.utils.data.DataLoader(ds,batch_size=4,pin_memory=True,num_workers=n): assert x.to('cuda',non_blocking=True).is_cuda and x.is_pinned() 
 """,
-'multiprocessing':"""
+    "multiprocessing": """
 import torch.multiprocessing as mp
 def f(q,r):
     x=q.get(timeout=8); assert x.is_cuda; x.add_(1); r.put((x.sum().item(),torch.ones(2).cuda())); r.get() if 0 else None
     q.get(timeout=8)
 c=mp.get_context('fork'); q=c.Queue(); r=c.Queue(); p=c.Process(target=f,args=(q,r)); p.start(); x=torch.ones(3).cuda(); q.put(x); s,y=r.get(timeout=8); assert s==6 and y.is_cuda and y.tolist()==[1,1]; q.put(1); p.join(); assert p.exitcode==0
 """,
-'subclass':"""
+    "subclass": """
 class S(torch.Tensor): pass
 s=torch.ones(2).as_subclass(S); t=s.to('cuda'); assert t.is_cuda and isinstance(t,S)
 assert type(t.cpu()) is S
 class P(torch.nn.Parameter): pass
 """,
-'threads':"""
+    "threads": """
 import threading
 x=torch.ones(3).cuda(); out=[]
 def f():
@@ -398,5 +408,8 @@ ts=[threading.Thread(target=f) for _ in range(4)]
 [t.start() for t in ts]; [t.join() for t in ts]; assert out==[True]*4
 """,
 }
-@pytest.mark.parametrize('name',CASES)
-def test_case(shim,name): shim(CASES[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case(shim, name):
+    shim(CASES[name])

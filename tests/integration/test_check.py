@@ -1,0 +1,94 @@
+"""`gpufaas check` runs a program for real: what ran where, by its lines."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+CHECK = [sys.executable, "-m", "gpufaas.cli", "check", "--devices", "cpu:1", "--json"]
+
+GOOD = """\
+import torch
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+model = model.to(device).eval()
+with torch.no_grad():
+    print(model(torch.ones(3, 8).to(device)).shape)
+"""
+
+HEAVY = """\
+import sys
+import torch
+from torch import nn
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.layer(x)
+        if y.sum() > 0:
+            y = y * 2
+        return y + 1
+
+model = Branching().cuda().requires_grad_(False)
+model(torch.ones(2, 4).cuda())
+wide = torch.ones(1500, 1500).cuda()
+wide @ wide
+try:
+    torch.cuda.graph(None)
+except RuntimeError:
+    print("caught", file=sys.stderr)
+getattr(torch.cuda, "power_draw")()
+"""
+
+
+def check(path: Path, code: int) -> tuple[dict[str, Any], str]:
+    """What it says of a program, and what the program wrote to its standard error."""
+    done = subprocess.run(
+        [*CHECK, path.name],
+        cwd=path.parent,
+        capture_output=True,
+        text=True,
+        timeout=110.0,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said, done.stderr
+
+
+def lines(said: dict[str, Any], **wanted: object) -> list[int]:
+    """The lines of the findings with these facts."""
+    found = said["findings"]
+    return [f["line"] for f in found if all(f[name] == value for name, value in wanted.items())]
+
+
+def test_check_passes_when_the_whole_model_runs_in_graphs(tmp_path: Path) -> None:
+    path = tmp_path / "app.py"
+    path.write_text(GOOD, encoding="utf-8")
+
+    said, errors = check(path, 0)
+
+    assert "torch.Size([3, 2])" in errors
+    assert (said["run"]["exit_code"], said["run"]["share_in_graphs"]) == (0, 1.0)
+    assert lines(said, outcome="redirected") == [4, 6]
+    assert lines(said, outcome="local", heavy=False) == [2]
+    assert len(said["findings"]) == 3
+
+
+def test_check_shows_lines_of_what_stays_local_breaks_or_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "app.py"
+    path.write_text(HEAVY, encoding="utf-8")
+
+    said, errors = check(path, 1)
+
+    assert "caught" in errors
+    assert said["run"]["exit_code"] == 1
+    assert lines(said, seen="break", why="a branch depends on a tensor's value") == [12]
+    assert lines(said, heavy=True) == [19]
+    assert lines(said, outcome="cannot", seen="source") == [21]
+    assert lines(said, outcome="cannot", seen="run", remedy="ask the node") == [24]
+    assert {finding["file"] for finding in said["findings"]} == {str(path.resolve())}

@@ -1,0 +1,65 @@
+"""Notices that a method was replaced on a class, which Dynamo's guards do not.
+
+Dynamo guards a module's attributes, hooks and instance methods, and functions in globals and
+closures, but takes a class's functions for granted: after `Net.forward = other` it would go on
+answering by the old graph.
+"""
+
+import operator
+from collections.abc import Callable, Iterator
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+_KINDS = (FunctionType, classmethod, staticmethod, property)
+_OF_NO_INTEREST = (torch.Tensor, ModuleType, type, FunctionType)
+
+
+class Methods:
+    """The functions of every class that takes part in a module's call, as they were."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._watched = [_Watched(kind) for kind in _classes_of(module)]
+
+    def unchanged(self) -> bool:
+        """Whether all of them still are what they were."""
+        return all(watched.unchanged() for watched in self._watched)
+
+
+class _Watched:
+    """One class."""
+
+    def __init__(self, kind: type) -> None:
+        self._members = vars(kind)
+        self._count = len(self._members)
+        names = [name for name, value in self._members.items() if isinstance(value, _KINDS)]
+        # itemgetter of a single name gives no tuple: the name is asked for twice
+        names = names * 2 if len(names) == 1 else names
+        self._values = [self._members[name] for name in names]
+        self._get: Callable[[Any], tuple[Any, ...]] | None = (
+            operator.itemgetter(*names) if names else None
+        )
+
+    def unchanged(self) -> bool:
+        if len(self._members) != self._count:
+            return False
+        if self._get is None:
+            return True
+        try:
+            return all(map(operator.is_, self._get(self._members), self._values))
+        except KeyError:
+            return False
+
+
+def _classes_of(module: torch.nn.Module) -> Iterator[type]:
+    """The classes of all submodules and of the objects they hold, with their bases, once."""
+    seen: set[type] = {object}
+    for part in module.modules():
+        for value in (part, *vars(part).values()):
+            if isinstance(value, _OF_NO_INTEREST):
+                continue
+            for kind in type(value).__mro__:
+                if kind not in seen and kind.__module__ != "builtins":
+                    seen.add(kind)
+                    yield kind
