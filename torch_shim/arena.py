@@ -45,9 +45,12 @@ class Arena:
 
 def flat(buffer: Buffer, dtype: torch.dtype, offset: int, count: int) -> torch.Tensor:
     """`count` elements of a buffer as a one-dimensional tensor over the same memory."""
-    if not count:
-        return _empty(0, dtype=dtype)
-    return _frombuffer(buffer, dtype=dtype, count=count, offset=offset)
+    found: torch.Tensor = (
+        _frombuffer(buffer, dtype=dtype, count=count, offset=offset)
+        if count
+        else _empty(0, dtype=dtype)
+    )
+    return found
 
 
 def tensor_over(
@@ -58,7 +61,8 @@ def tensor_over(
     strides: Sequence[int],
 ) -> torch.Tensor:
     """The CPU tensor over a storage, whatever handle it belongs to."""
-    return _set(_empty(0, dtype=dtype), storage, offset, shape, strides)
+    found: torch.Tensor = _set(_empty(0, dtype=dtype), storage, offset, shape, strides)
+    return found
 
 
 def map_privately(descriptor: int, size_bytes: int) -> mmap.mmap:

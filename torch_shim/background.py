@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 
-import torch
-
 from torch_shim.errors import RemoteFailure, WireError
 
 log = logging.getLogger("gpufaas")
@@ -72,13 +70,13 @@ class Tracer:
                     log.info("preparing a graph ahead: %s", error)
 
 
-def trace(compiled: Callable[..., Any], args: Any, kwargs: Any) -> Stage:
-    """Trace one call without running it."""
+def trace(compiled: Callable[..., Any], args: Any, kwargs: Any, cannot: type[Exception]) -> Stage:
+    """Trace one call without running it; `cannot` is what Dynamo raises if that is impossible."""
     try:
         compiled(*args, **kwargs)
     except Abandoned:
         return Stage.TRACED
-    except torch._dynamo.exc.TorchDynamoException as error:  # it broke, or Dynamo cannot do it
+    except cannot as error:
         log.info("tracing needs the caller's thread: %s", str(error).partition("\n")[0])
     return Stage.BROKEN
 

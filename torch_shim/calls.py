@@ -29,7 +29,7 @@ class Calls:
         self._native = Module.__call__
         self._roots = Roots(settings.address, settings.credential)
         self._known: dict[int, Root] = {}
-        self._made: "Capture | None" = None
+        self._made: Capture | None = None
         self._lock = threading.Lock()
         self._tracer = Tracer()
         self._importing = False
@@ -39,7 +39,11 @@ class Calls:
 
     def install(self) -> None:
         """Take the place of `nn.Module.__call__`."""
-        native, local, is_tracing = self._native, self._roots.local, torch.compiler.is_dynamo_compiling
+        native, local, is_tracing = (
+            self._native,
+            self._roots.local,
+            torch.compiler.is_dynamo_compiling,
+        )
         call_root = self._call_root
 
         def __call__(self: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it is that
@@ -61,7 +65,9 @@ class Calls:
                 return native(model, **options)
             self._import()
             assert self._made is not None
-            chosen = self._made.backend_or(backend, options.pop("mode", None), options.pop("options", None))
+            chosen = self._made.backend_or(
+                backend, options.pop("mode", None), options.pop("options", None)
+            )
             return native(model, **(options | {"backend": chosen}))
 
         return compile_
@@ -100,7 +106,7 @@ class Calls:
             )
 
     def _root_of(self, module: Module) -> Root | None:
-        """What is known of a module that user code calls; None if its weights are not on the GPU."""
+        """What is known of a module that is called; None if its weights are not on the GPU."""
         known = self._known.get(id(module))
         if known is not None:
             return known

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import fx
-
+from torch._dynamo import lookup_backend
+from torch._dynamo import run as run_untraced
+from torch._dynamo.exc import TorchDynamoException
 
 from torch_shim.background import Stage, Tracer, trace
 from torch_shim.classes import Methods
@@ -68,7 +70,7 @@ class Capture:
                 wrapper = torch._TorchCompileInductorWrapper(mode, options, None)  # noqa: SLF001 - what torch.compile makes
                 found: Callable[..., Any] = wrapper(module, examples)
             else:
-                found = torch._dynamo.lookup_backend(name)(module, examples)  # noqa: SLF001 - documented
+                found = lookup_backend(name)(module, list(examples))
             return found
 
         return choose
@@ -101,7 +103,7 @@ class Capture:
 
         def job() -> None:
             with self._roots.tracing(root), state.restored():
-                stage = trace(entry.whole, (module, *args), kwargs)
+                stage = trace(entry.whole, (module, *args), kwargs, TorchDynamoException)
             entry.stage = Stage.BROKEN if Stage.BROKEN in (stage, entry.stage) else stage
             entry.tracing = False
             if stage is Stage.TRACED:
@@ -119,7 +121,7 @@ class _Entry:
     def __init__(
         self, call_module: ModuleCall, backend: Callable[..., Any], methods: Methods
     ) -> None:
-        def call_root(module, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202 - Dynamo sees it, nobody else
+        def call_root(module, *args, **kwargs):  # type: ignore[no-untyped-def]
             return call_module(module, *args, **kwargs)
 
         def note_graph(module: fx.GraphModule, examples: Sequence[Any]) -> Any:
@@ -131,7 +133,7 @@ class _Entry:
         )
         self.traced: ModuleCall = torch.compile(own, backend=note_graph)
         self.whole: ModuleCall = torch.compile(own, backend=note_graph, fullgraph=True)
-        self.untraced: ModuleCall = torch._dynamo.run(own)
+        self.untraced: ModuleCall = run_untraced(own)
         self.graphs = 0
         self.watched = 0
         self.methods = methods

@@ -70,7 +70,7 @@ class Control:
             self.wire.send(kind, [number, fields], body, descriptors)
         waiting.done.wait()
         if waiting.frame is None:
-            raise ConnectionLost(self.lost or "closed")
+        self.lost = "closed"
         frame = waiting.frame
         if frame.kind is Kind.REFUSED:
             _, failure, message, facts = frame.meta
@@ -84,7 +84,7 @@ class Control:
 
     def close(self) -> None:
         """Hang up: the manager ends what this session holds."""
-        self.lost = self.lost or "closed"
+        self.lost = "closed"
         try:
             self.wire.socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -262,7 +262,9 @@ class Session:
     def _dial(self, worker: str) -> socket.socket:
         wire = Wire(connect(self.address))
         hello = {"version": VERSION, "credential": self._credential, "session": self.name}
-        wire.send(Kind.HELLO, [0, hello | {"pid": os.getpid(), "role": "channel", "worker": worker}])
+        wire.send(
+            Kind.HELLO, [0, hello | {"pid": os.getpid(), "role": "channel", "worker": worker}]
+        )
         frame = wire.receive()
         if frame.kind is not Kind.ANSWER:
             wire.close()

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
+from torch_shim.patching import original_of
 from torch_shim.programs import (
     Complex,
     Constant,
@@ -23,6 +25,7 @@ from torch_shim.programs import (
     Step,
     Tuple,
 )
+from torch_shim.tensors import NoTorchFunction
 
 
 class NotShippable(Exception):
@@ -52,14 +55,62 @@ _NAMESPACES = (
     "torch._assert",
 )
 _RANDOM = frozenset(
-    """dropout dropout_ dropout1d dropout2d dropout3d alpha_dropout alpha_dropout_
-    feature_alpha_dropout feature_dropout feature_alpha_dropout_ feature_dropout_ native_dropout
-    rrelu rrelu_ rand randn randint randperm rand_like randn_like randint_like normal normal_
-    bernoulli bernoulli_ multinomial poisson uniform_ exponential_ random_ cauchy_ geometric_
-    log_normal_ scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh
-    rnn_relu gumbel_softmax fractional_max_pool2d fractional_max_pool3d binomial
-    uniform kaiming_uniform_ kaiming_normal_ xavier_uniform_ xavier_normal_ trunc_normal_
-    embedding_bag stochastic_depth _fused_dropout _sample_dirichlet _standard_gamma""".split()
+    [
+        "dropout",
+        "dropout_",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "alpha_dropout",
+        "alpha_dropout_",
+        "feature_alpha_dropout",
+        "feature_dropout",
+        "feature_alpha_dropout_",
+        "feature_dropout_",
+        "native_dropout",
+        "rrelu",
+        "rrelu_",
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "normal",
+        "normal_",
+        "bernoulli",
+        "bernoulli_",
+        "multinomial",
+        "poisson",
+        "uniform_",
+        "exponential_",
+        "random_",
+        "cauchy_",
+        "geometric_",
+        "log_normal_",
+        "scaled_dot_product_attention",
+        "multi_head_attention_forward",
+        "lstm",
+        "gru",
+        "rnn_tanh",
+        "rnn_relu",
+        "gumbel_softmax",
+        "fractional_max_pool2d",
+        "fractional_max_pool3d",
+        "binomial",
+        "uniform",
+        "kaiming_uniform_",
+        "kaiming_normal_",
+        "xavier_uniform_",
+        "xavier_normal_",
+        "trunc_normal_",
+        "embedding_bag",
+        "stochastic_depth",
+        "_fused_dropout",
+        "_sample_dirichlet",
+        "_standard_gamma",
+    ]
 )
 _NO_OPERATORS = frozenset({"_log_api_usage_once"})
 
@@ -76,7 +127,7 @@ class FunctionNames:
         self._names: dict[int, str] = {}
         for path in _NAMESPACES:
             space = _resolve(path)
-            if isinstance(space, ModuleType) or isinstance(space, type):
+            if isinstance(space, (ModuleType, type)):
                 for name, value in _members(space):
                     self._remember(value, f"{path}.{name}")
             elif space is not None:
@@ -85,16 +136,12 @@ class FunctionNames:
     def of(self, target: object) -> str | None:
         """The dotted name, or None for a function of someone else."""
         name = self._names.get(id(target))
-        if name is None and getattr(target, "__wrapped__", None) is not None:
-            name = self._names.get(id(target.__wrapped__))
-        return name
+        return name if name is not None else self._names.get(id(original_of(target)))
 
     def _remember(self, value: object, name: str) -> None:
         if callable(value) and not isinstance(value, type):
             self._names.setdefault(id(value), name)
-            wrapped = getattr(value, "__wrapped__", None)
-            if wrapped is not None:
-                self._names.setdefault(id(wrapped), name)
+            self._names.setdefault(id(original_of(value)), name)
 
 
 class _Encoder:
@@ -149,11 +196,12 @@ class _Encoder:
             return f"m:{target}"
         if target is getattr:
             return f"g:{node.args[1]}"
-        if isinstance(target, torch._ops.OpOverload):
-            return f"a:{target.name()}" + ("" if "." in target.name() else ".default")
-        if isinstance(target, torch._ops.OpOverloadPacket):
-            return f"a:{target._qualified_op_name}"
-        if isinstance(target, torch._ops.HigherOrderOperator):
+        if isinstance(target, OpOverload):
+            full = str(target.name())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            return f"a:{full}" + ("" if "." in full else ".default")
+        if isinstance(target, OpOverloadPacket):
+            return f"a:{target._qualified_op_name}"  # noqa: SLF001 - its one full name
+        if isinstance(target, HigherOrderOperator):
             raise NotShippable(f"higher-order operator {target}")
         return self._function(target)
 
@@ -178,7 +226,7 @@ class _Encoder:
             value = getattr(value, part)
         if not isinstance(value, torch.Tensor):
             raise NotShippable(f"attribute {node.target} of type {type(value).__name__}")
-        with torch._C.DisableTorchFunctionSubclass():
+        with NoTorchFunction():
             plain = value.detach().contiguous()
             data = bytes(plain.reshape(-1).view(torch.uint8).numpy()) if plain.numel() else b""
         return Constant(str(plain.dtype)[6:], tuple(plain.shape), data)
@@ -224,13 +272,15 @@ def _draws(name: str, node: fx.Node) -> bool:
     if short not in _RANDOM and not (short == "default" and "dropout" in name):
         return False
     if short.startswith("scaled_dot_product"):
-        return _argument(node, 4, "dropout_p", 0.0) != 0.0
+        return bool(_argument(node, 4, "dropout_p", 0.0) != 0.0)
     if "dropout" in short and "native" not in short:
         return _argument(node, 2, "training", default=True) is not False
     if short == "rrelu":
         return _argument(node, 3, "training", default=False) is not False
     if short == "multi_head_attention_forward":
-        return bool(node.kwargs.get("training", True)) and _argument(node, 9, "dropout_p", 0.0) != 0.0
+        return (
+            bool(node.kwargs.get("training", True)) and _argument(node, 9, "dropout_p", 0.0) != 0.0
+        )
     if short in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         return True
     return short != "embedding_bag"

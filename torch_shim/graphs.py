@@ -20,6 +20,7 @@ from torch_shim.tensors import CudaTensor, become_cuda
 log = logging.getLogger("gpufaas")
 
 _NoHandles = torch._C.DisableTorchFunctionSubclass  # noqa: SLF001 - the documented way to step aside
+_NO_MEMORY = frozenset({Failure.OUT_OF_MEMORY, Failure.TOO_LARGE})
 _SAYS_SO = frozenset({Failure.OPERATOR, Failure.PROGRAM, Failure.INTERNAL})
 
 
@@ -69,8 +70,10 @@ class Graph:
         try:
             return self._remote.run(args, model, session)
         except RemoteFailure as failure:
-            if failure.failure == Failure.OUT_OF_MEMORY or failure.failure == Failure.TOO_LARGE:
-                raise torch.cuda.OutOfMemoryError(f"CUDA out of memory. {failure.message}") from failure
+            if failure.failure in _NO_MEMORY:
+                raise torch.cuda.OutOfMemoryError(
+                    f"CUDA out of memory. {failure.message}"
+                ) from failure
             if failure.failure not in _SAYS_SO:
                 raise RuntimeError(f"CUDA error: {failure}") from failure
             if failure.failure == Failure.PROGRAM:
@@ -104,7 +107,7 @@ class Graph:
         """A worker's answer behind which gradients are computed here, if anybody asks for them."""
         if self._trains:
             return self.run_locally(args, "gradients are asked for: training runs locally")
-        return list(_Answered.apply(self, *args))  # type: ignore[no-untyped-call]
+        return list(_Answered.apply(self, *args))
 
     def learn_training(self) -> None:
         """Somebody asked for gradients: computing this forward twice was a waste."""
@@ -194,9 +197,7 @@ def _differentiable(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def _describe_outputs(
-    module: fx.GraphModule, examples: Sequence[Any]
-) -> list[tuple[bool, bool]]:
+def _describe_outputs(module: fx.GraphModule, examples: Sequence[Any]) -> list[tuple[bool, bool]]:
     """For each output of the graph: whether it is on the GPU, and whether gradients reach it."""
     reached = _reached_by_gradients(module, examples)
     (output,) = (node for node in module.graph.nodes if node.op == "output")
@@ -219,8 +220,7 @@ def _reached_by_gradients(module: fx.GraphModule, examples: Sequence[Any]) -> se
         if node.target is torch._C._set_grad_enabled:  # noqa: SLF001 - as it stands in graphs
             enabled = bool(node.args[0])
         elif enabled and node.target != "detach" and _is_or_has_float(example):
-            if not reached.isdisjoint(node.all_input_nodes):
-                reached.add(node)
+            reached.update({node} if not reached.isdisjoint(node.all_input_nodes) else ())
     return reached
 
 

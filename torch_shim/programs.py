@@ -149,13 +149,21 @@ def unpack(data: bytes | bytearray | memoryview) -> Program:
             inputs,
             tuple(Constant(str(d), tuple(map(int, s)), bytes(b)) for d, s, b in constants),
             tuple(
-                Step(str(op), [_tagged(a) for a in args], {str(k): _tagged(v) for k, v in kw.items()})
+                Step(
+                    str(op), [_tagged(a) for a in args], {str(k): _tagged(v) for k, v in kw.items()}
+                )
                 for op, args, kw in steps
             ),
             _tagged(output),
             bool(random),
         )
-    except (ValueError, TypeError, AttributeError, RecursionError, msgpack.UnpackException) as error:
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        msgpack.UnpackException,
+    ) as error:
         raise BadFrame(f"program: {error}") from error
 
 

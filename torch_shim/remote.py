@@ -12,10 +12,11 @@ from torch_shim.arena import tensor_over
 from torch_shim.channel import Channel
 from torch_shim.client import Lease, Session
 from torch_shim.errors import RemoteFailure, WireError
+from torch_shim.kept import Kept
 from torch_shim.programs import Program, digest_of
 from torch_shim.protocol import Failure
 from torch_shim.report import report
-from torch_shim.transfer import IMAGE, NAME_OF, Kept, Results, Shipment, alias, view
+from torch_shim.transfer import IMAGE, NAME_OF, Results, Shipment, alias, view
 from torch_shim.weights import Model
 from torch_shim.wire import Frame
 

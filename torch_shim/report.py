@@ -96,7 +96,9 @@ class Report:
         """Have the line written when this process ends, and one more by each child of its own."""
         atexit.register(self.write, path)
         # A child of multiprocessing leaves without atexit, and forgets its parent's finalizers.
-        util.register_after_fork(self, lambda mine: util.Finalize(None, mine.write, (path,), exitpriority=0))
+        util.register_after_fork(
+            self, lambda mine: util.Finalize(None, mine.write, (path,), exitpriority=0)
+        )
 
     def write(self, path: str) -> None:
         """Append the line to a file that other processes append to as well."""

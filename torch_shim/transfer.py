@@ -23,12 +23,30 @@ KEEP_FROM_BYTES = 4096
 
 NAME_OF = {
     getattr(torch, name): name
-    for name in """float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64
-    complex128 uint16 uint32 uint64 float8_e4m3fn float8_e5m2""".split()
+    for name in [
+        "float32",
+        "float64",
+        "float16",
+        "bfloat16",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint8",
+        "bool",
+        "complex64",
+        "complex128",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float8_e4m3fn",
+        "float8_e5m2",
+    ]
     if hasattr(torch, name)
 }
 _DTYPE_OF = {name: dtype for dtype, name in NAME_OF.items()}
 _WIDEST_ELEMENT_BYTES = 16
+_RESULT_FIELDS = 5
 
 
 @dataclass(slots=True)
@@ -125,7 +143,7 @@ class Shipment:
         if alone and not key and span > 2 * value.numel():
             value = value.contiguous()
             storage, span = storages.storage_of(value), value.numel()
-        start = value.storage_offset() * value.element_size()
+        start = int(value.storage_offset()) * value.element_size()
         stop = start + span * value.element_size()
         if not alone:
             start -= start % _WIDEST_ELEMENT_BYTES
@@ -156,7 +174,7 @@ class Results:
     """A worker's answer, read into tensors of this process."""
 
     def __init__(self, frame: Frame, channel: Channel) -> None:
-        if not isinstance(frame.meta, list) or len(frame.meta) != 5:
+        if not isinstance(frame.meta, list) or len(frame.meta) != _RESULT_FIELDS:
             raise BadFrame("a result of unknown shape")
         self.storages, self.views, self.changed, self.rng, self.times = frame.meta
         self.size_bytes = sum(aligned(entry[1]) for entry in self.storages)

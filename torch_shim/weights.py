@@ -6,17 +6,24 @@ import mmap
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from torch_shim import storages
 from torch_shim.arena import flat, tensor_over
 from torch_shim.client import Session
-from torch_shim.digests import FilePart, ImageTable, image_digest, lay_out, parts_of, possession_proof
+from torch_shim.digests import (
+    FilePart,
+    ImageTable,
+    image_digest,
+    lay_out,
+    parts_of,
+    possession_proof,
+)
 from torch_shim.errors import RemoteFailure
 from torch_shim.protocol import Failure, Kind
-from torch_shim.tensors import CudaTensor
+from torch_shim.tensors import CudaTensor, NoTorchFunction
 
 log = logging.getLogger("gpufaas")
 
@@ -58,7 +65,7 @@ class Weights:
         self._accepted: dict[str, str] = {}
 
     def build(self, tensors: Iterable[torch.Tensor], session: Session) -> Model | None:
-        """The model of these weights, in the node's store when this returns; None without weights."""
+        """The model of these weights, which the node has when this returns; None for none."""
         found = list(_storages(tensors))
         table = lay_out(storage.nbytes() for _, storage in found)
         if not table.storages:
@@ -101,7 +108,7 @@ def _image(found: list[torch.UntypedStorage], table: ImageTable) -> int:
     try:
         os.ftruncate(descriptor, table.total_bytes)
         memory = mmap.mmap(descriptor, table.total_bytes)
-        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        with NoTorchFunction(), torch.no_grad():
             for storage, (offset, size) in zip(found, table.storages, strict=True):
                 source = tensor_over(storage, torch.uint8, 0, (size,), (1,))
                 flat(memory, torch.uint8, offset, size).copy_(source)
@@ -118,7 +125,7 @@ def _deliver(
 ) -> None:
     """Have the node hold the image: proved where it has one, uploaded else."""
     control = session.control
-    fields = {"digest": digest, "table": [list(entry) for entry in table.storages]}
+    fields: dict[str, Any] = {"digest": digest, "table": [list(entry) for entry in table.storages]}
     fields |= {"total": table.total_bytes}
     if control.ask(Kind.OFFER, fields).fields["have"]:
         proof = possession_proof(parts, control.welcome["nonce"])

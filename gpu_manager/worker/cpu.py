@@ -30,6 +30,7 @@ _libc = ctypes.CDLL(None)
 class CpuDevice:
     """Counts from when it is made: what the process had taken by then is nobody's."""
 
+    recorder = None
     reads_areas = True
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from gpu_manager.worker.errors import OutOfMemory
+from gpu_manager.worker.errors import CannotRecord, OutOfMemory
 from gpu_manager.worker.image import ImageFile
 
 Result = TypeVar("Result")
@@ -27,6 +27,7 @@ class CudaDevice:
 
     def __init__(self, name: str) -> None:
         self.device = torch.device(name)
+        self.recorder = CudaRecorder()
         self._overhead_bytes = 0
         self._limit_bytes = 0
 
@@ -141,6 +142,36 @@ class CudaDevice:
         if not _pin(view.data_ptr(), view.numel(), _PIN_SHARED):
             return None
         return _Pinned(view)
+
+
+class CudaRecorder:
+    """CUDA graphs, which share one pool of memory: the results of one are read before the next."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def record(self, work: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+        """Run the work once on a stream of its own, then record it there."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.stream(stream):
+                work()
+            torch.cuda.current_stream().wait_stream(stream)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
+            ):
+                result = work()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            torch.cuda.synchronize()
+            raise CannotRecord(str(error)[:200]) from error
+        return graph, result
 
 
 class _Pinned:

@@ -10,10 +10,26 @@ from gpu_manager.worker.image import ImageFile
 Result = TypeVar("Result")
 
 
+class Recording(Protocol):
+    """Work that was recorded: it reads and writes the same memory whenever it is replayed."""
+
+    def replay(self) -> None:
+        """Do it again."""
+
+
+class Recorder(Protocol):
+    """Records work on the device (a CUDA graph), so that it costs one launch from then on."""
+
+    def record(self, work: Callable[[], Result]) -> tuple[Recording, Result]:
+        """The recorded work and what it gave; CannotRecord where it does not allow that."""
+        ...
+
+
 class Device(Protocol):
     """A worker's GPU. Everything but `overhead_bytes` is called by one thread at a time."""
 
     device: torch.device
+    recorder: "Recorder | None"  # where work can be recorded and replayed
     reads_areas: bool  # whether what `receive` gives without `keep` is the area itself
 
     def warm(self) -> None:

@@ -22,3 +22,7 @@ class OutOfMemory(GpuManagerError):
     def __init__(self, need_bytes: int, detail: str) -> None:
         self.need_bytes = need_bytes
         super().__init__(detail)
+
+
+class CannotRecord(GpuManagerError):
+    """Work that cannot be recorded and replayed; the text is the driver's reason."""

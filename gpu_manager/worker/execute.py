@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ from gpu_manager.worker.build import BuiltProgram
 from gpu_manager.worker.device import Device
 from gpu_manager.worker.errors import OutOfMemory, Refused
 from gpu_manager.worker.image import Image
+from gpu_manager.worker.graphs import Graphs, Mode, Run
 from gpu_manager.worker.inputs import Inputs, Reader
 from gpu_manager.worker.leases import Leases
 from gpu_manager.worker.operators import OperatorTable
@@ -41,6 +41,8 @@ _OPERATOR_ERRORS = (
 _MOST_SHAPES = 4096  # whose memory need is remembered
 _CALL_FIELDS, _OPTION_FIELDS = 5, 4
 
+# Copies a result's bytes to where the shim will read them.
+Deliver = Callable[["Answer"], None]
 # Asks the manager for more memory: lease and need in bytes; the new limit (None: it stays as it
 # is) and whether to go on.
 AskRelief = Callable[[int, int], tuple[int | None, bool]]
@@ -53,6 +55,10 @@ class Options(NamedTuple):
     rng: bytes | None
     keys: list[int]
     default_dtype: torch.dtype
+
+    def mode(self) -> Mode:
+        """What of it changes the numbers that a program computes."""
+        return Mode(self.autocast, self.default_dtype)
 
 
 class Call(NamedTuple):
@@ -118,6 +124,7 @@ class Executor:
         self._leases = leases
         self._ask_relief = ask_relief
         self._gate = threading.Lock()
+        self._graphs = Graphs(device)
         self._needs: dict[tuple[Any, ...], int] = {}
 
     def set_limit(self, limit_bytes: int) -> None:
@@ -136,21 +143,19 @@ class Executor:
         with self._gate:
             kept.drop(keys)
 
-    def call(self, call: Call, channel: ChannelState, body: memoryview) -> Answer:
-        """Run a call; Refused where it cannot be answered."""
+    def call(self, call: Call, channel: ChannelState, body: memoryview, deliver: Deliver) -> Answer:
+        """Run a call; Refused where it cannot be answered.
+
+        `deliver` copies the result's bytes to where they go, before any other call runs that
+        could write to them.
+        """
         asked_s = time.perf_counter()
         with self._gate:
             self._leases.check(call.lease)
             begun_s = time.perf_counter()
             inputs = self._inputs(call, channel, body)
-            ready_s = time.perf_counter()
-            result, rng = self._compute(call, inputs, channel)
-            done_s = time.perf_counter()
-            if done_s - ready_s < self.run_s:
-                time.sleep(self.run_s - (done_s - ready_s))
-                done_s = time.perf_counter()
-        times = [begun_s - asked_s, ready_s - begun_s, done_s - ready_s]
-        return Answer(result, inputs.end_bytes, rng, times, inputs.batch)
+            times = [begun_s - asked_s, time.perf_counter() - begun_s, 0.0]
+            return self._answer(call, inputs, channel, times, deliver)
 
     def _inputs(self, call: Call, channel: ChannelState, body: memoryview) -> Inputs:
         prepared: Inputs | None = channel.prepared(call.number, call.inputs, call.binding)
@@ -164,24 +169,38 @@ class Executor:
             channel.prepare(call.number, call.inputs, call.binding, inputs)
         return inputs
 
-    def _compute(
-        self, call: Call, inputs: Inputs, channel: ChannelState
-    ) -> tuple[Result, bytes | None]:
-        """Run the program and describe what it gave, leaving images and constants as they were."""
+    def _answer(
+        self,
+        call: Call,
+        inputs: Inputs,
+        channel: ChannelState,
+        times: list[float],
+        deliver: Deliver,
+    ) -> Answer:
+        """Run the program and deliver what it gave, leaving images and constants as they were."""
         program = call.program
         constants = program.constants
         before = _versions(constants)
         changed: list[Given] | None = None
         try:
-            outputs = self._run_within_limit(call, inputs)
-            packer = Packer(inputs.positions, constants, channel.kept, call.options.keys)
+            begun_s = time.perf_counter()
+            run = self._run_within_limit(call, inputs)
             written = inputs.changed()
             if not all(entry.keeps_its_shape() for entry in written):
                 raise Refused(Failure.OPERATOR, "an input got another shape in place")
-            result = packer.pack(outputs, written)
-            if any(entry.held.image is not None for entry in written):
-                result = result.detached()
+            rng = call.options.rng
+            rng = None if rng is None else self.device.seeded(rng)
+            spent_s = time.perf_counter() - begun_s
+            time.sleep(max(0.0, self.run_s - spent_s))
+            times[2] = max(spent_s, self.run_s)
+            packer = Packer(
+                [*inputs.positions, run.positions], constants, channel.kept, call.options.keys
+            )
+            result = packer.pack(run.outputs, written, lasting=run.lasting)
+            answer = Answer(result, inputs.end_bytes, rng, times, inputs.batch)
+            deliver(answer)
             changed = written
+            return answer
         finally:
             self._table.reset()
             if constants and _versions(constants) != before:
@@ -191,16 +210,15 @@ class Executor:
                 self._settle(inputs.changed(), call, channel.kept, finished=False)
             elif changed:
                 self._settle(changed, call, channel.kept, finished=True)
-        rng = call.options.rng
-        return result, None if rng is None else self.device.seeded(rng)
 
-    def _run_within_limit(self, call: Call, inputs: Inputs) -> tuple[Any, ...]:
+    def _run_within_limit(self, call: Call, inputs: Inputs) -> Run:
         """The program's outputs, after room was made if it was short; once."""
         shapes = (call.program.digest, *inputs.shapes)
         try:
-            outputs, need_bytes = self._attempt(call, inputs, shapes)
+            run, need_bytes = self._attempt(call, inputs, shapes)
         except OutOfMemory as short:
             self.sessions.clear()
+            self._graphs.clear()
             self.device.release()
             self._relieve(call.lease, short)
             if inputs.changed():
@@ -210,36 +228,32 @@ class Executor:
         if need_bytes > self.limit_bytes:
             self.device.release()
             self._relieve(call.lease, OutOfMemory(need_bytes, "measured"))
-        return outputs
+        return run
 
-    def _second_attempt(
-        self, call: Call, inputs: Inputs, shapes: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
+    def _second_attempt(self, call: Call, inputs: Inputs, shapes: tuple[Any, ...]) -> Run:
         try:
-            outputs, need_bytes = self._attempt(call, inputs, shapes)
+            run, need_bytes = self._attempt(call, inputs, shapes)
         except OutOfMemory as short:
             raise self._too_much(short.need_bytes) from short
         if need_bytes > self.limit_bytes:
             raise self._too_much(need_bytes)
-        return outputs
+        return run
 
-    def _attempt(
-        self, call: Call, inputs: Inputs, shapes: tuple[Any, ...]
-    ) -> tuple[tuple[Any, ...], int]:
-        """Run it, measured if such a call was not measured before; outputs and need in bytes."""
+    def _attempt(self, call: Call, inputs: Inputs, shapes: tuple[Any, ...]) -> tuple[Run, int]:
+        """Run it, measured if such a call was not measured before; what it gave and needs."""
         known = self._needs.get(shapes)
         if known is not None and known > self.limit_bytes:
             raise OutOfMemory(known, "as it took before")
-        program, options = call.program, call.options
+        options = call.options
         if options.rng is not None:
             self._seed(options.rng)
         default = torch.get_default_dtype()
         torch.set_default_dtype(options.default_dtype)
         try:
-            with self._autocast(options):
-                outputs, need_bytes = self.device.run(
-                    lambda: program.run(inputs.values, program.constants), measure=known is None
-                )
+            run, need_bytes = self.device.run(
+                lambda: self._graphs.run(call.program, call.binding, inputs, options.mode()),
+                measure=known is None,
+            )
         except _OPERATOR_ERRORS as error:
             detail = f"{type(error).__name__}: {error}"
             raise Refused(Failure.OPERATOR, detail[:2000]) from error
@@ -248,19 +262,13 @@ class Executor:
         if known is None and len(self._needs) < _MOST_SHAPES:
             self._needs[shapes] = need_bytes
             self.peak_bytes = max(self.peak_bytes, need_bytes)
-        return outputs, need_bytes
+        return run, need_bytes
 
     def _seed(self, state: bytes) -> None:
         try:
             self.device.seed(state)
         except (RuntimeError, TypeError) as error:
             raise Refused(Failure.BAD_FRAME, f"generator's state: {error}") from error
-
-    def _autocast(self, options: Options) -> AbstractContextManager[object]:
-        if options.autocast is None:
-            return nullcontext()
-        dtype, cache = options.autocast
-        return torch.autocast(self.device.device.type, dtype, cache_enabled=cache)
 
     def _relieve(self, lease: int, short: OutOfMemory) -> None:
         limit_bytes, retry = self._ask_relief(lease, short.need_bytes)

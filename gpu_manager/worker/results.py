@@ -36,12 +36,6 @@ class Result(NamedTuple):
         for entry, offset in zip(self.changed, offsets[len(self.storages) :], strict=True):
             entry[1] = offset
 
-    def detached(self) -> "Result":
-        """The result with copies of the changed inputs' bytes, which are about to be undone."""
-        first = len(self.storages)
-        copies = [part.clone() for part in self.parts[first:]]
-        return self._replace(parts=self.parts[:first] + copies)
-
 
 class Packer:
     """Describes the outputs of one call. `inputs` gives the input that lies in a storage."""
@@ -55,13 +49,18 @@ class Packer:
     ) -> None:
         self._constants = {identity(constant.untyped_storage()) for constant in constants}
         self._inputs = ChainMap(*inputs)
+        self._lasting = True
         self._kept = kept
         self._keys = keys
         self._storages: list[list[int]] = []
         self._parts: list[torch.Tensor] = []
 
-    def pack(self, outputs: Sequence[Any], changed: list[Given]) -> Result:
-        """The result of a call that gave these outputs and wrote to these inputs."""
+    def pack(self, outputs: Sequence[Any], changed: list[Given], *, lasting: bool) -> Result:
+        """The result of a call that gave these outputs and wrote to these inputs.
+
+        Outputs that are not `lasting` lie in memory that the next call uses again.
+        """
+        self._lasting = lasting
         views: list[Any] = list(outputs)
         owned: dict[int, list[tuple[int, torch.Tensor]]] = {}
         for number, output in enumerate(outputs):
@@ -117,7 +116,8 @@ class Packer:
     def _own(self, whole: torch.UntypedStorage, start: int, stop: int) -> torch.UntypedStorage:
         """Part of a storage that may be kept: a copy where it belongs to more than this result."""
         part: torch.UntypedStorage = whole[start:stop]
-        if identity(whole) in self._constants or whole.nbytes() > 2 * (stop - start):
+        shared = identity(whole) in self._constants or not self._lasting
+        if shared or whole.nbytes() > 2 * (stop - start):
             part = part.clone()  # type: ignore[no-untyped-call] # torch gives it no types
         return part
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gpu_manager.worker.build import BuiltProgram
+from gpu_manager.worker.device import Device
 from gpu_manager.worker.errors import Refused
 from gpu_manager.worker.execute import Answer, Executor, read_call
 from gpu_manager.worker.leases import Leases
@@ -162,39 +163,55 @@ class ChannelServer:
         call = read_call(frame.meta, self._state)
         self._leases.enter(call.lease)
         try:
-            answer = self._executor.call(call, self._state, frame.body)
-            self._send_result(answer)
+            delivery = _Delivery(self._executor.device, self._state.arena)
+            answer = self._executor.call(call, self._state, frame.body, delivery)
+            self._send(answer, delivery)
             self._reports.ran(call.lease, answer)
         finally:
             self._leases.leave(call.lease)
 
-    def _send_result(self, answer: Answer) -> None:
-        """Where there is an arena with room, the bytes go there; else behind the frame."""
-        begun_s = time.perf_counter()
+    def _send(self, answer: Answer, delivery: "_Delivery") -> None:
         result = answer.result
-        offsets, end = offsets_behind(answer.end_bytes, result.sizes())
-        arena = self._state.arena
-        body: Sequence[bytearray] = ()
-        descriptors: list[int] = []
-        if arena is not None and end <= len(arena):
-            self._executor.device.send(result.parts, _places(arena, offsets, result.sizes()))
-        else:
-            here, end = offsets_behind(0, result.sizes())
-            offsets = [-1] * len(here)
-            if arena is not None:
-                descriptors, memory = _shared_memory(end)
-            else:
-                body = (bytearray(end),)
-                memory = memoryview(body[0])
-            self._executor.device.send(result.parts, _places(memory, here, result.sizes()))
-        result.place(offsets)
-        answer.times[1] += time.perf_counter() - begun_s
         meta = [result.storages, result.views, result.changed, answer.rng, answer.times]
         try:
-            self._wire.send(Kind.RESULT, meta, body, descriptors)
+            self._wire.send(Kind.RESULT, meta, delivery.body, delivery.descriptors)
         finally:
-            for descriptor in descriptors:
+            for descriptor in delivery.descriptors:
                 os.close(descriptor)
+
+
+class _Delivery:
+    """Puts a result's bytes into the arena where there is room, else behind the frame."""
+
+    def __init__(self, device: Device, arena: memoryview | None) -> None:
+        self._device = device
+        self._arena = arena
+        self.body: Sequence[bytearray] = ()
+        self.descriptors: list[int] = []
+
+    def __call__(self, answer: Answer) -> None:
+        begun_s = time.perf_counter()
+        sizes = answer.result.sizes()
+        offsets, end = offsets_behind(answer.end_bytes, sizes)
+        if self._arena is not None and end <= len(self._arena):
+            answer.result.place(offsets)
+            memory = self._arena
+        else:
+            answer.result.place([-1] * len(sizes))
+            offsets, end = offsets_behind(0, sizes)
+            memory = self._room(end)
+        places = [memory[start : start + size] for start, size in zip(offsets, sizes, strict=True)]
+        self._device.send(answer.result.parts, places)
+        answer.times[1] += time.perf_counter() - begun_s
+
+    def _room(self, size_bytes: int) -> memoryview:
+        if self._arena is None:
+            self.body = (bytearray(size_bytes),)
+            return memoryview(self.body[0])
+        descriptor = os.memfd_create("gpufaas-result", os.MFD_CLOEXEC)
+        self.descriptors = [descriptor]
+        os.ftruncate(descriptor, max(size_bytes, 1))
+        return memoryview(mmap.mmap(descriptor, max(size_bytes, 1)))
 
 
 def _map_arena(descriptor: int, size_bytes: int) -> memoryview:
@@ -206,13 +223,3 @@ def _map_arena(descriptor: int, size_bytes: int) -> memoryview:
         return memoryview(mmap.mmap(descriptor, size_bytes))
     except (OSError, ValueError, OverflowError) as error:
         raise Refused(Failure.BAD_FRAME, f"arena: {error}") from error
-
-
-def _shared_memory(size_bytes: int) -> tuple[list[int], memoryview]:
-    descriptor = os.memfd_create("gpufaas-result", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, max(size_bytes, 1))
-    return [descriptor], memoryview(mmap.mmap(descriptor, max(size_bytes, 1)))
-
-
-def _places(memory: memoryview, offsets: list[int], sizes: list[int]) -> list[memoryview]:
-    return [memory[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]

@@ -116,15 +116,14 @@ def _environment(environment: Mapping[str, str], stats: Tally, notes: Tally) -> 
 
 
 async def _pass_on(errors: asyncio.StreamReader | None) -> bool:
-    """Show what the program says; whether it was `exec` that said it, and nothing else."""
+    """Show what the program says; whether it was `exec` that spoke first, and so alone."""
     assert errors is not None
-    never_ran = False
-    first = True
+    beginning = b""
     while data := await errors.read(1 << 16):
-        never_ran = first and data.startswith(_OURS)
-        first = False
-        os.write(sys.stderr.fileno(), data)
-    return never_ran
+        beginning = (beginning + data)[: len(_OURS)]
+        sys.stderr.buffer.write(data)
+        sys.stderr.flush()
+    return beginning == _OURS
 
 
 def _lines(tally: Tally) -> list[dict[str, Any]]:

@@ -92,3 +92,18 @@ def test_check_shows_lines_of_what_stays_local_breaks_or_is_refused(tmp_path: Pa
     assert lines(said, outcome="cannot", seen="source") == [21]
     assert lines(said, outcome="cannot", seen="run", remedy="ask the node") == [24]
     assert {finding["file"] for finding in said["findings"]} == {str(path.resolve())}
+
+
+def test_check_says_so_when_there_is_no_such_python(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(GOOD, encoding="utf-8")
+    command = [*CHECK, "--python", "/no/python", "app.py"]
+
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60.0, check=False
+    )
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        done.stderr
+        == "gpufaas exec: /no/python: not found\ngpufaas check: the program did not run\n"
+    )

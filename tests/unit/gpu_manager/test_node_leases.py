@@ -80,7 +80,7 @@ async def test_worker_is_replaced_within_seconds_when_it_hangs_and_others_wait()
         await it.hold(model, session="t")
 
         assert worker.closed.done()
-        assert asyncio.get_running_loop().time() == pytest.approx(2.0 + 3.5 + 1.0, abs=0.2)
+        assert asyncio.get_running_loop().time() == pytest.approx(2.0 + 2.5 + 1.0, abs=0.2)
         calling.cancel()
 
 

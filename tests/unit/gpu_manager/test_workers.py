@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -323,20 +323,23 @@ def test_workers_are_gone_when_the_fork_server_is_killed(machine: Machine) -> No
 
 
 def test_spare_is_replaced_when_it_was_taken_or_died(machine: Machine) -> None:
-    def wait_for_spares() -> None:
+    spares = machine.runtime._pool._spares["cpu"]  # noqa: SLF001 - the victims
+
+    def wait_for(arrival: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 10
-        while not machine.runtime.spares["cpu"]:
+        while not arrival():
             assert time.monotonic() < deadline
             machine.settle()
 
-    wait_for_spares()
-    machine.load()
-    wait_for_spares()
-    spare = machine.runtime._pool._spares["cpu"][0]  # noqa: SLF001 - the victim
-    os.kill(spare.pid, signal.SIGKILL)
-    machine.settle()
-    wait_for_spares()
-    assert machine.runtime._pool._spares["cpu"][0].pid != spare.pid  # noqa: SLF001 - the new one
+    wait_for(lambda: bool(spares))
+    taken = spares[0]
+    assert machine.load().pid == taken.pid
+    wait_for(lambda: bool(spares))
+    victim = spares[0]
+    os.kill(victim.pid, signal.SIGKILL)
+    wait_for(lambda: victim not in spares)
+    wait_for(lambda: bool(spares))
+    assert victim not in spares
 
 
 def test_unload_gives_back_what_was_measured_when_a_call_runs(machine: Machine) -> None:

@@ -116,13 +116,14 @@ def test_attention_modules_run_when_on_the_gpu(shim: Snippet) -> None:
     import warnings
     warnings.simplefilter("ignore")  # nested tensors are a prototype
     x = torch.randn(2, 3, 4)
-    mask = torch.tensor([[False, False, True], [False] * 3])
     layer = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
     m = torch.nn.TransformerEncoder(layer, 2).eval()
+    mask = torch.tensor([[False, False, True], [False] * 3])
     with torch.no_grad():
         expected = m(x, src_key_padding_mask=mask)
         found = m.cuda()(x.cuda(), src_key_padding_mask=mask.cuda())
-    assert found.is_cuda and torch.equal(found.cpu(), expected)
+    assert found.is_cuda  # what is masked is not compared: it depends on the kernel
+    torch.testing.assert_close(found.cpu()[~mask], expected[~mask])
     m = torch.nn.MultiheadAttention(4, 2).cuda()
     assert all(part.is_cuda for part in m(x.cuda(), x.cuda(), x.cuda()))
     """)
