@@ -25,7 +25,7 @@ def ask(address: str, credential: str, **fields: str | None) -> dict[str, Any]:
     """One administrative request and its answer; CommandError says why there is none."""
     hello = {"version": VERSION, "credential": credential, "session": secrets.token_hex(16)}
     try:
-        wire = Wire(_connect(address))
+        wire = Wire(connect(address))
         try:
             wire.send(Kind.HELLO, [1, hello | {"pid": os.getpid(), "role": "admin"}])
             _answer(wire.receive())
@@ -37,7 +37,8 @@ def ask(address: str, credential: str, **fields: str | None) -> dict[str, Any]:
         raise CommandError(f"no GPU manager answers at {address}: {error}") from error
 
 
-def _connect(text: str) -> socket.socket:
+def connect(text: str) -> socket.socket:
+    """A socket to the manager at an address, as a person writes it."""
     address = parse_address(text)
     if isinstance(address, TcpAddress):
         return socket.create_connection((address.host, address.port))

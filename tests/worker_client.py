@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 
 from cache_manager.model import MIB
 from gpu_manager.api import NodeSettings, UnixAddress
+from gpufaas.administrator import connect
 from gpufaas.node import EmbeddedNode, embedded_node
 from tests.manager_client import Weights
 from torch_shim.channel import Channel
-from torch_shim.client import Control, connect
 from torch_shim.errors import RemoteFailure, WireError
 from torch_shim.programs import Named, Program, Ref, Step, Tuple, digest_of
 from torch_shim.protocol import VERSION, Kind
-from torch_shim.wire import Wire
+from torch_shim.wire import Frame, Wire
 
 FLOAT_BYTES = 4
 T = TypeVar("T")
@@ -122,6 +122,36 @@ def node_thread(gpu_mib: int = 512, **more: Any) -> Iterator[NodeThread]:
         node.stop()
 
 
+class Control:
+    """A control connection that asks one thing after the other."""
+
+    def __init__(self, address: str, hello: dict[str, Any]) -> None:
+        self.wire = Wire(connect(address))
+        self._number = 0
+        try:
+            self.ask(Kind.HELLO, hello)
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, kind: Kind, fields: dict[str, Any], descriptors: Sequence[int] = ()) -> Frame:
+        """The answer; RemoteFailure where it is a refusal."""
+        self._number += 1
+        self.wire.send(kind, [self._number, fields], (), descriptors)
+        while (frame := self.wire.receive()).kind is Kind.LEASE_ENDED:
+            pass
+        if frame.kind is Kind.REFUSED:
+            raise RemoteFailure(*frame.meta[1:])
+        assert frame.kind is Kind.ANSWER
+        return frame
+
+    def tell(self, kind: Kind, fields: dict[str, Any]) -> None:
+        self.wire.send(kind, [0, fields])
+
+    def close(self) -> None:
+        self.wire.close()
+
+
 @dataclass(slots=True)
 class Function:
     """One function process, as far as the node can tell."""
@@ -136,7 +166,7 @@ class Function:
     _programs: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.control = Control(self.address, self.credential, self.session)
+        self.control = Control(self.address, self._hello("shim"))
 
     def upload(self, weights: Weights) -> None:
         """Have the node keep these weights."""
@@ -146,14 +176,15 @@ class Function:
         """Hold a lease of this model, with a channel to its worker."""
         fields = {"models": [weights.digest], "batch": 1, "request": None}
         fields |= {"deadline_s": deadline_s, "workers": list(self._channels)}
-        answer = self.control.ask(Kind.ACQUIRE, fields)
-        self.lease = answer.fields["lease"]
-        self.worker = answer.fields["workers"][weights.digest]
+        frame = self.control.ask(Kind.ACQUIRE, fields)
+        answer = frame.meta[1]
+        self.lease = answer["lease"]
+        self.worker = answer["workers"][weights.digest]
         if self.control.wire.local:
-            ends = [Wire(socket.socket(fileno=descriptor)) for descriptor in answer.descriptors]
+            ends = [Wire(socket.socket(fileno=descriptor)) for descriptor in frame.descriptors]
         else:
-            ends = [self._dial(worker) for worker in answer.fields["fresh"]]
-        for worker, end in zip(answer.fields["fresh"], ends, strict=True):
+            ends = [self._dial(worker) for worker in answer["fresh"]]
+        for worker, end in zip(answer["fresh"], ends, strict=True):
             self._channels[worker] = Channel(end)
 
     def call(self, weights: Weights, program: Program = ADD, x: float = 1.0) -> list[float]:
@@ -195,14 +226,12 @@ class Function:
         for channel in self._channels.values():
             channel.close()
 
+    def _hello(self, role: str, **more: str) -> dict[str, Any]:
+        fields = {"version": VERSION, "credential": self.credential, "session": self.session}
+        return fields | {"pid": os.getpid(), "role": role} | more
+
     def _dial(self, worker: str) -> Wire:
-        wire = Wire(connect(self.address))
-        hello = {"version": VERSION, "credential": self.credential, "session": self.session}
-        wire.send(
-            Kind.HELLO, [0, hello | {"pid": os.getpid(), "role": "channel", "worker": worker}]
-        )
-        assert wire.receive().kind is Kind.ANSWER
-        return wire
+        return Control(self.address, self._hello("channel", worker=worker)).wire
 
 
 def alive(pid: int) -> bool:

@@ -46,7 +46,7 @@ class Control:
         self._sending = threading.Lock()
         self._waiting: dict[int, _Waiting] = {}
         self._numbers = 0
-        self.lost: str | None = None
+        self.lost: str | None = None  # why there is no connection any more
         self.ended_leases: set[int] = set()
         threading.Thread(target=self._read, name="gpufaas-control", daemon=True).start()
         hello = {"version": VERSION, "credential": credential, "session": session}
@@ -70,7 +70,7 @@ class Control:
             self.wire.send(kind, [number, fields], body, descriptors)
         waiting.done.wait()
         if waiting.frame is None:
-        self.lost = "closed"
+            raise ConnectionLost(self.lost)
         frame = waiting.frame
         if frame.kind is Kind.REFUSED:
             _, failure, message, facts = frame.meta

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_shim import randomness, streams, tensor_types
 from torch_shim.cuda_memory import MEMORY
@@ -192,9 +193,8 @@ def _install_accelerator() -> None:
 
 
 def _keep_from_driver() -> None:
-    """Has fake CUDA tensors ask no driver: what PyTorch does by itself where CUDA is absent."""
-    torch._C._set_only_lift_cpu_tensors(True)  # noqa: SLF001 - torch.tensor(..., device='cuda')
-    torch._C._ensureCUDADeviceGuardSet()  # noqa: SLF001 - device guards, as in indexing
+    """Has fake CUDA tensors ask no driver, as PyTorch does by itself where CUDA is absent."""
+    set_attribute(FakeTensorMode, "avoid_device_init", property(lambda _: True))
 
 
 def _install_surroundings() -> None:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 
+from gpu_manager.worker.device import Recorder
 from gpu_manager.worker.errors import OutOfMemory
 from gpu_manager.worker.image import ImageFile
 
@@ -30,11 +31,11 @@ _libc = ctypes.CDLL(None)
 class CpuDevice:
     """Counts from when it is made: what the process had taken by then is nobody's."""
 
-    recorder = None
     reads_areas = True
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
+        self.recorder: Recorder | None = None
         # Opened ahead: a process that gave up its rights may not open them any more.
         self._sizes = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from gpu_manager.worker.device import Recorder
 from gpu_manager.worker.errors import CannotRecord, OutOfMemory
 from gpu_manager.worker.image import ImageFile
 
@@ -27,7 +28,7 @@ class CudaDevice:
 
     def __init__(self, name: str) -> None:
         self.device = torch.device(name)
-        self.recorder = CudaRecorder()
+        self.recorder: Recorder | None = CudaRecorder()
         self._overhead_bytes = 0
         self._limit_bytes = 0
 
@@ -154,7 +155,7 @@ class CudaRecorder:
         """Run the work once on a stream of its own, then record it there."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch gives it no types
         stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
         try:

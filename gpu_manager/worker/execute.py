@@ -10,8 +10,8 @@ import torch
 from gpu_manager.worker.build import BuiltProgram
 from gpu_manager.worker.device import Device
 from gpu_manager.worker.errors import OutOfMemory, Refused
-from gpu_manager.worker.image import Image
 from gpu_manager.worker.graphs import Graphs, Mode, Run
+from gpu_manager.worker.image import Image
 from gpu_manager.worker.inputs import Inputs, Reader
 from gpu_manager.worker.leases import Leases
 from gpu_manager.worker.operators import OperatorTable

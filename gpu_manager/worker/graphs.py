@@ -44,12 +44,12 @@ class Run(NamedTuple):
 
 
 class _Recorded(NamedTuple):
-    """A recorded run: the memory its inputs are to be copied to, and that its outputs appear in."""
+    """A recorded run: the memory its inputs are copied to, and what else it reads, held alive."""
 
     recording: Recording
     stand_ins: list[torch.UntypedStorage]
-    binding: Binding | None
     run: Run
+    reads: tuple[Binding | None, list[torch.Tensor]]
 
 
 class Graphs:
@@ -99,9 +99,11 @@ class Graphs:
 
     def _watched(self, key: Any, program: BuiltProgram, inputs: Inputs, mode: Mode) -> Run:
         """A run before the recording, which shows whether one would be right."""
+        before = [constant._version for constant in program.constants]  # noqa: SLF001 - autograd's
         run = self._step_by_step(program, inputs, mode)
-        if inputs.changed():
-            self._refuse(program, "writes to an input")
+        after = [constant._version for constant in program.constants]  # noqa: SLF001 - counter
+        if inputs.changed() or before != after:
+            self._refuse(program, "writes to an input or constant")
         elif len(self._runs) < _MOST_KEYS:
             self._runs[key] = self._runs.get(key, 0) + 1
         return run
@@ -125,11 +127,12 @@ class Graphs:
         with _computing(self._device, mode):
             recording, outputs = recorder.record(lambda: program.run(values, program.constants))
         run = Run(outputs, positions, lasting=False)
-        return _Recorded(recording, list(stand_ins.values()), binding, run)
+        reads = (binding, program.constants)
+        return _Recorded(recording, list(stand_ins.values()), run, reads)
 
     def _replay(self, recorded: _Recorded, inputs: Inputs) -> Run:
         for storage, held in zip(recorded.stand_ins, _held(inputs.sent), strict=True):
-            storage.copy_(held.storage, non_blocking=True)  # type: ignore[no-untyped-call] # as above
+            storage.copy_(held.storage, non_blocking=True)
         recorded.recording.replay()
         self.replayed += 1
         return recorded.run

@@ -57,7 +57,7 @@ _MORE_FUNCTIONS: dict[str, tuple[str, ...]] = {
     sym_constrain_range_for_size sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt
     sym_sum _sym_sqrt sym_acos sym_asin sym_atan sym_cos sym_cosh sym_sin sym_sinh sym_tan
     sym_tanh sym_log2 tensor tril_indices triu_indices vander zeros _assert _assert_async _check
-    _check_is_size _transformer_encoder_layer_fwd _native_multi_head_attention is_grad_enabled is_inference_mode_enabled _functional_sym_constrain_range
+    _check_is_size is_grad_enabled is_inference_mode_enabled _functional_sym_constrain_range
     _shape_as_tensor _weight_norm _cast_Half _cast_Float _fused_rms_norm native_layer_norm
     conv_tbc _assert_tensor_metadata broadcast_shapes"""
     ),

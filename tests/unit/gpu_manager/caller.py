@@ -168,9 +168,9 @@ class Caller:
             source = frame.body
         found, end = [], 0
         for offset, size in entries:
-            offset = end if offset < 0 else offset
-            end = aligned(offset + size)
-            found.append(bytearray(source[offset : offset + size]))
+            start = end if offset < 0 else offset
+            end = aligned(start + size)
+            found.append(bytearray(source[start : start + size]))
         outputs = [_output(view, found) for view in views]
         new = zip(changed, found[len(storages) :], strict=True)
         return Reply(
@@ -181,14 +181,18 @@ class Caller:
             [size for _, size in entries],
         )
 
-    def _write(self, area: Any, inputs: Sequence[Any], keys: Sequence[int]) -> tuple[list[Any], int]:
+    def _write(
+        self, area: Any, inputs: Sequence[Any], keys: Sequence[int]
+    ) -> tuple[list[Any], int]:
         described, end = [], 0
         for number, value in enumerate(inputs):
             if not isinstance(value, torch.Tensor):
                 described.append(value)
                 continue
             size = value.untyped_storage().nbytes()
-            whole = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage(), 0, (size,))
+            whole = torch.empty(0, dtype=torch.uint8).set_(
+                value.untyped_storage(), 0, (size,), (1,)
+            )
             area[end : end + size] = whole.numpy().tobytes()
             key = keys[number] if number < len(keys) else 0
             shape, strides = list(value.shape), list(value.stride())
@@ -237,9 +241,7 @@ class LocalWorker:
         """A new channel."""
         ours, theirs = socket.socketpair()
         reports = Reports(lambda lease, _: self.ran.append(lease), self.notes.append)
-        server = ChannelServer(
-            theirs, session, self.executor, self.leases, self.programs, reports
-        )
+        server = ChannelServer(theirs, session, self.executor, self.leases, self.programs, reports)
         thread = threading.Thread(target=server.serve, daemon=True)
         thread.start()
         self._threads.append(thread)
@@ -251,6 +253,6 @@ class LocalWorker:
             thread.join(10)
             assert not thread.is_alive()
 
-    def _relieve(self, lease: int, need_bytes: int) -> tuple[int | None, bool]:
+    def _relieve(self, _: int, need_bytes: int) -> tuple[int | None, bool]:
         self.pressures.append(need_bytes)
         return self.relief

@@ -108,9 +108,7 @@ def test_program_takes_a_device_by_text_when_torch_was_told_so() -> None:
 def test_program_adds_complex_constants_when_it_has_some() -> None:
     tensor = torch.tensor([1 + 2j, 3])
     constant = Constant("complex64", (2,), raw(tensor))
-    what = program(
-        step("o:add", Ref(1), Complex(0.0, 1.0)), constants=(constant,), output=[Ref(2)]
-    )
+    what = program(step("o:add", Ref(1), Complex(0.0, 1.0)), constants=(constant,), output=[Ref(2)])
     assert torch.equal(run(what, torch.ones(1))[0], tensor + 1j)
 
 

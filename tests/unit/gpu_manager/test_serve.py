@@ -251,4 +251,3 @@ def test_lease_ends_when_its_call_has_been_answered(worker: LocalWorker) -> None
             caller.call(DOUBLE, torch.ones(4))
         worker.leases.leave(LEASE)
         assert worker.ended == [LEASE]
-

@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -86,18 +87,18 @@ class Machine:
         return self.run(asyncio.to_thread(caller.call, what, *inputs, **more))
 
     def load(self, **changes: Any) -> Hosted:
-        order = {
-            "model": "m",
-            "tenant": "t",
-            "gpu": "g0",
-            "device": "cpu",
-            "digest": DIGEST,
-            "table": self.table,
-            "total_bytes": self.total,
-            "image": self.image,
-            "limit_bytes": 1 << 30,
-        }
-        return self.run(self.runtime.load(LoadOrder(**(order | changes))))
+        order = LoadOrder(
+            model="m",
+            tenant="t",
+            gpu="g0",
+            device="cpu",
+            digest=DIGEST,
+            table=self.table,
+            total_bytes=self.total,
+            image=self.image,
+            limit_bytes=1 << 30,
+        )
+        return self.run(self.runtime.load(replace(order, **changes)))
 
     def connect(self, hosted: Hosted, session: str = "s") -> Caller:
         ours, theirs = socket.socketpair()
@@ -362,9 +363,7 @@ def test_unload_gives_back_what_was_measured_when_a_call_runs(machine: Machine) 
 
 
 def test_call_goes_on_when_pressure_was_relieved(machine: Machine) -> None:
-    what = program(
-        step("m:repeat", Ref(0), 1 << 20), step("m:sum", Ref(1)), output=[Ref(2)]
-    )
+    what = program(step("m:repeat", Ref(0), 1 << 20), step("m:sum", Ref(1)), output=[Ref(2)])
     hosted = machine.load(limit_bytes=machine.total + (32 << 20))
     machine.admit(hosted)
     with machine.connect(hosted) as caller:

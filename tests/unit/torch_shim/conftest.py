@@ -59,8 +59,18 @@ def shim_environment(**more: str) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def shim() -> Iterator[Snippet]:
     """Runs a snippet under the shim, with torch imported; an exception there fails the test."""
+    yield from _serve(_SERVER)
+
+
+@pytest.fixture(scope="session")
+def dynamo_shim() -> Iterator[Snippet]:
+    """The same with Dynamo imported too, which takes as long again."""
+    yield from _serve("import torch._dynamo\n" + _SERVER)
+
+
+def _serve(program: str) -> Iterator[Snippet]:
     with subprocess.Popen(
-        [sys.executable, "-c", _SERVER],
+        [sys.executable, "-c", program],
         env=shim_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

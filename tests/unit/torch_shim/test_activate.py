@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.torch_shim.conftest import ACTIVATE, ROOT, shim_environment
+from tests.unit.torch_shim.conftest import ACTIVATE, shim_environment
 
 _CHECK = "import torch; assert torch.ones(2).cuda().is_cuda; "
 
@@ -47,9 +47,14 @@ def test_torch_is_patched_once_when_asked_for_before_it_is_imported(tmp_path: Pa
     assert importlib.util.find_spec("torch") is not None  # as transformers does
     {_CHECK}
     assert importlib.util.find_spec("torch").origin == torch.__file__
-    assert {str(ROOT)!r} not in sys.path, sys.path
     """
     run_python("-c", textwrap.dedent(code), cwd=tmp_path)
+
+
+def test_path_is_left_alone_when_enabled(tmp_path: Path) -> None:
+    code = "import sys; assert sys.argv[1] == '0' or __import__('torch'); print(sys.path)"
+    without = run_python("-c", code, "0", cwd=tmp_path, GPUFAAS_ENABLED="0")
+    assert run_python("-c", code, "1", cwd=tmp_path) == without
 
 
 def test_passive_threads_are_set_when_the_user_did_not(tmp_path: Path) -> None:

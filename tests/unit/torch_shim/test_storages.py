@@ -10,7 +10,8 @@ x.copy_(torch.ones(2, 2)) | torch.add(x, 1, out=x) | torch._foreach_add_([x], 1)
 F.relu(x, inplace=True) | torch.relu_(x) | torch.nn.init.zeros_(x) | torch.nn.init.normal_(x) |
 x.T.zero_() | x.untyped_storage().fill_(0) | x.index_put_((torch.tensor([0]),), torch.tensor(1.0)) |
 torch.ops.aten.add_.Tensor(x, x) | torch.ops.aten.add_(x, x) | F.dropout(x, inplace=True) |
-torch.nn.ReLU(inplace=True)(x) | x.real.zero_() | x.detach().zero_() | F.silu(x.data, inplace=True) |
+torch.nn.ReLU(inplace=True)(x) | x.real.zero_() | x.detach().zero_() |
+F.silu(x.data, inplace=True) |
 torch.sum(torch.ones(3, 2).cuda(), 0, out=x[0]) | x.masked_fill_(x > 0, 1.0) | x.normal_() |
 torch.zeros(2, 2, device="cuda").set_(x).zero_() | x.untyped_storage().copy_(other) |
 x.untyped_storage().__setitem__(0, 1) | torch.nn.Parameter(x).data.zero_() | x.view(4).sub_(1) |

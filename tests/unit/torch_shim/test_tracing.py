@@ -41,21 +41,21 @@ x * 2 if x.is_cuda and x.device.type == "cuda" and not x.is_cpu and x.get_device
 x + 1 if torch.cuda.is_available() and torch.cuda.current_device() == 0 else x |
 x + torch.cuda.get_device_properties(0).multi_processor_count | x.data + x.detach() |
 torch.full((3, 3), float("-inf"), device=x.device).triu(1) + x | x.clone().add_(1).mul_(2) |
-x[None].type(torch.float64) + x.double() | F.embedding(torch.tensor([0], device="cuda"), layer.weight) |
+x[None].type(torch.float64) + x.double() |
+F.embedding(torch.tensor([0], device="cuda"), layer.weight) |
 torch.cat([x, x]) + torch.eye(6, device="cuda")[0] + torch.linspace(0, 1, 6, device=x.device) |
 (torch.cuda.synchronize(), x + 1)[1] | x + (1 if torch.is_autocast_enabled() else 2) |
 F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("work", [" ".join(work.split()) for work in _WORK.split(" |")])
-def test_code_is_traced_whole_when_it_names_the_gpu(shim: Snippet, work: str) -> None:
-    shim(f"{_COMPILE}\nwith torch.no_grad():\n    both(lambda x: {work}, x)")
+def test_code_is_traced_whole_when_it_names_the_gpu(dynamo_shim: Snippet, work: str) -> None:
+    dynamo_shim(f"{_COMPILE}\nwith torch.no_grad():\n    both(lambda x: {work}, x)")
 
 
-def test_graph_names_native_functions_when_traced(shim: Snippet) -> None:
-    shim(
+def test_graph_names_native_functions_when_traced(dynamo_shim: Snippet) -> None:
+    dynamo_shim(
         _COMPILE
         + """
 def work(x):
@@ -69,8 +69,8 @@ assert not any(getattr(target, "__module__", "") and "torch_shim" in str(target.
     )
 
 
-def test_autocast_is_traced_when_inside_or_outside(shim: Snippet) -> None:
-    shim(
+def test_autocast_is_traced_when_inside_or_outside(dynamo_shim: Snippet) -> None:
+    dynamo_shim(
         _COMPILE
         + """
 def inside(x):
@@ -87,8 +87,8 @@ with torch.no_grad():
     )
 
 
-def test_default_device_and_autograd_function_are_traced_when_used(shim: Snippet) -> None:
-    shim(
+def test_default_device_and_autograd_function_are_traced_when_used(dynamo_shim: Snippet) -> None:
+    dynamo_shim(
         _COMPILE
         + """
 class Double(torch.autograd.Function):
