@@ -1,0 +1,75 @@
+"""`python -m bench.shim`: the shim and the GPU manager on an emulated GPU, against native torch."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+
+from bench.report import Report
+from bench.shim_calls import calls
+from bench.shim_loads import loads, switches
+from bench.shim_node import Environment, load_average
+from bench.shim_rows import Row, Rounds, keep_rows, say_rows
+from bench.shim_starts import imports, starts
+
+_SHORT = {"calls": Rounds(3, 0.5), "loads": Rounds(2, 5.0), "imports": Rounds(3, 5.0)}
+_FULL = {"calls": Rounds(7, 0.8), "loads": Rounds(5, 5.0), "imports": Rounds(7, 5.0)}
+
+Part = Callable[[], Iterator[Row]]
+
+
+def main() -> int:
+    """The short version, or everything with --full, which is kept in bench/results/."""
+    parser = argparse.ArgumentParser(prog="bench.shim", description=__doc__)
+    parser.add_argument("--full", action="store_true", help="more rounds and starts; keep it")
+    parser.add_argument("--only", nargs="*", metavar="PART", help="calls, loads, switches, ...")
+    options = parser.parse_args()
+    # Set before the node starts: workers, functions and native programs have as many threads.
+    threads = str(len(os.sched_getaffinity(0)))
+    environment = os.environ  # noqa: TID251 - an entry point
+    environment.setdefault("OMP_NUM_THREADS", threads)
+    parts = _parts(dict(environment), full=options.full)
+    before = load_average()
+    report = Report("The shim on an emulated GPU", "python -m bench.shim --full")
+    report.say(
+        f"torch {version('torch')}; {environment['OMP_NUM_THREADS']} OpenMP threads of {threads} "
+        f"cores in every process; load average before: {before}.\n"
+        "Native and ours take turns in every round; each figure is a median over the rounds, and "
+        "so is what they are compared by."
+    )
+    rows: list[Row] = []
+    for name, part in parts.items():
+        if not options.only or name in options.only:
+            rows += say_rows(report, name, part())
+    report.say(f"\nLoad average after: {load_average()}.")
+    if options.full:
+        markdown = report.keep("shim")
+        facts: dict[str, object] = {"torch": version("torch"), "load_average": before}
+        print(f"\n{markdown}\n{keep_rows(facts, rows, markdown)}")
+    return 0
+
+
+def _parts(environment: Environment, *, full: bool) -> dict[str, Part]:
+    """What to measure, by its heading."""
+    rounds = _FULL if full else _SHORT
+    kinds = [("resnet50", "wait")]
+    if full:
+        kinds += [("resnet50", "background"), ("bert", "wait"), ("bert", "background")]
+    found: dict[str, Part] = {
+        "calls": lambda: calls(environment, rounds["calls"]),
+        "loads": lambda: loads(environment, rounds["loads"]),
+        "switches": lambda: switches(environment, rounds["loads"]),
+        "imports": lambda: imports(environment, rounds["imports"]),
+    }
+    for model, tracing in kinds:
+        found[f"starts of {model}, tracing={tracing}"] = lambda model=model, tracing=tracing: (
+            starts(  # type: ignore[misc] # mypy cannot infer a lambda with defaults
+                environment, model, tracing
+            )
+        )
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

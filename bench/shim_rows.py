@@ -1,0 +1,142 @@
+"""What the benches of the shim report: rows of native against ours, by rounds that alternate."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+
+from bench.report import RESULTS, Report
+from bench.shim_node import Child
+from bench.shim_orders import Answer, Order
+
+HEAD = """\
+| measured | native | ours | compared | target | met |
+| --- | ---: | ---: | ---: | ---: | --- |"""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """How figures of a row are shown: in what, and whether the comparison is a ratio."""
+
+    name: str
+    scale: float = 1.0
+    digits: int = 1
+
+    def show(self, value: float | None) -> str:
+        """A figure with its unit."""
+        return "" if value is None else f"{value * self.scale:,.{self.digits}f} {self.name}".strip()
+
+
+US = Unit("µs", 1e6, 0)
+MS = Unit("ms", 1e3, 1)
+S = Unit("s", 1.0, 2)
+RATE = Unit("calls/s", 1.0, 1)
+RATIO = Unit("x", 1.0, 2)
+
+
+@dataclass(slots=True)
+class Row:
+    """One comparison: its value is the median of the rounds' values."""
+
+    name: str
+    value: float
+    unit: Unit
+    target: float | None = None
+    native: float | None = None
+    ours: float | None = None
+    figures: Unit = MS
+    rounds: list[float] = field(default_factory=list)
+    more: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the value is within its target, where it has one."""
+        return None if self.target is None else self.value <= self.target
+
+    def line(self) -> str:
+        """A line of the table."""
+        met = {None: "", True: "yes", False: "no"}[self.met]
+        native, ours = self.figures.show(self.native), self.figures.show(self.ours)
+        target = self.unit.show(self.target)
+        return (
+            f"| {self.name} | {native} | {ours} | {self.unit.show(self.value)} | {target} | {met} |"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """How long to measure: rounds of each comparison, and the seconds a round may take."""
+
+    count: int
+    most_s: float
+
+
+Compare = Callable[[float, float], float]
+
+
+def extra(native_s: float, ours_s: float) -> float:
+    """By how much ours takes longer."""
+    return ours_s - native_s
+
+
+def ratio(native: float, ours: float) -> float:
+    """How many times native ours is."""
+    return ours / native
+
+
+def alternate(
+    native: Child, ours: Child, order: Order, rounds: Rounds
+) -> list[tuple[Answer, Answer]]:
+    """The same order to both in turn, once to warm up and then so many times."""
+    for child in (native, ours):
+        child.ask(order)
+    found = []
+    for number in range(rounds.count):
+        if number % 2:
+            second, first = ours.ask(order), native.ask(order)
+        else:
+            first, second = native.ask(order), ours.ask(order)
+        found.append((first, second))
+    return found
+
+
+def compared(
+    name: str,
+    pairs: Sequence[tuple[Answer, Answer]],
+    compare: Compare,
+    unit: Unit,
+    target: float | None = None,
+    figures: Unit = MS,
+) -> Row:
+    """A row of timed calls: the median call of each round is compared within the round."""
+    natives = [median(native.seconds) for native, _ in pairs]
+    ours = [median(answer.seconds) for _, answer in pairs]
+    values = [compare(one, other) for one, other in zip(natives, ours, strict=True)]
+    row = Row(name, median(values), unit, target, median(natives), median(ours), figures, values)
+    calls = sum(answer.calls for _, answer in pairs)
+    row.more = {
+        "worker_compute_s": sum(answer.compute_s for _, answer in pairs) / calls,
+        "worker_transfer_s": sum(answer.transfer_s for _, answer in pairs) / calls,
+        "worker_queue_s": sum(answer.queue_s for _, answer in pairs) / calls,
+    }
+    return row
+
+
+def say_rows(report: Report, title: str, rows: Iterable[Row]) -> list[Row]:
+    """A table, each line as soon as it is measured."""
+    report.say(f"\n## {title}\n\n{HEAD}")
+    found = []
+    for row in rows:
+        report.say(row.line())
+        found.append(row)
+    return found
+
+
+def keep_rows(facts: dict[str, object], rows: Iterable[Row], markdown: Path) -> Path:
+    """The rows as JSON, beside the Markdown file."""
+    RESULTS.mkdir(exist_ok=True)
+    path = markdown.with_suffix(".json")
+    found = [asdict(row) | {"unit": row.unit.name, "figures": row.figures.name} for row in rows]
+    path.write_text(json.dumps(facts | {"rows": found}, indent=1) + "\n", encoding="utf-8")
+    return path

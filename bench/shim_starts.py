@@ -1,0 +1,85 @@
+"""A function's start: the import of torch, the first answer, and the first one by a graph."""
+
+import json
+import time
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+from bench.shim_node import Environment, Failed, node, run
+from bench.shim_rows import RATIO, Row, Rounds, S, Unit
+
+GIB = 1 << 30
+_IMPORT = (
+    "import time; began = time.perf_counter(); import torch; print(time.perf_counter() - began)"
+)
+_COUNT = Unit("", 1.0, 0)
+
+
+def imports(environment: Environment, rounds: Rounds) -> Iterator[Row]:
+    """`import torch` in processes with and without the shim, in turn; no manager is asked."""
+    with node() as found:
+        ours = found.environment(environment, "import", "wait")
+    run(["-c", _IMPORT], environment)
+    run(["-c", _IMPORT], ours)
+    pairs, walls = [], []
+    for number in range(rounds.count):
+        kinds = [environment, ours] if number % 2 else [ours, environment]
+        timed = [_import(kind) for kind in kinds]
+        one, other = timed if number % 2 else reversed(timed)
+        pairs.append((one[0], other[0]))
+        walls.append((one[1], other[1]))
+    yield _ratios("import torch", pairs)
+    yield _ratios("a process that imports torch, from start to end", walls, target=None)
+
+
+def starts(environment: Environment, model: str, tracing: str) -> Iterator[Row]:
+    """One model's first and second start; nothing is left by others when the first begins."""
+    native = _first(environment, model)
+    with node(gpu_memory_bytes=4 * GIB) as found:
+        ours = found.environment(environment, "start", tracing)
+        first, second = _first(ours, model), _first(ours, model)
+    yield Row(f"{model}, native: import torch to first answer", native["first_s"], S, more=native)
+    for name, times in (("first", first), ("second", second)):
+        if "graph_s" not in times:
+            raise Failed(f"no graph answered {model} within its {name} start")
+        start = f"{model}, tracing={tracing}, {name} start"
+        yield _row(f"{start}: first answer", native["first_s"], times["first_s"], times)
+        target = 2.0 if name == "second" else None
+        yield _row(
+            f"{start}: first graph answer", native["first_s"], times["graph_s"], times, target
+        )
+    if tracing == "background":
+        slowest = max(first["slowest_local_s"], second["slowest_local_s"])
+        yield Row(
+            f"{model}, tracing=background: slowest call while tracing, over native",
+            slowest / native["call_s"],
+            RATIO,
+            None,
+            native["call_s"],
+            slowest,
+        )
+
+
+def _row(
+    name: str, native_s: float, ours_s: float, times: dict[str, float], target: float | None = None
+) -> Row:
+    return Row(name, ours_s, S, target, native_s, ours_s, S, more=times)
+
+
+def _import(environment: Environment) -> tuple[float, float]:
+    """Seconds of the import, and of the whole process."""
+    began_s = time.perf_counter()
+    import_s = float(run(["-c", _IMPORT], environment))
+    return import_s, time.perf_counter() - began_s
+
+
+def _ratios(name: str, pairs: list[tuple[float, float]], target: float | None = 1.10) -> Row:
+    ratios = [ours / native for native, ours in pairs]
+    natives, ours = zip(*pairs, strict=True)
+    return Row(name, median(ratios), RATIO, target, median(natives), median(ours), S, ratios)
+
+
+def _first(environment: Environment, model: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run(["-m", "bench.shim_first", model], environment))
+    return found
