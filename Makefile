@@ -21,7 +21,7 @@ ARGS ?=
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test lint format simulate reproduce bench bench-full lock clean FORCE
+.PHONY: help setup run test lint format compat simulate reproduce bench bench-full lock clean FORCE
 
 help: ## List the targets
 	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.12]'
@@ -30,7 +30,8 @@ help: ## List the targets
 
 setup: $(VENV)/.installed ## Create .venv with the pinned tools (does nothing when current)
 
-run: setup ## Show a demonstration on this machine
+run: setup ## Show a program on an emulated GPU, and the policies on a simulated cluster
+	@$(BIN)/gpufaas exec --stats -- $(BIN)/python examples/classify.py
 	@$(BIN)/gpufaas demo $(ARGS)
 
 test: lint ## Lint, then run the tests (ARGS goes to pytest)
@@ -45,6 +46,9 @@ lint: setup ## Check style, types and who imports whom
 format: setup ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+
+compat: setup ## Run every compatibility program and write docs/compatibility.md
+	$(BIN)/python -m tests.compat --all --write docs/compatibility.md $(ARGS)
 
 simulate: setup ## Run the simulator (ARGS goes to gpufaas simulate)
 	@$(BIN)/gpufaas simulate $(ARGS)

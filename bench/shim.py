@@ -4,13 +4,14 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import version
 
 from bench.report import Report
 from bench.shim_calls import calls
 from bench.shim_loads import loads, switches
 from bench.shim_node import Environment, load_average
-from bench.shim_rows import Row, Rounds, keep_rows, say_rows
+from bench.shim_rows import Rounds, Row, keep_rows, say_rows
 from bench.shim_starts import imports, starts
 
 _SHORT = {"calls": Rounds(3, 0.5), "loads": Rounds(2, 5.0), "imports": Rounds(3, 5.0)}
@@ -57,16 +58,14 @@ def _parts(environment: Environment, *, full: bool) -> dict[str, Part]:
     if full:
         kinds += [("resnet50", "background"), ("bert", "wait"), ("bert", "background")]
     found: dict[str, Part] = {
-        "calls": lambda: calls(environment, rounds["calls"]),
-        "loads": lambda: loads(environment, rounds["loads"]),
-        "switches": lambda: switches(environment, rounds["loads"]),
-        "imports": lambda: imports(environment, rounds["imports"]),
+        "calls": partial(calls, environment, rounds["calls"]),
+        "loads": partial(loads, environment, rounds["loads"]),
+        "switches": partial(switches, environment, rounds["loads"]),
+        "imports": partial(imports, environment, rounds["imports"]),
     }
     for model, tracing in kinds:
-        found[f"starts of {model}, tracing={tracing}"] = lambda model=model, tracing=tracing: (
-            starts(  # type: ignore[misc] # mypy cannot infer a lambda with defaults
-                environment, model, tracing
-            )
+        found[f"starts of {model}, tracing={tracing}"] = partial(
+            starts, environment, model, tracing
         )
     return found
 

@@ -6,7 +6,7 @@ from statistics import median
 
 from bench.shim_node import Child, Environment, Node, child, node
 from bench.shim_orders import LINEAR, PIXELS, Answer, Order
-from bench.shim_rows import MS, RATE, RATIO, US, Row, Rounds, alternate, compared, extra, ratio
+from bench.shim_rows import MS, RATE, RATIO, US, Rounds, Row, alternate, compared, extra, ratio
 
 GIB = 1 << 30
 THREADS = (1, 4, 16)

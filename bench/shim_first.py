@@ -27,6 +27,7 @@ def main() -> None:
     seconds: list[float] = []
     ends: list[float] = []
     graph_s: float | None = None
+    local = 0
     shim = "torch_shim" in sys.modules
     while len(seconds) < _FEWEST_CALLS or (shim and graph_s is None and ends[-1] < _MOST_S):
         began_s = _since_import()

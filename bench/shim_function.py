@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-import torchvision
+import torchvision  # type: ignore[import-untyped] # it comes without types
 
 from bench.shim_orders import LINEAR, PIXELS, WIDE, Answer, Order
 

@@ -5,7 +5,7 @@ from statistics import median
 
 from bench.shim_node import Child, Environment, Failed, Node, child, node
 from bench.shim_orders import WIDE, Order
-from bench.shim_rows import MS, Row, Rounds
+from bench.shim_rows import MS, Rounds, Row
 
 GIB, MIB = 1 << 30, 1 << 20
 # Of an emulated GPU: room for one resnet50 as it is measured, 102 MB of weights included.

@@ -1,4 +1,4 @@
-"""A GPU manager in a thread of this process, and functions in child processes, with it or without."""
+"""A GPU manager in a thread of this process, and functions in child processes."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from gpu_manager.devices.base import Device
 from gpu_manager.leases import LeaseTimes
 from gpu_manager.runtime import Observer, Runtime
 from gpu_manager.workers import ProcessRuntime
-from gpufaas.node import EmbeddedNode, embedded_node
+from gpufaas.node import embedded_node
 
 ROOT = Path(__file__).parents[1]
 _PATIENCE_S = 60.0

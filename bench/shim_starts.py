@@ -7,13 +7,12 @@ from statistics import median
 from typing import Any
 
 from bench.shim_node import Environment, Failed, node, run
-from bench.shim_rows import RATIO, Row, Rounds, S, Unit
+from bench.shim_rows import RATIO, Rounds, Row, S
 
 GIB = 1 << 30
 _IMPORT = (
     "import time; began = time.perf_counter(); import torch; print(time.perf_counter() - began)"
 )
-_COUNT = Unit("", 1.0, 0)
 
 
 def imports(environment: Environment, rounds: Rounds) -> Iterator[Row]:

@@ -148,7 +148,9 @@ class OperatorTable:
         if overload not in ("", "default"):
             registered += f".{overload}"
         if registered not in _registered_names():
-            return None
+            _registered_names.cache_clear()  # a library may have been loaded since
+            if registered not in _registered_names():
+                return None
         packet = getattr(getattr(torch.ops, namespace), short, None)
         found: Operator | None = packet
         if overload:

@@ -63,9 +63,9 @@ def test_autograd_function_sees_gpu_tensors_when_applied(shim: Snippet) -> None:
 
 @pytest.mark.parametrize("reentrant", ["True", "False"])
 def test_checkpoint_recomputes_on_the_gpu_when_backpropagated(
-    shim: Snippet, reentrant: str
+    dynamo_shim: Snippet, reentrant: str
 ) -> None:
-    shim(f"""
+    dynamo_shim(f"""
     from torch.utils.checkpoint import checkpoint
     layer = torch.nn.Linear(3, 3).cuda()
     def work(x):
@@ -93,8 +93,8 @@ def test_gradients_are_where_their_inputs_are_when_asked_for(shim: Snippet) -> N
 
 
 @pytest.mark.parametrize("foreach", ["None", "True"])
-def test_training_equals_the_cpu_s_when_run_on_handles(shim: Snippet, foreach: str) -> None:
-    shim(f"""
+def test_training_equals_the_cpu_s_when_run_on_handles(dynamo_shim: Snippet, foreach: str) -> None:
+    dynamo_shim(f"""
     def train(device):
         torch.manual_seed(0)
         m = torch.nn.Linear(3, 3).to(device)
@@ -113,8 +113,8 @@ def test_training_equals_the_cpu_s_when_run_on_handles(shim: Snippet, foreach: s
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "RMSprop", "Adagrad", "LBFGS"])
-def test_optimizer_steps_when_parameters_are_on_the_gpu(shim: Snippet, name: str) -> None:
-    shim(f"""
+def test_optimizer_steps_when_parameters_are_on_the_gpu(dynamo_shim: Snippet, name: str) -> None:
+    dynamo_shim(f"""
     def train(device):
         torch.manual_seed(0)
         m = torch.nn.Linear(3, 3).to(device)
@@ -130,8 +130,8 @@ def test_optimizer_steps_when_parameters_are_on_the_gpu(shim: Snippet, name: str
     """)
 
 
-def test_gradient_scaler_steps_when_on_the_gpu(shim: Snippet) -> None:
-    shim("""
+def test_gradient_scaler_steps_when_on_the_gpu(dynamo_shim: Snippet) -> None:
+    dynamo_shim("""
     m = torch.nn.Linear(4, 4).cuda()
     optimizer = torch.optim.SGD(m.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cuda", init_scale=8.0)
@@ -146,8 +146,8 @@ def test_gradient_scaler_steps_when_on_the_gpu(shim: Snippet) -> None:
     """)
 
 
-def test_functional_transforms_keep_the_device_when_applied(shim: Snippet) -> None:
-    shim("""
+def test_functional_transforms_keep_the_device_when_applied(dynamo_shim: Snippet) -> None:
+    dynamo_shim("""
     import warnings
     warnings.simplefilter("ignore")  # forward mode loads TorchScript, which is deprecated
     f = torch.func

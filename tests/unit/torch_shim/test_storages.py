@@ -56,8 +56,8 @@ def test_mark_is_one_when_tensors_share_a_storage(shim: Snippet) -> None:
     """)
 
 
-def test_epochs_change_when_a_training_step_runs(shim: Snippet) -> None:
-    shim("""
+def test_epochs_change_when_a_training_step_runs(dynamo_shim: Snippet) -> None:
+    dynamo_shim("""
     from torch_shim import storages
     from torch_shim.storages import marked
     def changed(work, *tensors):
