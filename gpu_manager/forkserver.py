@@ -120,6 +120,23 @@ class ForkServer:
 
     async def fork(self) -> Worker:
         """A fresh worker; NoWorker if there is none to be had."""
+        # Whoever gives up waiting must not leave an answer unread: the next one would take it.
+        forking = asyncio.ensure_future(self._fork_in_turn())
+        try:
+            return await asyncio.shield(forking)
+        except asyncio.CancelledError:
+            forking.add_done_callback(_discard)
+            raise
+
+    async def close(self) -> None:
+        """End its process, and with it every worker that still lives."""
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()  # it may be importing torch, which somebody waits for
+        async with self._asking:
+            await self._stop()
+
+    async def _fork_in_turn(self) -> Worker:
         async with self._asking:
             for last_try in (False, True):
                 try:
@@ -130,12 +147,6 @@ class ForkServer:
                     if last_try:
                         raise NoWorker("any model", f"cannot be forked: {error!r}") from error
         raise AssertionError("unreachable")
-
-    async def close(self) -> None:
-        """End its process, and with it every worker that still lives."""
-        self._closed = True
-        async with self._asking:
-            await self._stop()
 
     async def _fork(self) -> Worker:
         stream = await self._ensure()
@@ -188,6 +199,14 @@ class ForkServer:
         if process is not None:
             process.kill()
             await asyncio.get_running_loop().run_in_executor(None, process.wait)
+
+
+def _discard(forking: "asyncio.Future[Worker]") -> None:
+    """Nobody waits for this worker any more."""
+    if not forking.cancelled() and forking.exception() is None:
+        worker = forking.result()
+        worker.kill("nobody waits for it")
+        worker.close()
 
 
 def _command(descriptor: int) -> list[str]:

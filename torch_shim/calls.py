@@ -110,7 +110,12 @@ class Calls:
         known = self._known.get(id(module))
         if known is not None:
             return known
-        if isinstance(module, torch.jit.ScriptModule) or not _on_gpu(module):
+        if not _on_gpu(module):
+            return None
+        if isinstance(module, torch.jit.ScriptModule):
+            report.local_call(
+                "TorchScript runs as it is", _operators_of(module), "a scripted module"
+            )
             return None
         root = root_of_module(module)
         identity = id(module)
@@ -121,6 +126,10 @@ class Calls:
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
+        for root in list(self._known.values()):
+            root.lock = threading.Lock()
+        if self._made is not None:
+            self._made.after_fork()
         self._roots.after_fork()
         self._tracer.after_fork()
         self._importing = False
@@ -137,3 +146,8 @@ def install(settings: ShimSettings) -> None:
     """Has calls of modules answered through graphs, unless the settings say otherwise."""
     if settings.capture:
         Calls(settings).install()
+
+
+def _operators_of(module: torch.jit.ScriptModule) -> int:
+    graph = getattr(module, "inlined_graph", None)
+    return sum("aten::" in node.kind() for node in graph.nodes()) if graph is not None else 0

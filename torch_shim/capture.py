@@ -54,6 +54,13 @@ class Capture:
             self._trace(root, entry, module, args, kwargs)
         return answer
 
+    def after_fork(self) -> None:
+        """In a child no thread of the parent's goes on tracing or holds a lock."""
+        self._lock = threading.Lock()
+        for entry in list(self._entries.values()):
+            entry.tracing = False
+            entry.stage = Stage.NEW if entry.stage is Stage.TRACING else entry.stage
+
     def backend(self, module: fx.GraphModule, examples: Sequence[Any]) -> Graph:
         """What Dynamo calls with every graph it has captured."""
         report.add("graphs", 1)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_shim.arena import Arena
-from torch_shim.errors import BadFrame, RemoteFailure, WireError
+from torch_shim.errors import BadFrame, RemoteFailure
 from torch_shim.protocol import Kind
 from torch_shim.wire import Buffer, Frame, Wire
 
@@ -63,15 +63,13 @@ class Channel:
         body: Sequence[Buffer] = (),
         descriptors: Sequence[int] = (),
     ) -> Frame:
-        try:
-            self.wire.send(kind, meta, body, descriptors)
-            frame = self.wire.receive()
-        except WireError:
-            self.broken = True
-            raise
+        self.broken = True  # unless the answer is read to its end: an interrupt may come between
+        self.wire.send(kind, meta, body, descriptors)
+        frame = self.wire.receive()
         if frame.kind is Kind.FAILED:
+            self.broken = False
             raise RemoteFailure(*frame.meta)
         if frame.kind is not (Kind.RESULT if kind is Kind.CALL else Kind.DONE):
-            self.broken = True
             raise BadFrame(f"{frame.kind.name} as the answer to {kind.name}")
+        self.broken = False
         return frame

@@ -14,6 +14,7 @@ from torch_shim.channel import Channel
 from torch_shim.errors import ConnectionLost, RemoteFailure, WireError
 from torch_shim.kept import Kept
 from torch_shim.protocol import VERSION, Kind
+from torch_shim.report import report
 from torch_shim.wire import Buffer, Frame, Wire
 
 log = logging.getLogger("gpufaas")
@@ -134,6 +135,10 @@ class Lease:
         with self._lock:
             self._channels.append(channel)
 
+    def channels(self) -> list[Channel]:
+        """The idle channels."""
+        return self._channels
+
     def drain(self) -> list[Channel]:
         """Every idle channel; the lease keeps none."""
         with self._lock:
@@ -160,8 +165,7 @@ class Session:
         """The connection, made anew when it was lost."""
         with self._lock:
             if self._control is None or self._control.lost is not None:
-                self._leases.clear()
-                self._drop_channels()
+                self._start_anew()
                 self._control = self._connect()
             return self._control
 
@@ -218,7 +222,18 @@ class Session:
         with self._lock:
             if self._control is not None:
                 self._control.close()
-            self._drop_channels()
+            self._start_anew()
+
+    def close_copies(self) -> None:
+        """In a forked child: let go of the parent's connections without a word on them."""
+        if self._control is not None:
+            self._control.wire.socket.close()
+        for lease in self._leases.values():
+            for channel in lease.channels():
+                channel.wire.socket.close()
+        for channels in self._idle.values():
+            for channel in channels:
+                channel.wire.socket.close()
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -237,6 +252,7 @@ class Session:
 
     def _acquire(self, digest: str, batch: int) -> Lease:
         answer = self._ask_acquire(digest, batch, known=tuple(self._idle))
+        report.acquired(answer.fields["queue_s"], answer.fields["load_s"])
         opened = self._open(answer)
         worker = answer.fields["workers"][digest]
         with self._lock:
@@ -271,7 +287,11 @@ class Session:
             raise RemoteFailure(*frame.meta[1:4])
         return wire.socket
 
-    def _drop_channels(self) -> None:
+    def _start_anew(self) -> None:
+        """A manager that was gone knows nothing of us; under the old name we know things of it."""
+        self.name = secrets.token_hex(16)
+        self._leases.clear()
+        self._kept.clear()
         for channels in self._idle.values():
             for channel in channels:
                 channel.close()

@@ -63,13 +63,13 @@ class Graph:
     def answer(self, args: Sequence[Any]) -> list[Any]:
         """By a worker if that can be, else by this process."""
         assert self._remote is not None
-        ready = self._roots.ready(self._root(args))
-        if isinstance(ready, str):
-            return self.run_locally(args, ready)
-        session, model = ready
+        root = self._root(args)
         try:
-            return self._remote.run(args, model, session)
+            return self._answer(args, root)
         except RemoteFailure as failure:
+            if failure.failure == Failure.UNKNOWN_MODEL:  # the manager was started anew
+                root.model = None
+                return self._answer(args, root)
             if failure.failure in _NO_MEMORY:
                 raise torch.cuda.OutOfMemoryError(
                     f"CUDA out of memory. {failure.message}"
@@ -81,6 +81,14 @@ class Graph:
             return self.run_locally(args, f"{failure.failure}: {failure.message}"[:200])
         except BadFrame as error:
             return self.run_locally(args, str(error))
+
+    def _answer(self, args: Sequence[Any], root: Root) -> list[Any]:
+        assert self._remote is not None
+        ready = self._roots.ready(root)
+        if isinstance(ready, str):
+            return self.run_locally(args, ready)
+        session, model = ready
+        return self._remote.run(args, model, session)
 
     def run_locally(self, args: Sequence[Any], reason: str) -> list[Any]:
         """On the function's own processor; counted."""

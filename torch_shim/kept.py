@@ -10,6 +10,10 @@ class Kept:
         self.epochs: dict[int, tuple[int, int]] = {}
         self.sent: dict[int, int] = {}
 
+    def result(self, key: int, epoch: int) -> None:
+        """The worker keeps a result under this key, as its epoch 0."""
+        self.epochs[key] = (epoch, 0)
+
     def forget(self, keys: Sequence[int]) -> None:
         """The worker has let these go."""
         for key in keys:

@@ -16,8 +16,10 @@ from torch_shim.tensors import (
     refuse_mixed_devices,
     run,
     run_anywhere,
+    wrap,
 )
 
+_METHOD = type(Tensor.add_)  # how C++ methods look in Python
 _IN_PLACE_OPERATORS = names(
     "__iadd__ __iand__ __idiv__ __ifloordiv__ __ilshift__ __imatmul__ __imod__ __imul__ __ior__ "
     "__ipow__ __irshift__ __isub__ __itruediv__ __ixor__ __setitem__ __setstate__"
@@ -52,7 +54,9 @@ def _classify(operator: Operator) -> Handler | None:
         return _run_list
     if name in _ANYWHERE:
         return _write_anywhere if _writes(operator, name) else run_anywhere
-    return _write if _writes(operator, name) else None
+    if not _writes(operator, name):
+        return None
+    return _write_first if isinstance(operator, _METHOD) and name.endswith("_") else _write
 
 
 def _run_list(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -81,6 +85,19 @@ def _writes(operator: Operator, name: str) -> bool:
         return True
     in_place = name.endswith("_") and not name.endswith("__") and name not in _NO_WRITES
     return in_place or name in _IN_PLACE_OPERATORS or name in _HIDDEN_WRITES
+
+
+def _write_first(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The usual case in a hurry: a method of the tensor that it writes, all on the GPU."""
+    if kwargs or any(type(argument) in PLAIN for argument in args):
+        return _write(func, args, kwargs)
+    first = args[0]
+    try:
+        with NoTorchFunction():
+            result = func(*args)
+    finally:
+        storages.note_write(first)
+    return result if result is first else wrap(result)
 
 
 def _write_anywhere(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

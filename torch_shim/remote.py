@@ -24,6 +24,9 @@ from torch_shim.wire import Frame
 MOST_RESENDS = 5
 MOST_CRASHES = 2
 
+# Results that a worker keeps, lest they travel again if they come back as inputs.
+KEEP_RESULTS_FROM_BYTES = 16 << 10
+
 _programs = itertools.count(1)
 _bindings = itertools.count(1)
 _version_of: Callable[[torch.Tensor], int] = torch.Tensor._version.__get__  # type: ignore[attr-defined]  # noqa: SLF001 - the counter autograd goes by
@@ -92,6 +95,7 @@ class RemoteProgram:
         self.operators = operators
         self.never_bound: frozenset[int] = frozenset()
         self._result_bytes = 0
+        self._worth_keeping: list[bool] = []
         self._bound: Bound | None = None
 
     def run(self, args: Sequence[Any], model: Model, session: Session) -> list[Any]:
@@ -100,8 +104,12 @@ class RemoteProgram:
         rng = torch.default_generator.get_state().numpy().tobytes() if self.random else None
         crashes = resends = 0
         while True:
-            lease = session.lease(model.digest, batch)
-            channel = session.channel(model.digest, lease, batch)
+            try:
+                lease = session.lease(model.digest, batch)
+                channel = session.channel(model.digest, lease, batch)
+            except WireError as error:
+                crashes = self._crashed(crashes, error)
+                continue
             if channel is None:
                 session.end(lease)
                 continue
@@ -116,16 +124,20 @@ class RemoteProgram:
                 else:
                     raise
             except WireError as error:
-                crashes += 1
-                report.add("repeated_calls", 1)
                 session.lost(lease)
-                if crashes >= MOST_CRASHES:
-                    message = f"the worker died twice in this call ({error})"
-                    raise RemoteFailure(Failure.LOST, message, {}) from error
+                crashes = self._crashed(crashes, error)
             finally:
                 lease.give(channel)
                 if lease.over:
                     session.end(lease)
+
+    def _crashed(self, crashes: int, error: WireError) -> int:
+        """One crash more; a call is pure, and may be repeated once."""
+        report.add("repeated_calls", 1)
+        if crashes + 1 >= MOST_CRASHES:
+            message = f"connections broke {crashes + 1} times in this call ({error})"
+            raise RemoteFailure(Failure.LOST, message, {}) from error
+        return crashes + 1
 
     def _once(
         self,
@@ -141,7 +153,8 @@ class RemoteProgram:
         channel.bind(self.number, bound.number, bound.tensors)
         unbound = [(position, args[position]) for position in bound.others]
         shipment = Shipment(unbound, len(args), kept)
-        options = [_autocast(), rng, [], _default_dtype()]
+        keys = [storages.new_key() if keep else 0 for keep in self._worth_keeping]
+        options = [_autocast(), rng, keys, _default_dtype()]
         meta = [lease.number, self.number, bound.number, shipment.inputs, options]
         if channel.wire.local:
             arena = channel.room(shipment.size_bytes + self._result_bytes)
@@ -152,7 +165,7 @@ class RemoteProgram:
             shipment.write(body)
             frame = channel.call(meta, (body,))
         shipment.delivered()
-        return self._read(frame, channel, shipment, args)
+        return self._read(frame, channel, shipment, args, kept, keys)
 
     def _binding(self, args: Sequence[Any], model: Model) -> Bound:
         bound = self._bound
@@ -161,11 +174,21 @@ class RemoteProgram:
         return bound
 
     def _read(
-        self, frame: Frame, channel: Channel, shipment: Shipment, args: Sequence[Any]
+        self,
+        frame: Frame,
+        channel: Channel,
+        shipment: Shipment,
+        args: Sequence[Any],
+        kept: Kept,
+        keys: list[int],
     ) -> list[Any]:
         results = Results(frame, channel)
         self._result_bytes = max(self._result_bytes, results.size_bytes)
+        self._worth_keeping = [entry[1] >= KEEP_RESULTS_FROM_BYTES for entry in results.storages]
         owned = results.tensors()
+        for storage, key, (_, _, held) in zip(owned, keys, results.storages, strict=False):
+            if key and held:
+                kept.result(key, storages.mark_storage(storage, key).epoch)
         for position, data in results.changes():
             self._change(args[position], data, shipment, position)
         if results.rng is not None:

@@ -31,6 +31,7 @@ class Counts:
     bytes_in: int = 0
     bytes_out: int = 0
     queue_s: float = 0.0
+    load_s: float = 0.0
     transfer_s: float = 0.0
     compute_s: float = 0.0
     trace_s: float = 0.0
@@ -70,6 +71,13 @@ class Report:
             self._told.add(reason)
         if first:
             log.info("%s runs on the function's own processor: %s", what, reason)
+
+    def acquired(self, queue_s: float, load_s: float) -> None:
+        """A lease was granted, after waiting and loading this long."""
+        with self._lock:
+            self.counts.acquires += 1
+            self.counts.queue_s += queue_s
+            self.counts.load_s += load_s
 
     def graph_break(self, found: Break) -> None:
         """Tracing met something that no graph can hold."""

@@ -114,6 +114,8 @@ class Roots:
 
     def after_fork(self) -> None:
         """A child shares nothing with its parent's session."""
+        if self._session is not None:
+            self._session.close_copies()
         self._session = None
         self._lock = threading.Lock()
         self._weights = Weights()

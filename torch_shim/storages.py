@@ -28,9 +28,9 @@ class Mark:
 
     __slots__ = ("epoch", "key", "untracked")
 
-    def __init__(self) -> None:
+    def __init__(self, key: int = 0) -> None:
         self.epoch = next(_numbers)
-        self.key = self.epoch  # no other storage of this process ever has it
+        self.key = key or self.epoch  # no other storage of this process ever has it
         self.untracked = False  # somebody can write without our seeing it
 
 
@@ -44,12 +44,17 @@ def marked(tensor: torch.Tensor) -> Mark:
     return mark_storage(storage_of(tensor))
 
 
-def mark_storage(storage: torch.UntypedStorage) -> Mark:
+def new_key() -> int:
+    """A key that no storage of this process has or will have."""
+    return next(_numbers)
+
+
+def mark_storage(storage: torch.UntypedStorage, key: int = 0) -> Mark:
     """The mark of a storage, made if need be: the storage is a GPU's from then on."""
     mark = storage_mark(storage)
     if mark is None:
         # One winner where two threads ask at once.
-        mark = storage.__dict__.setdefault(_MARK, Mark())
+        mark = storage.__dict__.setdefault(_MARK, Mark(key))
     return mark
 
 

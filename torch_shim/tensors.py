@@ -139,6 +139,30 @@ class CudaParameter(CudaTensor, Parameter):
         return "Parameter containing:\nt" + _text_of(alias, tensor_contents)[1:]
 
 
+def _directly(native: Any) -> Any:
+    """A method that answers no tensor: no need to look at its result."""
+
+    def method(self: CudaTensor, *args: Any, **kwargs: Any) -> Any:
+        with NoTorchFunction():
+            return native(self, *args, **kwargs)
+
+    return method
+
+
+def _directly_read(native: Any) -> Any:
+    def read(self: CudaTensor) -> Any:
+        with NoTorchFunction():
+            return native.__get__(self)
+
+    return property(read)
+
+
+# Asked all the time.
+for _name in ("dim", "is_contiguous", "is_floating_point", "numel", "size", "stride"):
+    setattr(CudaTensor, _name, _directly(getattr(Tensor, _name)))
+for _name in ("dtype", "ndim", "shape"):
+    setattr(CudaTensor, _name, _directly_read(getattr(Tensor, _name)))
+
 # Messages and printed tensors name the class; `tensor(` is as wide as `Tensor(`.
 CudaTensor.__name__ = "Tensor"
 CudaParameter.__name__ = "Parameter"

@@ -129,16 +129,19 @@ class Shipment:
     def _place(self, value: torch.Tensor, *, alone: bool) -> tuple[torch.Tensor, _Run | list[int]]:
         """Where the bytes of one tensor will come from."""
         storage = storages.storage_of(value)
-        mark = storages.marked(value)
         size = storage.nbytes()
-        key = 0
-        if size >= KEEP_FROM_BYTES and not mark.untracked:
+        key = epoch = 0
+        if size >= KEEP_FROM_BYTES and isinstance(value, CudaTensor):  # writes to others go unseen
+            mark = storages.marked(value)
             held = self._kept.epochs.get(mark.key)
-            if held is not None and held[0] == mark.epoch:
+            if mark.untracked:
+                pass
+            elif held is not None and held[0] == mark.epoch:
                 return value, [KEPT, mark.key, held[1]]
-            if self._kept.sent.get(mark.key) == mark.epoch:
-                key = mark.key  # unchanged since the last call: this time the worker keeps it
-            self._kept.sent[mark.key] = mark.epoch
+            elif self._kept.sent.get(mark.key) == mark.epoch:
+                key, epoch = mark.key, mark.epoch  # unchanged since the last call: keep it now
+            else:
+                self._kept.sent[mark.key] = mark.epoch
         span = span_of(value)
         if alone and not key and span > 2 * value.numel():
             value = value.contiguous()
@@ -151,7 +154,7 @@ class Shipment:
             start, stop = 0, size
         run = self._runs.get(id(storage))
         if run is None:
-            run = self._runs[id(storage)] = _Run(storage, start, stop, key, mark.epoch)
+            run = self._runs[id(storage)] = _Run(storage, start, stop, key, epoch)
         run.start, run.stop = min(run.start, start), max(run.stop, stop)
         return value, run
 

@@ -1,17 +1,12 @@
-"""Weights changed between calls, in every way there is: the next call must see it: WAY."""
+"""Weights changed between calls, in every way there is: the next call must see it: WAY..."""
 
 import sys
 
 import torch
 from torch import nn
 
-path, way = sys.argv[1], sys.argv[2]
+path, ways = sys.argv[1], sys.argv[2:]
 device = "cuda" if torch.cuda.is_available() else "cpu"
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 3)).to(device).eval()
-weight = model[0].weight
-x = torch.randn(4, 6).to(device)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 
 
 def in_place(call):
@@ -90,12 +85,18 @@ def copied_back(call):
     weight.data.copy_(torch.from_numpy(weight.detach().cpu().numpy() * call))
 
 
-view = model[0].weight.data[2:4]
 results = {}
-for call in range(5):
-    with torch.no_grad():
-        results[f"answer{call}"] = model(x).cpu()
-        results[f"again{call}"] = model(x).cpu()
-    globals()[way](call + 1)
-    results[f"weight{call}"] = model[0].weight.detach().cpu().clone()
+for way in ways:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 3)).to(device).eval()
+    weight = model[0].weight
+    view = weight.data[2:4]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    x = torch.randn(4, 6).to(device)
+    for call in range(4):
+        with torch.no_grad():
+            results[f"{way}, answer {call}"] = model(x).cpu()
+            results[f"{way}, again {call}"] = model(x).cpu()
+        globals()[way](call + 1)
+        results[f"{way}, weight {call}"] = model[0].weight.detach().cpu().clone()
 torch.save(results, path)
