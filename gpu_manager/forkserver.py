@@ -142,6 +142,8 @@ class ForkServer:
                 try:
                     return await self._fork()
                 except (WireError, OSError, TimeoutError) as error:
+                    if self._closed:
+                        raise NoWorker("any model", "the runtime is closed") from error
                     log.warning("the fork server is lost: %r", error)
                     await self._stop()
                     if last_try:

@@ -29,6 +29,7 @@ class Stage(Enum):
     TRACING = "tracing"
     TRACED = "traced"
     BROKEN = "several graphs"
+    SKIPPED = "no graph"
 
 
 class Abandoned(Exception):

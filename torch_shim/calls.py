@@ -29,6 +29,7 @@ class Calls:
         self._native = Module.__call__
         self._roots = Roots(settings.address, settings.credential)
         self._known: dict[int, Root] = {}
+        self._moved: list[weakref.ref[Module]] = []
         self._made: Capture | None = None
         self._lock = threading.Lock()
         self._tracer = Tracer()
@@ -52,6 +53,7 @@ class Calls:
             return call_root(self, args, kwargs)
 
         Module.__call__ = __call__  # type: ignore[method-assign]
+        replace(Module, "_apply", self._apply)
         replace(torch, "compile", self._compile)
         os.register_at_fork(after_in_child=self._after_fork)
 
@@ -77,7 +79,7 @@ class Calls:
         if root is None:
             return self._native(module, *args, **kwargs)
         local = self._roots.local
-        local.root = root
+        local.root = getattr(local, "owner", None) or root.owner
         try:
             capture = self._capture()
             if capture is not None:
@@ -117,12 +119,47 @@ class Calls:
                 "TorchScript runs as it is", _operators_of(module), "a scripted module"
             )
             return None
+        if any(map(torch.nn.parameter.is_lazy, module.parameters())):
+            return None  # its first call makes its parameters, and draws them at random
         root = root_of_module(module)
+        whole = self._whole_of(module)
+        if whole is not None:
+            root.owner = whole
         identity = id(module)
         with self._lock:
             root = self._known.setdefault(identity, root)
         weakref.finalize(module, self._known.pop, identity, None).atexit = False
         return root
+
+    def _whole_of(self, module: Module) -> Root | None:
+        """The root that was moved to the GPU with this module inside: an encoder called alone."""
+        for reference in reversed(self._moved):
+            moved = reference()
+            if (
+                moved is not None
+                and moved is not module
+                and any(p is module for p in moved.modules())
+            ):
+                return self._root_of(moved)
+        return None
+
+    def _apply(self, native: Callable[..., Any]) -> Callable[..., Any]:
+        """Remembers which modules were moved as a whole."""
+        local = threading.local()
+
+        def apply(module: Module, *args: Any, **kwargs: Any) -> Any:
+            if getattr(local, "inside", False):
+                return native(module, *args, **kwargs)
+            local.inside = True
+            try:
+                return native(module, *args, **kwargs)
+            finally:
+                local.inside = False
+                if _on_gpu(module) and not any(r() is module for r in self._moved):
+                    self._moved = [r for r in self._moved if r() is not None]
+                    self._moved.append(weakref.ref(module))
+
+        return apply
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()

@@ -1,10 +1,9 @@
 """Dynamo in the shim's service: set up once, then one compiled function for each root module."""
 
-import contextlib
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch._dynamo import run as run_untraced
 from torch._dynamo.exc import TorchDynamoException
 
 from torch_shim.background import Stage, Tracer, trace
+from torch_shim.callstate import CallState
 from torch_shim.classes import Methods
 from torch_shim.dynamo import RECOMPILE_LIMIT, configure
 from torch_shim.graphs import Graph
@@ -41,8 +41,14 @@ class Capture:
     def call(self, root: Root, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """What the module answers; the thread's current root is this one."""
         entry = self._entry(root, module)
+        if entry.stage is Stage.SKIPPED:
+            report.local_call(
+                "Dynamo passes over its forward; its parts run in graphs", 0, root.name
+            )
+            with self._roots.parts_are_roots():
+                return self._call_module(module, *args, **kwargs)
         if not self._in_background or entry.stage is Stage.BROKEN:
-            return entry.traced(module, *args, **kwargs)
+            return self._call_tracing(entry, module, args, kwargs)
         if entry.stage is not Stage.TRACED:
             self._trace(root, entry, module, args, kwargs)
             report.local_call("its graph is being traced", 0, root.name)
@@ -52,6 +58,15 @@ class Capture:
         if self._roots.graphs_run() == before:  # no graph's guards held: it ran as it is
             report.local_call("a graph for this way of calling it is being traced", 0, root.name)
             self._trace(root, entry, module, args, kwargs)
+        return answer
+
+    def _call_tracing(
+        self, entry: "_Entry", module: torch.nn.Module, args: Any, kwargs: Any
+    ) -> Any:
+        before = self._roots.graphs_run()
+        answer = entry.traced(module, *args, **kwargs)
+        if entry.graphs == 0 and self._roots.graphs_run() == before:
+            entry.stage = Stage.SKIPPED
         return answer
 
     def after_fork(self) -> None:
@@ -106,7 +121,7 @@ class Capture:
             entry.traces += 1
             if entry.stage is Stage.NEW:
                 entry.stage = Stage.TRACING
-        state = _CallState()
+        state = CallState()
 
         def job() -> None:
             with self._roots.tracing(root), state.restored():
@@ -153,30 +168,6 @@ class _Entry:
         return self.graphs == self.watched and self.methods.unchanged()
 
 
-class _CallState:
-    """What of a caller's thread a graph depends on: gradients and autocast."""
-
-    def __init__(self) -> None:
-        self._grad = torch.is_grad_enabled()
-        self._inference = torch.is_inference_mode_enabled()
-        self._autocast = [
-            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-            for kind in ("cuda", "cpu")
-        ]
-
-    @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        """That state in another thread."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.inference_mode(self._inference))
-            stack.enter_context(torch.set_grad_enabled(self._grad))
-            for kind, enabled, dtype in self._autocast:
-                before = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-                stack.callback(_set_autocast, kind, *before)
-                _set_autocast(kind, enabled, dtype)  # the state itself: no context, no cache
-            yield
-
-
 def _note_break(module: fx.GraphModule) -> None:
     """If this graph ended before the module did, say where and why."""
     why = getattr(module, "compile_subgraph_reason", None)
@@ -184,8 +175,3 @@ def _note_break(module: fx.GraphModule) -> None:
         where = why.user_stack[-1]
         reason = str(why.reason).strip().partition("\n")[0]
         report.graph_break(Break(where.filename, where.lineno or 0, reason))
-
-
-def _set_autocast(kind: str, enabled: bool, dtype: torch.dtype) -> None:  # noqa: FBT001 - torch's order
-    torch.set_autocast_enabled(kind, enabled)
-    torch.set_autocast_dtype(kind, dtype)

@@ -272,21 +272,22 @@ def _draws(name: str, node: fx.Node) -> bool:
     if short not in _RANDOM and not (short == "default" and "dropout" in name):
         return False
     if short.startswith("scaled_dot_product"):
-        return bool(_argument(node, 4, "dropout_p", 0.0) != 0.0)
+        return bool(argument(node, 4, "dropout_p", 0.0) != 0.0)
     if "dropout" in short and "native" not in short:
-        return _argument(node, 2, "training", default=True) is not False
+        return argument(node, 2, "training", default=True) is not False
     if short == "rrelu":
-        return _argument(node, 3, "training", default=False) is not False
+        return argument(node, 3, "training", default=False) is not False
     if short == "multi_head_attention_forward":
         return (
-            bool(node.kwargs.get("training", True)) and _argument(node, 9, "dropout_p", 0.0) != 0.0
+            bool(node.kwargs.get("training", True)) and argument(node, 9, "dropout_p", 0.0) != 0.0
         )
     if short in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         return True
     return short != "embedding_bag"
 
 
-def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
+def argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
+    """What a call passes for one parameter, by position or name."""
     if len(node.args) > position:
         return node.args[position]
     return node.kwargs.get(name, default)

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_shim.callstate import CallState
 from torch_shim.dynamo import on_gpu
-from torch_shim.encode import NotShippable, encode
+from torch_shim.encode import NotShippable, argument, encode
 from torch_shim.errors import BadFrame, RemoteFailure
 from torch_shim.local import on_this_processor
 from torch_shim.protocol import Failure
@@ -20,6 +21,8 @@ from torch_shim.tensors import CudaTensor, become_cuda
 log = logging.getLogger("gpufaas")
 
 _NoHandles = torch._C.DisableTorchFunctionSubclass  # noqa: SLF001 - the documented way to step aside
+# Functions that write to running statistics, which no version counter tells, and the switch.
+_UPDATES_STATISTICS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
 _NO_MEMORY = frozenset({Failure.OUT_OF_MEMORY, Failure.TOO_LARGE})
 _SAYS_SO = frozenset({Failure.OPERATOR, Failure.PROGRAM, Failure.INTERNAL})
 
@@ -36,6 +39,7 @@ class Graph:
             isinstance(value, torch.Tensor) and value.requires_grad for value in examples
         )
         self._trains = False
+        self._writes = _writes_to_inputs(module)
         self._loose: Root | None = None
         self._remote: RemoteProgram | None = None
         self._reason = self._why_local(examples)
@@ -113,6 +117,8 @@ class Graph:
 
     def _with_gradients(self, args: Sequence[Any]) -> list[Any]:
         """A worker's answer behind which gradients are computed here, if anybody asks for them."""
+        if self._writes:
+            return self.run_locally(args, "it writes to its inputs while gradients are recorded")
         if self._trains:
             return self.run_locally(args, "gradients are asked for: training runs locally")
         return list(_Answered.apply(self, *args))
@@ -142,6 +148,7 @@ class _Answered(torch.autograd.Function):
         ctx.tensors = [isinstance(value, torch.Tensor) for value in args]
         ctx.others = [None if isinstance(value, torch.Tensor) else value for value in args]
         ctx.rng = torch.default_generator.get_state()
+        ctx.state = CallState()
         ctx.save_for_backward(*(value for value in args if isinstance(value, torch.Tensor)))
         outputs = graph.answer(args)
         fixed = [
@@ -157,7 +164,7 @@ class _Answered(torch.autograd.Function):
         graph: Graph = ctx.graph
         graph.learn_training()
         again = torch.is_grad_enabled()  # somebody wants gradients of these gradients
-        with _NoHandles(), torch.enable_grad():
+        with _NoHandles(), ctx.state.restored(), torch.enable_grad():
             args = _inputs_again(ctx, detached=not again)
             outputs = _with_state(ctx.rng, lambda: graph.run_locally(args, "backward"))
             wanted = [value for value in args if _differentiable(value)]
@@ -203,6 +210,19 @@ def _with_state(state: torch.Tensor, run: Callable[[], list[Any]]) -> list[Any]:
 
 def _differentiable(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _writes_to_inputs(module: fx.GraphModule) -> bool:
+    """Whether running the graph changes an input, so that running it again is something else."""
+    for node in module.graph.nodes:
+        example = _example(node)
+        if node.op == "placeholder" and isinstance(example, torch.Tensor) and example._version:  # noqa: SLF001 - written to while it was traced
+            return True
+        name = getattr(node.target, "__name__", "")
+        switch = _UPDATES_STATISTICS.get(name)
+        if switch is not None and argument(node, 5, switch, default=name == "instance_norm"):
+            return True
+    return False
 
 
 def _describe_outputs(module: fx.GraphModule, examples: Sequence[Any]) -> list[tuple[bool, bool]]:

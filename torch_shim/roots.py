@@ -23,6 +23,7 @@ class Root:
         self.lock = threading.Lock()
         self.model: Model | None = None
         self.session_name = ""
+        self.owner = self  # the root whose model has these weights
 
 
 def root_of_module(module: torch.nn.Module) -> Root:
@@ -76,6 +77,16 @@ class Roots:
         if getattr(self.local, "abandon", False):
             raise Abandoned
         self.local.graphs = self.graphs_run() + 1
+
+    @contextlib.contextmanager
+    def parts_are_roots(self) -> Iterator[None]:
+        """The module being called cannot be captured; its submodules can, over its weights."""
+        owner = self.local.root
+        self.local.root, self.local.owner = None, owner
+        try:
+            yield
+        finally:
+            self.local.root, self.local.owner = owner, None
 
     @contextlib.contextmanager
     def tracing(self, root: Root) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The fork server's process: bound to its manager before it spends seconds on importing torch.
+"""The fork server's process: bound to its manager, and cut off from the network, before all else.
 
 Run as `python -m gpu_manager.worker DESCRIPTOR PARENT`: its end of a socket pair with the
 manager, and the manager's process.
@@ -7,8 +7,9 @@ manager, and the manager's process.
 import importlib
 import sys
 
-from gpu_manager.worker.sandbox import die_with
+from gpu_manager.worker.sandbox import die_with, isolate
 
 if __name__ == "__main__":
     die_with(int(sys.argv[2]))
-    importlib.import_module("gpu_manager.worker.forkserver").main(int(sys.argv[1]))
+    missing = isolate()  # importing torch starts threads, and then some of it is too late
+    importlib.import_module("gpu_manager.worker.forkserver").main(int(sys.argv[1]), missing)

@@ -20,7 +20,7 @@ import torch
 from gpu_manager.worker import orders
 from gpu_manager.worker.main import live
 from gpu_manager.worker.operators import preload
-from gpu_manager.worker.sandbox import die_with, isolate
+from gpu_manager.worker.sandbox import die_with
 from torch_shim.errors import BadFrame, WireError
 from torch_shim.protocol import Kind
 from torch_shim.wire import Wire
@@ -58,11 +58,10 @@ def _reap(*_: object) -> None:
             pass
 
 
-def main(descriptor: int) -> None:
-    """Be the fork server of whoever holds the socket's other end."""
+def main(descriptor: int, missing: list[str]) -> None:
+    """Be the fork server of whoever holds the socket's other end; `missing` is for its log."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     manager = Wire(socket.socket(fileno=descriptor))
-    missing = isolate()
     _load_torchvision()
     preload()
     gc.collect()

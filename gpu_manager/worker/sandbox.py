@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 _SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_NO_NEW_PRIVILEGES = 1, 4, 38
 _NEW_NETWORK, _NEW_USER = 0x40000000, 0x10000000
+_CAPABILITY_VERSION = 0x20080522
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -54,7 +55,13 @@ def give_up_rights(uid: int, descriptors: int, processes: int, parent: int) -> l
 
 
 def _leave_network() -> None:
-    if _libc.unshare(_NEW_NETWORK) and _libc.unshare(_NEW_USER | _NEW_NETWORK):
+    """Without the right to do so it takes a new user namespace, whose rights are then dropped."""
+    if not _libc.unshare(_NEW_NETWORK):
+        return
+    if _libc.unshare(_NEW_USER | _NEW_NETWORK):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    if _libc.capset(header, (ctypes.c_uint32 * 6)()):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 

@@ -1,7 +1,6 @@
 """A channel survives every request that is wrong, and closes on what is no request at all."""
 
 import fcntl
-import gc
 import os
 import resource
 import socket
@@ -34,11 +33,10 @@ def worker() -> Iterator[LocalWorker]:
     before = _open_descriptors()
     yield started
     started.join()
-    assert _open_descriptors() == before
+    assert _open_descriptors() <= before  # garbage of other tests may have gone meanwhile
 
 
 def _open_descriptors() -> int:
-    gc.collect()  # what another test left is not this one's
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - counting
 
 

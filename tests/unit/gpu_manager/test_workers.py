@@ -165,6 +165,18 @@ def _children_of(pid: int) -> list[int]:
     return found
 
 
+async def until_it_computes(hosted: Hosted) -> None:
+    """Wait until the worker has spent a tenth of a second computing."""
+    stat = Path(f"/proc/{hosted.pid}/stat")
+
+    def ticks() -> int:
+        return int(stat.read_text().rpartition(")")[2].split()[11])
+
+    before = ticks()
+    while ticks() < before + os.sysconf("SC_CLK_TCK") // 10:
+        await asyncio.sleep(0.01)
+
+
 def test_model_answers_when_it_was_loaded(machine: Machine) -> None:
     hosted = machine.load()
     assert hosted.load_s > 0
@@ -238,7 +250,7 @@ def test_worker_is_killed_when_a_call_outlives_its_grace(machine: Machine) -> No
 
     async def scene(caller: Caller) -> None:
         calling = asyncio.create_task(asyncio.to_thread(caller.call, LONG, 0))
-        await asyncio.sleep(0.3)
+        await until_it_computes(hosted)
         await hosted.end(7, grace_s=0.1)
         with pytest.raises(ConnectionLost):
             await calling
@@ -263,7 +275,7 @@ def test_death_is_reported_when_a_signal_ends_the_worker(
         calling = None
         if when == "in a call":
             calling = asyncio.create_task(asyncio.to_thread(caller.call, LONG, 0))
-            await asyncio.sleep(0.3)
+            await until_it_computes(hosted)
         os.kill(hosted.pid, number)
         await asyncio.wait_for(asyncio.shield(hosted.closed), 2)
         if calling is not None:
@@ -299,7 +311,7 @@ def test_worker_exits_when_its_orders_are_cut(machine: Machine) -> None:
 
     async def scene(caller: Caller) -> None:
         calling = asyncio.create_task(asyncio.to_thread(caller.call, LONG, 0))
-        await asyncio.sleep(0.3)
+        await until_it_computes(hosted)
         hosted._worker._stream.socket.shutdown(socket.SHUT_RDWR)  # noqa: SLF001 - as a dead manager
         await asyncio.wait_for(asyncio.shield(hosted._worker.exited), 2)  # noqa: SLF001 - as above
         with pytest.raises(ConnectionLost):
@@ -349,7 +361,7 @@ def test_unload_gives_back_what_was_measured_when_a_call_runs(machine: Machine) 
 
     async def scene(caller: Caller) -> int:
         calling = asyncio.create_task(asyncio.to_thread(caller.call, LONG, 0))
-        await asyncio.sleep(0.2)
+        await until_it_computes(hosted)
         freed_bytes = await hosted.unload()
         with pytest.raises(ConnectionLost):
             await calling
