@@ -15,9 +15,10 @@ from typing import Any
 import torch
 import torchvision  # type: ignore[import-untyped] # it comes without types
 
-from bench.shim_orders import LINEAR, PIXELS, WIDE, Answer, Order
+from bench.shim_orders import COPY, LINEAR, PIXELS, WIDE, Answer, Order
 
 _WIDE_LAYERS, _WIDE_FEATURES = 30, 2048
+_COPY_BYTES = 256 << 20
 _WITHOUT_INITIALISATION = {"googlenet", "inception_v3"}  # whose drawing of weights takes a minute
 
 Module = torch.nn.Module
@@ -95,10 +96,26 @@ class Function:
         return call
 
 
+class Copy(Module):
+    """No model: copies its pinned memory to the device, as fast as the link between them is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("there", torch.empty(_COPY_BYTES, dtype=torch.uint8))
+        source = torch.ones(_COPY_BYTES, dtype=torch.uint8)
+        self._source = source.pin_memory() if torch.cuda.is_available() else source
+
+    def forward(self, _: torch.Tensor) -> None:
+        """Copy."""
+        self.get_buffer("there").copy_(self._source, non_blocking=True)
+
+
 def make_model(name: str) -> Module:
     """A model by name: one of ours, or torchvision's with random weights."""
     if name == LINEAR:
         return torch.nn.Linear(4, 4)
+    if name == COPY:
+        return Copy()
     if name == PIXELS:
         return Pixels()
     if name == WIDE:
@@ -111,8 +128,8 @@ def make_model(name: str) -> Module:
 
 def make_input(name: str, batch: int) -> torch.Tensor:
     """An input on the host."""
-    if name in (LINEAR, WIDE):
-        return torch.rand(batch, 4 if name == LINEAR else _WIDE_FEATURES)
+    if name in (LINEAR, WIDE, COPY):
+        return torch.rand(batch, _WIDE_FEATURES if name == WIDE else 4)
     side = 299 if name == "inception_v3" else 224
     return torch.rand(batch, 3, side, side)
 

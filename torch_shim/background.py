@@ -5,6 +5,7 @@ to run is abandoned. A module that breaks into several graphs cannot be traced w
 its next call traces in the caller's thread.
 """
 
+import atexit
 import contextlib
 import logging
 import queue
@@ -45,25 +46,39 @@ class Tracer:
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._started = False
+        self._thread: threading.Thread | None = None
+        self._stopping = False
 
     def submit(self, job: Job) -> None:
         """Have this done soon."""
         self._jobs.put(job)
         with self._lock:
-            if not self._started:
-                self._started = True
-                threading.Thread(target=self._work, name="gpufaas-tracer", daemon=True).start()
+            if self._thread is None and not self._stopping:
+                self._thread = threading.Thread(
+                    target=self._work, name="gpufaas-tracer", daemon=True
+                )
+                self._thread.start()
+                atexit.register(self._stop)
 
     def after_fork(self) -> None:
         """A child has no thread of its parent's, and does not do its jobs."""
         self._jobs = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._started = False
+        self._thread = None
+
+    def _stop(self) -> None:
+        """At the end of the process: a thread that is in C++ then would abort it."""
+        with self._lock:
+            thread, self._stopping = self._thread, True
+        self._jobs.put(lambda: None)
+        if thread is not None:
+            thread.join()
 
     def _work(self) -> None:
-        while True:
+        while not self._stopping:
             job = self._jobs.get()
+            if self._stopping:
+                return
             with frequent_switches():
                 try:
                     job()

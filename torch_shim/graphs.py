@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_shim import storages
 from torch_shim.callstate import CallState
 from torch_shim.dynamo import on_gpu
 from torch_shim.encode import NotShippable, argument, encode
@@ -99,8 +100,12 @@ class Graph:
         if self.operators:
             root = self._roots.current
             report.local_call(reason, self.operators, root.name if root else "a compiled function")
-        outputs = self._local(*args)
-        return list(outputs)
+        outputs = list(self._local(*args))
+        if self._writes:
+            for value in args:
+                if isinstance(value, CudaTensor):
+                    storages.note_write(value)
+        return outputs
 
     def _root(self, args: Sequence[Any]) -> Root:
         """Whose weights these are: those of the module being called, else those given."""

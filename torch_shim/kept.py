@@ -2,17 +2,20 @@
 
 from collections.abc import Sequence
 
+Content = tuple[int, int]
+
 
 class Kept:
-    """The storages that one worker holds for this session, by key: our epoch of each, and its."""
+    """The storages that one worker holds for this session, by key: what told their content when
+    they agreed (epoch and version here), and the worker's epoch."""
 
     def __init__(self) -> None:
-        self.epochs: dict[int, tuple[int, int]] = {}
-        self.sent: dict[int, int] = {}
+        self.epochs: dict[int, tuple[Content, int]] = {}
+        self.sent: dict[int, Content] = {}
 
-    def result(self, key: int, epoch: int) -> None:
+    def result(self, key: int, content: Content) -> None:
         """The worker keeps a result under this key, as its epoch 0."""
-        self.epochs[key] = (epoch, 0)
+        self.epochs[key] = (content, 0)
 
     def forget(self, keys: Sequence[int]) -> None:
         """The worker has let these go."""

@@ -2,7 +2,7 @@
 
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,6 @@ KEEP_RESULTS_FROM_BYTES = 16 << 10
 
 _programs = itertools.count(1)
 _bindings = itertools.count(1)
-_version_of: Callable[[torch.Tensor], int] = torch.Tensor._version.__get__  # type: ignore[attr-defined]  # noqa: SLF001 - the counter autograd goes by
 
 
 class Bound:
@@ -49,7 +48,7 @@ class Bound:
                 self.tensors[position] = described
                 marks.append(storages.marked(value))
         self._values = [args[position] for position in self.positions]
-        self._versions = list(map(_version_of, self._values))
+        self._versions = list(map(storages.version_of, self._values))
         self._marks = marks
         self._epochs = [mark.epoch for mark in marks]
         taken = set(self.positions)
@@ -60,7 +59,7 @@ class Bound:
         values = [args[position] for position in self.positions]
         if not all(map(operator.is_, values, self._values)):
             return False
-        if list(map(_version_of, values)) != self._versions:
+        if list(map(storages.version_of, values)) != self._versions:
             return False
         if self._writes != storages.writes:
             writes = storages.writes
@@ -76,7 +75,11 @@ class Bound:
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             return None
         mark = storages.mark_of(value)
-        place = None if mark is None or mark.untracked else self.model.place_of(mark)
+        place = (
+            None
+            if mark is None or mark.untracked
+            else self.model.place_of(mark, storages.version_of(value))
+        )
         if place is None:
             return None
         source = [IMAGE, self.model.digest, place.offset, place.size_bytes]
@@ -186,9 +189,6 @@ class RemoteProgram:
         self._result_bytes = max(self._result_bytes, results.size_bytes)
         self._worth_keeping = [entry[1] >= KEEP_RESULTS_FROM_BYTES for entry in results.storages]
         owned = results.tensors()
-        for storage, key, (_, _, held) in zip(owned, keys, results.storages, strict=False):
-            if key and held:
-                kept.result(key, storages.mark_storage(storage, key).epoch)
         for position, data in results.changes():
             self._change(args[position], data, shipment, position)
         if results.rng is not None:
@@ -199,7 +199,12 @@ class RemoteProgram:
             if not isinstance(described, list):
                 outputs.append(described)
             elif described[0] >= 0:
-                outputs.append(view(owned[described[0]], described))
+                number = described[0]
+                output = view(owned[number], described)
+                if number < len(keys) and keys[number] and results.storages[number][2]:
+                    mark = storages.mark_storage(owned[number], keys[number])
+                    kept.result(mark.key, (mark.epoch, storages.version_of(output)))
+                outputs.append(output)
             else:
                 position = -1 - described[0]
                 outputs.append(alias(args[position], shipment.sent(position), described))
@@ -220,7 +225,7 @@ class RemoteProgram:
         with torch.no_grad():
             value.copy_(new)
         storages.note_write(value)
-        shipment.changed(position, storages.marked(value))
+        shipment.changed(position, value)
 
     def _forget(self, channel: Channel, kept: Kept, failure: RemoteFailure) -> None:
         kept.forget(failure.facts.get("missing", []))

@@ -7,7 +7,7 @@ handle: a marked storage answers that it is on the GPU.
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ import torch
 _MARK = "_gpufaas_mark"
 _PINNED = "_gpufaas_pinned"
 _untyped_storage = torch.Tensor.untyped_storage
+
+_version: Callable[[torch.Tensor], int] = torch.Tensor._version.__get__  # type: ignore[attr-defined]  # noqa: SLF001 - the counter autograd goes by
 
 _numbers = itertools.count(1)
 
@@ -61,6 +63,11 @@ def mark_storage(storage: torch.UntypedStorage, key: int = 0) -> Mark:
 def storage_mark(storage: torch.UntypedStorage) -> Mark | None:
     """The mark of a storage, if it has one."""
     return storage.__dict__.get(_MARK)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Autograd's count of writes: it sees those that C++ does, but not those through `.data`."""
+    return _version(tensor)
 
 
 def note_write(tensor: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ from torch_shim import storages
 from torch_shim.arena import Buffer, flat, map_privately, span_of, tensor_over
 from torch_shim.channel import Channel
 from torch_shim.errors import BadFrame
-from torch_shim.kept import Kept
+from torch_shim.kept import Content, Kept
 from torch_shim.protocol import ALIGNMENT, aligned
 from torch_shim.tensors import CudaTensor
 from torch_shim.wire import Frame
@@ -57,7 +57,7 @@ class _Run:
     start: int
     stop: int
     key: int = 0
-    epoch: int = 0
+    content: Content = (0, 0)
     offset: int = 0
 
 
@@ -99,13 +99,15 @@ class Shipment:
         """The worker has the inputs, and keeps those that were to be kept."""
         for run in self._runs.values():
             if run.key:
-                self._kept.epochs[run.key] = (run.epoch, run.epoch)
+                self._kept.epochs[run.key] = (run.content, run.content[0])
 
-    def changed(self, number: int, mark: storages.Mark) -> None:
+    def changed(self, number: int, value: torch.Tensor) -> None:
         """The program wrote to this input; here it has been written to as well."""
-        held = self._kept.epochs.get(mark.key)
-        if held is not None and self._sent.get(number) is not None:
-            self._kept.epochs[mark.key] = (mark.epoch, held[1] + 1)
+        mark = storages.mark_of(value)
+        held = None if mark is None else self._kept.epochs.get(mark.key)
+        if mark is not None and held is not None and number in self._sent:
+            content = (mark.epoch, storages.version_of(value))
+            self._kept.epochs[mark.key] = (content, held[1] + 1)
 
     def sent(self, number: int) -> Sent | None:
         """How this input travelled; None if it was bound."""
@@ -130,18 +132,19 @@ class Shipment:
         """Where the bytes of one tensor will come from."""
         storage = storages.storage_of(value)
         size = storage.nbytes()
-        key = epoch = 0
+        key, content = 0, (0, 0)
         if size >= KEEP_FROM_BYTES and isinstance(value, CudaTensor):  # writes to others go unseen
             mark = storages.marked(value)
+            content = (mark.epoch, storages.version_of(value))
             held = self._kept.epochs.get(mark.key)
             if mark.untracked:
                 pass
-            elif held is not None and held[0] == mark.epoch:
+            elif held is not None and held[0] == content:
                 return value, [KEPT, mark.key, held[1]]
-            elif self._kept.sent.get(mark.key) == mark.epoch:
-                key, epoch = mark.key, mark.epoch  # unchanged since the last call: keep it now
+            elif self._kept.sent.get(mark.key) == content:
+                key = mark.key  # unchanged since the last call: keep it now
             else:
-                self._kept.sent[mark.key] = mark.epoch
+                self._kept.sent[mark.key] = content
         span = span_of(value)
         if alone and not key and span > 2 * value.numel():
             value = value.contiguous()
@@ -154,7 +157,7 @@ class Shipment:
             start, stop = 0, size
         run = self._runs.get(id(storage))
         if run is None:
-            run = self._runs[id(storage)] = _Run(storage, start, stop, key, epoch)
+            run = self._runs[id(storage)] = _Run(storage, start, stop, key, content)
         run.start, run.stop = min(run.start, start), max(run.stop, stop)
         return value, run
 
@@ -164,7 +167,8 @@ class Shipment:
         first_byte = 0
         if isinstance(source, _Run):
             first_byte = source.start
-            source = [AREA, source.offset, source.stop - source.start, source.key, source.epoch]
+            size, epoch = source.stop - source.start, source.content[0]
+            source = [AREA, source.offset, size, source.key, epoch]
         offset = value.storage_offset() - first_byte // value.element_size()
         name = NAME_OF[value.dtype]
         on_cpu = not isinstance(original, CudaTensor)

@@ -32,11 +32,12 @@ _CHUNK_BYTES = 16 << 20
 
 
 class Place(NamedTuple):
-    """Where a storage lies in an image, and its content's epoch when it was put there."""
+    """Where a storage lies in an image, and what told its content when it was put there."""
 
     offset: int
     size_bytes: int
     epoch: int
+    version: int
 
 
 class Model:
@@ -47,10 +48,11 @@ class Model:
         self.table = table
         self._places = places
 
-    def place_of(self, mark: storages.Mark) -> Place | None:
+    def place_of(self, mark: storages.Mark, version: int) -> Place | None:
         """Where this storage lies in the image, unless it was written to since."""
         place = self._places.get(mark.key)
-        return place if place is not None and place.epoch == mark.epoch else None
+        same = place is not None and place.epoch == mark.epoch and place.version == version
+        return place if same else None
 
     def covers(self, key: int) -> bool:
         """Whether the storage was part of the image, changed since or not."""
@@ -67,12 +69,12 @@ class Weights:
     def build(self, tensors: Iterable[torch.Tensor], session: Session) -> Model | None:
         """The model of these weights, which the node has when this returns; None for none."""
         found = list(_storages(tensors))
-        table = lay_out(storage.nbytes() for _, storage in found)
+        table = lay_out(storage.nbytes() for _, storage, _ in found)
         if not table.storages:
             return None
         with self._lock:
-            epochs = [mark.epoch for mark, _ in found]
-            descriptor = _image([storage for _, storage in found], table)
+            epochs = [mark.epoch for mark, _, _ in found]
+            descriptor = _image([storage for _, storage, _ in found], table)
             try:
                 parts = parts_of(descriptor, table)
                 digest = image_digest(parts)
@@ -82,16 +84,18 @@ class Weights:
             finally:
                 os.close(descriptor)
         places = {
-            mark.key: Place(offset, size, epoch)
-            for (mark, _), (offset, size), epoch in zip(found, table.storages, epochs, strict=True)
+            mark.key: Place(offset, size, epoch, version)
+            for (mark, _, version), (offset, size), epoch in zip(
+                found, table.storages, epochs, strict=True
+            )
         }
         return Model(digest, table, places)
 
 
 def _storages(
     tensors: Iterable[torch.Tensor],
-) -> Iterator[tuple[storages.Mark, torch.UntypedStorage]]:
-    """Every storage of CUDA weights, once."""
+) -> Iterator[tuple[storages.Mark, torch.UntypedStorage, int]]:
+    """Every storage of CUDA weights, once, with the version of a tensor over it."""
     seen: set[int] = set()
     for tensor in tensors:
         if not isinstance(tensor, CudaTensor) or tensor.layout is not torch.strided:
@@ -99,7 +103,7 @@ def _storages(
         mark, storage = storages.marked(tensor), storages.storage_of(tensor)
         if storage.nbytes() and mark.key not in seen:
             seen.add(mark.key)
-            yield mark, storage
+            yield mark, storage, storages.version_of(tensor)
 
 
 def _image(found: list[torch.UntypedStorage], table: ImageTable) -> int:

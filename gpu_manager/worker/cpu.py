@@ -15,7 +15,7 @@ import torch
 
 from gpu_manager.worker.device import Recorder
 from gpu_manager.worker.errors import OutOfMemory
-from gpu_manager.worker.image import ImageFile
+from gpu_manager.worker.image_file import ImageFile
 
 Result = TypeVar("Result")
 

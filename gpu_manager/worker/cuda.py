@@ -10,7 +10,7 @@ import torch
 
 from gpu_manager.worker.device import Recorder
 from gpu_manager.worker.errors import CannotRecord, OutOfMemory
-from gpu_manager.worker.image import ImageFile
+from gpu_manager.worker.image_file import ImageFile
 
 Result = TypeVar("Result")
 

@@ -5,7 +5,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from gpu_manager.worker.image import ImageFile
+from gpu_manager.worker.image_file import ImageFile
 
 Result = TypeVar("Result")
 

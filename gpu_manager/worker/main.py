@@ -18,7 +18,8 @@ from gpu_manager.worker.cpu import CpuDevice
 from gpu_manager.worker.cuda import CudaDevice
 from gpu_manager.worker.device import Device
 from gpu_manager.worker.execute import Answer, Executor
-from gpu_manager.worker.image import Image, ImageFile
+from gpu_manager.worker.image import Image
+from gpu_manager.worker.image_file import ImageFile
 from gpu_manager.worker.leases import Leases
 from gpu_manager.worker.operators import OperatorTable
 from gpu_manager.worker.reports import RanReports, Relief

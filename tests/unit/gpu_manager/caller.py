@@ -13,7 +13,8 @@ import torch
 
 from gpu_manager.worker.cpu import CpuDevice
 from gpu_manager.worker.execute import Executor
-from gpu_manager.worker.image import Image, ImageFile
+from gpu_manager.worker.image import Image
+from gpu_manager.worker.image_file import ImageFile
 from gpu_manager.worker.leases import Leases
 from gpu_manager.worker.operators import OperatorTable
 from gpu_manager.worker.serve import ChannelServer, Programs, Reports
