@@ -1,4 +1,4 @@
-"""`python -m bench.gpu_latency`: latency on a GPU against native eager PyTorch, and first answers."""
+"""`python -m bench.gpu_latency`: calls on a GPU against native eager PyTorch, and first answers."""
 
 import sys
 from statistics import median
@@ -53,20 +53,21 @@ def _warm(found: Bench, asked: Asked, name: str, batch: int, how: str) -> dict[s
 def _first(found: Bench, asked: Asked, name: str, link_bytes_s: float) -> dict[str, Any]:
     """The first answer after the model left the GPU: its weights are on the host, a worker waits,
     and the function has its graph."""
-    seconds, loads = [], []
+    seconds, loads, weights_bytes = [], [], 0
     for _ in range(asked.rounds):
         found.node.evict_all()
         answer = found.ours.ask(Order(name, how="whole"))
         (resident,) = found.node.on_gpus()
+        weights_bytes = answer.weights_bytes
         seconds.append(answer.seconds[0])
         loads.append(resident.load_s)
     first_s, load_s = median(seconds), median(loads)
-    share = answer.weights_bytes / load_s / link_bytes_s
+    share = weights_bytes / load_s / link_bytes_s
     print(f"{name}, first answer: {first_s * 1e3:.1f} ms, {share:.0%} of the link while loading")
     target_s = FIRST_S.get(name)
     return {
         "model": name,
-        "weights_bytes": answer.weights_bytes,
+        "weights_bytes": weights_bytes,
         "first_s": first_s,
         "load_s": load_s,
         "share_of_link": share,

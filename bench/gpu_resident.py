@@ -1,4 +1,4 @@
-"""`python -m bench.gpu_resident`: how many of the 22 models fit on a GPU at once, and their bytes."""
+"""`python -m bench.gpu_resident`: how many of the 22 models a GPU holds at once, and their bytes."""
 
 import sys
 from typing import Any
@@ -7,7 +7,8 @@ from bench.gpu_common import Asked, bench, main
 from bench.shim_orders import Order
 from scheduler.sim.catalogue import table1
 
-MODELS = tuple(table1())
+# The smallest first, so that as many as possible are counted.
+MODELS = tuple(sorted(table1(), key=lambda name: table1()[name].memory_bytes))
 _BATCH = 1
 
 
@@ -31,6 +32,7 @@ def measure(asked: Asked) -> dict[str, Any]:
                     "weights_bytes": answer.weights_bytes,
                     "resident_bytes": new.memory_bytes,
                     "beyond_weights_bytes": new.memory_bytes - answer.weights_bytes,
+                    "driver_bytes": found.node.process_bytes().get(new.pid),
                     "load_s": new.load_s,
                 }
             )

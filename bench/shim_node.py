@@ -80,6 +80,10 @@ class Node:
         """Of the first GPU, as far as it may be used."""
         return self._node.manager.devices[0].memory_bytes
 
+    def process_bytes(self) -> Mapping[int, int]:
+        """What the driver says that each process takes of the first GPU, where it says so."""
+        return self._node.manager.devices[0].process_bytes()
+
     def evictions(self) -> int:
         """How many models had to leave so far."""
         return self._node.status().counts.evictions
@@ -132,9 +136,10 @@ class Node:
                 self._ready.set()
                 await self._stopping.wait()
         except BaseException as error:
-            self._failure = error
+            if self._ready.is_set():
+                raise
+            self._failure = error  # whoever made this object is told
             self._ready.set()
-            raise
 
     async def _make(self, observer: Observer, devices: Sequence[Device]) -> Runtime:
         self._runtime = ProcessRuntime(observer, [device.torch_device for device in devices])

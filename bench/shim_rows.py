@@ -137,6 +137,9 @@ def keep_rows(facts: dict[str, object], rows: Iterable[Row], markdown: Path) -> 
     """The rows as JSON, beside the Markdown file."""
     RESULTS.mkdir(exist_ok=True)
     path = markdown.with_suffix(".json")
-    found = [asdict(row) | {"unit": row.unit.name, "figures": row.figures.name} for row in rows]
+    found = [
+        asdict(row) | {"met": row.met, "unit": row.unit.name, "figures": row.figures.name}
+        for row in rows
+    ]
     path.write_text(json.dumps(facts | {"rows": found}, indent=1) + "\n", encoding="utf-8")
     return path

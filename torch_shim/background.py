@@ -74,10 +74,13 @@ class Tracer:
         if thread is not None:
             thread.join()
 
+    def _stopped(self) -> bool:
+        return self._stopping
+
     def _work(self) -> None:
-        while not self._stopping:
+        while True:
             job = self._jobs.get()
-            if self._stopping:
+            if self._stopped():
                 return
             with frequent_switches():
                 try:

@@ -46,9 +46,10 @@ class Calls:
             torch.compiler.is_dynamo_compiling,
         )
         call_root = self._call_root
+        jit_state = torch._C._get_tracing_state  # noqa: SLF001 - torch.jit.is_tracing, at a tenth
 
         def __call__(self: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it is that
-            if is_tracing() or getattr(local, "root", None) is not None:
+            if is_tracing() or getattr(local, "root", None) is not None or jit_state():
                 return native(self, *args, **kwargs)
             return call_root(self, args, kwargs)
 

@@ -116,6 +116,11 @@ class Graph:
             self._loose = root_of_inputs(args)
         return self._loose
 
+    @property
+    def random(self) -> bool:
+        """Whether running the graph may draw random numbers."""
+        return self._remote is None or self._remote.random
+
     def differentiable(self) -> list[bool]:
         """For each output, whether gradients flow through it."""
         return [grad for _, grad in self._outputs]
@@ -152,7 +157,7 @@ class _Answered(torch.autograd.Function):
         ctx.graph = graph
         ctx.tensors = [isinstance(value, torch.Tensor) for value in args]
         ctx.others = [None if isinstance(value, torch.Tensor) else value for value in args]
-        ctx.rng = torch.default_generator.get_state()
+        ctx.rng = torch.default_generator.get_state() if graph.random else None
         ctx.state = CallState()
         ctx.save_for_backward(*(value for value in args if isinstance(value, torch.Tensor)))
         outputs = graph.answer(args)
@@ -203,8 +208,10 @@ def _inputs_again(ctx: Any, *, detached: bool) -> list[Any]:
     return args
 
 
-def _with_state(state: torch.Tensor, run: Callable[[], list[Any]]) -> list[Any]:
+def _with_state(state: torch.Tensor | None, run: Callable[[], list[Any]]) -> list[Any]:
     """The same random numbers as in the forward, and none taken from what comes after."""
+    if state is None:
+        return run()
     now = torch.default_generator.get_state()
     torch.default_generator.set_state(state)
     try:

@@ -1,5 +1,6 @@
 """Parameters and modules: a parameter changes its class in place when its data moves."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ def install() -> None:
     for kind in (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer):
         replace(kind, "__new__", _new_uninitialized)
     replace(torch.nn.RNNBase, "flatten_parameters", _nothing)
+    replace(torch.utils, "swap_tensors", _swap)
 
 
 def _set_data(self: Tensor, value: Tensor) -> None:
@@ -94,3 +96,37 @@ def _nothing(native: Callable[..., None]) -> Callable[..., None]:
         """Nothing to do: the worker arranges its own copy."""
 
     return flatten_parameters
+
+
+def _swap(native: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor, Tensor], None]:
+    def swap_tensors(t1: Tensor, t2: Tensor) -> None:
+        """As PyTorch's, also for parameters that a captured graph's guards refer to weakly."""
+        referred = weakref.getweakrefs(t1) or weakref.getweakrefs(t2)
+        if not referred or not {type(t1), type(t2)} & {CudaTensor, CudaParameter}:
+            native(t1, t2)
+            return
+        if not (t1.is_leaf and t2.is_leaf):
+            raise RuntimeError("cannot swap handles that have a history while graphs refer to them")
+        first, second = (_contents(t1), _contents(t2))
+        _fill(t1, second)
+        _fill(t2, first)
+
+    return swap_tensors
+
+
+def _contents(tensor: Tensor) -> tuple[Any, ...]:
+    with torch.no_grad():
+        data = tensor.detach()
+    return type(tensor), data, tensor.requires_grad, tensor.grad, dict(vars(tensor))
+
+
+def _fill(tensor: Tensor, contents: tuple[Any, ...]) -> None:
+    kind, data, wants_gradient, gradient, attributes = contents
+    tensor.grad = None
+    tensor.requires_grad_(False)
+    tensor.data = data
+    object.__setattr__(tensor, "__class__", kind)
+    tensor.requires_grad_(wants_gradient)
+    tensor.grad = gradient
+    vars(tensor).clear()
+    vars(tensor).update(attributes)

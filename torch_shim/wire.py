@@ -64,7 +64,8 @@ class Wire:
         try:
             if descriptors:
                 sent = socket.send_fds(self.socket, [head], list(descriptors))
-                self.socket.sendall(memoryview(head)[sent:])
+                if sent < len(head):
+                    self.socket.sendall(memoryview(head)[sent:])
             else:
                 self.socket.sendall(head)
             for part in body:

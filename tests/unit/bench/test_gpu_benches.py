@@ -1,0 +1,74 @@
+"""The benches for a real GPU on an emulated one: whether they measure, not what."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+LINEAR_BYTES = (4 * 4 + 4) * 4
+
+
+def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}  # noqa: TID251 - for a child
+    program = [sys.executable, "-m", f"bench.{name}", *arguments]
+    return subprocess.run(
+        program, cwd=ROOT, env=environment, text=True, capture_output=True, check=False
+    )
+
+
+def kept(name: str, folder: Path, *arguments: str) -> Any:
+    found = run(name, "--devices", "cpu:1", "--output", str(folder), *arguments)
+    assert found.returncode == 0, found.stderr
+    (path,) = folder.iterdir()
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", ["gpu_resident", "gpu_latency"])
+def test_bench_refuses_in_one_line_when_there_is_no_such_gpu(name: str, tmp_path: Path) -> None:
+    found = run(name, "--devices", "cuda:99", "--output", str(tmp_path))
+
+    assert found.returncode == 1
+    (line,) = found.stderr.splitlines()
+    assert line.startswith(f"bench.{name}: ")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_resident_bench_counts_models_when_all_fit(tmp_path: Path) -> None:
+    found = kept("gpu_resident", tmp_path, "--models", "linear", "pixels")
+
+    assert found["emulated"] is True
+    assert found["resident"] == found["of"] == 2
+    first, second = found["models"]
+    assert (first["model"], second["model"]) == ("linear", "pixels")
+    assert first["weights_bytes"] == LINEAR_BYTES
+    assert first["worker"] != second["worker"]
+
+
+@pytest.mark.slow
+def test_resident_bench_stops_when_a_model_must_leave(tmp_path: Path) -> None:
+    models = ("linear", "pixels", "squeezenet1_1")
+    found = kept("gpu_resident", tmp_path, "--gpu-memory", "70MiB", "--models", *models)
+
+    assert found["resident"] < found["of"] == 3
+
+
+@pytest.mark.slow
+def test_latency_bench_measures_calls_and_loads_when_emulated(tmp_path: Path) -> None:
+    found = kept("gpu_latency", tmp_path, "--models", "linear", "--rounds", "1")
+
+    assert [(row["batch"], row["how"]) for row in found["warm"]] == [
+        (1, "call"),
+        (1, "whole"),
+        (32, "call"),
+        (32, "whole"),
+    ]
+    assert all(row["ratio"] > 0 for row in found["warm"])
+    (first,) = found["first_answers"]
+    assert first["weights_bytes"] == LINEAR_BYTES
+    assert first["first_s"] > first["load_s"] > 0
