@@ -1,4 +1,4 @@
-"""`python -m bench.gpu_resident`: how many of the 22 models a GPU holds at once, and their bytes."""
+"""`python -m bench.gpu_resident`: how many of the 22 models a GPU holds, and their bytes."""
 
 import sys
 from typing import Any

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from bench.report import Report
 from bench.shim_calls import calls
 from bench.shim_loads import loads, switches
-from bench.shim_node import Environment, load_average
+from bench.shim_node import Environment, Failed, load_average
 from bench.shim_rows import Rounds, Row, keep_rows, say_rows
 from bench.shim_starts import imports, starts
 
@@ -40,15 +40,20 @@ def main() -> int:
         "so is what they are compared by."
     )
     rows: list[Row] = []
+    failed = False
     for name, part in parts.items():
         if not options.only or name in options.only:
-            rows += say_rows(report, name, part())
+            try:
+                say_rows(report, name, part(), rows)
+            except Failed as error:
+                failed = True
+                report.say(f"\nNot measured: {error}.")
     report.say(f"\nLoad average after: {load_average()}.")
     if options.full:
         markdown = report.keep("shim")
         facts: dict[str, object] = {"torch": version("torch"), "load_average": before}
         print(f"\n{markdown}\n{keep_rows(facts, rows, markdown)}")
-    return 0
+    return int(failed)
 
 
 def _parts(environment: Environment, *, full: bool) -> dict[str, Part]:

@@ -142,7 +142,7 @@ class Node:
             self._ready.set()
 
     async def _make(self, observer: Observer, devices: Sequence[Device]) -> Runtime:
-        self._runtime = ProcessRuntime(observer, [device.torch_device for device in devices])
+        self._runtime = ProcessRuntime(observer, [device.worker_device for device in devices])
         await self._runtime.start()
         return self._runtime
 

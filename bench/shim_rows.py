@@ -123,14 +123,12 @@ def compared(
     return row
 
 
-def say_rows(report: Report, title: str, rows: Iterable[Row]) -> list[Row]:
-    """A table, each line as soon as it is measured."""
+def say_rows(report: Report, title: str, rows: Iterable[Row], found: list[Row]) -> None:
+    """A table, each line as soon as it is measured; the rows are appended to those found."""
     report.say(f"\n## {title}\n\n{HEAD}")
-    found = []
     for row in rows:
         report.say(row.line())
         found.append(row)
-    return found
 
 
 def keep_rows(facts: dict[str, object], rows: Iterable[Row], markdown: Path) -> Path:

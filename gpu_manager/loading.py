@@ -159,7 +159,7 @@ class Loader:
             model=model.id,
             tenant=model.tenant,
             gpu=gpu.id,
-            device=gpu.device.torch_device,
+            device=gpu.device.worker_device,
             digest=model.digest,
             table=model.table.storages,
             total_bytes=model.table.total_bytes,

@@ -58,6 +58,6 @@ async def embedded_node(
 
 async def _processes(observer: Observer, devices: Sequence[Device]) -> Runtime:
     """A process for each model."""
-    runtime = ProcessRuntime(observer, [device.torch_device for device in devices])
+    runtime = ProcessRuntime(observer, [device.worker_device for device in devices])
     await runtime.start()
     return runtime

@@ -49,7 +49,7 @@ class Calls:
         jit_state = torch._C._get_tracing_state  # noqa: SLF001 - torch.jit.is_tracing, at a tenth
 
         def __call__(self: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it is that
-            if is_tracing() or getattr(local, "root", None) is not None or jit_state():
+            if is_tracing() or getattr(local, "root", None) is not None or jit_state() is not None:
                 return native(self, *args, **kwargs)
             return call_root(self, args, kwargs)
 
@@ -188,4 +188,11 @@ def install(settings: ShimSettings) -> None:
 
 def _operators_of(module: torch.jit.ScriptModule) -> int:
     graph = getattr(module, "inlined_graph", None)
-    return sum("aten::" in node.kind() for node in graph.nodes()) if graph is not None else 0
+    return _operators_in(graph) if graph is not None else 0
+
+
+def _operators_in(block: Any) -> int:
+    return sum(
+        node.kind().startswith("aten::") + sum(map(_operators_in, node.blocks()))
+        for node in block.nodes()
+    )

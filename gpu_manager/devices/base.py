@@ -50,13 +50,8 @@ class Device(Protocol):
         ...
 
     @property
-    def torch_device(self) -> str:
-        """How torch calls it in a process that was given `environment`."""
-        ...
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """What a worker's environment needs before CUDA is first touched there."""
+    def worker_device(self) -> str:
+        """What a worker is told: `cpu`, or `cuda:` and the UUID of the one GPU it is to see."""
         ...
 
     def used_bytes(self) -> int | None:

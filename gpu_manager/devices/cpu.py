@@ -1,8 +1,7 @@
 """Emulated GPUs: models run on the CPU, each GPU is a budget of bytes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 
 from cache_manager.model import GpuId, NodeId
 from gpu_manager.devices.base import HealthEvent
@@ -10,7 +9,6 @@ from gpu_manager.host_memory import available_bytes
 
 _LEAST_BYTES = 256 << 20
 # Workers of emulated GPUs must not touch a real one.
-_NO_CUDA: Mapping[str, str] = MappingProxyType({"CUDA_VISIBLE_DEVICES": ""})
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +20,7 @@ class CpuDevice:
     kind: str = "cpu"
     name: str = "emulated GPU"
     gpu_type: str = "emulated"
-    torch_device: str = "cpu"
-    environment: Mapping[str, str] = field(default_factory=lambda: _NO_CUDA)
+    worker_device: str = "cpu"
 
     @property
     def device_bytes(self) -> int:

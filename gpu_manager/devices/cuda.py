@@ -34,7 +34,6 @@ class CudaDevice:
     watch: HealthWatch
     instance: int | None = None  # of a MIG slice
     kind: str = "cuda"
-    torch_device: str = "cuda:0"
 
     @property
     def gpu_type(self) -> str:
@@ -42,9 +41,9 @@ class CudaDevice:
         return "-".join(word for word in self.name.lower().split() if word != "nvidia")
 
     @property
-    def environment(self) -> Mapping[str, str]:
-        """Shows a process this GPU and no other."""
-        return {"CUDA_VISIBLE_DEVICES": self.uuid}
+    def worker_device(self) -> str:
+        """By UUID: numbers depend on the order in which CUDA counts."""
+        return f"cuda:{self.uuid}"
 
     def used_bytes(self) -> int | None:
         """What everybody uses of it now, without what the driver keeps for itself."""

@@ -79,8 +79,9 @@ class _Worker:
                 handlers[type(order)](order)
 
     def _warm(self, order: orders.Warm) -> None:
-        if order.device != "cpu":
-            self._device = CudaDevice(order.device)
+        if order.device != "cpu":  # CUDA reads the variable when it is first touched, just below
+            os.environ["CUDA_VISIBLE_DEVICES"] = order.device.removeprefix("cuda:")  # noqa: TID251 - this process's own
+            self._device = CudaDevice("cuda:0")
         self._device.warm()
         table = self._table = OperatorTable(self._device.device)
         self._executor = Executor(self._device, table, self._leases, self._relief.ask)

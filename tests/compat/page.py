@@ -103,5 +103,5 @@ def _troubles(reports: Sequence[Report]) -> Iterator[str]:
     if said:
         yield from ("", "## What refusals and failures said", "")
     for report in said:
-        words = [line.replace("`", "'").strip() for line in report.found[:3]]
-        yield f"- `{report.entry.name}`: {'; '.join(words)}"
+        words = report.found[0].replace("`", "'").replace("gpufaas: ", "")
+        yield f"- `{report.entry.name}`: {words}"

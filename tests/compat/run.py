@@ -152,5 +152,7 @@ def _run(command: Sequence[str], settings: Settings) -> Run:
 
 
 def _last_words(run: Run) -> tuple[str, ...]:
-    lines = [line for line in run.errors.splitlines() if line.strip() and not line.startswith("{")]
-    return (f"exit status {run.status}", *lines[-3:])
+    """The exit status and the end of what it wrote on standard error, the last line first."""
+    lines = [line.strip() for line in run.errors.splitlines() if not line.startswith("{")]
+    said = [line for line in lines if line and not line.startswith("gpufaas: WARNING")]
+    return (*said[:-4:-1], f"exit status {run.status}")

@@ -52,10 +52,11 @@ def test_resident_bench_counts_models_when_all_fit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_resident_bench_stops_when_a_model_must_leave(tmp_path: Path) -> None:
-    models = ("linear", "pixels", "squeezenet1_1")
-    found = kept("gpu_resident", tmp_path, "--gpu-memory", "70MiB", "--models", *models)
+    models = ("resnet18", "squeezenet1_1")
+    found = kept("gpu_resident", tmp_path, "--gpu-memory", "120MiB", "--models", *models)
 
-    assert found["resident"] < found["of"] == 3
+    assert (found["resident"], found["of"]) == (1, 2)
+    assert [entry["model"] for entry in found["models"]] == ["resnet18"]
 
 
 @pytest.mark.slow

@@ -64,8 +64,7 @@ def test_emulated_gpus_are_as_many_and_as_large_as_asked_for() -> None:
         assert ids(devices) == ["n1/cpu:0", "n1/cpu:1", "n1/cpu:2"]
         for device in devices:
             assert (device.memory_bytes, device.device_bytes) == (GIB, GIB)
-            assert (device.kind, device.torch_device) == ("cpu", "cpu")
-            assert device.environment == {"CUDA_VISIBLE_DEVICES": ""}
+            assert (device.kind, device.worker_device) == ("cpu", "cpu")
             assert device.used_bytes() is None
             assert device.utilisation() is None
             assert device.health() == ()
@@ -89,8 +88,7 @@ def test_auto_takes_every_gpu_that_nvml_finds() -> None:
         first = devices[0]
         assert (first.kind, first.name, first.gpu_type) == ("cuda", "NVIDIA H200", "h200")
         assert first.memory_bytes == first.device_bytes == 139 * GIB
-        assert first.environment == {"CUDA_VISIBLE_DEVICES": "GPU-a"}
-        assert first.torch_device == "cuda:0"
+        assert first.worker_device == "cuda:GPU-a"
         assert first.used_bytes() == 2 * GIB
         assert first.utilisation() == 0.4
 
@@ -113,7 +111,7 @@ def test_slices_are_devices_of_their_own_when_a_gpu_is_partitioned() -> None:
         first = devices[0]
         assert first.gpu_type == "h200-mig-1g.18gb"
         assert first.memory_bytes == 17 * GIB
-        assert first.environment == {"CUDA_VISIBLE_DEVICES": "MIG-0"}
+        assert first.worker_device == "cuda:MIG-0"
         assert first.utilisation() is None
         assert devices[2].utilisation() == 0.4
 

@@ -23,8 +23,7 @@ class MeasuredDevice:
     gpu_type: str = "measured"
     memory_bytes: int = TOTAL_BYTES
     device_bytes: int = TOTAL_BYTES
-    torch_device: str = "cuda:0"
-    environment: Mapping[str, str] = field(default_factory=dict)
+    worker_device: str = "cuda:GPU-a"
     used: int | None = 0
     by_process: dict[int, int] = field(default_factory=dict)
     events: list[HealthEvent] = field(default_factory=list)
