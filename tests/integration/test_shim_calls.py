@@ -1,0 +1,120 @@
+"""Whole programs under `gpufaas exec`, where something happens to the worker behind them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+# Every process that the manager has started, which is all but the program itself.
+KILL_WORKERS = """
+import os, pathlib, signal
+
+def children(pid):
+    listed = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in listed]
+
+def kill_workers():
+    servers = [child for child in children(os.getppid()) if child != os.getpid()]
+    workers = [worker for server in servers for worker in children(server)]
+    for worker in workers:
+        os.kill(worker, signal.SIGKILL)
+    return len(workers)
+"""
+
+
+def execute(
+    program: str, tmp_path: Path, *options: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """Run a program under exec on one emulated GPU; what came out, and its statistics."""
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    command = [sys.executable, "-m", "gpufaas.cli", "exec", "--devices", "cpu:1", "--stats"]
+    done = subprocess.run(
+        [*command, *options, "--", sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    lines = [line for line in done.stderr.splitlines() if line.startswith('{"')]
+    return done, json.loads(lines[-1])
+
+
+def test_call_is_answered_rightly_when_the_worker_was_killed_before(tmp_path: Path) -> None:
+    program = f"""
+import torch
+{KILL_WORKERS}
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 4).cuda().eval()
+x = torch.ones(1, 4).cuda()
+with torch.no_grad():
+    before = model(x).cpu()
+    assert kill_workers() >= 1
+    after = model(x).cpu()
+assert torch.equal(before, after)
+print("same")
+"""
+    done, counts = execute(program, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr
+    assert counts["graph_calls"] == 2
+    assert counts["loads"] == 2
+
+
+def test_program_gets_torchs_out_of_memory_error_when_a_call_needs_too_much(
+    tmp_path: Path,
+) -> None:
+    program = """
+import torch
+model = torch.nn.Linear(4, 20000).cuda()
+with torch.no_grad():
+    assert model(torch.ones(1, 4).cuda()).shape == (1, 20000)
+    try:
+        model(torch.ones(5000, 4).cuda()).sum()
+    except torch.cuda.OutOfMemoryError as error:
+        print("refused:", str(error).startswith("CUDA out of memory"))
+    assert model(torch.ones(1, 4).cuda()).shape == (1, 20000)
+"""
+    done, counts = execute(program, tmp_path, "--gpu-memory", "160MiB")
+    assert (done.returncode, done.stdout) == (0, "refused: True\n"), done.stderr
+    assert counts["graph_calls"] == 2
+
+
+def test_first_calls_run_locally_when_tracing_goes_on_in_the_background(tmp_path: Path) -> None:
+    program = """
+import time, torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).cuda()
+x = torch.ones(3, 4).cuda()
+answers = []
+with torch.no_grad():
+    for _ in range(300):
+        answers.append(model(x).cpu())
+        time.sleep(0.05)
+assert all(torch.allclose(answers[0], answer) for answer in answers)
+"""
+    done, counts = execute(program, tmp_path, "--tracing", "background")
+    assert done.returncode == 0, done.stderr
+    assert counts["local_calls"]["Dynamo is being imported"] >= 1
+    assert counts["graph_calls"] >= 1
+
+
+def test_every_thread_gets_its_own_answer_when_many_call_one_model(tmp_path: Path) -> None:
+    program = """
+import torch
+from concurrent.futures import ThreadPoolExecutor
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 4).cuda().eval()
+weight, bias = model.weight.detach().cpu(), model.bias.detach().cpu()
+
+def ask(number):
+    x = torch.full((1, 4), float(number))
+    with torch.no_grad():
+        return torch.allclose(model(x.cuda()).cpu(), x @ weight.T + bias, atol=1e-5)
+
+with ThreadPoolExecutor(6) as pool:
+    print(sum(pool.map(ask, range(60))))
+"""
+    done, counts = execute(program, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "60\n"), done.stderr
+    assert counts["graph_calls"] == 60
