@@ -5,8 +5,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,21 +13,17 @@ import pytest
 import torch
 
 from gpu_manager.errors import LoadFailure
-from gpu_manager.pool import PoolSettings
-from gpu_manager.runtime import Emulation, Hosted, LoadOrder, Relief
-from gpu_manager.workers import ProcessRuntime, ProcessSettings
+from gpu_manager.runtime import Emulation, Relief
 from tests.unit.gpu_manager.caller import (
-    DIGEST,
     Caller,
     CallFailed,
-    Reply,
     program,
-    sealed_image,
     step,
     weight,
 )
+from tests.worker_machine import Machine, children_of, until_it_computes
 from torch_shim.errors import ConnectionLost
-from torch_shim.programs import DeviceName, Program, Ref
+from torch_shim.programs import DeviceName, Ref
 
 Answer = TypeVar("Answer")
 
@@ -41,88 +36,6 @@ LONG = program(
 )
 
 
-class Watcher:
-    """Records what the runtime reports, and answers pressure as it was told to."""
-
-    def __init__(self) -> None:
-        self.runs: list[tuple[int, int, float, int]] = []
-        self.deaths: list[tuple[str, str]] = []
-        self.pressures: list[tuple[int, int]] = []
-        self.relief = Relief(0, retry=False)
-
-    def ran(self, hosted: Hosted, lease: int, batch: int, run_s: float, peak_bytes: int) -> None:
-        del hosted
-        self.runs.append((lease, batch, run_s, peak_bytes))
-
-    async def pressure(self, hosted: Hosted, lease: int, need_bytes: int) -> Relief:
-        del hosted
-        self.pressures.append((lease, need_bytes))
-        return self.relief
-
-    def died(self, hosted: Hosted, cause: str) -> None:
-        self.deaths.append((hosted.order.model, cause))
-
-
-class Machine:
-    """A runtime on a loop that runs when it is asked something."""
-
-    def __init__(self) -> None:
-        self.runner = asyncio.Runner()
-        self.watcher = Watcher()
-        settings = ProcessSettings(pool=PoolSettings(refill_delay_s=0.0), load_timeout_s=20)
-        self.runtime = self.run(self._start(settings))
-        self.weights = torch.arange(1 << 20, dtype=torch.float32)
-        self.image, self.table, self.total = sealed_image(self.weights)
-
-    async def _start(self, settings: ProcessSettings) -> ProcessRuntime:
-        runtime = ProcessRuntime(self.watcher, ["cpu"], settings)
-        await runtime.start()
-        return runtime
-
-    def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
-        return self.runner.run(work)
-
-    def call(self, caller: Caller, what: Program, *inputs: Any, **more: Any) -> Reply:
-        """A call during which the loop runs."""
-        return self.run(asyncio.to_thread(caller.call, what, *inputs, **more))
-
-    def load(self, **changes: Any) -> Hosted:
-        order = LoadOrder(
-            model="m",
-            tenant="t",
-            gpu="g0",
-            device="cpu",
-            digest=DIGEST,
-            table=self.table,
-            total_bytes=self.total,
-            image=self.image,
-            limit_bytes=1 << 30,
-        )
-        return self.run(self.runtime.load(replace(order, **changes)))
-
-    def connect(self, hosted: Hosted, session: str = "s") -> Caller:
-        ours, theirs = socket.socketpair()
-
-        async def hand_over() -> None:
-            hosted.channel(session, "f", theirs)
-
-        self.run(hand_over())
-        return Caller(ours)
-
-    def admit(self, hosted: Hosted, lease: int = 7) -> None:
-        async def say() -> None:
-            hosted.admit(lease)
-
-        self.run(say())
-
-    def settle(self) -> None:
-        """Let whatever was reported be read."""
-        self.run(asyncio.sleep(0.05))
-
-    def descriptors(self) -> int:
-        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - counting
-
-
 @pytest.fixture(scope="module")
 def _machine() -> Iterator[Machine]:
     machine = Machine()
@@ -130,7 +43,7 @@ def _machine() -> Iterator[Machine]:
     server = machine.runtime._server.pid  # noqa: SLF001 - to see it gone
     assert server is not None
     machine.run(machine.runtime.close())
-    assert not _children_of(server)
+    assert not children_of(server)
     assert not Path(f"/proc/{server}").exists()
     os.close(machine.image)
     machine.runner.close()
@@ -147,34 +60,9 @@ def machine(_machine: Machine) -> Iterator[Machine]:
     server = _machine.runtime._server.pid  # noqa: SLF001 - as above
     assert server is not None
     deadline = time.monotonic() + 10
-    while len(_children_of(server)) != _machine.runtime.spares["cpu"]:
+    while len(children_of(server)) != _machine.runtime.spares["cpu"]:
         assert time.monotonic() < deadline
         _machine.settle()
-
-
-def _children_of(pid: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                status = (entry / "stat").read_text()
-            except OSError:
-                continue
-            if int(status.rpartition(")")[2].split()[1]) == pid:
-                found.append(int(entry.name))
-    return found
-
-
-async def until_it_computes(hosted: Hosted) -> None:
-    """Wait until the worker has spent a tenth of a second computing."""
-    stat = Path(f"/proc/{hosted.pid}/stat")
-
-    def ticks() -> int:
-        return int(stat.read_text().rpartition(")")[2].split()[11])
-
-    before = ticks()
-    while ticks() < before + os.sysconf("SC_CLK_TCK") // 10:
-        await asyncio.sleep(0.01)
 
 
 def test_model_answers_when_it_was_loaded(machine: Machine) -> None:
