@@ -24,7 +24,9 @@ def main() -> int:
     """The short version, or everything with --full, which is kept in bench/results/."""
     parser = argparse.ArgumentParser(prog="bench.shim", description=__doc__)
     parser.add_argument("--full", action="store_true", help="more rounds and starts; keep it")
-    parser.add_argument("--only", nargs="*", metavar="PART", help="calls, loads, switches, ...")
+    parser.add_argument(
+        "--only", nargs="*", metavar="PART", help="these alone, not kept: calls, loads, ..."
+    )
     options = parser.parse_args()
     # Set before the node starts: workers, functions and native programs have as many threads.
     threads = str(len(os.sched_getaffinity(0)))
@@ -49,7 +51,7 @@ def main() -> int:
                 failed = True
                 report.say(f"\nNot measured: {error}.")
     report.say(f"\nLoad average after: {load_average()}.")
-    if options.full:
+    if options.full and not options.only:
         markdown = report.keep("shim")
         facts: dict[str, object] = {"torch": version("torch"), "load_average": before}
         print(f"\n{markdown}\n{keep_rows(facts, rows, markdown)}")

@@ -25,7 +25,6 @@ from torch_shim.programs import DeviceName, Program, Ref
 
 Answer = TypeVar("Answer")
 
-DOUBLE = program(step("o:mul", Ref(0), 2), output=[Ref(1)])
 # Runs for as long as it is let: some seconds.
 LONG = program(
     step("t:torch.ones", [1200, 1200], device=DeviceName("cuda")),
