@@ -67,7 +67,10 @@ def storage_mark(storage: torch.UntypedStorage) -> Mark | None:
 
 def version_of(tensor: torch.Tensor) -> int:
     """Autograd's count of writes: it sees those that C++ does, but not those through `.data`."""
-    return _version(tensor)
+    try:
+        return _version(tensor)
+    except RuntimeError:  # made in inference mode, which counts nothing
+        return 0
 
 
 def note_write(tensor: torch.Tensor) -> None:

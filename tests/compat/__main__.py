@@ -3,10 +3,12 @@
 # ruff: noqa: T201  a command that talks to a person
 
 import argparse
+import math
 import os
 import platform
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -33,7 +35,9 @@ def main() -> int:
         limit_s=options.limit,
     )
     with tempfile.TemporaryDirectory(prefix="compat-") as folder:
-        reports = _run_all(entries, Path(folder), settings, options.parallel)
+        reports = _run_all(
+            entries, Path(folder), settings, options.parallel, options.within or math.inf
+        )
     print(*summary(reports), sep="\n")
     if options.write is not None:
         options.write.write_text(page(reports, options.tracing, _machine(options)), "utf-8")
@@ -51,31 +55,42 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tracing", default="wait", choices=["wait", "background"])
     parser.add_argument("--parallel", type=int, default=1, help="programs at once (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="of each program (%(default)s)")
+    parser.add_argument("--within", type=float, metavar="S", help="start no more after this time")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for a run")
     return parser
 
 
 def _chosen(words: Sequence[str], *, everything: bool) -> Iterator[Entry]:
-    for entry in ENTRIES if everything or words else QUICK:
-        if not words or any(entry.name.startswith(word) for word in words):
-            yield entry
+    if not words:
+        yield from ENTRIES if everything else QUICK
+    for number, word in enumerate(words):
+        for entry in ENTRIES:
+            if entry.name.startswith(word) and not entry.name.startswith(tuple(words[:number])):
+                yield entry
 
 
 def _run_all(
-    entries: Sequence[Entry], folder: Path, settings: Settings, parallel: int
+    entries: Sequence[Entry], folder: Path, settings: Settings, parallel: int, within_s: float
 ) -> list[Report]:
     """Every entry's report in the order given, each printed as soon as it is there."""
     reports = []
-    run = partial(_run_one, folder=folder, settings=settings)
+    run = partial(_run_one, folder=folder, settings=settings, until_s=time.monotonic() + within_s)
     with ThreadPoolExecutor(parallel) as pool:
-        for report in pool.map(run, enumerate(entries)):
+        for entry, report in zip(entries, pool.map(run, enumerate(entries)), strict=True):
+            if report is None:
+                print(f"{entry.name:<50}not run: the time is over", flush=True)
+                continue
             print(_line(report), flush=True)
             reports.append(report)
     return reports
 
 
-def _run_one(numbered: tuple[int, Entry], folder: Path, settings: Settings) -> Report:
+def _run_one(
+    numbered: tuple[int, Entry], folder: Path, settings: Settings, until_s: float
+) -> Report | None:
     number, entry = numbered
+    if time.monotonic() > until_s:
+        return None
     return run_entry(entry, folder / str(number), settings)
 
 
