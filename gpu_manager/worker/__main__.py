@@ -5,6 +5,7 @@ manager, and the manager's process.
 """
 
 import importlib
+import os
 import sys
 
 from gpu_manager.worker.sandbox import die_with, isolate
@@ -12,4 +13,7 @@ from gpu_manager.worker.sandbox import die_with, isolate
 if __name__ == "__main__":
     die_with(int(sys.argv[2]))
     missing = isolate()  # importing torch starts threads, and then some of it is too late
+    # OpenMP threads that spin at a barrier hold cores which the function, or another worker, needs:
+    # on two shared cores resnet18 ran two to six times slower than with threads that sleep there.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     importlib.import_module("gpu_manager.worker.forkserver").main(int(sys.argv[1]), missing)
