@@ -1,5 +1,6 @@
 """Dynamo in the shim's service: set up once, then one compiled function for each root module."""
 
+import itertools
 import threading
 import types
 import weakref
@@ -22,6 +23,8 @@ from torch_shim.roots import Root, Roots
 from torch_shim.tensors import CudaTensor
 
 ModuleCall = Callable[..., Any]
+
+_numbers = itertools.count(1)
 
 
 class Capture:
@@ -151,7 +154,12 @@ class _Entry:
             return backend(module, examples)
 
         own = types.FunctionType(
-            call_root.__code__.replace(), globals(), "call_root", None, call_root.__closure__
+            # a name of its own too: by it Dynamo remembers which shapes have changed
+            call_root.__code__.replace(co_name=f"call_root_{next(_numbers)}"),
+            globals(),
+            "call_root",
+            None,
+            call_root.__closure__,
         )
         self.traced: ModuleCall = torch.compile(own, backend=note_graph)
         self.whole: ModuleCall = torch.compile(own, backend=note_graph, fullgraph=True)
