@@ -58,9 +58,11 @@ reproduce: setup ## Rerun the thesis's experiments (ARGS goes to gpufaas reprodu
 
 bench: setup ## Measure, in a few minutes at most
 	@$(BIN)/python -m bench $(ARGS)
+	@$(BIN)/python -m bench.shim
 
 bench-full: setup ## Measure everything
 	@$(BIN)/python -m bench --full $(ARGS)
+	@$(BIN)/python -m bench.shim --full
 
 lock: ## Resolve constraints.txt anew from pyproject.toml (needs python3.11, or LOCK_PYTHON)
 	@$(LOCK_PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \

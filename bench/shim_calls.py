@@ -10,7 +10,6 @@ from bench.shim_rows import MS, RATE, RATIO, US, Rounds, Row, alternate, compare
 
 GIB = 1 << 30
 THREADS = (1, 4, 16)
-_MOST_THROUGHPUT_ROUNDS = 3
 
 _LINEAR = Order(LINEAR, calls=500, warm=50)
 _RESNET18 = Order("resnet18", calls=20, warm=2)
@@ -47,7 +46,7 @@ def _costs(native: Child, ours: Child, rounds: Rounds) -> Iterator[Row]:
 
 def _threads(native: Child, ours: Child, rounds: Rounds) -> Iterator[Row]:
     """Calls a second by threads of one function."""
-    rounds = replace(rounds, count=min(rounds.count, _MOST_THROUGHPUT_ROUNDS))
+    rounds = replace(rounds, count=max(1, rounds.count // 2))
     for model in (LINEAR, "resnet18"):
         for count in THREADS:
             order = Order(model, warm=2, threads=count, most_s=rounds.most_s)
@@ -64,7 +63,7 @@ def _two_functions(
 ) -> Iterator[Row]:
     """Two functions on one GPU, against one of them alone; the GPU is lent to one at a time."""
     order = Order("resnet18", warm=2, threads=1, most_s=rounds.most_s)
-    rounds = replace(rounds, count=min(rounds.count, _MOST_THROUGHPUT_ROUNDS))
+    rounds = replace(rounds, count=max(1, rounds.count // 2))
     with child(found.environment(environment, "other", "wait"), shim=True) as other:
         for name, second in (
             ("two functions, the same model", order),

@@ -1,7 +1,9 @@
 """Runs an entry of the catalogue plainly and under `gpufaas exec`, and says what came out."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -136,19 +138,21 @@ def compare_files(
 
 def _run(command: Sequence[str], settings: Settings) -> Run:
     start = time.perf_counter()
-    try:
-        done = subprocess.run(
-            ["env", f"OMP_NUM_THREADS={settings.threads}", *command],
-            capture_output=True,
-            text=True,
-            timeout=settings.limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as late:
-        took_s = time.perf_counter() - start
-        said = (late.stderr or b"").decode(errors="replace")
-        return Run(-1, took_s, "", f"{said}\nstopped after {settings.limit_s:.0f} s")
-    return Run(done.returncode, time.perf_counter() - start, done.stdout, done.stderr)
+    with subprocess.Popen(
+        ["env", f"OMP_NUM_THREADS={settings.threads}", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=settings.limit_s)
+        except subprocess.TimeoutExpired:
+            # The whole session: the program must not outlive the command that started it.
+            os.killpg(process.pid, signal.SIGKILL)
+            output, errors = process.communicate()
+            errors += f"\nstopped after {settings.limit_s:.0f} s"
+    return Run(process.returncode, time.perf_counter() - start, output, errors)
 
 
 def _last_words(run: Run) -> tuple[str, ...]:
