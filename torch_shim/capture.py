@@ -68,6 +68,7 @@ class Capture:
     ) -> Any:
         before = self._roots.graphs_run()
         answer = entry.traced(module, *args, **kwargs)
+        entry.settle(module)
         if entry.graphs == 0 and self._roots.graphs_run() == before:
             entry.stage = Stage.SKIPPED
         return answer
@@ -130,6 +131,7 @@ class Capture:
             with self._roots.tracing(root), state.restored():
                 stage = trace(entry.whole, (module, *args), kwargs, TorchDynamoException)
             entry.stage = Stage.BROKEN if Stage.BROKEN in (stage, entry.stage) else stage
+            entry.settle(module)
             entry.tracing = False
             if stage is Stage.TRACED:
                 self._roots.prepare(root)
@@ -170,6 +172,11 @@ class _Entry:
         self.stage = Stage.NEW
         self.tracing = False
         self.traces = 0
+
+    def settle(self, module: torch.nn.Module) -> None:
+        """A trace is over: what it changed on classes itself, as Dynamo's first does, is known."""
+        if self.graphs != self.watched:
+            self.watched, self.methods = self.graphs, Methods(module)
 
     def is_current(self) -> bool:
         """Whether what was traced is what would be traced now, as far as guards do not tell."""
