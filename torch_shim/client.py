@@ -272,7 +272,7 @@ class Session:
             ends = [self._dial(worker) for worker in fresh]
         opened: dict[str, list[Channel]] = {}
         for worker, end in zip(fresh, ends, strict=True):
-            opened.setdefault(worker, []).append(Channel(Wire(end)))
+            opened.setdefault(worker, []).append(Channel(Wire(end, eager=True)))
         return opened
 
     def _dial(self, worker: str) -> socket.socket:

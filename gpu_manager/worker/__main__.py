@@ -13,7 +13,8 @@ from gpu_manager.worker.sandbox import die_with, isolate
 if __name__ == "__main__":
     die_with(int(sys.argv[2]))
     missing = isolate()  # importing torch starts threads, and then some of it is too late
-    # OpenMP threads that spin at a barrier hold cores which the function, or another worker, needs:
-    # on two shared cores resnet18 ran two to six times slower than with threads that sleep there.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # How long OpenMP threads spin at a barrier before they sleep. For ever (the default comes near)
+    # they hold cores that the function needs: two resnet18s on two cores took 95 ms a call. With
+    # no spinning each took 43, but one alone 47 instead of 26. This many: 75 and 30.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     importlib.import_module("gpu_manager.worker.forkserver").main(int(sys.argv[1]), missing)

@@ -80,7 +80,7 @@ class ChannelServer:
         programs: Programs,
         reports: Reports,
     ) -> None:
-        self._wire = Wire(connection)
+        self._wire = Wire(connection, eager=True)
         self._session = session
         self._executor = executor
         self._leases = leases
