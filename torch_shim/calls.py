@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torch_shim import storages
 from torch_shim.background import Tracer
 from torch_shim.patching import replace
 from torch_shim.report import report
@@ -145,20 +146,24 @@ class Calls:
         return None
 
     def _apply(self, native: Callable[..., Any]) -> Callable[..., Any]:
-        """Remembers which modules were moved as a whole."""
+        """Remembers which modules were moved as a whole, and lays out their weights."""
         local = threading.local()
 
         def apply(module: Module, *args: Any, **kwargs: Any) -> Any:
             if getattr(local, "inside", False):
                 return native(module, *args, **kwargs)
             local.inside = True
+            since = storages.new_key()
             try:
-                return native(module, *args, **kwargs)
+                moved = native(module, *args, **kwargs)
             finally:
                 local.inside = False
-                if _on_gpu(module) and not any(r() is module for r in self._moved):
+            if _on_gpu(module):
+                if not any(r() is module for r in self._moved):
                     self._moved = [r for r in self._moved if r() is not None]
                     self._moved.append(weakref.ref(module))
+                self._roots.settle(module, since)
+            return moved
 
         return apply
 

@@ -10,6 +10,7 @@ import torch
 
 from torch_shim.background import Abandoned
 from torch_shim.client import Session
+from torch_shim.image_memory import ImageMemories
 from torch_shim.weights import Model, Weights
 
 
@@ -33,11 +34,16 @@ def root_of_module(module: torch.nn.Module) -> Root:
     def tensors() -> Iterator[torch.Tensor]:
         alive = found()
         assert alive is not None, "a module that is being called is alive"
-        for part in alive.modules():
-            yield from (value for value in part._parameters.values() if value is not None)  # noqa: SLF001 - parameters() drops tied ones slowly
-            yield from (value for value in part._buffers.values() if value is not None)  # noqa: SLF001 - see above
+        return weights_of(alive)
 
     return Root(type(module).__name__, tensors)
+
+
+def weights_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """The weights and buffers under a module in the order of its image; tied ones come again."""
+    for part in module.modules():
+        yield from (value for value in part._parameters.values() if value is not None)  # noqa: SLF001 - parameters() drops tied ones slowly
+        yield from (value for value in part._buffers.values() if value is not None)  # noqa: SLF001 - see above
 
 
 def root_of_inputs(values: Iterable[Any]) -> Root:
@@ -58,8 +64,14 @@ class Roots:
         self._credential = credential or ""
         self._session: Session | None = None
         self._lock = threading.Lock()
-        self._weights = Weights()
+        self._memories = ImageMemories()
+        self._weights = Weights(self._memories)
         self.local = threading.local()
+
+    def settle(self, module: torch.nn.Module, since: int) -> None:
+        """Weights were moved to the GPU after the mark `since`: lay them out for the node."""
+        if self._address is not None:
+            self._memories.settle(weights_of(module), since)
 
     @property
     def current(self) -> Root | None:
@@ -129,7 +141,7 @@ class Roots:
             self._session.close_copies()
         self._session = None
         self._lock = threading.Lock()
-        self._weights = Weights()
+        self._weights = Weights(self._memories)
         self.local = threading.local()
 
     def _build(self, root: Root, session: Session) -> Model | None:

@@ -60,6 +60,11 @@ def mark_storage(storage: torch.UntypedStorage, key: int = 0) -> Mark:
     return mark
 
 
+def adopt_mark(storage: torch.UntypedStorage, mark: Mark) -> None:
+    """Let a storage that takes another one's place have its mark."""
+    storage.__dict__[_MARK] = mark
+
+
 def storage_mark(storage: torch.UntypedStorage) -> Mark | None:
     """The mark of a storage, if it has one."""
     return storage.__dict__.get(_MARK)

@@ -22,12 +22,12 @@ from torch_shim.digests import (
     possession_proof,
 )
 from torch_shim.errors import RemoteFailure
+from torch_shim.image_memory import MEMORY_NAME, SEALS, ImageMemories
 from torch_shim.protocol import Failure, Kind
 from torch_shim.tensors import CudaTensor, NoTorchFunction
 
 log = logging.getLogger("gpufaas")
 
-_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _CHUNK_BYTES = 16 << 20
 
 
@@ -38,6 +38,9 @@ class Place(NamedTuple):
     size_bytes: int
     epoch: int
     version: int
+
+
+_Found = tuple[storages.Mark, torch.UntypedStorage, int]
 
 
 class Model:
@@ -62,7 +65,8 @@ class Model:
 class Weights:
     """Makes the images of this process's models and brings them to the node, each once."""
 
-    def __init__(self) -> None:
+    def __init__(self, memories: ImageMemories) -> None:
+        self._memories = memories
         self._lock = threading.Lock()
         self._accepted: dict[str, str] = {}
 
@@ -74,7 +78,7 @@ class Weights:
             return None
         with self._lock:
             epochs = [mark.epoch for mark, _, _ in found]
-            descriptor = _image([storage for _, storage, _ in found], table)
+            descriptor = self._image(found, table)
             try:
                 parts = parts_of(descriptor, table)
                 digest = image_digest(parts)
@@ -91,10 +95,18 @@ class Weights:
         }
         return Model(digest, table, places)
 
+    def _image(self, found: list[_Found], table: ImageTable) -> int:
+        """A sealed memfd with this content: the weights' own memory where that is one."""
+        memory = self._memories.find([storage for _, storage, _ in found])
+        if memory is not None:
+            now = tuple((mark.epoch, version) for mark, _, version in found)
+            memory.seal()
+            if memory.sealed == now:
+                return os.dup(memory.descriptor)
+        return _image([storage for _, storage, _ in found], table)
 
-def _storages(
-    tensors: Iterable[torch.Tensor],
-) -> Iterator[tuple[storages.Mark, torch.UntypedStorage, int]]:
+
+def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[_Found]:
     """Every storage of CUDA weights, once, with the version of a tensor over it."""
     seen: set[int] = set()
     for tensor in tensors:
@@ -108,7 +120,7 @@ def _storages(
 
 def _image(found: list[torch.UntypedStorage], table: ImageTable) -> int:
     """A sealed memfd that holds these storages; nobody can change it any more."""
-    descriptor = os.memfd_create("gpufaas-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, table.total_bytes)
         memory = mmap.mmap(descriptor, table.total_bytes)
@@ -117,7 +129,7 @@ def _image(found: list[torch.UntypedStorage], table: ImageTable) -> int:
                 source = tensor_over(storage, torch.uint8, 0, (size,), (1,))
                 flat(memory, torch.uint8, offset, size).copy_(source)
         memory.close()
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
     except BaseException:
         os.close(descriptor)
         raise

@@ -118,3 +118,36 @@ with ThreadPoolExecutor(6) as pool:
     done, counts = execute(program, tmp_path)
     assert (done.returncode, done.stdout) == (0, "60\n"), done.stderr
     assert counts["graph_calls"] == 60
+
+
+def test_weights_are_one_copy_with_the_node_until_they_are_written_to(tmp_path: Path) -> None:
+    program = """
+import re
+import torch
+
+def resident_kib():
+    found, inside = 0, False
+    for line in open("/proc/self/smaps"):
+        if re.match("[0-9a-f]+-", line):
+            inside = "gpufaas-image" in line
+        elif inside and line.startswith("Private"):
+            found += int(line.split()[1])
+    return found
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).eval().cuda()
+x = torch.ones(1, 1024).cuda()
+with torch.no_grad():
+    model(x)
+    before = resident_kib()
+    model[3].weight.mul_(2)
+    model[3].bias.mul_(2)
+    written = resident_kib()
+    doubled = model(x).cpu()
+    model.load_state_dict({name: value.cpu() for name, value in model.state_dict().items()})
+    again = model(x).cpu()
+print(before < 100, 4000 < written < 5000, torch.equal(doubled, again))
+"""
+    done, counts = execute(program, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "True True True\n"), done.stderr
+    assert counts["graph_calls"] == 3
