@@ -3,6 +3,7 @@
 Weights that `.cuda()` has just made are moved into a memfd that only this process can write to.
 When the node is to have them, the mapping becomes a private one, in place, and the memfd is sealed:
 the node and its workers map the same pages, and what is written here later has pages of its own.
+Where the node has the same content already, its pages are mapped instead.
 """
 
 import ctypes
@@ -28,6 +29,7 @@ _LEAST_BYTES = 1 << 20  # below that, a descriptor and a mapping cost more than 
 _set = torch._C.TensorBase.set_  # noqa: SLF001 - the one that is not ours
 _use_count = torch._C._storage_Use_Count  # noqa: SLF001 - tells whether a view exists
 _MAP_FIXED = 0x10
+_PIECE_BYTES = 1 << 20
 _FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -90,20 +92,43 @@ class ImageMemory(mmap.mmap):
         places = [(storage.data_ptr() - self.address, storage.nbytes()) for storage in found]
         return places == list(self.table.storages)
 
-    def seal(self) -> None:
-        """Let nobody change the memfd any more; writes from here go to pages of our own."""
+    def contents(self) -> tuple[Content, ...]:
+        """What tells whether anything here was written to."""
+        return tuple(map(_content, self._tensors))
+
+    def seal(self, copy: int | None = None) -> None:
+        """Let nobody change the memfd any more; writes from here go to pages of our own.
+
+        With the descriptor of a sealed `copy`, its pages take the place of the memfd's.
+        """
         with self._lock:
             if self.sealed is not None:
                 return
-            contents = tuple(map(_content, self._tensors))
-            size, kind = self.table.total_bytes, mmap.MAP_PRIVATE | _MAP_FIXED
-            access = mmap.PROT_READ | mmap.PROT_WRITE
-            found = _libc.mmap(self.address, size, access, kind, self.descriptor, 0)
-            if found in (None, _FAILED):
-                number = ctypes.get_errno()
-                raise OSError(number, f"remapping weights: {os.strerror(number)}")
+            contents = self.contents()
+            self._map_privately(self.descriptor if copy is None else copy)
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
+            if copy is not None:
+                self._keep_late_writes(copy)
+                os.dup2(copy, self.descriptor, inheritable=False)
             self.sealed = contents
+
+    def _map_privately(self, descriptor: int) -> None:
+        """Put a private mapping in this one's place, whoever is reading here meanwhile."""
+        size, kind = self.table.total_bytes, mmap.MAP_PRIVATE | _MAP_FIXED
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        found = _libc.mmap(self.address, size, access, kind, descriptor, 0)
+        if found in (None, _FAILED):
+            number = ctypes.get_errno()
+            raise OSError(number, f"remapping weights: {os.strerror(number)}")
+
+    def _keep_late_writes(self, copy: int) -> None:
+        """What was written after the copy was compared went to the memfd: bring it over."""
+        size = self.table.total_bytes
+        with _read_only(self.descriptor, size) as ours, _read_only(copy, size) as theirs:
+            for start in range(0, size, _PIECE_BYTES):
+                stop = min(start + _PIECE_BYTES, size)
+                if ours[start:stop] != theirs[start:stop]:
+                    self[start:stop] = ours[start:stop]
 
 
 class ImageMemories:
@@ -136,6 +161,10 @@ class ImageMemories:
         """A child that wrote to shared pages would write to its parent's weights."""
         for memory in list(self._alive):
             memory.seal()
+
+
+def _read_only(descriptor: int, size: int) -> mmap.mmap:
+    return mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
 
 
 def _content(entry: tuple[storages.Mark, weakref.ref[torch.Tensor]]) -> Content:

@@ -22,7 +22,7 @@ from torch_shim.digests import (
     possession_proof,
 )
 from torch_shim.errors import RemoteFailure
-from torch_shim.image_memory import MEMORY_NAME, SEALS, ImageMemories
+from torch_shim.image_memory import MEMORY_NAME, SEALS, ImageMemories, ImageMemory
 from torch_shim.protocol import Failure, Kind
 from torch_shim.tensors import CudaTensor, NoTorchFunction
 
@@ -78,15 +78,7 @@ class Weights:
             return None
         with self._lock:
             epochs = [mark.epoch for mark, _, _ in found]
-            descriptor = self._image(found, table)
-            try:
-                parts = parts_of(descriptor, table)
-                digest = image_digest(parts)
-                if self._accepted.get(digest) != session.name:
-                    _deliver(descriptor, parts, table, digest, session)
-                    self._accepted[digest] = session.name
-            finally:
-                os.close(descriptor)
+            digest = self._brought(found, table, session)
         places = {
             mark.key: Place(offset, size, epoch, version)
             for (mark, _, version), (offset, size), epoch in zip(
@@ -95,15 +87,64 @@ class Weights:
         }
         return Model(digest, table, places)
 
-    def _image(self, found: list[_Found], table: ImageTable) -> int:
-        """A sealed memfd with this content: the weights' own memory where that is one."""
+    def _brought(self, found: list[_Found], table: ImageTable, session: Session) -> str:
+        """Have the node hold this content; the digest that names it there."""
         memory = self._memories.find([storage for _, storage, _ in found])
-        if memory is not None:
-            now = tuple((mark.epoch, version) for mark, _, version in found)
+        hashed = None
+        if memory is not None and memory.sealed is None:
+            hashed = self._settle(memory, session)
+            if self._accepted.get(hashed) == session.name:
+                return hashed
+        now = tuple((mark.epoch, version) for mark, _, version in found)
+        if memory is not None and memory.sealed == now:
+            return self._deliver(memory.descriptor, table, session, hashed)
+        descriptor = _image([storage for _, storage, _ in found], table)
+        try:
+            return self._deliver(descriptor, table, session)
+        finally:
+            os.close(descriptor)
+
+    def _settle(self, memory: ImageMemory, session: Session) -> str:
+        """Take the node's pages for our own where it has this content; else only seal ours.
+
+        The digest is that of the content before the seal.
+        """
+        parts = parts_of(memory.descriptor, memory.table)
+        digest = image_digest(parts)
+        copy = None
+        if self._accepted.get(digest) != session.name:
+            copy = _prove(parts, memory.table, digest, session)
+        if copy is None:
             memory.seal()
-            if memory.sealed == now:
-                return os.dup(memory.descriptor)
-        return _image([storage for _, storage, _ in found], table)
+            return digest
+        try:
+            memory.seal(copy if session.control.wire.local else None)
+        finally:
+            if copy >= 0:
+                os.close(copy)
+        self._accepted[digest] = session.name
+        return digest
+
+    def _deliver(
+        self, descriptor: int, table: ImageTable, session: Session, hashed: str | None = None
+    ) -> str:
+        """Prove to the node that we have what is in a sealed memfd, or send it."""
+        parts = parts_of(descriptor, table)
+        digest = hashed or image_digest(parts)
+        if self._accepted.get(digest) != session.name:
+            copy = _prove(parts, table, digest, session)
+            if copy is None:
+                try:
+                    _upload(descriptor, table, digest, session)
+                except RemoteFailure as failure:
+                    if hashed is None or failure.failure != Failure.WEIGHTS:
+                        raise
+                    # Somebody wrote between the hash and the seal, and is not done counting it.
+                    return self._deliver(descriptor, table, session)
+            elif copy >= 0:
+                os.close(copy)
+            self._accepted[digest] = session.name
+        return digest
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[_Found]:
@@ -136,25 +177,29 @@ def _image(found: list[torch.UntypedStorage], table: ImageTable) -> int:
     return descriptor
 
 
-def _deliver(
-    descriptor: int, parts: list[FilePart], table: ImageTable, digest: str, session: Session
-) -> None:
-    """Have the node hold the image: proved where it has one, uploaded else."""
+def _fields(table: ImageTable, digest: str) -> dict[str, Any]:
+    rows = [list(entry) for entry in table.storages]
+    return {"digest": digest, "table": rows, "total": table.total_bytes}
+
+
+def _prove(parts: list[FilePart], table: ImageTable, digest: str, session: Session) -> int | None:
+    """Prove that we have what the node has: its descriptor, -1 from afar; None if it has it not."""
     control = session.control
-    fields: dict[str, Any] = {"digest": digest, "table": [list(entry) for entry in table.storages]}
-    fields |= {"total": table.total_bytes}
-    if control.ask(Kind.OFFER, fields).fields["have"]:
-        proof = possession_proof(parts, control.welcome["nonce"])
-        try:
-            answer = control.ask(Kind.PROVE, {"digest": digest, "proof": proof})
-        except RemoteFailure as failure:
-            if failure.failure != Failure.WEIGHTS:
-                raise
-            log.info("the node's copy of the weights is gone again: %s", failure)
-        else:
-            for copy in answer.descriptors:
-                os.close(copy)
-            return
+    if not control.ask(Kind.OFFER, _fields(table, digest)).fields["have"]:
+        return None
+    proof = possession_proof(parts, control.welcome["nonce"])
+    try:
+        answer = control.ask(Kind.PROVE, {"digest": digest, "proof": proof})
+    except RemoteFailure as failure:
+        if failure.failure != Failure.WEIGHTS:
+            raise
+        log.info("the node's copy of the weights is gone again: %s", failure)
+        return None
+    return answer.descriptors[0] if answer.descriptors else -1
+
+
+def _upload(descriptor: int, table: ImageTable, digest: str, session: Session) -> None:
+    control, fields = session.control, _fields(table, digest)
     if control.wire.local:
         control.ask(Kind.UPLOAD, fields, descriptors=[descriptor])
         return

@@ -151,3 +151,28 @@ print(before < 100, 4000 < written < 5000, torch.equal(doubled, again))
     done, counts = execute(program, tmp_path)
     assert (done.returncode, done.stdout) == (0, "True True True\n"), done.stderr
     assert counts["graph_calls"] == 3
+
+
+def test_two_processes_with_the_same_weights_map_the_same_memory(tmp_path: Path) -> None:
+    program = """
+import re, subprocess, sys
+import torch
+
+def images():
+    lines = [line.split() for line in open("/proc/self/maps") if "gpufaas-image" in line]
+    return sorted({line[4] for line in lines})
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).eval().cuda()
+with torch.no_grad():
+    total = model(torch.ones(1, 1024).cuda()).sum().item()
+print(images(), total, flush=True)
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, __file__, "again"], check=True)
+"""
+    done, counts = execute(program, tmp_path)
+    assert done.returncode == 0, done.stderr
+    one, other = done.stdout.splitlines()
+    assert one == other
+    assert one.startswith("['")
+    assert (counts["loads"], counts["hits"]) == (1, 1)

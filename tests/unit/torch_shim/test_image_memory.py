@@ -149,3 +149,24 @@ def test_a_childs_writes_do_not_reach_its_parent(shim: Snippet) -> None:
     assert memory.sealed is not None
     assert raw(module[0].weight) == before
     """)
+
+
+def test_pages_are_those_of_a_copy_and_late_writes_stay(shim: Snippet) -> None:
+    shim(f"""{SETUP}
+    from torch_shim.weights import _image
+    module = model()
+    memory = settled(module)
+    found = [storages.storage_of(value) for value in module.parameters()]
+    found += [storages.storage_of(value) for value in module.buffers()]
+    copy = _image(found, memory.table)
+    late = module[1].weight.data
+    late[3].fill_(5)  # after the copy was compared, before its pages are taken over
+    expected = [raw(value) for value in weights(module)]
+    memory.seal(copy)
+    assert [raw(value) for value in weights(module)] == expected
+    assert os.fstat(memory.descriptor).st_ino == os.fstat(copy).st_ino
+    with torch.no_grad():
+        module[0].weight.fill_(6)
+    assert module[0].weight.unique().tolist() == [6.0]
+    assert content(memory)[0] == expected[0]
+    """)
