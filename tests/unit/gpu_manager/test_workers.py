@@ -151,6 +151,21 @@ def test_worker_is_killed_when_a_call_outlives_its_grace(machine: Machine) -> No
     assert "outlived its grace" in cause
 
 
+def test_worker_lives_when_it_is_the_manager_that_was_held_up(machine: Machine) -> None:
+    hosted = machine.load()
+    machine.admit(hosted)
+
+    async def scene() -> None:
+        ending = asyncio.create_task(hosted.end(7, grace_s=0.1))
+        await asyncio.sleep(0)  # the order is on its way
+        time.sleep(0.4)  # nothing runs here meanwhile: that is the point
+        await ending
+
+    machine.run(scene())
+    assert not hosted.closed.done()
+    assert machine.watcher.deaths == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
 @pytest.mark.parametrize("when", ["before a call", "in a call"])
 def test_death_is_reported_when_a_signal_ends_the_worker(
