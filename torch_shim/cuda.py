@@ -206,6 +206,12 @@ def _install_surroundings() -> None:
     for name in ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "init_rank"):
         remedy = "there is one GPU: leave collective operations out"
         set_attribute(torch.cuda.nccl, name, refusing(f"nccl.{name}", remedy))
+    for name in ("start", "stop"):
+        remedy = "profile on the node: the GPU is not in this process"
+        set_attribute(torch.cuda.profiler, name, refusing(f"profiler.{name}", remedy))
+    remedy = "leave it out: the device's allocator is in another process"
+    history = "_record_memory_history"
+    set_attribute(torch.cuda.memory, history, refusing(f"memory.{history}", remedy))
 
 
 _SUPPORTED_DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
@@ -262,6 +268,7 @@ _REFUSED = {
     "caching_allocator_delete": "use torch.empty(..., device='cuda')",
     "cudart": "call nothing below PyTorch",
     "current_blas_handle": "call nothing below PyTorch",
+    "_sleep": "compute something, or use time.sleep",
     "temperature": "ask the node",
     "power_draw": "ask the node",
     "clock_rate": "ask the node",

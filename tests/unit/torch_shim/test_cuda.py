@@ -109,6 +109,9 @@ def test_cuda_raises_when_there_is_no_such_gpu(shim: Snippet, call: str) -> None
         "torch.cuda.cudart()",
         "torch.cuda.MemPool()",
         "torch.cuda.caching_allocator_alloc(10)",
+        "torch.cuda._sleep(10)",
+        "torch.cuda.profiler.start()",
+        "torch.cuda.memory._record_memory_history()",
         "torch.nn.parallel.comm.broadcast(torch.ones(1).cuda(), [0, 0])",
     ],
 )
