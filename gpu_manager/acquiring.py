@@ -7,11 +7,12 @@ from typing import Any
 
 from cache_manager.model import ModelId
 from gpu_manager import fields as read
-from gpu_manager.errors import NoWorker
+from gpu_manager.errors import NoWorker, PlacedElsewhere
 from gpu_manager.fields import Fields
 from gpu_manager.leases import Held, Why
 from gpu_manager.node import Node
 from gpu_manager.ports import Scheduling
+from gpu_manager.presented import PresentedLeases
 from gpu_manager.runtime import Hosted
 from gpu_manager.sessions import Session, fresh_request_id
 from gpu_manager.weight_requests import Library
@@ -32,10 +33,13 @@ class Granted:
 class Acquiring:
     """Gives sessions what the scheduler decides."""
 
-    def __init__(self, node: Node, scheduling: Scheduling, library: Library) -> None:
+    def __init__(
+        self, node: Node, scheduling: Scheduling, library: Library, presented: PresentedLeases
+    ) -> None:
         self._node = node
         self._scheduling = scheduling
         self._library = library
+        self._presented = presented
         self._stopping = False
 
     async def acquire(
@@ -81,14 +85,17 @@ class Acquiring:
     ) -> Granted:
         asked_s = asyncio.get_running_loop().time()
         request = _request(session, fields, models, asked_s)
+        token = read.text_or_none(fields, "token")
         lost = NoWorker(models[0], "its leases ended before they could be used")
         for _ in range(_ATTEMPTS):
-            joined = await self._joined(session, models, known)
+            placement = await self._brought(session, models, token)
+            token = None
+            joined = None if placement is not None else await self._joined(session, models, known)
             if joined is not None:
                 return joined
             if self._stopping:
                 raise Cancelled(request.id, "this GPU manager stops")
-            placement = await self._scheduling.acquire(request)
+            placement = placement or await self._placed(request)
             placed_s = asyncio.get_running_loop().time()
             try:
                 workers = await self._claimed(session, placement)
@@ -98,6 +105,23 @@ class Acquiring:
             ready_s = asyncio.get_running_loop().time()
             return Granted(placement, workers, (placed_s - asked_s, ready_s - placed_s))
         raise lost
+
+    async def _brought(
+        self, session: Session, models: tuple[ModelId, ...], token: str | None
+    ) -> Placement | None:
+        """The lease that the session's caller was given for it, unless it was claimed already."""
+        held = None if token is None else await self._presented.lease(session, token, models)
+        if held is None or held.holder is not None:
+            return None
+        return _placement(held, self._node, hit=bool(self._node.workers_now(held, models)))
+
+    async def _placed(self, request: Request) -> Placement:
+        """A lease on this node, as the scheduler gives it."""
+        placement = await self._scheduling.acquire(request)
+        if placement.node != self._node.name:
+            self._scheduling.release(placement.lease)
+            raise PlacedElsewhere(placement.models[0], placement.node)
+        return placement
 
     async def _joined(
         self, session: Session, models: tuple[ModelId, ...], known: set[str]
@@ -114,7 +138,7 @@ class Acquiring:
             strange = [found for found in workers.values() if found.worker_id not in known]
             await asyncio.gather(*(self._node.sign_of_life(found) for found in strange))
             if self._node.workers_now(held, models) == workers:
-                return Granted(_placement(held, self._node), workers, (0.0, 0.0))
+                return Granted(_placement(held, self._node, hit=True), workers, (0.0, 0.0))
         return None
 
     async def _claimed(self, session: Session, placement: Placement) -> dict[ModelId, Hosted]:
@@ -149,11 +173,9 @@ def _request(
     )
 
 
-def _placement(held: Held, node: Node) -> Placement:
+def _placement(held: Held, node: Node, *, hit: bool) -> Placement:
     estimate = Estimate(0.0, 0.0)
-    return Placement(
-        held.id, held.gpu, node.name, held.slot, held.models, hit=True, estimate=estimate
-    )
+    return Placement(held.id, held.gpu, node.name, held.slot, held.models, hit, estimate)
 
 
 def _open_channel(session: Session, hosted: Hosted) -> socket.socket:

@@ -32,9 +32,9 @@ class Administration:
         """Do what was asked."""
         do = read.text(fields, "do")
         if do == "models":
-            return {"models": [*self._resident(), *self._stored()]}
+            return {"models": [*await self._resident(), *self._stored()]}
         if do == "status":
-            return self._status()
+            return await self._status()
         orders = {
             "evict": self._scheduling.evict,
             "pin": self._scheduling.pin,
@@ -54,17 +54,19 @@ class Administration:
             raise NotAllowed(f"{text!r} may be any of {', '.join(sorted(found))}")
         return found[0]
 
-    def _resident(self) -> Iterator[Row]:
-        status = self._scheduling.status()
+    async def _resident(self) -> list[Row]:
+        status = await self._scheduling.survey()
         pinned = {
             (gpu.id, resident.model)
             for gpu in status.gpus
             for resident in gpu.residents
             if resident.pinned
         }
-        for gpu in self._node.gpus.values():
-            for resident in gpu.by_use():
-                yield self._row(gpu, resident) | {"pinned": (gpu.id, resident.model) in pinned}
+        return [
+            self._row(gpu, resident) | {"pinned": (gpu.id, resident.model) in pinned}
+            for gpu in self._node.gpus.values()
+            for resident in gpu.by_use()
+        ]
 
     def _row(self, gpu: HostGpu, resident: Resident) -> Row:
         model = self._catalogue.get(resident.model)
@@ -101,8 +103,8 @@ class Administration:
                     "pinned": False,
                 }
 
-    def _status(self) -> Row:
-        status, store = self._scheduling.status(), self._store.status()
+    async def _status(self) -> Row:
+        status, store = await self._scheduling.survey(), self._store.status()
         counts = status.counts
         return {
             "node": self._node.name,

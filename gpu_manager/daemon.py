@@ -17,6 +17,7 @@ from gpu_manager.host_memory import available_bytes
 from gpu_manager.ledger import Ledger
 from gpu_manager.node import Node
 from gpu_manager.ports import Scheduling
+from gpu_manager.presented import PresentedLeases
 from gpu_manager.residents import HostGpu
 from gpu_manager.runtime import Observer, Runtime
 from gpu_manager.server import Server
@@ -27,7 +28,7 @@ from gpu_manager.spill import SpillDirectory
 from gpu_manager.watch import Watch
 from gpu_manager.weight_requests import Library
 from gpu_manager.weights import WeightStore
-from scheduler.api import GpuSpec
+from scheduler.api import GpuSpec, LeaseTokens
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,8 @@ class GpuManager:
         self._runtime: Runtime | None = None
         overhead_bytes = max(gpu.ledger.context_bytes for gpu in gpus)
         library = Library(node, self._store, catalogue, scheduling, overhead_bytes)
-        self._acquiring = Acquiring(self.node, scheduling, library)
+        presented = PresentedLeases(self.node, LeaseTokens(secret))
+        self._acquiring = Acquiring(self.node, scheduling, library, presented)
         sessions = Sessions(self._acquiring.ended)
         self.node.lease_ended = sessions.lease_ended
         self._server = Server(
@@ -85,6 +87,8 @@ class GpuManager:
         """Take clients and orders."""
         try:
             self._server.listen(self._settings.listen)
+            listening = tuple(str(address) for address in self._server.addresses)
+            self.node.addresses = self._settings.advertise or listening
             self._runtime = await self._make_runtime(self.node, self.devices)
             self._scheduling.attach(self.node.name, self.node)
             self.node.start(self._runtime, self._scheduling)

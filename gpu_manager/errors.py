@@ -7,6 +7,8 @@ GpuManagerError
 ├── NotAllowed           a client asked for what it has no right to
 ├── UnknownVersion       a client speaks another version of the protocol
 ├── NoWorker             a model's worker is gone, or never came
+├── PlacedElsewhere      a model's lease is on another node, where its function did not connect
+├── NoScheduler          no scheduler could be reached
 ├── LoadFailure          a model could not be brought onto its GPU
 ├── DeviceError
 │   ├── NoDriver         NVML or the NVIDIA driver is missing or does not answer
@@ -130,6 +132,19 @@ class NoWorker(GpuManagerError):
     def __init__(self, model: str, detail: str) -> None:
         self.model = model
         super().__init__(f"the worker of {model}: {detail}")
+
+
+class PlacedElsewhere(GpuManagerError):
+    """The scheduler chose another node, whose manager the function has to ask."""
+
+    def __init__(self, model: str, node: str) -> None:
+        self.model = model
+        self.node = node
+        super().__init__(f"{model} was placed on node {node}: connect there, with its lease")
+
+
+class NoScheduler(GpuManagerError):
+    """No scheduler that leads lets this node in; the text says what each of them said."""
 
 
 class LoadFailure(GpuManagerError):

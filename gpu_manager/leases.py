@@ -14,6 +14,7 @@ from scheduler.api import GpuId, LeaseId, ModelId, SlotId
 SessionKey = NewType("SessionKey", str)
 
 _CALLS_OF_QUIET = 1.5
+_NO_LEASE = LeaseId(0)
 
 
 class Why(StrEnum):
@@ -26,6 +27,7 @@ class Why(StrEnum):
     CONTENDED = "others wait"
     QUIET = "others wait, and it seems to be quiet"
     EXPIRED = "it was held for long"
+    UNCLAIMED = "nobody came for it"
     WORKER_LOST = "its worker is gone"
     GPU_LOST = "its GPU is lost"
     STOPPING = "the GPU manager stops"
@@ -43,7 +45,8 @@ class LeaseTimes:
     and half a call more than its calls take ends at once. It has `first_call_s` to make its first
     call, so that two sessions that both begin slowly cannot take the GPU from each other for ever.
     Nobody wants the answer of a call whose lease was released or whose session is gone: it has
-    `grace_s` or `orphan_s`; other calls in flight have `call_s`.
+    `grace_s` or `orphan_s`; other calls in flight have `call_s`. A lease that no session has come
+    for, as when its caller died with the news of it, ends after `unclaimed_s`.
     """
 
     linger_s: float = 5.0
@@ -54,6 +57,7 @@ class LeaseTimes:
     grace_s: float = 2.0
     orphan_s: float = 1.5
     call_s: float = 120.0
+    unclaimed_s: float = 120.0
 
     def grace(self, why: Why) -> float:
         """Seconds for a call in flight to end before its worker is killed."""
@@ -73,6 +77,7 @@ class Held:
     slot: SlotId
     gpu: GpuId
     models: tuple[ModelId, ...]
+    granted_s: float | None = None  # None: nobody is to come for it
     holder: SessionKey | None = None
     claimed_s: float = 0.0
     used_s: float = 0.0
@@ -90,6 +95,7 @@ class Leases:
 
     times: LeaseTimes
     contended: bool = False
+    latest: LeaseId = _NO_LEASE
     _held: dict[LeaseId, Held] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Held]:
@@ -102,11 +108,22 @@ class Leases:
         """The lease, while it is in force or ending."""
         return self._held.get(lease)
 
-    def grant(self, lease: LeaseId, slot: SlotId, gpu: GpuId, models: tuple[ModelId, ...]) -> bool:
-        """A lease is in force from now on; False if it was already."""
+    def grant(
+        self,
+        lease: LeaseId,
+        slot: SlotId,
+        gpu: GpuId,
+        models: tuple[ModelId, ...],
+        now_s: float | None = None,
+    ) -> bool:
+        """A lease is in force from now on, for somebody to claim if a time is given.
+
+        False if it was already.
+        """
         if lease in self._held:
             return False
-        self._held[lease] = Held(lease, slot, gpu, models)
+        self.latest = max(self.latest, lease)
+        self._held[lease] = Held(lease, slot, gpu, models, now_s)
         return True
 
     def claim(self, held: Held, holder: SessionKey, now_s: float) -> None:
@@ -143,12 +160,13 @@ class Leases:
         return min((self._end_of(held)[0] for held in self._lingering()), default=None)
 
     def _lingering(self) -> list[Held]:
-        found = self._held.values()
-        claimed = [held for held in found if held.holder is not None and held.ending is None]
-        return [held for held in claimed if not held.checking]
+        found = [held for held in self._held.values() if held.ending is None and not held.checking]
+        return [held for held in found if held.holder is not None or held.granted_s is not None]
 
     def _end_of(self, held: Held) -> tuple[float, Why]:
         times = self.times
+        if held.holder is None and held.granted_s is not None:
+            return held.granted_s + times.unclaimed_s, Why.UNCLAIMED
         ends = [
             (held.used_s + times.linger_s, Why.IDLE),
             (held.claimed_s + times.expiry_s, Why.EXPIRED),

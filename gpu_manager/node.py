@@ -13,7 +13,7 @@ from gpu_manager.catalogue import Catalogue
 from gpu_manager.errors import NoWorker
 from gpu_manager.leases import Held, Leases, SessionKey, Why
 from gpu_manager.loading import Loader
-from gpu_manager.residents import HostGpu
+from gpu_manager.residents import Change, HostGpu
 from gpu_manager.runs import RunReports
 from gpu_manager.runtime import Hosted, Relief, Runtime
 from gpu_manager.settings import NodeSettings
@@ -59,6 +59,8 @@ class Node:
         self.gpus = {gpu.id: gpu for gpu in gpus}
         self.leases = Leases(settings.leases)
         self.lease_ended: Callable[[SessionKey, LeaseId], None] = _nobody
+        self.granted = Change()
+        self.addresses: tuple[str, ...] = ()
         self._settings = settings
         self._store = store
         self._catalogue = catalogue
@@ -103,7 +105,11 @@ class Node:
 
     def grant(self, order: Dispatch) -> None:
         """A lease is in force."""
-        self.leases.grant(order.lease, order.slot, order.gpu, order.models)
+        now_s = self._loop.time()
+        self.leases.grant(order.lease, order.slot, order.gpu, order.models, now_s)
+        self.granted.happened()
+        if self._timer is None:
+            self._tick()
 
     def demote(self, order: Demote) -> None:
         """This model leaves this GPU."""
@@ -329,13 +335,19 @@ class Node:
         kept = tuple((model, tier) for model, tier in stored if tier is not Tier.ABSENT)
         return NodeSnapshot(self.name, gpus, kept)
 
+    def truth(self) -> list[NodeSnapshot | MemoryPressure]:
+        """A snapshot, which ends every shortage in the scheduler's books, and those that last."""
+        lasting = [
+            MemoryPressure(gpu.id, gpu.foreign_bytes)
+            for gpu in self.gpus.values()
+            if gpu.foreign_bytes and not gpu.lost
+        ]
+        return [self.snapshot(), *lasting]
+
     def _resync(self) -> None:
-        """A snapshot ends every shortage in the scheduler's books, so those that last follow."""
         self._resync_due = False
-        self._reports.report(self.snapshot())
-        for gpu in self.gpus.values():
-            if gpu.foreign_bytes and not gpu.lost:
-                self._reports.report(MemoryPressure(gpu.id, gpu.foreign_bytes))
+        for event in self.truth():
+            self._reports.report(event)
 
     def _of(self, gpu: HostGpu) -> GpuSnapshot:
         residents = tuple((found.model, gpu.size_bytes(found)) for found in gpu.by_use())

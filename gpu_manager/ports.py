@@ -1,9 +1,12 @@
 """What the GPU manager needs of the scheduler, in this process or elsewhere."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from scheduler.api import (
+    Event,
     GpuId,
+    LeaseId,
     ModelId,
     NodeId,
     NodeLink,
@@ -14,10 +17,23 @@ from scheduler.api import (
 )
 
 
+class OrderTaker(NodeLink, Protocol):
+    """A node that takes orders, and can tell everything to a scheduler that knows nothing of it."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where functions find it."""
+        ...
+
+    def truth(self) -> Sequence[Event]:
+        """A snapshot, and what has to be said after one."""
+        ...
+
+
 class Scheduling(Reports, Protocol):
     """The scheduler as a GPU manager sees it, in this process or elsewhere."""
 
-    def attach(self, node: NodeId, link: NodeLink) -> None:
+    def attach(self, node: NodeId, link: OrderTaker) -> None:
         """Give this node's orders to this link."""
         ...
 
@@ -27,6 +43,10 @@ class Scheduling(Reports, Protocol):
 
     async def acquire(self, request: Request) -> Placement:
         """Wait for a lease; cancelling the task cancels the request."""
+        ...
+
+    def release(self, lease: LeaseId) -> None:
+        """The holder of a lease needs it no more."""
         ...
 
     async def pin(self, model: ModelId, gpu: GpuId | None = None) -> None:
@@ -41,6 +61,6 @@ class Scheduling(Reports, Protocol):
         """Take a model out of GPU memory where it is not in use."""
         ...
 
-    def status(self) -> Status:
-        """Everything as it is now."""
+    async def survey(self) -> Status:
+        """Counts, and at least this node's GPUs, as they are now."""
         ...

@@ -23,6 +23,8 @@ _FAILURES: tuple[tuple[type[Exception], Failure], ...] = (
     (errors.StoreError, Failure.WEIGHTS),
     (errors.LoadFailure, Failure.LOST),
     (errors.NoWorker, Failure.LOST),
+    (errors.PlacedElsewhere, Failure.LOST),
+    (errors.NoScheduler, Failure.LOST),
     (scheduling.TooLarge, Failure.TOO_LARGE),
     (scheduling.QueueFull, Failure.QUEUE_FULL),
     (scheduling.Expired, Failure.EXPIRED),
@@ -30,7 +32,7 @@ _FAILURES: tuple[tuple[type[Exception], Failure], ...] = (
     (scheduling.RequestEnded, Failure.LOST),
     (scheduling.Refused, Failure.NOT_ALLOWED),
 )
-_FACTS = ("digest", "model", "needed_bytes", "largest_bytes", "limit_bytes", "waiting")
+_FACTS = ("digest", "model", "node", "needed_bytes", "largest_bytes", "limit_bytes", "waiting")
 
 # What a request may raise without being a bug of ours.
 Expected = errors.GpuManagerError, scheduling.SchedulerError

@@ -22,11 +22,13 @@ class Emulation:
 class NodeSettings:
     """One node: its GPUs, its memory for weights, and where and to whom it listens.
 
-    Without a secret file the credentials are good for the life of this process.
+    Without a secret file the credentials are good for the life of this process. In a cluster,
+    functions are told to look for it under `advertise`, or else where it listens.
     """
 
     node: str
     listen: tuple[Address, ...]
+    advertise: tuple[str, ...] = ()
     devices: str = "auto"
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES
     gpu_memory_bytes: int | None = None

@@ -116,9 +116,6 @@ class HostedProcess:
         except TimeoutError:
             self._worker.kill(f"a call of lease {lease} outlived its grace of {grace_s} s")
             await asyncio.shield(self._closed)
-        finally:
-            if ending.done():
-                self._ending.pop(lease, None)
 
     def channel(self, session: str, function: str, end: socket.socket) -> None:
         """Hand a data channel to the worker."""
@@ -155,8 +152,8 @@ class HostedProcess:
     def _close(self) -> None:
         cause = self._worker.cause
         for ending in self._ending.values():
-            if not ending.done():
-                ending.set_result(None)
+            ending.set_result(None)
+        self._ending.clear()
         for task in self._pressures:
             task.cancel()
         self._closed.set_result(cause)
@@ -169,8 +166,8 @@ class HostedProcess:
             self._memory_bytes = max(self._memory_bytes, order.peak_bytes)
             self._observer.ran(self, order.lease, order.batch, order.run_s, self._memory_bytes)
         elif isinstance(order, orders.Ended):
-            ending = self._ending.get(order.lease)
-            if ending is not None and not ending.done():
+            ending = self._ending.pop(order.lease, None)
+            if ending is not None:
                 ending.set_result(None)
         elif isinstance(order, orders.Pressure):
             task = asyncio.get_running_loop().create_task(self._relieve(order))

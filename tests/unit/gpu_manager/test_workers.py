@@ -151,6 +151,21 @@ def test_worker_is_killed_when_a_call_outlives_its_grace(machine: Machine) -> No
     assert "outlived its grace" in cause
 
 
+def test_every_end_is_answered_when_many_ask_about_one_lease(machine: Machine) -> None:
+    hosted = machine.load()
+
+    async def ask(rounds: int) -> None:
+        for _ in range(rounds):
+            await hosted.end(0, grace_s=1)
+
+    async def scene() -> None:
+        await asyncio.gather(*(ask(rounds) for rounds in range(40, 72)))
+
+    machine.run(scene())
+    assert not hosted.closed.done()
+    assert machine.watcher.deaths == []
+
+
 def test_worker_lives_when_it_is_the_manager_that_was_held_up(machine: Machine) -> None:
     hosted = machine.load()
     machine.admit(hosted)

@@ -1,0 +1,59 @@
+"""Leases that were given to a function's caller, and that the function presents as tokens."""
+
+import asyncio
+import logging
+import time
+
+from cache_manager.model import ModelId
+from gpu_manager.errors import NotAllowed
+from gpu_manager.leases import Held
+from gpu_manager.node import Node
+from gpu_manager.sessions import Session
+from scheduler.api import BadToken, LeaseClaims, LeaseTokens
+
+log = logging.getLogger(__name__)
+
+# The token travels with the request, the grant from the scheduler: so long may it be behind.
+_BEHIND_S = 2.0
+
+
+class PresentedLeases:
+    """Finds the lease of a token, for the function that it was given to."""
+
+    def __init__(self, node: Node, tokens: LeaseTokens) -> None:
+        self._node = node
+        self._tokens = tokens
+
+    async def lease(self, session: Session, token: str, models: tuple[ModelId, ...]) -> Held | None:
+        """The lease, once it is in force; None where it has ended, or is of no use for these.
+
+        NotAllowed where the token is forged, or was given to another function.
+        """
+        claims = self._claims(session, token)
+        if claims is None or claims.node != self._node.name:
+            return None
+        held = await self._arrived(claims)
+        if held is None or held.ending is not None or not set(models) <= set(held.models):
+            return None
+        return held if held.holder in (None, session.key) else None
+
+    def _claims(self, session: Session, token: str) -> LeaseClaims | None:
+        try:
+            claims = self._tokens.verify(token, time.time())
+        except BadToken as error:
+            if error.late:
+                log.info("%s came late: %s", session.identity, error)
+                return None
+            raise NotAllowed(f"a lease token: {error}") from error
+        if claims.function != str(session.identity):
+            raise NotAllowed(f"a lease token of {claims.function}")
+        return claims
+
+    async def _arrived(self, claims: LeaseClaims) -> Held | None:
+        """The lease, or None when it has ended or does not come."""
+        loop, leases = asyncio.get_running_loop(), self._node.leases
+        deadline_s = loop.time() + _BEHIND_S
+        while leases.get(claims.lease) is None and leases.latest < claims.lease:
+            if not await self._node.granted.within(deadline_s - loop.time()):
+                break
+        return leases.get(claims.lease)
