@@ -33,6 +33,8 @@ class Graph:
 
     def __init__(self, module: fx.GraphModule, examples: Sequence[Any], roots: Roots) -> None:
         self.operators = sum(node.op.startswith("call_") for node in module.graph.nodes)
+        # Work on the CPU's tensors is the CPU's without us too, and no work that a GPU misses.
+        self._missed = self.operators if any(map(_on_gpu, module.graph.nodes)) else 0
         self._roots = roots
         self._local = on_this_processor(module)
         self._outputs = _describe_outputs(module, examples)
@@ -99,7 +101,7 @@ class Graph:
         """On the function's own processor; counted."""
         if self.operators:
             root = self._roots.current
-            report.local_call(reason, self.operators, root.name if root else "a compiled function")
+            report.local_call(reason, self._missed, root.name if root else "a compiled function")
         outputs = list(self._local(*args))
         if self._writes:
             for value in args:
@@ -141,7 +143,7 @@ class Graph:
         tensors = [value for value in examples if isinstance(value, torch.Tensor)]
         if not self.operators:
             return "nothing to compute"
-        if not any(isinstance(value, CudaTensor) for value in tensors):
+        if not self._missed and not any(isinstance(value, CudaTensor) for value in tensors):
             return "only CPU tensors"
         odd = next((value for value in tensors if value.layout is not torch.strided), None)
         if odd is not None:
@@ -270,6 +272,12 @@ def _is_or_has_float(example: Any) -> bool:
     return isinstance(example, torch.Tensor) and (
         example.dtype.is_floating_point or example.dtype.is_complex
     )
+
+
+def _on_gpu(node: Any) -> bool:
+    example = _example(node)
+    values = example if isinstance(example, (tuple, list)) else [example]
+    return any(on_gpu(value) for value in values if isinstance(value, torch.Tensor))
 
 
 def _example(node: Any) -> Any:

@@ -14,8 +14,8 @@ It runs once under plain Python on the CPU and once under `gpufaas exec`, and wh
 compared: equal means to the last bit, close within the tolerance of the dtype (1e-4 for float32).
 
 The share is that of a program's operators which ran in graphs on the device; the rest ran in the
-function's own process, for the reasons given with the number of calls. Times are ratios to the
-plain run: of the whole program (which includes starting a node, loading weights and tracing,
+function's own process, for the reasons given with the number of calls. What touches only the CPU's
+tensors is not counted. Times are ratios to the plain run: of the whole program (which includes starting a node, loading weights and tracing,
 {tracing}) and, for programs that measure it, of one warm call.
 """
 _WORDS = {
