@@ -15,8 +15,9 @@ compared: equal means to the last bit, close within the tolerance of the dtype (
 
 The share is that of a program's operators which ran in graphs on the device; the rest ran in the
 function's own process, for the reasons given with the number of calls. What touches only the CPU's
-tensors is not counted. Times are ratios to the plain run: of the whole program (which includes starting a node, loading weights and tracing,
-{tracing}) and, for programs that measure it, of one warm call.
+tensors does not count. Times are ratios to the plain run: of the whole program (which includes
+starting a node, loading weights and tracing, {tracing}) and, for programs that
+measure it, of one warm call.
 """
 _WORDS = {
     Verdict.EQUAL: "equal",
