@@ -156,7 +156,12 @@ def node(
     listen = (UnixAddress(f"@gpufaas-bench-{secrets.token_hex(8)}"),)
     made = Node(
         NodeSettings(
-            "bench", listen, devices, gpu_memory_bytes=gpu_memory_bytes, leases=times, drain_s=0.5
+            "bench",
+            listen,
+            devices=devices,
+            gpu_memory_bytes=gpu_memory_bytes,
+            leases=times,
+            drain_s=0.5,
         )
     )
     try:
