@@ -5,7 +5,20 @@ SchedulerError
 ├── BadParameter         a policy parameter that does not exist, or a value it cannot take
 ├── BadEvent             an event about something that this core was never told of
 ├── BadWorkload          a workload or trace that cannot be simulated
+├── BadValue             a value from outside that is none of ours
+├── BadToken             a lease token that was forged or came too late
 ├── Refused              what was asked cannot be done, and changed nothing or only a part
+├── StoreError           the datastore did not do what was asked
+│   ├── StoreUnavailable it cannot be reached, or does not answer; whether it did it is unknown
+│   ├── Fenced           a write of a leader that is one no more
+│   └── LeaseGone        the datastore's lease has expired, with every key that was under it
+├── ServiceError         the service, or its client, cannot do what it was asked
+│   ├── BadRequest       what was sent makes no sense
+│   ├── NotAllowed       no credentials, wrong ones, or too little power
+│   ├── Unknown          nothing of that name
+│   ├── NotLeading       another scheduler leads, or none
+│   ├── NoGpus           no GPU is attached
+│   └── Unreachable      no scheduler answered
 └── RequestEnded         a request ended, and its caller waits for a GPU in vain
     ├── QueueFull        too many requests wait already
     ├── TooLarge         no GPU can hold its models
@@ -53,6 +66,23 @@ class BadWorkload(SchedulerError):
     """The workload or its trace file is wrong; the text says where and why."""
 
 
+class BadValue(SchedulerError):
+    """A plain value stands for none of ours; `path` leads to the part that is wrong."""
+
+    def __init__(self, detail: str, path: tuple[str, ...] = ()) -> None:
+        self.detail = detail
+        self.path = path
+        super().__init__(f"{'.'.join(path)}: {detail}" if path else detail)
+
+
+class BadToken(SchedulerError):
+    """A lease token gives no right to anything (any more, where it is only `late`)."""
+
+    def __init__(self, reason: str, *, late: bool = False) -> None:
+        self.late = late
+        super().__init__(reason)
+
+
 class Refused(SchedulerError):
     """An event that somebody asked for could not be obeyed, or not everywhere."""
 
@@ -60,6 +90,31 @@ class Refused(SchedulerError):
         self.event = event
         self.reason = reason
         super().__init__(reason)
+
+
+class StoreError(SchedulerError):
+    """The datastore did not do what was asked; the text says why."""
+
+
+class StoreUnavailable(StoreError):
+    """The datastore cannot be reached or does not answer; a write may have been done, or not."""
+
+
+class Fenced(StoreError):
+    """Nothing was written: the key of the fence is gone, or was made anew by somebody else."""
+
+    def __init__(self, key: str, revision: int) -> None:
+        self.key = key
+        self.revision = revision
+        super().__init__(f"{key!r} is no longer the one that was made at revision {revision}")
+
+
+class LeaseGone(StoreError):
+    """The datastore's lease has expired or was revoked, and its keys went with it."""
+
+    def __init__(self, lease: int) -> None:
+        self.lease = lease
+        super().__init__(f"lease {lease:x} is gone")
 
 
 class RequestEnded(SchedulerError):
@@ -108,3 +163,48 @@ class Failed(RequestEnded):
 
 class GivenBack(RequestEnded):
     """The request's last lease was released for good while it waited for another one."""
+
+
+class ServiceError(SchedulerError):
+    """Something about how the service was asked, or that it could not be."""
+
+
+class BadRequest(ServiceError):
+    """What was sent is no request that this service knows; the text says why."""
+
+
+class NotAllowed(ServiceError):
+    """Who asks has shown no credentials (`known` is False), or may not do this."""
+
+    def __init__(self, message: str, *, known: bool) -> None:
+        self.known = known
+        super().__init__(message)
+
+
+class Unknown(ServiceError):
+    """There is nothing of that name."""
+
+    def __init__(self, what: str, name: str) -> None:
+        self.what = what
+        self.name = name
+        super().__init__(f"no {what} {name!r}")
+
+
+class NotLeading(ServiceError):
+    """This scheduler does not decide; the one at `leader` does, where that is known."""
+
+    def __init__(self, leader: str | None) -> None:
+        self.leader = leader
+        where = "none does yet" if leader is None else f"ask {leader}"
+        super().__init__(f"this scheduler does not lead: {where}")
+
+
+class NoGpus(ServiceError):
+    """Nothing can be placed: no GPU manager with a GPU is attached."""
+
+    def __init__(self) -> None:
+        super().__init__("no GPU is attached to the scheduler")
+
+
+class Unreachable(ServiceError):
+    """No scheduler answered, for as long as the caller would wait."""

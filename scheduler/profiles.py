@@ -37,6 +37,7 @@ class Profiles:
     def __init__(self, settings: CoreSettings) -> None:
         self._settings = settings
         self._profiles: dict[ModelId, Profile] = {}
+        self._changed: set[ModelId] = set()
 
     def of(self, model: ModelId) -> Profile:
         """The model's profile; one never seen begins with the defaults."""
@@ -45,8 +46,22 @@ class Profiles:
             profile = self._profiles[model] = Profile(self._settings.default_memory_bytes)
         return profile
 
+    def known(self) -> Mapping[ModelId, Profile]:
+        """Every model that was declared, asked for or reported."""
+        return self._profiles
+
+    def take_changed(self) -> set[ModelId]:
+        """The models whose profiles have changed since this was asked last."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def restore(self, model: ModelId, profile: Profile) -> None:
+        """Take over what an earlier scheduler knew, unless more is known already."""
+        self._profiles.setdefault(model, profile)
+
     def declare(self, spec: ModelSpec) -> None:
         """Take over a declaration; what was measured already stays."""
+        self._changed.add(spec.id)
         profile = self.of(spec.id)
         if spec.memory_bytes is not None and not profile.measured_bytes:
             profile.memory_bytes = spec.memory_bytes
@@ -123,12 +138,14 @@ class Profiles:
     # -- reports --------------------------------------------------------------------------------
 
     def report_load(self, model: ModelId, source: Tier, load_s: float) -> None:
+        self._changed.add(model)
         profile = self.of(model)
         profile.measured_loads.add(source)
         times = profile.load_s
         times[source] = self._blend(times.get(source), load_s)
 
     def report_run(self, model: ModelId, batch: int, gpu_type: str, run_s: float) -> None:
+        self._changed.add(model)
         profile = self.of(model)
         times = profile.run_s
         key = (batch, gpu_type)
@@ -144,6 +161,8 @@ class Profiles:
         profile = self.of(model)
         needed = max(profile.measured_bytes, peak_bytes)
         changed = needed != profile.memory_bytes
+        if needed != profile.measured_bytes:
+            self._changed.add(model)
         profile.measured_bytes = profile.memory_bytes = needed
         return changed
 

@@ -1,0 +1,1 @@
+"""The outside systems that the scheduler uses, one file each."""

@@ -1,0 +1,223 @@
+"""Writes what the core knows through to the datastore, a moment later and never in its way."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from logging import Logger
+from typing import Self
+
+from cache_manager.model import ModelId
+from scheduler.core import Core
+from scheduler.errors import Fenced, StoreError, StoreUnavailable
+from scheduler.ports import MAX_CHANGES, Clock, Fence, Store
+from scheduler.profiles import Profile
+from scheduler.service.records import (
+    MODELS,
+    OF_GPUS,
+    Record,
+    encoded,
+    gpu_records,
+    key,
+    profile_record,
+)
+
+# Changes are collected for so long, so that what is written is at most 50 ms behind.
+COLLECT_S = 0.04
+# GPUs of an earlier leader that have not come back by then are forgotten.
+RETURN_S = 60.0
+_TRY_AGAIN_S = 0.25
+_WRITE_BYTES = 512 * 1024  # etcd takes 1.5 MiB in one request
+
+
+class Keeper:
+    """Keeps GPU status, LRU lists, finish times and profiles in the datastore, fenced.
+
+    `async with` does so until the end, and writes once more then. After an election, and after the
+    datastore was away, it looks at what is there, and writes whatever differs.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        clock: Clock,
+        store: Store,
+        fence: Callable[[], Fence | None],
+        fenced_off: Callable[[], None],
+        log: Logger,
+    ) -> None:
+        self._core = core
+        self._clock = clock
+        self._store = store
+        self._fence = fence
+        self._fenced_off = fenced_off
+        self._log = log
+        self._unix_offset_s = time.time() - clock.now_s()
+        self._began_s = clock.now_s()
+        self._touched = asyncio.Event()
+        self._touched_s: float | None = None
+        self._surveyed: Fence | None = None
+        self._stored: dict[str, bytes] = {}
+        self._records: dict[str, Record] = {}
+        self._running: asyncio.Task[None] | None = None
+        self._forget_health: Callable[[], None] = lambda: None
+
+    async def __aenter__(self) -> Self:
+        self.touched()
+        self._running = asyncio.create_task(self._run())
+        self._forget_health = self._store.on_health_change(self._health_changed)
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        self._forget_health()
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        with suppress(StoreError):
+            await self.flush()
+
+    def touched(self) -> None:
+        """Something has changed in the core."""
+        if self._touched_s is None:
+            self._touched_s = self._clock.now_s()
+        self._touched.set()
+
+    @property
+    def behind_s(self) -> float:
+        """For how long something has been waiting to be written."""
+        return 0.0 if self._touched_s is None else self._clock.now_s() - self._touched_s
+
+    async def flush(self) -> None:
+        """Write what differs, now."""
+        fence = self._fence()
+        if fence is None:
+            return
+        if fence != self._surveyed:
+            await self._survey()
+        self._surveyed = None  # until it is written, all of it
+        since_s, self._touched_s = self._touched_s, None
+        self._touched.clear()
+        puts, deletes = self._differences()
+        try:
+            await self._write(puts, deletes, fence)
+        except StoreError:
+            self._touched_s = since_s
+            self._touched.set()
+            raise
+        self._surveyed = fence
+
+    async def _run(self) -> None:
+        while True:
+            await self._touched.wait()
+            await asyncio.sleep(COLLECT_S)
+            try:
+                await self.flush()
+            except Fenced as error:
+                self._log.warning("not written: %s", error)
+                self._fenced_off()
+                await asyncio.sleep(_TRY_AGAIN_S)
+            except StoreUnavailable as error:
+                self._log.debug("not written: %s", error)
+                await self._back()
+            except StoreError as error:
+                self._log.error("not written: %s", error)
+                await asyncio.sleep(_TRY_AGAIN_S)
+
+    def _health_changed(self, healthy: bool) -> None:  # noqa: FBT001  # the port's callback
+        """It may have lost its data while it was away."""
+        if healthy:
+            self._surveyed = None
+            self.touched()
+
+    async def _back(self) -> None:
+        await asyncio.sleep(_TRY_AGAIN_S)
+        while not self._store.healthy:
+            await asyncio.sleep(_TRY_AGAIN_S)
+
+    # -- what differs ---------------------------------------------------------------------------
+
+    async def _survey(self) -> None:
+        """Learn what is stored; what we wrote since may be lost."""
+        stored: dict[str, bytes] = {}
+        for kind in (*OF_GPUS, MODELS):
+            stored.update((await self._store.list(kind)).values)
+        self._stored = stored
+        self._records.clear()
+
+    def _differences(self) -> tuple[dict[str, bytes], list[str]]:
+        puts: dict[str, bytes] = {}
+        current: set[str] = set()
+        for stored_key, record in self._of_gpus():
+            current.add(stored_key)
+            self._differs(stored_key, record, puts)
+        for stored_key, record in self._of_models():
+            self._differs(stored_key, record, puts)
+        return puts, self._left(current)
+
+    def _of_gpus(self) -> Iterator[tuple[str, Record]]:
+        for gpu in self._core.cluster.gpus.values():
+            yield from gpu_records(gpu, self._unix_offset_s)
+
+    def _of_models(self) -> Iterator[tuple[str, Record]]:
+        """Those that have changed; all of them, after a survey."""
+        profiles = self._core.cluster.profiles
+        known, changed = profiles.known(), profiles.take_changed()
+        first = not any(each.startswith(MODELS) for each in self._records)
+        for model in _informative(known) | changed if first else changed:
+            yield key(MODELS, model), profile_record(known[model])
+
+    def _differs(self, stored_key: str, record: Record, puts: dict[str, bytes]) -> None:
+        if self._records.get(stored_key) == record:
+            return
+        self._records[stored_key] = record
+        value = encoded(record)
+        if self._stored.get(stored_key) != value:
+            puts[stored_key] = value
+
+    def _left(self, current: set[str]) -> list[str]:
+        """What is stored of GPUs that are gone; an earlier leader's have some time to come back."""
+        returning = self._clock.now_s() < self._began_s + RETURN_S
+        return [
+            stored_key
+            for stored_key in self._stored
+            if stored_key.startswith(OF_GPUS)
+            and stored_key not in current
+            and not (returning and stored_key not in self._records)
+        ]
+
+    # -- writing --------------------------------------------------------------------------------
+
+    async def _write(self, puts: dict[str, bytes], deletes: list[str], fence: Fence) -> None:
+        for batch in _batches(puts):
+            await self._store.write(batch, (), fence)
+            self._stored.update(batch)
+        left = iter(deletes)
+        while chosen := list(islice(left, MAX_CHANGES)):
+            await self._store.write({}, chosen, fence)
+            for stored_key in chosen:
+                del self._stored[stored_key]
+                self._records.pop(stored_key, None)
+
+
+def _informative(known: Mapping[ModelId, Profile]) -> set[ModelId]:
+    """The models of which more is known than that somebody asked for them."""
+    return {
+        model
+        for model, found in known.items()
+        if found.measured_bytes or found.load_s or found.run_s or found.features
+    }
+
+
+def _batches(puts: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
+    """As much at once as the datastore takes."""
+    batch: dict[str, bytes] = {}
+    size_bytes = 0
+    for stored_key, value in puts.items():
+        if len(batch) == MAX_CHANGES or (batch and size_bytes + len(value) > _WRITE_BYTES):
+            yield batch
+            batch, size_bytes = {}, 0
+        batch[stored_key] = value
+        size_bytes += len(value)
+    if batch:
+        yield batch

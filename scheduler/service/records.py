@@ -1,0 +1,187 @@
+"""What the scheduler keeps in the datastore: its keys, and their values as JSON (docs/etcd.md)."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from cache_manager.model import GpuId, ModelId, Tier
+from scheduler.profiles import Profile
+from scheduler.slots import Gpu, Slot
+
+MODELS, GPUS, LRU, FINISH = "models/", "gpus/", "lru/", "finish/"
+OF_GPUS = (GPUS, LRU, FINISH)
+POLICY = "policy"
+
+CONFIGURATION, ADMINISTRATOR = "configuration", "administrator"
+
+Record = Mapping[str, object]
+
+
+class BadRecord(ValueError):
+    """A value that is not what its key promises; somebody else wrote it."""
+
+
+class PolicyChoice(NamedTuple):
+    """The policy in force, and who chose it: an administrator's choice outlives restarts."""
+
+    name: str
+    parameters: Mapping[str, float]
+    chosen_by: str = CONFIGURATION
+
+
+class GpuOrder(NamedTuple):
+    """One GPU's residents from the least to the most recently used, and those that are pinned."""
+
+    models: tuple[ModelId, ...]
+    pinned: frozenset[ModelId]
+
+
+def key(kind: str, name: str) -> str:
+    """The key of one model or GPU; a name may contain anything."""
+    return kind + quote(name, safe="@:+=,~")
+
+
+def name(kind: str, of_key: str) -> str:
+    """Whose key it is."""
+    return unquote(of_key.removeprefix(kind))
+
+
+def encoded(record: Record) -> bytes:
+    """A value as it is stored."""
+    return json.dumps(record, separators=(",", ":")).encode()
+
+
+# -- GPUs ---------------------------------------------------------------------------------------
+
+
+def gpu_records(gpu: Gpu, unix_offset_s: float) -> Iterator[tuple[str, Record]]:
+    """Status, LRU list and finish times of one GPU; the offset makes Unix time of the core's."""
+    gpu_id = gpu.spec.id
+    yield key(GPUS, gpu_id), _status(gpu)
+    residents = gpu.cache.residents.values()
+    models = [
+        {"model": each.model, "memory_bytes": each.bytes, "pinned": each.pinned}
+        for each in residents
+    ]
+    yield key(LRU, gpu_id), {"models": models}
+    yield key(FINISH, gpu_id), {"slots": [_finish(slot, unix_offset_s) for slot in gpu.slots]}
+
+
+def _status(gpu: Gpu) -> Record:
+    idle = any(slot.idle for slot in gpu.slots)
+    return {
+        "node": gpu.spec.node,
+        "gpu_type": gpu.spec.gpu_type,
+        "status": "draining" if not gpu.active else "idle" if idle else "busy",
+        "memory_bytes": gpu.cache.memory_bytes,
+        "used_bytes": gpu.cache.used_bytes,
+        "withheld_bytes": gpu.cache.withheld_bytes,
+        "slots": [
+            {
+                "slot": slot.id,
+                "capacity": slot.capacity,
+                "leases": list(slot.leases),
+                "waiting": slot.local.count,
+            }
+            for slot in gpu.slots
+        ],
+    }
+
+
+def _finish(slot: Slot, unix_offset_s: float) -> Record:
+    return {
+        "slot": slot.id,
+        "free_unix_s": round(slot.free_s + unix_offset_s, 3),
+        "waiting_s": round(slot.local_s, 3),
+    }
+
+
+def gpu_order(value: bytes) -> GpuOrder:
+    """An LRU list as it was stored."""
+    try:
+        models = json.loads(value)["models"]
+        pinned = frozenset(ModelId(each["model"]) for each in models if each["pinned"])
+        return GpuOrder(tuple(ModelId(str(each["model"])) for each in models), pinned)
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadRecord(str(error)) from error
+
+
+def gpu_of(lru_key: str) -> GpuId:
+    """Whose LRU list it is."""
+    return GpuId(name(LRU, lru_key))
+
+
+# -- models -------------------------------------------------------------------------------------
+
+
+def profile_record(profile: Profile) -> Record:
+    """What is known of one model."""
+    return {
+        "memory_bytes": profile.memory_bytes,
+        "measured_bytes": profile.measured_bytes,
+        "load": [
+            {"tier": tier.name, "load_s": load_s, "measured": tier in profile.measured_loads}
+            for tier, load_s in sorted(profile.load_s.items())
+        ],
+        "run": [
+            {
+                "batch": batch,
+                "gpu_type": gpu_type,
+                "run_s": run_s,
+                "measured": (batch, gpu_type) in profile.measured_runs,
+            }
+            for (batch, gpu_type), run_s in sorted(profile.run_s.items())
+        ],
+        "usual_run_s": profile.usual_run_s,
+        "features": profile.features,
+    }
+
+
+def profile(value: bytes) -> Profile:
+    """A profile as it was stored."""
+    try:
+        found = json.loads(value)
+        made = Profile(_positive(found["memory_bytes"]))
+        made.measured_bytes = int(found["measured_bytes"])
+        for load in found["load"]:
+            tier = Tier[load["tier"]]
+            made.load_s[tier] = float(load["load_s"])
+            if load["measured"]:
+                made.measured_loads.add(tier)
+        for run in found["run"]:
+            batch = _positive(run["batch"]), str(run["gpu_type"])
+            made.run_s[batch] = float(run["run_s"])
+            if run["measured"]:
+                made.measured_runs.add(batch)
+        usual = found["usual_run_s"]
+        made.usual_run_s = None if usual is None else float(usual)
+        made.features = {str(name): float(value) for name, value in found["features"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadRecord(str(error)) from error
+    return made
+
+
+def _positive(value: Any) -> int:
+    number = int(value)
+    if number <= 0:
+        raise BadRecord(f"{number} is not above zero")
+    return number
+
+
+# -- the policy ---------------------------------------------------------------------------------
+
+
+def policy_record(choice: PolicyChoice) -> Record:
+    """The policy in force."""
+    return choice._asdict() | {"parameters": dict(choice.parameters)}
+
+
+def policy_choice(value: bytes) -> PolicyChoice:
+    """The policy in force as it was stored; whether there is such a one, the core knows."""
+    try:
+        found = json.loads(value)
+        parameters = {str(name): float(each) for name, each in found["parameters"].items()}
+        return PolicyChoice(str(found["name"]), parameters, str(found["chosen_by"]))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadRecord(str(error)) from error

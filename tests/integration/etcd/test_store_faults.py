@@ -1,0 +1,225 @@
+"""What a store makes of an etcd that is killed, frozen, wiped, or compacted under its watches."""
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.adapters.etcd_channel import EtcdChannel, EtcdSettings
+from scheduler.adapters.etcd_watch import EtcdWatch
+from scheduler.adapters.store_etcd import HEARTBEAT, EtcdStore
+from scheduler.errors import StoreUnavailable
+from scheduler.ports import Changes
+from tests.cut_wire import Wire
+from tests.etcd_world import LOG, EtcdWorld, an_etcd, needs_etcd
+
+pytestmark = [pytest.mark.etcd, needs_etcd]
+
+NOTICED_S = 6.0  # what is promised; it takes 3 s
+BACK_S = 10.0
+
+
+class Health:
+    """Notes how a store feels."""
+
+    def __init__(self, store: EtcdStore) -> None:
+        self.lost = asyncio.Event()
+        self.back = asyncio.Event()
+        store.on_health_change(self._changed)
+
+    def _changed(self, healthy: bool) -> None:  # noqa: FBT001  # the port says so
+        (self.back if healthy else self.lost).set()
+
+
+class Seen:
+    """Follows a watch in the background, and waits for what it should bring."""
+
+    def __init__(self, store: EtcdStore, prefix: str) -> None:
+        self.values: dict[str, bytes | None] = {}
+        self.anew = 0
+        self._more = asyncio.Event()
+        self._task = asyncio.create_task(self._follow(store, prefix))
+
+    async def _follow(self, store: EtcdStore, prefix: str) -> None:
+        async with aclosing(store.watch(prefix)) as found:
+            async for changes in found:
+                self._note(changes)
+
+    def _note(self, changes: Changes) -> None:
+        if changes.complete:
+            self.values.clear()
+            self.anew += 1
+        self.values.update(changes.values)
+        self._more.set()
+
+    async def has(self, values: dict[str, bytes | None]) -> None:
+        """Wait until this is what was seen."""
+        async with asyncio.timeout(BACK_S):
+            while self.values != values:
+                self._more.clear()
+                await self._more.wait()
+
+    async def end(self) -> None:
+        assert not self._task.done()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def within(seconds: float, event: asyncio.Event) -> None:
+    async with asyncio.timeout(seconds):
+        await event.wait()
+
+
+async def put(store: EtcdStore, key: str, value: bytes) -> None:
+    """As soon as it can be done."""
+    async with asyncio.timeout(BACK_S):
+        while True:
+            try:
+                await store.put(key, value)
+            except StoreUnavailable:
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+
+async def _world_and_store(data: Path, test: Any) -> None:
+    async with an_etcd(data) as world, world.store() as store:
+        await test(world, store)
+
+
+def test_a_killed_etcd_is_noticed_and_its_watches_go_on_when_it_is_back(tmp_path: Path) -> None:
+    async def test(world: EtcdWorld, store: EtcdStore) -> None:
+        health, seen = Health(store), Seen(store, "m/")
+        await store.put("m/a", b"1")
+        await seen.has({"m/a": b"1"})
+        await world.kill()
+        await within(NOTICED_S, health.lost)
+        assert not store.healthy
+        with pytest.raises(StoreUnavailable):
+            await store.get("m/a")
+        await world.start()
+        await within(BACK_S, health.back)
+        await put(store, "m/b", b"2")
+        await seen.has({"m/a": b"1", "m/b": b"2"})
+        assert seen.anew == 1  # it went on where it had been
+        await seen.end()
+
+    asyncio.run(_world_and_store(tmp_path, test))
+
+
+def test_a_frozen_etcd_is_noticed_and_its_watches_go_on_when_it_is_thawed(tmp_path: Path) -> None:
+    async def test(world: EtcdWorld, store: EtcdStore) -> None:
+        health, seen = Health(store), Seen(store, "m/")
+        await put(store, "m/a", b"1")
+        await seen.has({"m/a": b"1"})
+        world.freeze()
+        await within(NOTICED_S, health.lost)
+        await asyncio.sleep(5)  # so that the watch has given up, too
+        world.thaw()
+        await within(BACK_S, health.back)
+        await put(store, "m/b", b"2")
+        await seen.has({"m/a": b"1", "m/b": b"2"})
+        await seen.end()
+
+    asyncio.run(_world_and_store(tmp_path, test))
+
+
+def test_a_watch_begins_anew_when_it_was_cut_off_and_all_was_compacted(tmp_path: Path) -> None:
+    async def test(world: EtcdWorld, direct: EtcdStore) -> None:
+        async with Wire(world.port) as wire, world.store(wire.url) as store:
+            health, seen = Health(store), Seen(store, "m/")
+            await direct.put("m/a", b"1")
+            await direct.put("m/b", b"2")
+            await seen.has({"m/a": b"1", "m/b": b"2"})
+            wire.cut()
+            await within(NOTICED_S, health.lost)
+            await direct.put("m/c", b"3")
+            await direct.delete("m/a")
+            await world.compact()
+            assert direct.healthy
+            wire.heal()
+            await seen.has({"m/b": b"2", "m/c": b"3"})
+            assert seen.anew > 1
+            await within(BACK_S, health.back)
+            await seen.end()
+
+    asyncio.run(_world_and_store(tmp_path, test))
+
+
+def test_a_store_goes_on_at_the_next_endpoint_when_the_first_is_cut_off(tmp_path: Path) -> None:
+    async def test(world: EtcdWorld, direct: EtcdStore) -> None:
+        async with Wire(world.port) as wire, world.store(wire.url, world.url) as store:
+            health, seen = Health(store), Seen(store, "m/")
+            await direct.put("m/a", b"1")
+            await seen.has({"m/a": b"1"})
+            wire.cut()
+            await within(NOTICED_S, health.lost)
+            await within(BACK_S, health.back)
+            await direct.put("m/b", b"2")
+            await seen.has({"m/a": b"1", "m/b": b"2"})
+            await seen.end()
+
+    asyncio.run(_world_and_store(tmp_path, test))
+
+
+def test_a_watch_begins_anew_when_etcd_has_lost_its_data(tmp_path: Path) -> None:
+    async def test(world: EtcdWorld, store: EtcdStore) -> None:
+        health, seen = Health(store), Seen(store, "m/")
+        for number in range(20):
+            await put(store, "m/a", b"%d" % number)
+        await seen.has({"m/a": b"19"})
+        await world.kill()
+        await within(NOTICED_S, health.lost)
+        world.wipe()
+        await world.start()
+        await put(store, "m/b", b"2")  # at a revision far below the one that the watch wants
+        await seen.has({"m/b": b"2"})
+        assert seen.anew > 1
+        await seen.end()
+
+    asyncio.run(_world_and_store(tmp_path, test))
+
+
+def test_many_watches_and_calls_end_in_order_when_the_store_is_closed(tmp_path: Path) -> None:
+    async def test(world: EtcdWorld, store: EtcdStore) -> None:
+        async with world.store() as other:
+            watches = [Seen(other, f"m/{number}") for number in range(10)]
+            await put(other, "m/1", b"1")
+            await watches[1].has({"m/1": b"1"})
+            world.freeze()
+            call = asyncio.create_task(other.get("m/1"))
+            await asyncio.sleep(0.1)
+            await other.close()
+            with pytest.raises(StoreUnavailable):
+                await call
+            world.thaw()
+            for watch in watches:
+                watch._task.cancel()  # noqa: SLF001  # as its owner would
+        await put(store, "m/2", b"2")
+
+    asyncio.run(_world_and_store(tmp_path, test))
+
+
+def test_a_stream_counts_as_dead_when_no_heartbeat_comes_through_it(tmp_path: Path) -> None:
+    async def test(world: EtcdWorld, _: EtcdStore) -> None:
+        channel = EtcdChannel(EtcdSettings((world.url,)), LOG)
+        watch = EtcdWatch(channel.calls, "/gpufaas/", "a key that nobody writes")
+        with pytest.raises(StoreUnavailable, match="silent"):
+            async with asyncio.timeout(NOTICED_S), aclosing(watch.changes("m/", 1)) as found:
+                await anext(found)
+        await channel.close()
+
+    asyncio.run(_world_and_store(tmp_path, test))
+
+
+def test_a_store_writes_its_heartbeat_and_nothing_else_when_nobody_asks_it(tmp_path: Path) -> None:
+    async def test(_: EtcdWorld, store: EtcdStore) -> None:
+        async with asyncio.timeout(BACK_S):
+            while await store.get(HEARTBEAT) is None:
+                await asyncio.sleep(0.05)
+        listing = await store.list("")
+        assert list(listing.values) == [HEARTBEAT]
+
+    asyncio.run(_world_and_store(tmp_path, test))

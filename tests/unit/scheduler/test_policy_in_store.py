@@ -1,0 +1,132 @@
+"""The policy that is chosen in the datastore, and the leader that follows it."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from scheduler.adapters.store_memory import MemoryStore
+from scheduler.errors import BadParameter, Refused, UnknownPolicy
+from scheduler.ports import Fence
+from scheduler.service.policy import follow_policy, set_policy
+from scheduler.service.records import (
+    ADMINISTRATOR,
+    CONFIGURATION,
+    POLICY,
+    PolicyChoice,
+    policy_choice,
+)
+from scheduler.service.recovery import recover
+from tests.virtual_time import until, virtually
+
+LOG = logging.getLogger("tests.policy")
+LALBO3 = PolicyChoice("lalbo3", {})
+
+
+class Follower:
+    """A leader that applies what is chosen, unless it is told to refuse."""
+
+    def __init__(self, fence: Fence | None = None) -> None:
+        self.fence = fence
+        self.applied: list[tuple[str, dict[str, float]]] = []
+        self.refuses = False
+
+    async def apply(self, choice: PolicyChoice) -> None:
+        if self.refuses:
+            raise Refused(choice, "told to")
+        self.applied.append((choice.name, dict(choice.parameters)))
+
+    @asynccontextmanager
+    async def follows(self, store: MemoryStore, begun_with: PolicyChoice) -> AsyncIterator[None]:
+        following = asyncio.create_task(
+            follow_policy(store, begun_with, self.apply, lambda: self.fence, LOG)
+        )
+        await asyncio.sleep(0.01)
+        yield
+        assert not following.done()
+        following.cancel()
+
+
+async def stored(store: MemoryStore) -> PolicyChoice | None:
+    value = await store.get(POLICY)
+    return None if value is None else policy_choice(value)
+
+
+@virtually
+async def test_a_policy_is_applied_with_its_parameters_when_it_is_set() -> None:
+    store, follower = MemoryStore(), Follower()
+    async with follower.follows(store, LALBO3):
+        await set_policy(store, "lb", {})
+        await set_policy(store, "lalbo3", {"o3_limit": 3})
+        await until(1)
+        assert follower.applied == [("lb", {}), ("lalbo3", {"o3_limit": 3.0})]
+
+
+@virtually
+async def test_nothing_is_stored_when_the_policy_or_a_parameter_does_not_exist() -> None:
+    store = MemoryStore()
+    with pytest.raises(UnknownPolicy):
+        await set_policy(store, "best", {})
+    with pytest.raises(BadParameter):
+        await set_policy(store, "lalbo3", {"limit": 3})
+    assert await stored(store) is None
+
+
+@virtually
+async def test_an_administrators_choice_outlives_the_leader_when_the_next_is_configured_else() -> (
+    None
+):
+    store = MemoryStore()
+    await set_policy(store, "lb", {})
+    chosen = (await recover(store, LOG)).begin_with(LALBO3)
+    assert chosen == PolicyChoice("lb", {}, ADMINISTRATOR)
+    async with Follower().follows(store, chosen):
+        assert await stored(store) == chosen
+
+
+@virtually
+async def test_a_configured_policy_is_stored_and_gives_way_to_the_next_configuration() -> None:
+    store, follower = MemoryStore(), Follower()
+    async with Follower().follows(store, PolicyChoice("lb", {})):
+        assert await stored(store) == PolicyChoice("lb", {}, CONFIGURATION)
+    assert (await recover(store, LOG)).begin_with(LALBO3) == LALBO3
+    async with follower.follows(store, LALBO3):
+        assert await stored(store) == LALBO3
+        assert follower.applied == []
+
+
+@virtually
+async def test_the_policy_in_force_is_stored_again_when_it_was_deleted_or_is_nonsense() -> None:
+    store = MemoryStore()
+    async with Follower().follows(store, LALBO3):
+        await set_policy(store, "lb", {})
+        await until(1)
+        for spoilt in (b"nonsense", b'{"name":"best","parameters":{},"chosen_by":"me"}'):
+            await store.put(POLICY, spoilt)
+            await until(asyncio.get_running_loop().time() + 1)
+            assert await stored(store) == PolicyChoice("lb", {}, ADMINISTRATOR)
+        await store.delete(POLICY)
+        await until(asyncio.get_running_loop().time() + 1)
+        assert await stored(store) == PolicyChoice("lb", {}, ADMINISTRATOR)
+
+
+@virtually
+async def test_a_policy_that_is_refused_is_applied_when_it_is_set_again() -> None:
+    store, follower = MemoryStore(), Follower()
+    async with follower.follows(store, LALBO3):
+        follower.refuses = True
+        await set_policy(store, "lb", {})
+        await until(1)
+        follower.refuses = False
+        await set_policy(store, "lb", {})
+        await until(2)
+        assert follower.applied == [("lb", {})]
+
+
+@virtually
+async def test_a_leader_that_was_fenced_off_stores_nothing() -> None:
+    store = MemoryStore()
+    async with Follower(Fence("leader", 99)).follows(store, LALBO3):
+        assert await stored(store) is None
