@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +13,7 @@ from cache_manager.model import GpuId, ModelId, NodeId
 from gpu_manager.attachment_calls import Call, Calls
 from gpu_manager.attachment_dialing import Dialer
 from gpu_manager.attachment_stream import Stream
-from gpu_manager.errors import NoScheduler
+from gpu_manager.errors import BadSetting, NoScheduler
 from gpu_manager.ports import OrderTaker
 from scheduler.api import (
     BadValue,
@@ -30,6 +31,7 @@ from scheduler.api import (
     Request,
     RequestCancelled,
     RequestId,
+    RunFailed,
     RunFinished,
     SlotFreed,
     Status,
@@ -55,6 +57,8 @@ _TIMES = StreamTimes()
 _MOST_ENDED = 4096
 # After a request's deadline its scheduler has so long to say so itself.
 _LATE_S = 1.0
+# What is safe in a URL and in a log.
+_NODE = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _Order = Prepare | Dispatch | Demote | EndLease
 
 
@@ -68,13 +72,15 @@ class Attachment:
     def __init__(
         self, urls: Sequence[str], node: NodeId, secret: bytes, times: StreamTimes = _TIMES
     ) -> None:
+        if not _NODE.fullmatch(node):
+            raise BadSetting("node", node, "letters, digits, '-', '_' and '.'")
         self._dialer = Dialer(urls, node, secrets.token_hex(16), stream_key(secret), times)
         self._stream = Stream(self._dialer, times, self._tell_everything, self._heard)
         self._orders: OrderTaker | None = None
         self._calls = Calls()
         self._registered: dict[ModelId, ModelRegistered] = {}
         self._ended: OrderedDict[LeaseId, None] = OrderedDict()
-        self._draining = False
+        self._drained: tuple[GpuId, ...] = ()
 
     @property
     def connected(self) -> bool:
@@ -106,8 +112,8 @@ class Attachment:
 
     def drain(self, gpus: Iterable[GpuId]) -> None:
         """Have no further request placed on these GPUs, which are all of the node's."""
-        self._draining = True
-        for gpu in gpus:
+        self._drained = tuple(gpus)
+        for gpu in self._drained:
             self._stream.say(Report(GpuDraining(gpu)))
 
     def detach(self, node: NodeId) -> None:
@@ -123,7 +129,7 @@ class Attachment:
             self._ended[event.lease] = None
             if len(self._ended) > _MOST_ENDED:
                 self._ended.popitem(last=False)
-        elif isinstance(event, RunFinished) and self._draining:
+        elif isinstance(event, RunFinished) and self._drained:
             return  # it may come when the GPU is gone already
         assert isinstance(event, NodeReport), f"{event} is nothing that a node reports"
         self._stream.say(Report(event))
@@ -208,13 +214,17 @@ class Attachment:
         """Break off: the next stream is told everything, and not what this one lacked."""
         self._stream.begin_anew()
 
-    def _tell_everything(self) -> None:
+    def _tell_everything(self, wishes: list[Report]) -> None:
         """A scheduler knows nothing of this node, nor of what crossed on an earlier stream."""
         assert self._orders is not None, "a stream begins when the node is attached"
         self._ended.clear()
         self._orders.contended(waiting=False)
         for event in [*self._registered.values(), *self._orders.truth()]:
             self.report(event)
+        for leaving in [Report(GpuDraining(gpu)) for gpu in self._drained]:
+            self._stream.say(leaving)
+        for wish in wishes:
+            self._stream.say(wish)
         for call in self._calls:
             self._stream.say(call)
 
@@ -242,8 +252,9 @@ class Attachment:
             raise BadValue("an order that this node cannot take") from error
 
     def _grant(self, orders: OrderTaker, order: Dispatch) -> None:
-        # Said again to a caller while the news of its end was on its way, or crossed the drain.
-        if order.lease in self._ended or self._draining:
+        if self._drained and order.lease not in self._ended:
+            self.report(RunFailed(order.lease, "its node is leaving"))
+        if self._drained or order.lease in self._ended:  # said while the news was on its way
             self.report(SlotFreed(order.slot, order.lease))
             return
         orders.grant(order)

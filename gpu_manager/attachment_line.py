@@ -9,6 +9,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from scheduler.api import BadValue
+from scheduler.stream import next_piece
 
 
 class Line:
@@ -59,6 +60,6 @@ class Line:
                 await self._wake.wait()
                 self._wake.clear()
                 while self._outgoing:
-                    await self._socket.send(self._outgoing.popleft())
+                    await self._socket.send(next_piece(self._outgoing))
         except ConnectionClosed:
             return  # the reader notices too

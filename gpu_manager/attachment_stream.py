@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from websockets.exceptions import ConnectionClosed
@@ -10,13 +10,14 @@ from websockets.exceptions import ConnectionClosed
 from gpu_manager.attachment_dialing import Dialed, Dialer
 from gpu_manager.attachment_line import Line
 from gpu_manager.errors import GpuManagerError, NoScheduler
-from scheduler.api import BadValue
+from scheduler.api import BadValue, LeaseReleased, RequestCancelled
 from scheduler.stream import (
     Answer,
     Beat,
     Contended,
     Given,
     Leave,
+    Report,
     Resume,
     StreamTimes,
     Superseded,
@@ -27,19 +28,23 @@ from scheduler.stream import (
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.01
+_MOST_WISHES = 4096
+# What nobody says twice, and what is not to be seen in a snapshot.
+_Wish = LeaseReleased | RequestCancelled
 
 
 class Stream:
     """Says and hears everything once and in order, over as many sockets as that takes.
 
-    `tell_everything` is called when a scheduler knows nothing of what was said before.
+    `tell_everything` is called when a scheduler knows nothing of what was said before, with those
+    wishes (releases and cancellations) that the earlier one may not have heard.
     """
 
     def __init__(
         self,
         dialer: Dialer,
         times: StreamTimes,
-        tell_everything: Callable[[], None],
+        tell_everything: Callable[[list[Report]], None],
         heard: Callable[[Given | Answer | Contended], None],
     ) -> None:
         self.begun = asyncio.Event()
@@ -48,10 +53,12 @@ class Stream:
         self._tell_everything = tell_everything
         self._heard = heard
         self._channel: UpChannel | None = None
+        self._wishes: list[Report] = []
         self._run = ""
         self._line: Line | None = None
         self._task: asyncio.Task[None] | None = None
         self._leaving = False
+        self._heard_s = 0.0
 
     @property
     def connected(self) -> bool:
@@ -64,8 +71,9 @@ class Stream:
         self._task.add_done_callback(_ended)
 
     def say(self, message: Up) -> None:
-        """Say this now, or when the stream goes on; nothing, before a scheduler was told all."""
+        """Say this now or when the stream goes on; before one begins, only wishes are kept."""
         if self._channel is None:
+            self._keep([message])
             return
         data = self._channel.say(message)
         if self._line is not None:
@@ -76,6 +84,8 @@ class Stream:
 
     def begin_anew(self) -> None:
         """Break off: the next stream is told everything, and not what this one lacked."""
+        if self._channel is not None:
+            self._keep(self._channel.unseen())
         self._channel = None
         if self._line is not None:
             self._line.hang_up()
@@ -121,18 +131,19 @@ class Stream:
 
     async def _talk(self, dialed: Dialed) -> None:
         """Until this socket breaks."""
-        loop, times = asyncio.get_running_loop(), self._times
+        loop = asyncio.get_running_loop()
+        self._heard_s = loop.time()
         helpers = []
         try:
             async with Line(dialed.socket) as line:
                 self._connected(line, dialed)
-                helpers.append(loop.create_task(self._beat()))
                 if self._dialer.others(dialed.url):
                     helpers.append(loop.create_task(self._look_around(line, dialed.url)))
-                async with asyncio.timeout(times.silence_s) as patience:
+                async with asyncio.timeout(self._times.silence_s) as patience:
+                    helpers.append(loop.create_task(self._beat(patience)))
                     while True:
                         self._hear(await line.receive())
-                        patience.reschedule(loop.time() + times.silence_s)
+                        self._heard_s = loop.time()
         except (BadValue, GpuManagerError) as error:
             log.error("the scheduler at %s: %s; beginning anew", dialed.url, error)
             self.begin_anew()
@@ -140,7 +151,8 @@ class Stream:
             log.warning("the scheduler at %s is silent", dialed.url)
             self._dialer.avoid(dialed.url)
         except (OSError, ConnectionClosed) as error:
-            log.warning("the stream to %s broke: %s", dialed.url, error)
+            level = logging.DEBUG if self._leaving else logging.WARNING
+            log.log(level, "the stream to %s broke: %s", dialed.url, error)
         finally:
             self._line = None
             for helper in helpers:
@@ -148,20 +160,29 @@ class Stream:
 
     def _connected(self, line: Line, dialed: Dialed) -> None:
         """Go on where the last stream broke, or tell everything from the beginning."""
-        self._line = line
         channel = self._channel if dialed.welcome.resumed else None
         log.info("the stream to %s %s", dialed.url, "begins" if channel is None else "goes on")
         if channel is None:
-            self._channel, self._run = UpChannel(), dialed.run
-            self._tell_everything()
+            self.begin_anew()
+            self._line, self._channel, self._run = line, UpChannel(), dialed.run
+            wishes, self._wishes = self._wishes, []
+            self._tell_everything(wishes)
         else:
+            self._line = line
             for data in channel.again(dialed.welcome.seen):
                 line.send(data)
         self.begun.set()
 
-    async def _beat(self) -> None:
+    def _keep(self, messages: Iterable[Up]) -> None:
+        """Of what will not be said on this stream, what the next one is to be told."""
+        reports = [found for found in messages if isinstance(found, Report)]
+        self._wishes += [found for found in reports if isinstance(found.event, _Wish)]
+        del self._wishes[:-_MOST_WISHES]
+
+    async def _beat(self, patience: asyncio.Timeout) -> None:
         while True:
             await asyncio.sleep(self._times.beat_s)
+            patience.reschedule(self._heard_s + self._times.silence_s)
             if self._line is not None and self._channel is not None:
                 self._line.send(self._channel.hint(Beat()))
 
@@ -180,14 +201,17 @@ class Stream:
     def _hear(self, data: bytes) -> None:
         if self._channel is None:
             return  # it was given up, and the line is closing
-        message = self._channel.hear(data)
-        if isinstance(message, Given):
-            if message.term < self._dialer.term:
-                began = self._dialer.term
-                raise BadValue(f"an order of term {message.term}, and {began} has begun")
-            self._dialer.term = message.term
-        if message is not None and not isinstance(message, Beat):
-            self._heard(message)
+        for message in self._channel.hear(data):
+            if isinstance(message, Given):
+                self._check(message.term)
+            if not isinstance(message, Beat):
+                self._heard(message)
+
+    def _check(self, term: int) -> None:
+        """Orders of a leader that was followed by another one are not obeyed."""
+        if term < self._dialer.term:
+            raise BadValue(f"an order of term {term}, and {self._dialer.term} has begun")
+        self._dialer.term = term
 
 
 def _ended(task: asyncio.Task[None]) -> None:

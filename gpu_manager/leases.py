@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
-from scheduler.api import GpuId, LeaseId, ModelId, SlotId
+from scheduler.api import GpuId, LeaseId, ModelId, RequestId, SlotId
 
 SessionKey = NewType("SessionKey", str)
 
@@ -78,6 +78,7 @@ class Held:
     gpu: GpuId
     models: tuple[ModelId, ...]
     granted_s: float | None = None  # None: nobody is to come for it
+    requests: tuple[RequestId, ...] = ()
     holder: SessionKey | None = None
     claimed_s: float = 0.0
     used_s: float = 0.0
@@ -115,6 +116,7 @@ class Leases:
         gpu: GpuId,
         models: tuple[ModelId, ...],
         now_s: float | None = None,
+        requests: tuple[RequestId, ...] = (),
     ) -> bool:
         """A lease is in force from now on, for somebody to claim if a time is given.
 
@@ -123,7 +125,7 @@ class Leases:
         if lease in self._held:
             return False
         self.latest = max(self.latest, lease)
-        self._held[lease] = Held(lease, slot, gpu, models, now_s)
+        self._held[lease] = Held(lease, slot, gpu, models, now_s, requests)
         return True
 
     def claim(self, held: Held, holder: SessionKey, now_s: float) -> None:

@@ -106,7 +106,7 @@ class Node:
     def grant(self, order: Dispatch) -> None:
         """A lease is in force."""
         now_s = self._loop.time()
-        self.leases.grant(order.lease, order.slot, order.gpu, order.models, now_s)
+        self.leases.grant(order.lease, order.slot, order.gpu, order.models, now_s, order.requests)
         self.granted.happened()
         if self._timer is None:
             self._tick()
@@ -352,7 +352,7 @@ class Node:
     def _of(self, gpu: HostGpu) -> GpuSnapshot:
         residents = tuple((found.model, gpu.size_bytes(found)) for found in gpu.by_use())
         leases = tuple(
-            LiveLease(held.id, SlotId(held.slot), held.models)
+            LiveLease(held.id, SlotId(held.slot), held.models, held.requests)
             for held in self.leases
             if held.gpu == gpu.id
         )

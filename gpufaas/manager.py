@@ -5,13 +5,18 @@ import asyncio
 import logging
 import signal
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_manager.api import NodeSettings, parse_address, parse_size
+from gpu_manager.api import GpuManager, NodeSettings, parse_address, parse_size
+from gpu_manager.credentials import load_secret
 from gpufaas.administrator import default_address
 from gpufaas.arguments import Commands
+from gpufaas.credentials import default_secret_file
 from gpufaas.devices import add_device_options, node_settings
+from gpufaas.joined import joined_node
 from gpufaas.node import embedded_node
 
 log = logging.getLogger(__name__)
@@ -31,6 +36,13 @@ def add_parser(commands: Commands) -> None:
     add("--spill", metavar="DIR", help="where weights go that memory has no room for")
     add("--spill-size", default="64GiB", metavar="SIZE", help="how much may lie there (64GiB)")
     add("--secret-file", metavar="FILE", help="what credentials are made with; made if missing")
+    add("--scheduler", metavar="URL[,URL]", help="join the cluster of these schedulers")
+    add(
+        "--advertise",
+        action="append",
+        metavar="ADDRESS",
+        help="where functions elsewhere find this node (where it listens)",
+    )
     add_device_options(parser, log_level="info")
     parser.set_defaults(run=_run)
 
@@ -38,7 +50,7 @@ def add_parser(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     level = getattr(logging, options.log_level.upper())
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    asyncio.run(_serve(_settings(options), options.policy))
+    asyncio.run(_serve(_settings(options), options))
     return 0
 
 
@@ -49,18 +61,39 @@ def _settings(options: argparse.Namespace) -> NodeSettings:
         node_settings(options, options.node, listen),
         spill=None if options.spill is None else Path(options.spill),
         spill_bytes=parse_size(options.spill_size),
-        secret_file=None if options.secret_file is None else Path(options.secret_file),
+        secret_file=_secret_file(options),
+        advertise=tuple(str(parse_address(text)) for text in options.advertise or ()),
     )
 
 
-async def _serve(settings: NodeSettings, policy: str) -> None:
+def _secret_file(options: argparse.Namespace) -> Path | None:
+    """In a cluster all have the same secret; alone, one for the life of the process will do."""
+    if options.secret_file is not None:
+        return Path(options.secret_file)
+    return None if options.scheduler is None else default_secret_file(options.environment)
+
+
+async def _serve(settings: NodeSettings, options: argparse.Namespace) -> None:
     """Until SIGTERM or SIGINT; a second one does not hasten the end, SIGKILL does."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with embedded_node(settings, policy) as node:
-        gpus = ", ".join(f"{device.id} ({device.name})" for device in node.manager.devices)
+    async with _node(settings, options) as manager:
+        gpus = ", ".join(f"{device.id} ({device.name})" for device in manager.devices)
         log.info("node %s with %s", settings.node, gpus)
         await stop.wait()
         log.info("stopping: calls in flight have %g s", settings.drain_s)
+
+
+@asynccontextmanager
+async def _node(settings: NodeSettings, options: argparse.Namespace) -> AsyncIterator[GpuManager]:
+    """With a scheduler of its own, or as a part of a cluster."""
+    if options.scheduler is None:
+        async with embedded_node(settings, options.policy) as node:
+            yield node.manager
+        return
+    assert settings.secret_file is not None, "a cluster has a secret"
+    urls = [url.strip() for url in options.scheduler.split(",")]
+    async with joined_node(settings, urls, load_secret(settings.secret_file)) as (manager, _):
+        yield manager

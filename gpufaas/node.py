@@ -50,13 +50,13 @@ async def embedded_node(
     loop = asyncio.get_running_loop()
     driver = Driver(make_core(policy, _EVICTION), LoopClock(loop), logging.getLogger("scheduler"))
     try:
-        async with GpuManager(settings, driver, make_runtime or _processes) as manager:
+        async with GpuManager(settings, driver, make_runtime or processes) as manager:
             yield EmbeddedNode(manager, driver)
     finally:
         driver.close()
 
 
-async def _processes(observer: Observer, devices: Sequence[Device]) -> Runtime:
+async def processes(observer: Observer, devices: Sequence[Device]) -> Runtime:
     """A process for each model."""
     runtime = ProcessRuntime(observer, [device.worker_device for device in devices])
     await runtime.start()

@@ -100,8 +100,7 @@ async def test_lease_is_given_back_when_it_is_on_a_node_where_the_function_is_no
         busy, other = await uploaded(near)
         _, channels = await busy.acquire(other.digest)
         client, image = await uploaded(near)
-        elsewhere, _ = await uploaded(far)
-        await elsewhere.upload(image)
+        await (await far.client()).upload(image)
 
         with pytest.raises(Refused) as refused:
             await client.acquire(image.digest)
