@@ -19,14 +19,24 @@ _MODULES = {
     "exec": "execute",
     "check": "check.command",
     "gpu-manager": "manager",
+    "scheduler": "scheduler",
+    "status": "status",
+    "policy": "policy",
+    "explain": "explain",
     "models": "models",
+    "prefetch": "models",
     "evict": "models",
     "pin": "models",
     "unpin": "models",
     "simulate": "simulate",
     "reproduce": "reproduce",
+    "replay": "replay",
     "demo": "demo",
+    "doctor": "doctor",
+    "token": "credentials",
 }
+# The extra with what a subcommand needs, where it is not `gpu`.
+_EXTRA = {"scheduler": "control"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -63,7 +73,7 @@ def _parser(arguments: Sequence[str]) -> _Parser:
         except ModuleNotFoundError as error:
             if asked:
                 raise CommandError(
-                    f"needs the package {error.name}: install gpufaas[gpu]"
+                    f"needs the package {error.name}: install gpufaas[{_EXTRA.get(asked, 'gpu')}]"
                 ) from error
         else:
             module.add_parser(commands)

@@ -1,4 +1,4 @@
-"""`gpufaas models`, `evict`, `pin` and `unpin`: what a running GPU manager holds."""
+"""`gpufaas models`, `evict`, `pin`, `unpin`, `prefetch`: what a GPU manager or a cluster holds."""
 
 import argparse
 import json
@@ -8,19 +8,24 @@ from typing import Any
 from gpu_manager.api import format_size
 from gpufaas.administrator import ask, default_address
 from gpufaas.arguments import Commands
+from gpufaas.columns import columns
+from gpufaas.errors import CommandError
+from gpufaas.remote import add_scheduler_options, in_path, remote
 
 _HEAD = ("MODEL", "FUNCTIONS", "WHERE", "BYTES", "SINCE", "USES", "LAST USED", "PINNED")
+_CLUSTER_HEAD = ("MODEL", "NEEDS", "HELD BY", "LEASES", "WAITING", "LOAD", "RUN", "A MINUTE")
 _ORDERS = {
     "evict": "take a model out of GPU memory",
     "pin": "keep a model in GPU memory; with --gpu, load it there if need be",
     "unpin": "let a pinned model be evicted again",
+    "prefetch": "load a model ahead of its requests (--scheduler)",
 }
 _MINUTE_S, _HOUR_S = 60, 3600
 
 
 def add_parser(commands: Commands) -> None:
     """Describe the commands' options."""
-    parser = commands.add_parser("models", help="the models that a GPU manager holds")
+    parser = commands.add_parser("models", help="the models that a GPU manager or cluster holds")
     _add_common_options(parser)
     parser.set_defaults(run=_models)
     for name, help_text in _ORDERS.items():
@@ -35,16 +40,33 @@ def _add_common_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--address", help="of the GPU manager (unix:/run/gpufaas/node.sock)")
     add("--credential", default="", help="the administrator's, where it is another user's")
-    add("--json", action="store_true", help="print JSON")
+    add_scheduler_options(parser)
+
+
+def _at_scheduler(options: argparse.Namespace) -> bool:
+    """Whether a whole cluster is meant; without a word about it, this machine's GPU manager."""
+    named: str | None = options.scheduler or options.environment.get("GPUFAAS_SCHEDULER")
+    return options.address is None and bool(named)
 
 
 def _models(options: argparse.Namespace) -> int:
+    if _at_scheduler(options):
+        found = remote(options).get("/models")
+        print(json.dumps(found, indent=1) if options.json else cluster_table(found))
+        return 0
     rows = _ask(options, do="models")["models"]
     print(json.dumps(rows, indent=1) if options.json else table(rows))
     return 0
 
 
 def _order(options: argparse.Namespace) -> int:
+    if _at_scheduler(options):
+        path = f"/models/{in_path(options.model)}/{options.command}"
+        done = remote(options).post(path, gpu=options.gpu)
+        print(json.dumps(done) if options.json else f"{done['done']}: {done['model']}")
+        return 0
+    if options.command == "prefetch":
+        raise CommandError("a scheduler prefetches: name one with --scheduler URL")
     answer = _ask(options, do=options.command, model=options.model, gpu=options.gpu)
     print(json.dumps(answer) if options.json else f"{options.command}: {answer['model']}")
     return 0
@@ -57,10 +79,32 @@ def _ask(options: argparse.Namespace, **fields: str | None) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """A line a model and GPU, in columns."""
-    lines = [_HEAD, *(_line(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
-    padded = ("  ".join(map(str.ljust, line, widths)) for line in lines)
-    return "\n".join(line.rstrip() for line in padded)
+    return columns([_HEAD, *(_line(row) for row in rows)])
+
+
+def cluster_table(models: list[dict[str, Any]]) -> str:
+    """A line a model, with the GPUs that hold it (`*`: pinned there)."""
+    return columns([_CLUSTER_HEAD, *(_cluster_line(model) for model in models)])
+
+
+def _cluster_line(model: dict[str, Any]) -> tuple[str, ...]:
+    holders = model["holders"]
+    held = ", ".join(f"{found['gpu']}{'*' if found['pinned'] else ''}" for found in holders)
+    return (
+        model["model"],
+        format_size(model["memory_bytes"]),
+        held or "-",
+        str(sum(found["leases"] for found in holders)),
+        str(model["waiting"] + sum(found["waiting"] for found in holders)),
+        _times(model["load_s"]),
+        _times(model["run_s"]),
+        f"{60 * model['rate']:.1f}",
+    )
+
+
+def _times(by: dict[str, float]) -> str:
+    """The seconds from or with whatever was seen, as in `0.21 host, 1.4 disk`."""
+    return ", ".join(f"{seconds:.3g} {key}" for key, seconds in by.items()) or "-"
 
 
 def _line(row: dict[str, Any]) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ from typing import Protocol
 from cache_manager.model import GpuId, ModelId, NodeId, Tier
 from scheduler.actions import Demote, Dispatch, EndLease, Prepare
 from scheduler.errors import (
+    BadToken,
+    BadValue,
     Cancelled,
     Expired,
     Failed,
@@ -30,10 +32,12 @@ from scheduler.events import (
     ModelLoaded,
     ModelRegistered,
     NodeSnapshot,
+    RequestCancelled,
     RunFailed,
     RunFinished,
     SlotFreed,
 )
+from scheduler.leases import LeaseClaims, LeaseTokens
 from scheduler.model import (
     AfterLoss,
     Estimate,
@@ -42,6 +46,7 @@ from scheduler.model import (
     Load,
     ModelSpec,
     Outcome,
+    Placement,
     Request,
     RequestId,
     SlotId,
@@ -61,6 +66,8 @@ __all__ = [
     "Acquired",
     "AfterLoss",
     "Answer",
+    "BadToken",
+    "BadValue",
     "Cancellable",
     "Cancelled",
     "Clock",
@@ -81,9 +88,11 @@ __all__ = [
     "GpuSnapshot",
     "GpuSpec",
     "GpuStatus",
+    "LeaseClaims",
     "LeaseId",
     "LeaseReleased",
     "LeaseStatus",
+    "LeaseTokens",
     "LiveLease",
     "Load",
     "LoadFailed",
@@ -103,6 +112,7 @@ __all__ = [
     "Refused",
     "Reports",
     "Request",
+    "RequestCancelled",
     "RequestEnded",
     "RequestId",
     "ResidentStatus",
@@ -130,19 +140,6 @@ class Reports(Protocol):
     def report(self, event: Event) -> None:
         """Take one event in; orders that follow from it may be given before this returns."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A lease in force on one slot; on a miss its models are being loaded meanwhile."""
-
-    lease: LeaseId
-    gpu: GpuId
-    node: NodeId
-    slot: SlotId
-    models: tuple[ModelId, ...]
-    hit: bool
-    estimate: Estimate
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ SchedulerError
 ├── BadWorkload          a workload or trace that cannot be simulated
 ├── BadValue             a value from outside that is none of ours
 ├── BadToken             a lease token that was forged or came too late
+├── BadRecording         a file that is no recording of a live run, or cannot be written
 ├── Refused              what was asked cannot be done, and changed nothing or only a part
 ├── StoreError           the datastore did not do what was asked
 │   ├── StoreUnavailable it cannot be reached, or does not answer; whether it did it is unknown
@@ -81,6 +82,10 @@ class BadToken(SchedulerError):
     def __init__(self, reason: str, *, late: bool = False) -> None:
         self.late = late
         super().__init__(reason)
+
+
+class BadRecording(SchedulerError):
+    """The recording is none, is of another version, or cannot be written; the text says why."""
 
 
 class Refused(SchedulerError):

@@ -55,11 +55,12 @@ class GpuLost(NamedTuple):
 
 
 class LiveLease(NamedTuple):
-    """A lease that a GPU manager says is in force."""
+    """A lease that a GPU manager says is in force, and the requests that it was given for."""
 
     lease: LeaseId
     slot: SlotId
     models: tuple[ModelId, ...]
+    requests: tuple[RequestId, ...] = ()
 
 
 class GpuSnapshot(NamedTuple):

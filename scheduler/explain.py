@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cache_manager.model import ModelId
+from cache_manager.model import ModelId, NodeId
 from scheduler.cluster import Cluster
 from scheduler.model import Candidate, Explanation
 from scheduler.requests import Pending, Standing
@@ -44,18 +44,36 @@ def explain(
 
 
 def _candidates(cluster: Cluster, pending: Pending, now: float) -> Iterator[Candidate]:
+    """Nodes and GPU types are few: their seconds are worked out once, not for every slot."""
+    bundle, batch = pending.bundle, pending.request.batch
+    models, size_class = bundle.models, bundle.size_class
+    runs_s: dict[str, float] = {}
+    loads_s: dict[NodeId, float] = {}
+
+    def load_s(slot: Slot) -> float:
+        if len(models) > 1:  # some of them may be there already
+            return cluster.missing_load_s(bundle, slot)
+        node = slot.gpu.spec.node
+        if node not in loads_s:
+            loads_s[node] = cluster.missing_load_s(bundle, slot)
+        return loads_s[node]
+
     for slot in cluster.slots.values():
-        if not slot.gpu.active or slot.gpu.size_class < pending.bundle.size_class:
+        gpu = slot.gpu
+        if not gpu.active or gpu.size_class < size_class:
             continue
-        cached = slot.holds(pending.bundle.models)
+        spec = gpu.spec
+        run_s = runs_s.get(spec.gpu_type)
+        if run_s is None:
+            run_s = cluster.profiles.estimate_run_s(models, batch, spec.gpu_type)
+            runs_s[spec.gpu_type] = run_s
+        cached = slot.holds(models)
         yield Candidate(
             slot=slot.id,
             idle=slot.idle,
             cached=cached,
             frequency=slot.frequency,
             wait_s=0.0 if slot.idle else slot.wait_s(now),
-            load_s=0.0 if cached else cluster.missing_load_s(pending.bundle, slot),
-            run_s=cluster.profiles.estimate_run_s(
-                pending.bundle.models, pending.request.batch, slot.gpu.spec.gpu_type
-            ),
+            load_s=0.0 if cached else load_s(slot),
+            run_s=run_s,
         )

@@ -107,7 +107,8 @@ class Fleet:
         for found in snapshot.leases:
             slot = self._cluster.slots[found.slot]
             if found.lease not in slot.leases:
-                self._placer.adopt(found.lease, slot, found.models, now)
+                self._placer.adopt(found, slot, now)
+                self._lifecycle.adopted(found, out)
         self.leave_if_drained(gpu)
 
     def _reconcile_residents(

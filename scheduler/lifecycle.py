@@ -7,6 +7,7 @@ from scheduler.events import (
     DeadlinePassed,
     LeaseReleased,
     LeaseWanted,
+    LiveLease,
     RequestArrived,
     RequestCancelled,
     RunFailed,
@@ -76,7 +77,11 @@ class Lifecycle:
             self._cluster.accepted += 1
             for model in bundle.models:
                 self._cluster.index.asked(model, now)
-            self._placer.wait(pending)
+            lease = self._placer.promised(pending)
+            if lease is None:
+                self._placer.wait(pending)
+            else:
+                self._placer.rejoin(pending, lease, out)
 
     def _repeat(self, pending: Pending, out: list[Action]) -> None:
         """Asked again, after a lost answer: the lease that it holds already is the answer."""
@@ -154,6 +159,18 @@ class Lifecycle:
         if not lease.may_return:
             lease.wanted.clear()
         out.append(EndLease(lease.slot.id, lease.id, "released"))
+
+    def adopted(self, found: LiveLease, out: list[Action]) -> None:
+        """Requests that asked again before the lease was reported which they had been given."""
+        known = [self.requests[name] for name in found.requests if name in self.requests]
+        queued = [pending for pending in known if pending.standing in _IN_A_QUEUE]
+        for pending in queued:
+            lease = self._placer.promised(pending)
+            if lease is not None:
+                self._placer.take(pending)
+                self._placer.rejoin(pending, lease, out)
+        if known and not queued and len(known) == len(found.requests):
+            out.append(EndLease(found.slot, found.lease, "its requests were given other ones"))
 
     def _done_for_good(self, lease: LeaseId, out: list[Action]) -> None:
         """Requests that gave this lease back early, and will not come for another one."""

@@ -1,6 +1,6 @@
 """The scheduler's values: requests, GPUs and slots, placements and how a request may end."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, NewType
@@ -93,6 +93,19 @@ class Estimate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Placement:
+    """A lease in force on one slot; on a miss its models are being loaded meanwhile."""
+
+    lease: LeaseId
+    gpu: GpuId
+    node: NodeId
+    slot: SlotId
+    models: tuple[ModelId, ...]
+    hit: bool
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """One model to bring into GPU memory, and the nearest tier that has it."""
 
@@ -150,6 +163,6 @@ class CoreSettings:
     default_memory_bytes: int = 1024 * MIB
     default_load_s: float = 3.0
     default_run_s: float = 0.5
-    explain: frozenset[RequestId] = frozenset()
+    explain: Container[RequestId] = frozenset()
     first_lease: int = 1
     largest_gpu_bytes: int = 0

@@ -1,16 +1,20 @@
 """Carries out what a policy decides: placements, local queues, visits, prefetches."""
 
+from collections.abc import Container
+
 from cache_manager.index import Plan
 from cache_manager.model import ModelId
 from scheduler.actions import Action, Dispatch, EnqueueLocally, Prepare, SetTimer
 from scheduler.cluster import Cluster
-from scheduler.events import TimerFired
+from scheduler.events import LiveLease, TimerFired
 from scheduler.explain import Reasons, explain
 from scheduler.model import Estimate, Explanation, LeaseId, Load, RequestId
 from scheduler.policies.base import Decision, Place, Prefetch, Queue, Skip
 from scheduler.requests import Bundle, Pending, Standing
 from scheduler.slots import Lease, Slot
 from scheduler.visits import Visits
+
+_NO_LEASE = LeaseId(0)
 
 
 class Placer:
@@ -20,7 +24,7 @@ class Placer:
         self,
         cluster: Cluster,
         visits: Visits,
-        watched: frozenset[RequestId],
+        watched: Container[RequestId],
         first_lease: int,
     ) -> None:
         self.cluster = cluster
@@ -32,6 +36,7 @@ class Placer:
         self.queued = 0
         self.disturbed = False
         self._last_lease = first_lease - 1
+        self._promised: dict[RequestId, LeaseId] = {}
 
     def apply(
         self, decision: Decision, requests: dict[RequestId, Pending], now: float, out: list[Action]
@@ -113,9 +118,40 @@ class Placer:
         self._occupy(lease, now, load_s, 0.0)
         return True
 
+    def promised(self, pending: Pending) -> Lease | None:
+        """The lease that an earlier leader gave this request, if that is still in force."""
+        lease = self.leases.get(self._promised.pop(pending.id, _NO_LEASE))
+        if lease is None or lease.released or lease.models != pending.bundle.models:
+            return None
+        return lease
+
+    def rejoin(self, pending: Pending, lease: Lease, out: list[Action]) -> None:
+        """Give a request that is in no queue its lease again."""
+        slot = lease.slot
+        pending.standing = Standing.LEASED
+        pending.at = slot.id
+        pending.lease = lease.id
+        lease.requests.append(pending)
+        lease.dispatch = Dispatch(
+            lease=lease.id,
+            slot=slot.id,
+            gpu=slot.gpu.spec.id,
+            node=slot.gpu.spec.node,
+            requests=tuple(each.id for each in lease.requests),
+            hit=True,
+            held_elsewhere=False,
+            estimate=Estimate(0.0, 0.0),
+            rule="it was given this lease before",
+            models=lease.models,
+        )
+        out.append(lease.dispatch)
+
     def end(self, lease: Lease, now: float) -> None:
         """Take a lease off its slot: the one way in which a slot becomes idle."""
         slot = lease.slot
+        if self._promised:
+            promised = self._promised.items()
+            self._promised = {request: held for request, held in promised if held != lease.id}
         del self.leases[lease.id]
         del slot.leases[lease.id]
         cache = slot.gpu.cache
@@ -137,8 +173,10 @@ class Placer:
             lease.due_s = due_s
             self.cluster.settle(lease.slot)
 
-    def adopt(self, lease_id: LeaseId, slot: Slot, models: tuple[ModelId, ...], now: float) -> None:
+    def adopt(self, found: LiveLease, slot: Slot, now: float) -> None:
         """Take over a lease that a manager reports and that this core did not give."""
+        lease_id, models = found.lease, found.models
+        self._promised.update(dict.fromkeys(found.requests, lease_id))
         lease = Lease(lease_id, slot, models)
         lease.begins_s = lease.due_s = now
         self.leases[lease_id] = lease

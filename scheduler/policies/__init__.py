@@ -3,13 +3,24 @@
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib import import_module
+from inspect import getdoc
 from pkgutil import iter_modules
+from typing import NamedTuple
 
 from scheduler.errors import BadParameter, UnknownPolicy
 from scheduler.policies.base import Policy
 
 _LARGEST = 1e15
 _NOT_POLICIES = frozenset({"base"})
+
+
+class Described(NamedTuple):
+    """A policy as it says of itself what it does, and its parameters at their defaults."""
+
+    name: str
+    summary: str
+    rule: str
+    parameters: dict[str, float]
 
 
 def available() -> tuple[str, ...]:
@@ -33,6 +44,14 @@ def make(name: str, parameters: Mapping[str, float] | None = None) -> Policy:
 def takes(name: str, parameter: str) -> bool:
     """Whether the policy of that name has such a parameter."""
     return parameter in _parameters(name)
+
+
+def describe(name: str) -> Described:
+    """What a policy does, in its own words."""
+    kind = _kind(name)
+    summary = (import_module(kind.__module__).__doc__ or "").partition("\n")[0]
+    parameters: dict[str, float] = {each.name: getattr(kind(), each.name) for each in fields(kind)}
+    return Described(name, summary, getdoc(kind) or "", parameters)
 
 
 def _kind(name: str) -> type:

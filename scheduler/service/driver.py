@@ -2,7 +2,7 @@
 
 from asyncio import CancelledError, Future, get_running_loop
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from logging import Logger
 from types import MappingProxyType
 from typing import NamedTuple
@@ -44,6 +44,7 @@ from scheduler.service.timers import Timers
 from scheduler.status import Status
 
 Recorder = Callable[[float, Event], None]
+Observer = Callable[[float, Event, Sequence[Action]], None]
 
 _STOPPING = "the scheduler is stopping"
 
@@ -63,12 +64,18 @@ class Driver:
     """
 
     def __init__(
-        self, core: Core, clock: Clock, log: Logger, recorder: Recorder | None = None
+        self,
+        core: Core,
+        clock: Clock,
+        log: Logger,
+        recorder: Recorder | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._core = core
         self._clock = clock
         self._log = log
         self._recorder = recorder
+        self._observer = observer
         self._events: deque[_Reported] = deque()
         self._handling = False
         self._closed = False
@@ -164,6 +171,10 @@ class Driver:
             waiting_locally=placer.queued - waiting,
             counts=self._journal.counts(),
         )
+
+    async def survey(self) -> Status:
+        """The status, for those to whom a scheduler elsewhere would have to be asked."""
+        return self.status()
 
     def close(self) -> None:
         """Take no further event, set no timer; whoever waits is told that the scheduler stops."""
@@ -268,6 +279,8 @@ class Driver:
                 self._recorder(now, event)
             self._journal.happened(event)
             actions = self._core.handle(event, now)
+            if self._observer is not None:
+                self._observer(now, event, actions)
         for action in actions:
             if isinstance(action, Refuse):
                 refused = Refused(event, action.reason)

@@ -105,4 +105,4 @@ class Journal:
 
     def _explain(self, action: Dispatch | EnqueueLocally) -> None:
         if action.explanation is not None:
-            self._log.info("%s", action.explanation)
+            self._log.debug("%s", action.explanation)

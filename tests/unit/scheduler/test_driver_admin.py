@@ -258,7 +258,7 @@ async def test_status_shows_a_gpu_that_drains_until_its_lease_ends() -> None:
 async def test_explained_request_is_logged_with_its_reasons(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     watched = CoreSettings(explain=frozenset({RequestId("r1")}))
     stage = a_stage(core=a_core("rr", gpus=(), settings=watched))
     await stage.driver.acquire(request("r0"))

@@ -1,0 +1,64 @@
+"""`gpufaas policy get|set|list`: by which policy a running scheduler decides."""
+
+import argparse
+import json
+from typing import Any
+
+from gpufaas.arguments import Commands
+from gpufaas.errors import CommandError
+from gpufaas.remote import add_scheduler_options, remote
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command's options."""
+    parser = commands.add_parser("policy", help="show, change or list a scheduler's policies")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    get = verbs.add_parser("get", help="the policy in force")
+    choose = verbs.add_parser("set", help="decide by another one from now on, losing no request")
+    choose.add_argument("policy")
+    choose.add_argument("parameters", nargs="*", metavar="NAME=NUMBER", help="as in o3_limit=10")
+    every = verbs.add_parser("list", help="what there is to choose from")
+    for each, run in ((get, _get), (choose, _set), (every, _list)):
+        add_scheduler_options(each)
+        each.set_defaults(run=run)
+
+
+def _get(options: argparse.Namespace) -> int:
+    return _say(remote(options).get("/policy"), options)
+
+
+def _set(options: argparse.Namespace) -> int:
+    parameters = dict(_parameter(text) for text in options.parameters)
+    choice = {"policy": options.policy, "parameters": parameters}
+    return _say(remote(options).put("/policy", choice), options)
+
+
+def _list(options: argparse.Namespace) -> int:
+    found = remote(options).get("/policies")
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    for policy in found:
+        print(policy["summary"].partition(": ")[2] or policy["summary"], end="\n  ")
+        print(_written({"policy": policy["name"], "parameters": policy["parameters"]}), end="\n\n")
+        print("\n".join(f"  {line}".rstrip() for line in policy["rule"].splitlines()), end="\n\n")
+    return 0
+
+
+def _say(choice: dict[str, Any], options: argparse.Namespace) -> int:
+    print(json.dumps(choice) if options.json else _written(choice))
+    return 0
+
+
+def _written(choice: dict[str, Any]) -> str:
+    """As `set` takes it."""
+    parameters = [f"{name}={value:g}" for name, value in choice["parameters"].items()]
+    return " ".join([choice["policy"], *parameters])
+
+
+def _parameter(text: str) -> tuple[str, float]:
+    name, _, number = text.partition("=")
+    try:
+        return name, float(number)
+    except ValueError as error:
+        raise CommandError(f"parameter {text!r}: NAME=NUMBER is wanted") from error

@@ -1,0 +1,159 @@
+"""`gpufaas scheduler`: a scheduler that leads, or stands by while another one does."""
+
+import argparse
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import uvloop
+
+from cache_manager import eviction
+from gpufaas.arguments import Commands
+from gpufaas.credentials import add_secret_option, cluster_secret, default_secret_file
+from gpufaas.errors import CommandError
+from gpufaas.etcd import etcd_server
+from gpufaas.settings import host_and_port, read_settings
+from scheduler import policies
+from scheduler.adapters.etcd_channel import EtcdSettings
+from scheduler.adapters.store_etcd import EtcdStore
+from scheduler.adapters.store_memory import MemoryStore
+from scheduler.ports import Store
+from scheduler.service.recorder import Recorder
+from scheduler.service.service import Service
+from scheduler.service.serving import listen, serving
+from scheduler.service.settings import Etcd, Settings
+
+log = logging.getLogger(__name__)
+
+_FLUSH_S = 1.0
+_ANYWHERE = {"0.0.0.0", "::"}
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command's options."""
+    parser = commands.add_parser("scheduler", help="decide which GPU runs each request")
+    add = parser.add_argument
+    add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
+    add("--listen", metavar="HOST:PORT", help="where to answer HTTP (127.0.0.1:7700)")
+    add("--advertise", metavar="URL", help="under which others reach it (what it listens on)")
+    add("--name", help="among several schedulers (HOST:PORT)")
+    add("--policy", help=f"one of {', '.join(policies.available())} (lalbo3)")
+    add("--parameters", metavar="NAME=N,...", help="of the policy, as in o3_limit=10")
+    add("--eviction", help=f"one of {', '.join(eviction.available())} (lru)")
+    add("--max-waiting", metavar="N", help="requests that may wait before further ones get 429")
+    add("--etcd", metavar="URL[,URL]", help="keep the state there; without, only in memory")
+    add("--start-etcd", action="store_true", default=None, help="keep it in an etcd of our own")
+    add("--etcd-data", metavar="DIR", help="where that etcd keeps its data")
+    add("--record", metavar="FILE", help="append all that happens there, for `gpufaas replay`")
+    add("--log-level", choices=["debug", "info", "warning", "error"], help="(info)")
+    add_secret_option(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    flags = {
+        "policy": options.policy,
+        "parameters": options.parameters,
+        "eviction": options.eviction,
+        "scheduler.listen": options.listen,
+        "scheduler.advertise": options.advertise,
+        "scheduler.name": options.name,
+        "scheduler.max_waiting": options.max_waiting,
+        "scheduler.record": options.record,
+        "scheduler.secret_file": options.secret_file,
+        "scheduler.log_level": options.log_level,
+        "etcd.endpoints": options.etcd,
+        "etcd.start": options.start_etcd,
+        "etcd.data_dir": options.etcd_data,
+    }
+    settings = read_settings(options.config, options.environment, flags)
+    secret = cluster_secret(settings.scheduler.secret_file, options.environment)
+    if settings.etcd.start and not settings.etcd.data_dir:
+        data = default_secret_file(options.environment).parent / "etcd"
+        settings = replace(settings, etcd=replace(settings.etcd, data_dir=str(data)))
+    level = getattr(logging, settings.scheduler.log_level.upper())
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, secret))
+    return 0
+
+
+async def _serve(settings: Settings, secret: bytes) -> None:
+    """Until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    listener = _listener(settings.scheduler.listen)
+    url = settings.scheduler.advertise or _url(listener)
+    name = settings.scheduler.name or url.partition("//")[2]
+    async with recording(settings.scheduler.record) as recorder, _store(settings.etcd) as store:
+        service = Service(settings, secret, name, url, recorder)
+        async with serving(service.app, listener):
+            log.info("%s answers at %s, documentation at %s/docs", name, url, url)
+            working = asyncio.create_task(service.run(store))
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            log.info("stopping")
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=not working.done())
+
+
+@asynccontextmanager
+async def recording(path: str) -> AsyncIterator[Recorder | None]:
+    """A recorder to this file, which is at most a second behind; none where none is named."""
+    if not path:
+        yield None
+        return
+    recorder = Recorder(Path(path))
+
+    async def flush() -> None:
+        while True:
+            await asyncio.sleep(_FLUSH_S)
+            recorder.flush()
+
+    flushing = asyncio.create_task(flush())
+    try:
+        yield recorder
+    finally:
+        flushing.cancel()
+        recorder.close()
+
+
+@asynccontextmanager
+async def _store(etcd: Etcd) -> AsyncIterator[Store]:
+    """The datastore that the settings ask for."""
+    if etcd.start:
+        async with (
+            etcd_server(Path(etcd.data_dir), log) as server,
+            EtcdStore(EtcdSettings((server.url,), etcd.prefix), log) as store,
+        ):
+            yield store
+    elif etcd.endpoints:
+        async with EtcdStore(EtcdSettings(etcd.endpoints, etcd.prefix), log) as store:
+            yield store
+    else:
+        log.warning("no etcd: profiles, policy and order of use are lost when this process ends")
+        memory = MemoryStore()
+        yield memory
+        await memory.close()
+
+
+def _listener(address: str) -> socket.socket:
+    host, port = host_and_port(address)
+    try:
+        return listen(host, port)
+    except OSError as error:
+        raise CommandError(f"cannot listen on {address}: {error.strerror or error}") from error
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    if host in _ANYWHERE:
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,190 @@
+"""Settings from `gpufaas.toml`, `GPUFAAS_*` and flags: later ones win, unknown ones stop the start.
+
+A key of the file is `policy`, or `listen` in the table `[scheduler]`; in the environment these are
+`GPUFAAS_POLICY` and `GPUFAAS_SCHEDULER_LISTEN`.
+"""
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from cache_manager import eviction
+from gpu_manager.api import parse_size
+from gpufaas.errors import CommandError
+from scheduler import policies
+from scheduler.service.settings import Settings
+
+_FILE = "gpufaas.toml"
+_SYSTEM_FILE = Path("/etc/gpufaas") / _FILE
+_PREFIX = "GPUFAAS"
+
+_Settings = TypeVar("_Settings")
+
+
+def read_settings(
+    config: str | None, environment: Mapping[str, str], flags: Mapping[str, object]
+) -> Settings:
+    """The scheduler's settings; CommandError names the key that is wrong and where it stands.
+
+    Flags are by dotted key (`scheduler.listen`); None says that a flag was not given.
+    """
+    settings = Settings()
+    path = _file(config, environment)
+    if path is not None:
+        settings = _with(settings, _parsed(path), str(path))
+    settings = _with_environment(settings, environment)
+    given = {key: value for key, value in flags.items() if value is not None}
+    for key, value in given.items():
+        table, _, name = key.rpartition(".")
+        settings = _with(settings, {table: {name: value}} if table else {name: value}, "the flags")
+    return _checked(settings)
+
+
+def _checked(settings: Settings) -> Settings:
+    policies.make(settings.policy, settings.parameters)
+    eviction.make(settings.eviction)
+    host_and_port(settings.scheduler.listen)
+    return settings
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """An address as people write it: `127.0.0.1:7700`, `[::1]:7700`."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
+        raise CommandError(f"listen: {address!r} is no HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _file(config: str | None, environment: Mapping[str, str]) -> Path | None:
+    """The file that was named, which must be there, or one that is where we look."""
+    named = config or environment.get(f"{_PREFIX}_CONFIG")
+    if named:
+        return Path(named)
+    return next((path for path in (Path(_FILE), _SYSTEM_FILE) if path.is_file()), None)
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise CommandError(f"{path}: {error}") from error
+
+
+def _with(settings: _Settings, table: Mapping[str, object], where: str) -> _Settings:
+    """The settings with what a table says."""
+    assert is_dataclass(settings), "only called with these"
+    assert not isinstance(settings, type), "nor with one of their types"
+    kinds = get_type_hints(type(settings))
+    known = [field.name for field in fields(settings)]
+    changed: dict[str, object] = {}
+    for name, value in table.items():
+        if name not in known:
+            raise CommandError(f"{where}: unknown key {name!r}; known: {', '.join(known)}")
+        now = getattr(settings, name)
+        if is_dataclass(now) and not isinstance(now, type):
+            if not isinstance(value, Mapping):
+                raise CommandError(f"{where}: {name} is a table")
+            changed[name] = _with(now, value, f"{where}, [{name}]")
+        else:
+            changed[name] = _value(kinds[name], name, value, where)
+    return replace(settings, **changed)
+
+
+def _with_environment(settings: Settings, environment: Mapping[str, str]) -> Settings:
+    """Of our prefix only the variables of tables are ours alone: the shim has some of its own."""
+    for field in fields(settings):
+        now = getattr(settings, field.name)
+        variable = f"{_PREFIX}_{field.name.upper()}"
+        if not is_dataclass(now):
+            text = environment.get(variable)
+            if text is not None:
+                settings = _with(settings, {field.name: text}, variable)
+            continue
+        for name, text in sorted(environment.items()):
+            if name.startswith(f"{variable}_"):
+                key = name.removeprefix(f"{variable}_").lower()
+                settings = _with(settings, {field.name: {key: text}}, name)
+    return settings
+
+
+# -- values -------------------------------------------------------------------------------------
+
+
+def _value(kind: object, name: str, value: object, where: str) -> object:
+    """The value as its field wants it; the environment and flags have text for everything."""
+    read = _READERS[kind]
+    try:
+        if name.endswith("_bytes") and isinstance(value, str):
+            return parse_size(value)
+        found = read(value)
+        if isinstance(found, int | float) and not 0 <= found < float("inf"):
+            raise ValueError("it may not be negative")
+    except (ValueError, TypeError) as error:
+        raise CommandError(f"{where}: {name} = {value!r}: {error}") from error
+    return found
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a text is wanted")
+    return value
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError("a whole number is wanted")
+    return int(value)
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError("a number is wanted")
+    return float(value)
+
+
+def _truth(value: object) -> bool:
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    found = value if isinstance(value, bool) else words.get(str(value).lower())
+    if found is None:
+        raise TypeError("true or false is wanted")
+    return found
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if not isinstance(value, list | tuple):
+        raise TypeError("a list of texts is wanted")
+    return tuple(_text(each) for each in value)
+
+
+def _numbers(value: object) -> dict[str, float]:
+    """A table, or `name=number,name=number`."""
+    if isinstance(value, str):
+        pairs = [part.partition("=") for part in _texts(value)]
+        return {name.strip(): _as_written(number) for name, _, number in pairs}
+    if not isinstance(value, Mapping):
+        raise TypeError("a table of numbers is wanted")
+    return {_text(name): number for name, number in value.items()}
+
+
+def _as_written(number: str) -> float:
+    try:
+        return int(number)
+    except ValueError:
+        return float(number)
+
+
+_READERS: Mapping[object, Callable[[object], object]] = {
+    str: _text,
+    int: _whole,
+    float: _number,
+    bool: _truth,
+    tuple[str, ...]: _texts,
+    Mapping[str, float]: _numbers,
+}

@@ -1,0 +1,215 @@
+"""The scheduler for programs elsewhere: finds the leader, and asks again when it has changed."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from cache_manager.model import GpuId, ModelId, NodeId
+from scheduler.errors import (
+    BadRequest,
+    Cancelled,
+    Expired,
+    Failed,
+    GivenBack,
+    NoGpus,
+    NotAllowed,
+    QueueFull,
+    Refused,
+    SchedulerError,
+    TooLarge,
+    Unreachable,
+)
+from scheduler.model import Estimate, LeaseId, Placement, Request, RequestId, SlotId
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
+_OK, _DONE, _ELSEWHERE = 200, 204, 421
+_NOT_LEADING = "not-leading"
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A lease: where it is, and what to show there.
+
+    `addresses` are those of the node's GPU manager; `token` is for the header `X-Gpu-Lease`.
+    """
+
+    placement: Placement
+    term: int
+    addresses: tuple[str, ...]
+    token: str
+
+
+class SchedulerClient:
+    """Talks to any of several schedulers of a cluster, one of which leads; use as a context.
+
+    A request whose leader goes away is asked for again at the next one, with its id and its time
+    of arrival, until it is answered or nobody has answered for `patience_s`. All times of requests
+    are those of `time.monotonic` in this process.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], token: str, *, patience_s: float = 30.0, connections: int = 0
+    ) -> None:
+        self._urls = [url.rstrip("/") for url in urls]
+        self._at = self._urls[0]
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._patience_s = patience_s
+        self._connections = connections
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(limit=self._connections)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=timeout, headers=self._headers
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def acquire(self, request: Request) -> Granted:
+        """Wait for a lease; cancelling the task cancels the request.
+
+        Raises RequestEnded where the request ends instead, NoGpus where there is no GPU, Refused
+        where it makes no sense, Unreachable where no scheduler answers.
+        """
+        arrived_s = time.monotonic() if request.arrived_s is None else request.arrived_s
+
+        def fields() -> Mapping[str, object]:
+            return _fields(request, arrived_s, time.monotonic())
+
+        return _granted(await self._insist("/acquire", fields, request.id))
+
+    async def wanted(self, request: RequestId) -> Granted:
+        """Wait for another lease after one that was released with `may_return`."""
+        return _granted(await self._insist("/wanted", lambda: {"request": request}, request))
+
+    async def release(self, lease: LeaseId, *, may_return: bool = False) -> None:
+        """The holder needs the GPU no more, or (with `may_return`) perhaps later again."""
+        fields = {"lease": lease, "may_return": may_return}
+        await self._insist("/release", lambda: fields, RequestId(""))
+
+    async def cancel(self, request: RequestId) -> None:
+        """The request ends, wherever it is."""
+        await self._insist("/cancel", lambda: {"request": request}, request)
+
+    # -- asking until there is an answer ----------------------------------------------------------
+
+    async def _insist(self, path: str, fields: Any, request: RequestId) -> Mapping[str, Any]:
+        """The answer of whoever leads; an error of the request's own is raised at once."""
+        silent_since_s = time.monotonic()
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                status, said = await self._ask(path, fields())
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                trouble = f"{self._at}: {error!r}"
+                self._try_next()
+            else:
+                if status in {_OK, _DONE}:
+                    return said
+                if said.get("error") != _NOT_LEADING:
+                    raise error_of(status, said, request)
+                trouble = str(said.get("message"))
+                leader = said.get("leader")
+                if isinstance(leader, str):
+                    pause_s = _FIRST_PAUSE_S if leader != self._at else pause_s
+                    self._at = leader
+                else:
+                    self._try_next()
+            if time.monotonic() - silent_since_s > self._patience_s:
+                raise Unreachable(f"no scheduler leads: {trouble}")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _ask(self, path: str, fields: Mapping[str, object]) -> tuple[int, Mapping[str, Any]]:
+        assert self._session is not None, "use it as a context"
+        async with self._session.post(self._at + path, json=fields) as answer:
+            said = {} if answer.status == _DONE else await answer.json(content_type=None)
+            if not isinstance(said, dict):
+                raise ValueError("it answers no JSON object")
+            return answer.status, said
+
+    def _try_next(self) -> None:
+        """Whoever named a leader may know another one: ask those that we were told of."""
+        at = self._urls.index(self._at) if self._at in self._urls else -1
+        self._at = self._urls[(at + 1) % len(self._urls)]
+
+
+def _fields(request: Request, arrived_s: float, now_s: float) -> Mapping[str, object]:
+    """The request as it is sent, with times relative to now, at their defaults left out."""
+    sent: dict[str, object] = {
+        "request": request.id,
+        "function": request.function,
+        "models": request.models,
+        "waited_s": max(0.0, now_s - arrived_s),
+    }
+    if request.deadline_s is not None:
+        sent["deadline_in_s"] = max(0.0, request.deadline_s - now_s)
+    optional = {
+        "batch": (request.batch, 1),
+        "priority": (request.priority, 0),
+        "application": (request.application, ""),
+        "stage": (request.stage, ""),
+        "slo_s": (request.slo_s, None),
+        "near": (request.near, None),
+    }
+    sent.update({name: value for name, (value, usual) in optional.items() if value != usual})
+    return sent
+
+
+def _granted(said: Mapping[str, Any]) -> Granted:
+    estimate = said["estimate"]
+    placement = Placement(
+        lease=LeaseId(said["lease"]),
+        gpu=GpuId(said["gpu"]),
+        node=NodeId(said["node"]),
+        slot=SlotId(said["slot"]),
+        models=tuple(ModelId(model) for model in said["models"]),
+        hit=said["hit"],
+        estimate=Estimate(estimate["load_s"], estimate["run_s"]),
+    )
+    return Granted(placement, said["term"], tuple(said["addresses"]), said["token"])
+
+
+_PLAIN: Mapping[str, type[Cancelled | Failed | GivenBack]] = {
+    "cancelled": Cancelled,
+    "failed": Failed,
+    "given-back": GivenBack,
+}
+
+
+def error_of(status: int, said: Mapping[str, Any], request: RequestId) -> SchedulerError:
+    """The error that the service raised, as its answer names it."""
+    code, message = said.get("error"), str(said.get("message", f"status {status}"))
+    reason = message.removeprefix(f"request {request}: ")
+    if code == "queue-full":
+        return QueueFull(request, reason, said.get("waiting", 0))
+    if code == "too-large":
+        needed_bytes, largest_bytes = said.get("needed_bytes", 0), said.get("largest_bytes", 0)
+        return TooLarge(request, reason, needed_bytes, largest_bytes)
+    if code == "expired":
+        return Expired(request, reason, None)
+    if code == "no-gpus":
+        return NoGpus()
+    if code == "not-allowed":
+        return NotAllowed(message, known=status != _UNAUTHORIZED)
+    if code == "bad-request":
+        return BadRequest(message)
+    plain = _PLAIN.get(str(code))
+    return Refused(None, message) if plain is None else plain(request, reason)
+
+
+_UNAUTHORIZED = 401

@@ -1,0 +1,253 @@
+"""What was decided of the last requests, and what really happened to them afterwards."""
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from cache_manager.model import GpuId, ModelId, Tier
+from scheduler.actions import Action, Dispatch, EnqueueLocally, Finish, Prepare, Refuse
+from scheduler.events import (
+    Event,
+    GpuLost,
+    LoadFailed,
+    ModelLoaded,
+    NodeSnapshot,
+    RequestArrived,
+    RunFinished,
+    SlotFreed,
+)
+from scheduler.model import LeaseId, Outcome, Request, RequestId, SlotId
+
+_MOST_DECISIONS = 32
+
+
+class Decided(NamedTuple):
+    """A decision about a request, and when it was made."""
+
+    at_s: float
+    action: Dispatch | EnqueueLocally
+
+
+@dataclass(slots=True)
+class Happened:
+    """What came of one lease; times are those of its GPU manager's measurements and reports."""
+
+    lease: LeaseId
+    slot: SlotId
+    gpu: GpuId
+    dispatched_s: float
+    missing: frozenset[ModelId]
+    load_s: float = 0.0
+    sources: dict[ModelId, Tier] = field(default_factory=dict)
+    failed_loads: dict[ModelId, str] = field(default_factory=dict)
+    run_s: float = 0.0
+    runs: int = 0
+    freed_s: float | None = None
+
+
+@dataclass(slots=True)
+class Record:
+    """One request from its arrival on."""
+
+    request: Request
+    arrived_s: float
+    decided: list[Decided] = field(default_factory=list)
+    happened: list[Happened] = field(default_factory=list)
+    outcome: Outcome | None = None
+    reason: str = ""
+    ended_s: float | None = None
+
+    @property
+    def granted_s(self) -> float | None:
+        """When it was given its first lease."""
+        return self.happened[0].dispatched_s if self.happened else None
+
+
+class Listener:
+    """Whoever counts what the history notices."""
+
+    def granted(self, waited_s: float) -> None:
+        """A request was given its first lease."""
+
+    def freed(self, dispatch: Dispatch, happened: Happened) -> None:
+        """A lease has ended; what was expected of it and what came."""
+
+    def loaded(self, load_s: float) -> None:
+        """A model was loaded."""
+
+    def ended(self, record: Record) -> None:
+        """A request has ended."""
+
+
+class _Held(NamedTuple):
+    """A lease in force: what is noted of it, and of whom."""
+
+    dispatch: Dispatch
+    happened: Happened
+
+
+Watcher = Callable[[Decided], None]
+
+
+class History:
+    """The last `limit` requests; the driver's observer. `alive` holds the leases in force."""
+
+    def __init__(self, limit: int, listener: Listener, alive: Container[LeaseId]) -> None:
+        self._limit = limit
+        self._alive = alive
+        self._listener = listener
+        self._records: dict[RequestId, Record] = {}
+        self._held: dict[LeaseId, _Held] = {}
+        self._by_slot: dict[SlotId, dict[LeaseId, _Held]] = {}
+        self._missing: dict[LeaseId, frozenset[ModelId]] = {}
+        self._watchers: dict[RequestId, list[Watcher]] = {}
+        self._happens: Mapping[type, Callable[[Any, float], None]] = {
+            RequestArrived: self._arrived,
+            ModelLoaded: self._loaded,
+            LoadFailed: self._load_failed,
+            RunFinished: self._run_finished,
+            SlotFreed: self._slot_freed,
+            GpuLost: self._fleet_changed,
+            NodeSnapshot: self._fleet_changed,
+        }
+        self._decided: Mapping[type, Callable[[Any, float], None]] = {
+            Dispatch: self._dispatched,
+            EnqueueLocally: self._enqueued,
+            Finish: self._finished,
+            Prepare: self._prepared,
+        }
+
+    def __call__(self, now: float, event: Event, actions: Sequence[Action]) -> None:
+        """One event was handled; these actions follow from it."""
+        happens = self._happens.get(type(event))
+        if happens is not None and not (actions and isinstance(actions[0], Refuse)):
+            happens(event, now)
+        for action in actions:
+            decided = self._decided.get(type(action))
+            if decided is not None:
+                decided(action, now)
+
+    def get(self, request: RequestId) -> Record | None:
+        """What is known of a request; None where it is forgotten or was never seen."""
+        return self._records.get(request)
+
+    def latest(self, most: int) -> list[Record]:
+        """The requests that arrived last, the latest first."""
+        records = list(self._records.values())
+        return records[: -most - 1 : -1]
+
+    def watch(self, request: RequestId, watcher: Watcher) -> None:
+        """Tell of every decision about this request."""
+        self._watchers.setdefault(request, []).append(watcher)
+
+    def unwatch(self, request: RequestId, watcher: Watcher) -> None:
+        """Tell no more."""
+        watchers = self._watchers[request]
+        watchers.remove(watcher)
+        if not watchers:
+            del self._watchers[request]
+
+    # -- what happened --------------------------------------------------------------------------
+
+    def _arrived(self, event: RequestArrived, now: float) -> None:
+        request = event.request
+        known = self._records.get(request.id)
+        if known is not None:
+            if known.outcome is None:
+                return  # asked again
+            del self._records[request.id]
+        arrived_s = now if request.arrived_s is None else request.arrived_s
+        self._records[request.id] = Record(request, arrived_s)
+        if len(self._records) > self._limit:
+            del self._records[next(iter(self._records))]
+
+    def _loaded(self, event: ModelLoaded, now: float) -> None:
+        del now
+        self._listener.loaded(event.load_s)
+        for held in self._held.values():
+            happened = held.happened
+            if happened.gpu == event.gpu and event.model in happened.missing:
+                happened.load_s += event.load_s
+                happened.sources[event.model] = event.source
+
+    def _load_failed(self, event: LoadFailed, now: float) -> None:
+        del now
+        for held in self._held.values():
+            if held.happened.gpu == event.gpu and event.model in held.dispatch.models:
+                held.happened.failed_loads[event.model] = event.reason
+
+    def _run_finished(self, event: RunFinished, now: float) -> None:
+        """Runs of a slot that several leases share cannot be told apart, but by their models."""
+        del now
+        for held in self._by_slot.get(event.slot, _NOBODY).values():
+            if event.model in held.dispatch.models:
+                held.happened.run_s += event.run_s
+                held.happened.runs += 1
+                return
+
+    def _slot_freed(self, event: SlotFreed, now: float) -> None:
+        held = self._forget(event.lease)
+        if held is not None:
+            held.happened.freed_s = now
+            self._listener.freed(held.dispatch, held.happened)
+
+    def _fleet_changed(self, event: GpuLost | NodeSnapshot, now: float) -> None:
+        """Leases that went with their GPU are never reported as freed."""
+        del event, now
+        for lease in [lease for lease in self._held if lease not in self._alive]:
+            self._forget(lease)
+
+    def _forget(self, lease: LeaseId) -> _Held | None:
+        held = self._held.pop(lease, None)
+        if held is not None:
+            on_slot = self._by_slot[held.dispatch.slot]
+            del on_slot[lease]
+            if not on_slot:
+                del self._by_slot[held.dispatch.slot]
+        return held
+
+    # -- what was decided -----------------------------------------------------------------------
+
+    def _prepared(self, action: Prepare, now: float) -> None:
+        del now
+        if not action.prefetch:  # its dispatch follows at once
+            self._missing[action.lease] = frozenset([load.model for load in action.loads])
+
+    def _dispatched(self, action: Dispatch, now: float) -> None:
+        lease = action.lease
+        if lease in self._held:
+            return  # said again
+        missing = self._missing.pop(lease, _NOTHING)
+        happened = Happened(lease, action.slot, action.gpu, now, missing)
+        held = self._held[lease] = _Held(action, happened)
+        self._by_slot.setdefault(action.slot, {})[lease] = held
+        for request in action.requests:
+            record = self._records.get(request)
+            if record is not None:
+                if not record.happened:
+                    self._listener.granted(now - record.arrived_s)
+                record.happened.append(happened)
+                self._note(record, Decided(now, action))
+
+    def _enqueued(self, action: EnqueueLocally, now: float) -> None:
+        record = self._records.get(action.request)
+        if record is not None:
+            self._note(record, Decided(now, action))
+
+    def _note(self, record: Record, decided: Decided) -> None:
+        record.decided.append(decided)
+        if len(record.decided) > _MOST_DECISIONS:
+            del record.decided[0]
+        if self._watchers:
+            for watcher in self._watchers.get(record.request.id, ()):
+                watcher(decided)
+
+    def _finished(self, action: Finish, now: float) -> None:
+        record = self._records.get(action.request)
+        if record is not None:
+            record.outcome, record.reason, record.ended_s = action.outcome, action.reason, now
+            self._listener.ended(record)
+
+
+_NOBODY: dict[LeaseId, _Held] = {}
+_NOTHING: frozenset[ModelId] = frozenset()

@@ -1,0 +1,255 @@
+"""The routes that every request takes, as plain ASGI: acquire, wanted, release, cancel."""
+
+import json
+from asyncio import CancelledError, Task, current_task, get_running_loop
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, Protocol
+
+from scheduler.api import Placement
+from scheduler.errors import BadRequest, Cancelled, NotAllowed, NotLeading, SchedulerError
+from scheduler.model import Request, RequestId
+from scheduler.service import asks, failures
+from scheduler.service.access import Access
+from scheduler.service.metrics import Meters
+from scheduler.service.office import Office
+from scheduler.service.progress import Progress
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_MOST_BYTES = 1 << 20
+_JSON = (b"content-type", b"application/json")
+_LINES = (b"content-type", b"application/jsonl")
+_EMPTY = {"type": "http.response.body"}
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Leading(Protocol):
+    """Whoever knows whether we lead."""
+
+    def office(self) -> Office:
+        """What the leader works with; NotLeading where we do not lead."""
+        ...
+
+    def told(self, placement: Placement, request: Request) -> dict[str, Any]:
+        """What a caller must know beside the placement: addresses, and a signed token."""
+        ...
+
+
+class HotPath:
+    """Answers the four routes; everything else is not its own."""
+
+    def __init__(self, leading: Leading, access: Access, meters: Meters) -> None:
+        self._leading = leading
+        self._access = access
+        self._meters = meters
+        self.routes: Mapping[str, Callable[[Scope, Receive, Send], Awaitable[int]]] = {
+            "/acquire": self._acquire,
+            "/wanted": self._wanted,
+            "/release": self._release,
+            "/cancel": self._cancel,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request to one of the routes; a POST is wanted."""
+        path = scope["path"]
+        try:
+            if scope["method"] != "POST":
+                raise BadRequest(f"{path} takes POST only")
+            if self._access.role(_header(scope, b"authorization")) is None:
+                raise NotAllowed("the Authorization header names nobody who may", known=False)
+            status = await self.routes[path](scope, receive, send)
+        except SchedulerError as error:
+            status = await _fail(send, error)
+        self._meters.answered[path, status] += 1
+
+    async def _acquire(self, scope: Scope, receive: Receive, send: Send) -> int:
+        office = self._leading.office()
+        body = await _body(receive)
+        request = asks.acquire(body, office.clock.now_s())
+        if b"progress=1" in scope["query_string"]:
+            return await self._tell_progress(office, request, receive, send)
+        presence = Presence(receive)
+        try:
+            if not office.has_gpus:
+                await office.some_gpu()
+            placement = await office.driver.acquire(request)
+        except CancelledError:
+            return presence.lost()
+        except Cancelled as error:
+            raise self._ended(office, error) from error
+        finally:
+            presence.end()
+        return await self._placed(send, placement, request)
+
+    async def _wanted(self, scope: Scope, receive: Receive, send: Send) -> int:
+        del scope
+        office = self._leading.office()
+        request_id = asks.request(await _body(receive))
+        presence = Presence(receive)
+        try:
+            placement = await office.driver.wanted(request_id)
+        except CancelledError:
+            return presence.lost()
+        except Cancelled as error:
+            raise self._ended(office, error) from error
+        finally:
+            presence.end()
+        return await self._placed(send, placement, _request(office, request_id))
+
+    async def _release(self, scope: Scope, receive: Receive, send: Send) -> int:
+        del scope
+        office = self._leading.office()
+        lease, may_return = asks.release(await _body(receive))
+        office.driver.release(lease, may_return=may_return)
+        return await _nothing(send)
+
+    async def _cancel(self, scope: Scope, receive: Receive, send: Send) -> int:
+        del scope
+        office = self._leading.office()
+        office.driver.cancel(asks.request(await _body(receive)))
+        return await _nothing(send)
+
+    async def _tell_progress(
+        self, office: Office, request: Request, receive: Receive, send: Send
+    ) -> int:
+        """Lines as it goes on; the last one is the placement, or the error that was met."""
+        presence = Presence(receive)
+
+        async def line(said: Mapping[str, Any]) -> None:
+            part = _ENCODE(said).encode() + b"\n"
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+
+        await send({"type": "http.response.start", "status": 200, "headers": [_LINES]})
+        try:
+            async with Progress(office, request.id, line):
+                if not office.has_gpus:
+                    await office.some_gpu()
+                placement = await office.driver.acquire(request)
+            await line({"state": "placed"} | self._answer(placement, request))
+        except CancelledError:
+            return presence.lost()
+        except SchedulerError as error:
+            ended = self._ended(office, error) if isinstance(error, Cancelled) else error
+            status = {"status": failures.failure(ended).status}
+            await line({"state": "ended"} | status | failures.body(ended))
+        finally:
+            presence.end()
+        await send(_EMPTY)
+        return 200
+
+    async def _placed(self, send: Send, placement: Placement, request: Request) -> int:
+        return await _answer(send, 200, self._answer(placement, request))
+
+    def _answer(self, placement: Placement, request: Request) -> dict[str, Any]:
+        estimate = placement.estimate
+        return {
+            "request": request.id,
+            "lease": placement.lease,
+            "gpu": placement.gpu,
+            "node": placement.node,
+            "slot": placement.slot,
+            "models": placement.models,
+            "hit": placement.hit,
+            "estimate": {"load_s": estimate.load_s, "run_s": estimate.run_s},
+            **self._leading.told(placement, request),
+        }
+
+    def _ended(self, office: Office, error: Cancelled) -> SchedulerError:
+        """A request that ended with its leader's term is to be asked for again elsewhere."""
+        if not office.closed:
+            return error
+        try:
+            self._leading.office()
+        except NotLeading as moved:
+            return moved
+        return NotLeading(None)
+
+
+class Presence:
+    """Cancels the task that made it once its caller is gone, if the task waits at all.
+
+    The watch begins when the loop comes to it: a request that is answered at once pays nothing.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        task = current_task()
+        assert task is not None, "only a task can be cancelled"
+        self._task = task
+        self._receive = receive
+        self._gone = False
+        self._watch: Task[None] | None = None
+        self._begin = get_running_loop().call_soon(self._start)
+
+    def end(self) -> None:
+        """Watch no more."""
+        self._begin.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def lost(self) -> int:
+        """The status to note of a caller that is gone; a task cancelled otherwise stays so."""
+        if not self._gone:
+            raise CancelledError
+        self._task.uncancel()
+        return 499
+
+    def _start(self) -> None:
+        self._watch = get_running_loop().create_task(self._until_gone())
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._task.cancel()
+
+
+def _request(office: Office, request_id: RequestId) -> Request:
+    pending = office.core.requests.get(request_id)
+    if pending is None:  # it ended in the moment in which it was answered
+        raise Cancelled(request_id, "it has ended")
+    return pending.request
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return b""
+
+
+async def _body(receive: Receive) -> bytes:
+    message = await receive()
+    body = message.get("body", b"")
+    while message.get("more_body", False):
+        message = await receive()
+        body += message.get("body", b"")
+        if len(body) > _MOST_BYTES:
+            break
+    if len(body) > _MOST_BYTES:
+        raise BadRequest(f"more than {_MOST_BYTES} bytes")
+    return bytes(body)
+
+
+async def _answer(
+    send: Send, status: int, said: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> int:
+    body = _ENCODE(said).encode()
+    shown = [_JSON, (b"content-length", b"%d" % len(body))]
+    shown += [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+    await send({"type": "http.response.start", "status": status, "headers": shown})
+    await send({"type": "http.response.body", "body": body})
+    return status
+
+
+async def _nothing(send: Send) -> int:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send(_EMPTY)
+    return 204
+
+
+async def _fail(send: Send, error: SchedulerError) -> int:
+    status = failures.failure(error).status
+    return await _answer(send, status, failures.body(error), failures.headers(error))

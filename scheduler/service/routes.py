@@ -1,0 +1,106 @@
+"""The routes of people and their tools: policy, cluster, queue, explanations."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Protocol
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from scheduler import policies
+from scheduler.errors import Unknown
+from scheduler.model import RequestId
+from scheduler.service import shown
+from scheduler.service.explained import RequestShown, explained
+from scheduler.service.office import Office
+from scheduler.service.shown import ClusterShown, QueueShown
+
+_SHOWN = 100
+_MOST_SHOWN = 10_000
+
+
+class Service(Protocol):
+    """What the routes ask of the service."""
+
+    name: str
+
+    def office(self) -> Office:
+        """What the leader works with; NotLeading where this is not the leader."""
+        ...
+
+    def store_state(self) -> str:
+        """In a word, how the datastore is."""
+        ...
+
+    async def set_policy(self, policy: str, parameters: Mapping[str, float]) -> None:
+        """Decide by this policy from now on, here and after a restart."""
+        ...
+
+
+class PolicyChoice(BaseModel):
+    """A policy and its parameters; those left out have their defaults."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    policy: Annotated[str, Field(examples=["lalbo3"])]
+    parameters: Annotated[dict[str, float], Field(examples=[{"o3_limit": 25}])] = {}
+
+
+class PolicyShown(BaseModel):
+    """A policy in its own words; `parameters` holds the defaults."""
+
+    name: str
+    summary: str
+    rule: str
+    parameters: dict[str, float]
+
+
+def router(service: Service, view: Sequence[Any], change: Sequence[Any]) -> APIRouter:
+    """The routes; `view` and `change` are dependencies: who may look, and who may act."""
+    routes = APIRouter()
+    get = routes.get
+
+    @get("/policy", tags=["policy"], dependencies=view, summary="The policy in force")
+    async def policy() -> PolicyChoice:
+        office = service.office()
+        name = office.driver.status().policy
+        parameters = policies.describe(name).parameters | office.parameters
+        return PolicyChoice(policy=name, parameters=parameters)
+
+    @routes.put("/policy", tags=["policy"], dependencies=change, summary="Decide by another one")
+    async def set_policy(choice: PolicyChoice) -> PolicyChoice:
+        service.office()
+        policies.make(choice.policy, choice.parameters)
+        await service.set_policy(choice.policy, choice.parameters)
+        return choice
+
+    @get("/policies", tags=["policy"], dependencies=view, summary="What there is to choose from")
+    async def every_policy() -> list[PolicyShown]:
+        every = (policies.describe(name) for name in policies.available())
+        return [PolicyShown(**described._asdict()) for described in every]
+
+    @get("/cluster", tags=["cluster"], dependencies=view, summary="GPUs, counts, latencies")
+    async def cluster() -> ClusterShown:
+        return shown.cluster(service.office(), service.name, service.store_state())
+
+    @get("/queue", tags=["cluster"], dependencies=view, summary="Who waits, in order")
+    async def queue(most: Annotated[int, Query(ge=0, le=_MOST_SHOWN)] = _SHOWN) -> QueueShown:
+        return shown.queue(service.office(), most)
+
+    @get("/explain", tags=["explain"], dependencies=view, summary="The latest requests")
+    async def latest(most: Annotated[int, Query(ge=0, le=_MOST_SHOWN)] = _SHOWN) -> list[str]:
+        return [record.request.id for record in service.office().history.latest(most)]
+
+    @get(
+        "/explain/{request:path}",
+        tags=["explain"],
+        dependencies=view,
+        summary="Why a request went where it went, and what came of it",
+    )
+    async def explain(request: str) -> RequestShown:
+        office = service.office()
+        record = office.history.get(RequestId(request))
+        if record is None:
+            raise Unknown("request among the latest:", request)
+        return explained(record, office.clock.now_s())
+
+    return routes

@@ -1,0 +1,65 @@
+"""The HTTP server: uvicorn on a socket of ours, stopped when we say so."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import uvicorn
+
+from scheduler.service.app import Asgi
+
+_BACKLOG = 2_048
+_STOP_S = 3
+_START_S = 0.005
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to whoever runs us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serving(app: Asgi, listener: socket.socket) -> AsyncIterator[None]:
+    """Answer HTTP on this socket for as long as the context lasts."""
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="websockets-sansio",
+        lifespan="off",
+        access_log=False,
+        proxy_headers=False,
+        log_config=None,
+        server_header=False,
+        date_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=_STOP_S,
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        while not server.started and not task.done():
+            await asyncio.sleep(_START_S)
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 is any free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,49 @@
+"""What a person can choose about a scheduler: one frozen value, built at the entry point."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How one scheduler serves; `advertise` is the URL under which others reach it.
+
+    Requests wait `attach_grace_s` for the first GPU after a start, since GPU managers need a
+    moment to attach; later ones are refused at once while there is none. Decisions are explained
+    with their candidates while there are at most `explain_slots` slots: it costs a look at each.
+    `record` names a file to which everything that happens is appended, to be replayed.
+    """
+
+    listen: str = "127.0.0.1:7700"
+    advertise: str = ""
+    name: str = ""
+    secret_file: str = ""
+    log_level: str = "info"
+    max_waiting: int = 10_000
+    largest_gpu_bytes: int = 0
+    attach_grace_s: float = 5.0
+    token_s: float = 600.0
+    history: int = 2_000
+    explain_slots: int = 64
+    record: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Etcd:
+    """Where the state is kept: these endpoints, a child started for it, or only in memory."""
+
+    endpoints: tuple[str, ...] = ()
+    start: bool = False
+    data_dir: str = ""
+    prefix: str = "/gpufaas/"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One scheduler; its tables and keys are those of `gpufaas.toml`."""
+
+    policy: str = "lalbo3"
+    eviction: str = "lru"
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    scheduler: Serving = field(default_factory=Serving)
+    etcd: Etcd = field(default_factory=Etcd)

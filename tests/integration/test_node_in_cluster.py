@@ -1,0 +1,143 @@
+"""`gpufaas gpu-manager --scheduler` against a scheduler in another process, which is killed."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_manager.credentials import Credentials, Identity, load_secret
+from scheduler.service.access import Role, token
+from tests.integration.test_node import model
+from tests.worker_client import Function, soon
+
+GPUFAAS = [sys.executable, "-m", "gpufaas.cli"]
+
+
+class Process:
+    """One of our commands; its log is read up to the line that says that it is ready."""
+
+    def __init__(self, ready: str, log: Path, *arguments: str) -> None:
+        self.log = log
+        with log.open("ab") as stderr:
+            self._process = subprocess.Popen([*GPUFAAS, *arguments], stderr=stderr)
+        begun = soon(lambda: ready in log.read_text(), 20.0)
+        assert begun, log.read_text()
+
+    def told(self, number: signal.Signals) -> int:
+        """Its exit code after this signal."""
+        self._process.send_signal(number)
+        return self._process.wait(timeout=15.0)
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+
+class Cluster:
+    """A scheduler and one node."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.secret = folder / "secret"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"unix:{folder / 'node.sock'}"
+        self.processes: list[Process] = []
+
+    def scheduler(self) -> Process:
+        log = self.folder / f"scheduler{len(self.processes)}.log"
+        listen = self.url.removeprefix("http://")
+        arguments = ("scheduler", "--listen", listen, "--secret-file", str(self.secret))
+        return self._keep(Process("answers at", log, *arguments))
+
+    def node(self) -> Process:
+        command = ["gpu-manager", "--node", "n0", "--devices", "cpu:1", "--gpu-memory", "400MiB"]
+        command += ["--listen", self.address, "--scheduler", self.url]
+        command += ["--secret-file", str(self.secret)]
+        return self._keep(Process("is attached", self.folder / "node.log", *command))
+
+    def function(self) -> Function:
+        credentials = Credentials(load_secret(self.secret))
+        return Function(self.address, credentials.issue(Identity("team", "reader")))
+
+    def gpus(self) -> list[dict[str, Any]]:
+        """The GPUs as the scheduler shows them."""
+        bearer = {"authorization": f"Bearer {token(load_secret(self.secret), Role.ADMIN)}"}
+        request = urllib.request.Request(f"{self.url}/cluster", headers=bearer)
+        with urllib.request.urlopen(request, timeout=5.0) as answer:
+            found: list[dict[str, Any]] = json.load(answer)["gpus"]
+        return found
+
+    def _keep(self, process: Process) -> Process:
+        self.processes.append(process)
+        return process
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    found = Cluster(tmp_path)
+    yield found
+    for process in found.processes:
+        process.stop()
+
+
+def test_function_computes_on_when_the_scheduler_is_killed_and_starts_again(
+    cluster: Cluster,
+) -> None:
+    first, node = cluster.scheduler(), cluster.node()
+    image = model(31.0)
+    it = cluster.function()
+    it.upload(image)
+    assert it.use(image) == [32.0] * 4
+    it.acquire(image)
+
+    first.told(signal.SIGKILL)
+
+    assert it.call(image) == [32.0] * 4
+    second = cluster.scheduler()
+    assert soon(lambda: len(cluster.gpus()) == 1, 5.0)
+    it.release()
+    assert it.use(image) == [32.0] * 4
+    log = (cluster.folder / "node.log").read_text()
+    assert log.count(" is on n0/cpu:0 after") == 1  # it was never loaded anew
+
+    assert node.told(signal.SIGTERM) == 0
+    assert cluster.gpus() == []
+    assert "Traceback" not in (cluster.folder / "node.log").read_text()
+    assert second.told(signal.SIGTERM) == 0
+    it.close()
+    image.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--scheduler", "ftp://somewhere"), "http://host:port"),
+        (("--scheduler", ""), "http://host:port"),
+        (("--scheduler", "http://localhost:99999"), "http://host:port"),
+        (("--advertise", "nowhere"), "is wanted"),
+    ],
+)
+def test_node_does_not_start_when_its_cluster_makes_no_sense(
+    tmp_path: Path, options: tuple[str, str], complaint: str
+) -> None:
+    common = ["--devices", "cpu:1", "--secret-file", str(tmp_path / "secret")]
+    run = subprocess.run(
+        [*GPUFAAS, "gpu-manager", *common, *options],
+        capture_output=True,
+        text=True,
+        timeout=30.0,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert complaint in run.stderr.splitlines()[-1]
+    assert "Traceback" not in run.stderr

@@ -1,0 +1,168 @@
+"""Scheduler processes: alone, on etcd, killed and taken over, with a node on a stream."""
+
+import asyncio
+import json
+import logging
+import sys
+from asyncio.subprocess import PIPE
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gpufaas.cli import EXIT_BAD_USE, main
+from gpufaas.replay import replay
+from scheduler.actions import Demote
+from scheduler.stream import StreamTimes
+from tests.builders import request
+from tests.cluster import a_node, attached, soon
+from tests.etcd_world import an_etcd, needs_etcd
+from tests.manager_client import really
+from tests.scheduler_process import SECRET, SchedulerProcess, free_port, scheduler_process
+
+TIMES = StreamTimes()
+
+
+def ask(scheduler: SchedulerProcess, *words: str) -> list[str]:
+    return [*words, "--scheduler", scheduler.url, "--secret-file", str(scheduler.secret_file)]
+
+
+@really
+async def test_commands_show_and_change_a_running_scheduler(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def said(scheduler: SchedulerProcess, *words: str) -> str:
+        assert await asyncio.to_thread(main, ask(scheduler, *words)) == 0
+        return capsys.readouterr().out
+
+    node = a_node("n0")
+    async with (
+        scheduler_process(tmp_path, "--policy", "lb", "--record", "run.jsonl") as it,
+        attached(node, it.url, secret=SECRET, times=TIMES),
+        it.client() as client,
+    ):
+        granted = await client.acquire(request("r0"))
+        assert "n0.0" in await said(it, "status", "--once")
+        assert json.loads(await said(it, "status", "--json"))["misses"] == 1
+        assert await said(it, "policy", "get") == "lb\n"
+        assert await said(it, "policy", "set", "lalbo3", "o3_limit=3") == "lalbo3 o3_limit=3\n"
+        assert "netgain" in await said(it, "policy", "list")
+        await client.release(granted.placement.lease)
+        assert "n0.0" in await said(it, "models")
+        assert await said(it, "pin", "bert") == "pin: bert\n"
+        assert "n0.0*" in await said(it, "models")
+        story = await said(it, "explain", "r0")
+        assert "completed" in story
+        assert "<- chosen" in story
+        assert await said(it, "explain") == "r0\n"
+        assert await asyncio.to_thread(main, ask(it, "evict", "bert")) == EXIT_BAD_USE
+        assert "pinned on n0.0" in capsys.readouterr().err
+        assert await it.stop() == 0
+    assert node.wrong == []
+    found = replay(tmp_path / "run.jsonl")
+    assert (found.terms, found.differing_lines) == (1, [])
+    assert found.by_kind["PolicySet"] == found.by_kind["RequestArrived"] == 1
+
+
+@pytest.mark.etcd
+@needs_etcd
+@really
+async def test_standby_takes_over_when_the_leader_is_killed(tmp_path: Path) -> None:
+    """Callers and the node find the new leader by themselves; what is resident stays."""
+    node = a_node("n0", gpus=2)
+    async with an_etcd(tmp_path / "etcd") as etcd:
+        options = ("--etcd", etcd.url)
+        async with (
+            scheduler_process(tmp_path, *options) as first,
+            scheduler_process(tmp_path, *options) as second,
+            attached(node, first.url, second.url, secret=SECRET, times=TIMES),
+            second.client(first.url) as client,
+        ):
+            before = await client.acquire(request("r0"))
+            await client.release(before.placement.lease)
+            await soon(lambda: not node.leases)
+            await first.kill()
+            killed_s = asyncio.get_running_loop().time()
+            after = await client.acquire(request("r1"))
+            took_s = asyncio.get_running_loop().time() - killed_s
+            logging.getLogger(__name__).info("taken over after %.1f s", took_s)
+            assert after.term > before.term
+            assert after.placement.lease > before.placement.lease
+            assert (after.placement.hit, after.placement.gpu) == (True, before.placement.gpu)
+            await client.release(after.placement.lease)
+    assert node.wrong == []
+
+
+@pytest.mark.etcd
+@needs_etcd
+@really
+async def test_restarted_scheduler_keeps_policy_profiles_and_residents(tmp_path: Path) -> None:
+    node, port = a_node("n0"), free_port()
+    async with an_etcd(tmp_path / "etcd") as etcd:
+        options = ("--etcd", etcd.url)
+        async with AsyncExitStack() as stack:
+            async with scheduler_process(tmp_path, *options, port=port) as first:
+                at_both = attached(node, first.url, secret=SECRET, times=TIMES)
+                await stack.enter_async_context(at_both)
+                async with first.client() as client:
+                    granted = await client.acquire(request("r0"))
+                    await client.release(granted.placement.lease)
+                    await soon(lambda: not node.leases)
+                assert (await shown(first, "policy", "set", "lb"))["policy"] == "lb"
+                assert await first.stop() == 0
+            async with (
+                scheduler_process(tmp_path, *options, port=port) as second,
+                second.client() as client,
+            ):
+                again = await client.acquire(request("r1"))
+                assert again.placement.hit
+                assert (await shown(second, "policy", "get"))["policy"] == "lb"
+                (model,) = await shown(second, "models")
+                assert model["load_s"] == {"absent": 0.0}
+    assert node.wrong == []
+    assert node.given(Demote) == []
+
+
+@pytest.mark.etcd
+@needs_etcd
+@really
+async def test_scheduler_serves_from_memory_when_etcd_is_gone(tmp_path: Path) -> None:
+    node = a_node("n0")
+    async with (
+        an_etcd(tmp_path / "etcd") as etcd,
+        scheduler_process(tmp_path, "--etcd", etcd.url) as it,
+        attached(node, it.url, secret=SECRET, times=TIMES),
+        it.client() as client,
+    ):
+        granted = await client.acquire(request("r0"))
+        await client.release(granted.placement.lease)
+        await etcd.kill()
+        await readiness(it, "lost")
+        granted = await client.acquire(request("r1"))
+        await client.release(granted.placement.lease)
+        words = ask(it, "policy", "set", "lb")
+        assert await asyncio.to_thread(main, words) == EXIT_BAD_USE
+        await etcd.start()
+        await readiness(it, "ok")
+        assert (await shown(it, "policy", "set", "lb"))["policy"] == "lb"
+
+
+async def shown(scheduler: SchedulerProcess, *words: str) -> Any:
+    """What a command prints as JSON, run as a process."""
+    command = (sys.executable, "-m", "gpufaas.cli", *ask(scheduler, *words), "--json")
+    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
+    said, _ = await process.communicate()
+    return json.loads(said)
+
+
+async def readiness(scheduler: SchedulerProcess, store: str) -> None:
+    """Wait until the scheduler says this of its datastore; it is ready all the while."""
+    async with aiohttp.ClientSession() as session:
+        found = ""
+        while found != store:
+            async with session.get(f"{scheduler.url}/readyz") as answer:
+                assert answer.status == 200
+                found = (await answer.json())["store"]
+            await asyncio.sleep(0.05)

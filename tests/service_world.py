@@ -1,0 +1,127 @@
+"""A scheduler that answers HTTP on loopback, with fake nodes attached in its own process."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec
+
+import aiohttp
+
+from scheduler.client import SchedulerClient
+from scheduler.service.access import Role, token
+from scheduler.service.office import Office
+from scheduler.service.service import Service
+from scheduler.service.serving import listen, serving
+from scheduler.service.settings import Serving, Settings
+from tests.builders import gpu
+from tests.fake_node import FakeNode, fake_node
+
+SECRET = b"a secret of the tests, long enough"
+
+_Parameters = ParamSpec("_Parameters")
+
+
+def in_real_time(
+    test: Callable[_Parameters, Awaitable[None]],
+) -> Callable[_Parameters, None]:
+    """Run a test that is a coroutine, for at most half a minute."""
+
+    @wraps(test)
+    def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> None:
+        async def limited() -> None:
+            async with asyncio.timeout(30):
+                await test(*args, **kwargs)
+
+        asyncio.run(limited())
+
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One answer: its status, its JSON (or text), its headers."""
+
+    status: int
+    body: Any
+    headers: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class World:
+    """One scheduler with its server, and somebody who asks it."""
+
+    service: Service
+    url: str
+    session: aiohttp.ClientSession
+    office: Office | None = None
+
+    async def ask(self, method: str, path: str, body: object = None, **more: Any) -> Said:
+        """One request and its answer."""
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"} | more.pop("headers", {})
+        url = self.url + path
+        async with self.session.request(method, url, data=data, headers=headers) as answer:
+            text = await answer.text()
+            kind = answer.headers.get("content-type", "")
+            found = json.loads(text) if kind == "application/json" else text
+            return Said(answer.status, found, answer.headers)
+
+    async def get(self, path: str, **more: Any) -> Said:
+        return await self.ask("GET", path, **more)
+
+    async def acquire(self, request: str, *models: str, query: str = "", **more: Any) -> Said:
+        """Ask for a lease for these models (for bert, where none is named)."""
+        body = {"request": request, "function": "team/reader", "models": models or ("bert",)}
+        return await self.ask("POST", f"/acquire{query}", body | more)
+
+    async def release(self, lease: int, **more: Any) -> Said:
+        return await self.ask("POST", "/release", {"lease": lease} | more)
+
+    def attach(self, node: FakeNode) -> FakeNode:
+        """Let a node attach and report itself."""
+        assert self.office is not None
+        node.reports = self.office.driver
+        self.office.driver.attach(node.name, node)
+        self.office.driver.report(node.snapshot())
+        return node
+
+    def client(self, *more_urls: str, patience_s: float = 10.0) -> SchedulerClient:
+        """A client of this scheduler and perhaps others."""
+        urls = [self.url, *more_urls]
+        return SchedulerClient(urls, token(SECRET, Role.CALLER), patience_s=patience_s)
+
+
+@asynccontextmanager
+async def a_world(*, role: Role = Role.ADMIN, **serving_settings: Any) -> AsyncIterator[World]:
+    """A scheduler that stands by; `leading` makes it the leader."""
+    listener = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    settings = Settings(scheduler=Serving(**serving_settings))
+    service = Service(settings, SECRET, "s0", url)
+    headers = {"Authorization": f"Bearer {token(SECRET, role)}"}
+    async with (
+        serving(service.app, listener),
+        aiohttp.ClientSession(headers=headers) as session,
+    ):
+        yield World(service, url, session)
+
+
+@asynccontextmanager
+async def leading(
+    *nodes: FakeNode, term: int = 1, role: Role = Role.ADMIN, **serving_settings: Any
+) -> AsyncIterator[World]:
+    """A scheduler that leads, with these nodes (one, of one GPU)."""
+    async with a_world(role=role, **serving_settings) as world, world.service.lead(term) as office:
+        world.office = office
+        for node in nodes or (fake_node("n0", gpu("g0", node="n0"), load_s=0.0),):
+            world.attach(node)
+        yield world
+
+
+async def eventually(true: Callable[[], bool]) -> None:
+    """Wait until it is true."""
+    while not true():
+        await asyncio.sleep(0.005)

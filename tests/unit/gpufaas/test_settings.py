@@ -1,0 +1,121 @@
+"""Settings from the file, the environment and flags."""
+
+from pathlib import Path
+
+import pytest
+
+from gpufaas.errors import CommandError
+from gpufaas.settings import host_and_port, read_settings
+from scheduler.errors import BadParameter, UnknownPolicy
+from scheduler.service.settings import Settings
+
+FILE = """
+policy = "netgain"
+[parameters]
+patience = 7
+[scheduler]
+listen = "0.0.0.0:80"
+largest_gpu_bytes = "24GiB"
+attach_grace_s = 2
+[etcd]
+endpoints = ["http://a:2379", "http://b:2379"]
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "gpufaas.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_settings_are_the_defaults_when_nothing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_settings(None, {}, {"policy": None}) == Settings()
+
+
+def test_file_says_what_it_names_and_no_more(tmp_path: Path) -> None:
+    settings = read_settings(written(tmp_path, FILE), {}, {})
+    assert (settings.policy, settings.parameters, settings.eviction) == (
+        "netgain",
+        {"patience": 7},
+        "lru",
+    )
+    assert settings.scheduler.listen == "0.0.0.0:80"
+    assert settings.scheduler.largest_gpu_bytes == 24 << 30
+    assert settings.scheduler.attach_grace_s == 2.0
+    assert settings.etcd.endpoints == ("http://a:2379", "http://b:2379")
+
+
+def test_file_is_found_where_the_command_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, 'policy = "lb"')
+    monkeypatch.chdir(tmp_path)
+    assert read_settings(None, {}, {}).policy == "lb"
+
+
+def test_environment_goes_before_the_file_and_flags_before_both(tmp_path: Path) -> None:
+    environment = {
+        "GPUFAAS_CONFIG": written(tmp_path, FILE),
+        "GPUFAAS_POLICY": "lalbo3",
+        "GPUFAAS_PARAMETERS": "o3_limit=3",
+        "GPUFAAS_SCHEDULER_LISTEN": "127.0.0.1:1",
+        "GPUFAAS_SCHEDULER_MAX_WAITING": "5",
+        "GPUFAAS_ETCD_START": "yes",
+        "GPUFAAS_ENABLED": "1",
+    }
+    flags = {"scheduler.listen": "127.0.0.1:2", "etcd.endpoints": "http://c:1, http://d:2"}
+    settings = read_settings(None, environment, flags)
+    assert (settings.policy, settings.parameters) == ("lalbo3", {"o3_limit": 3})
+    assert (settings.scheduler.listen, settings.scheduler.max_waiting) == ("127.0.0.1:2", 5)
+    assert settings.etcd.start
+    assert settings.etcd.endpoints == ("http://c:1", "http://d:2")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("polcy = 'lb'", "unknown key 'polcy'"),
+        ("[scheduler]\nport = 1", r"\[scheduler\]: unknown key 'port'; known: listen"),
+        ("[schedule]\n", "unknown key 'schedule'"),
+        ("scheduler = 1", "scheduler is a table"),
+        ("policy = 3", "policy = 3: a text is wanted"),
+        ("[scheduler]\nmax_waiting = 'many'", "max_waiting = 'many'"),
+        ("[scheduler]\nmax_waiting = -1", "may not be negative"),
+        ("[scheduler]\nmax_waiting = true", "a whole number is wanted"),
+        ("[scheduler]\nattach_grace_s = nan", "may not be negative"),
+        ("[etcd]\nstart = 'perhaps'", "true or false"),
+        ("[scheduler]\nlisten = '7700'", "no HOST:PORT"),
+        ("[scheduler]\nlisten = 'host:99999'", "no HOST:PORT"),
+        ("policy = ", "gpufaas.toml: "),
+    ],
+)
+def test_start_is_stopped_when_the_file_makes_no_sense(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    with pytest.raises(CommandError, match=says):
+        read_settings(written(tmp_path, text), {}, {})
+
+
+def test_start_is_stopped_when_a_variable_of_ours_is_unknown() -> None:
+    with pytest.raises(CommandError, match=r"GPUFAAS_SCHEDULER_PORT.*unknown key 'port'"):
+        read_settings(None, {"GPUFAAS_SCHEDULER_PORT": "1"}, {})
+
+
+def test_start_is_stopped_when_a_file_that_was_named_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="No such file"):
+        read_settings(str(tmp_path / "other.toml"), {}, {})
+
+
+def test_start_is_stopped_when_there_is_no_such_policy_or_parameter() -> None:
+    with pytest.raises(UnknownPolicy):
+        read_settings(None, {}, {"policy": "best"})
+    with pytest.raises(BadParameter):
+        read_settings(None, {}, {"policy": "lb", "parameters": "o3_limit=3"})
+
+
+def test_address_may_be_of_either_family() -> None:
+    assert host_and_port("127.0.0.1:7700") == ("127.0.0.1", 7700)
+    assert host_and_port("[::1]:7700") == ("::1", 7700)
