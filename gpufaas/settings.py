@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from cache_manager import eviction
-from gpu_manager.api import parse_size
+from gpu_manager.sizes import parse_size
 from gpufaas.errors import CommandError
 from scheduler import policies
 from scheduler.service.settings import Settings

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from gpu_manager.api import format_size
+from gpu_manager.sizes import format_size
 from gpufaas.arguments import Commands
 from gpufaas.remote import NoAnswer, add_scheduler_options, remote
 

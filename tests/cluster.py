@@ -28,9 +28,9 @@ from tests.fake_node import FakeNode
 
 SECRET = b"a secret of the cluster"
 LOG = logging.getLogger("tests.cluster")
-# A tenth of what is used in earnest.
+# Some tenths of what is used in earnest.
 TIMES = StreamTimes(
-    beat_s=0.1, silence_s=0.4, greeting_s=1.0, grace_s=1.0, most_retry_s=0.1, probe_s=0.1
+    beat_s=0.1, silence_s=0.8, greeting_s=1.0, grace_s=1.0, most_retry_s=0.1, probe_s=0.1
 )
 
 

@@ -19,7 +19,7 @@ from scheduler.events import (
     NodeSnapshot,
     SlotFreed,
 )
-from scheduler.model import GpuSpec, LeaseId, Load, SlotId
+from scheduler.model import GpuSpec, LeaseId, Load, RequestId, SlotId
 
 Order = Prepare | Dispatch | Demote | EndLease
 _Order = TypeVar("_Order", Prepare, Dispatch, Demote, EndLease)
@@ -32,6 +32,7 @@ class NodeLease:
     slot: SlotId
     gpu: GpuId
     models: tuple[ModelId, ...] = ()
+    requests: tuple[RequestId, ...] = ()
     granted: bool = False
     ending: bool = False
 
@@ -86,6 +87,7 @@ class FakeNode:
         lease = self._lease(order.lease, order.slot, order.gpu)
         lease.granted = True
         lease.models = order.models
+        lease.requests = order.requests
 
     def demote(self, order: Demote) -> None:
         self._take("demote", order)
@@ -115,7 +117,7 @@ class FakeNode:
                 spec,
                 tuple(self.residents[spec.id].items()),
                 tuple(
-                    LiveLease(lease_id, lease.slot, lease.models)
+                    LiveLease(lease_id, lease.slot, lease.models, lease.requests)
                     for lease_id, lease in self.leases.items()
                     if lease.gpu == spec.id
                 ),

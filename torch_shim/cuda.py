@@ -268,7 +268,7 @@ _REFUSED = {
     "caching_allocator_delete": "use torch.empty(..., device='cuda')",
     "cudart": "call nothing below PyTorch",
     "current_blas_handle": "call nothing below PyTorch",
-    "_sleep": "compute something, or use time.sleep",
+    "_sleep": "call nothing below PyTorch",
     "temperature": "ask the node",
     "power_draw": "ask the node",
     "clock_rate": "ask the node",
