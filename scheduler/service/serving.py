@@ -56,7 +56,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted sockets inherit it; asyncio's own loop sets it on sockets that it made, not on these.
+        # Accepted sockets inherit it; asyncio's own loop sets it on those that it made alone.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind((host, port))
         listener.listen(_BACKLOG)
