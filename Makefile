@@ -59,10 +59,14 @@ reproduce: setup ## Rerun the thesis's experiments (ARGS goes to gpufaas reprodu
 bench: setup ## Measure, in a few minutes at most
 	@$(BIN)/python -m bench $(ARGS)
 	@$(BIN)/python -m bench.shim
+	@$(BIN)/python -m bench.scheduler
+	@$(BIN)/python -m bench.live
 
 bench-full: setup ## Measure everything
 	@$(BIN)/python -m bench --full $(ARGS)
 	@$(BIN)/python -m bench.shim --full
+	@$(BIN)/python -m bench.scheduler --full
+	@$(BIN)/python -m bench.live --full
 
 lock: ## Resolve constraints.txt anew from pyproject.toml (needs python3.11, or LOCK_PYTHON)
 	@$(LOCK_PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \

@@ -1,0 +1,150 @@
+"""The running scheduler on emulated GPUs, over HTTP and node streams, held to its own recording."""
+
+import asyncio
+import logging
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from bench.live_load import arrive, thesis
+from bench.live_node import Noted, Word, given_twice
+from bench.live_runs import LIVE, OVERLAP_BEFORE_S, OVERLAP_RUN_S, overlapping
+from bench.live_system import Setup, System, live
+from gpufaas.replay import replay
+from scheduler import policies
+from scheduler.actions import Finish
+from scheduler.core import Core
+from scheduler.events import RequestArrived
+from scheduler.model import LeaseId, Outcome, RequestId, SlotId
+from scheduler.recording import Beginning, digest, parsed
+from scheduler.sim.engine import Hardware
+from scheduler.sim.workload import Workload
+from tests.service_world import eventually, in_real_time
+
+RECORDED = Path(__file__).parents[1] / "recordings" / "every-policy.jsonl"
+HARDWARE = Hardware(gpus=8)
+LOG = logging.getLogger(__name__)
+
+
+def a_load() -> Workload:
+    """200 requests within 2 seconds, for eight GPUs on two nodes."""
+    return thesis(gpus=8, minutes=1, within_s=2.0, seed=1)
+
+
+def a_setup(policy: str, load: Workload, record: Path) -> Setup:
+    return Setup(policy, HARDWARE.specs(), load.models, record)
+
+
+def ends(path: Path) -> Counter[tuple[RequestId, Outcome]]:
+    """How often each request of a recording ended, in a fresh core."""
+    found: Counter[tuple[RequestId, Outcome]] = Counter()
+    core: Core | None = None
+    for line in path.read_text(encoding="utf-8").splitlines():
+        entry = parsed(line)
+        if isinstance(entry, Beginning):
+            core = entry.core()
+            continue
+        assert core is not None
+        actions = core.handle(entry.event, entry.at_s)
+        assert digest(actions) == entry.digest
+        found.update((each.request, each.outcome) for each in actions if isinstance(each, Finish))
+    return found
+
+
+def once_each(load: Workload) -> Counter[tuple[RequestId, Outcome]]:
+    """Every request of a load completed, once."""
+    names = (RequestId(f"r{number}") for number in range(len(load.arrivals)))
+    return Counter((name, Outcome.COMPLETED) for name in names)
+
+
+def wrongs(system: System) -> list[object]:
+    """What the nodes' own logs say against the scheduler."""
+    nodes = system.nodes.values()
+    return [wrong for node in nodes for wrong in (*node.wrong, *given_twice(node.log))]
+
+
+def served(system: System) -> Counter[LeaseId]:
+    """How often each lease was given and freed, by the nodes' own logs."""
+    return Counter(noted.lease for node in system.nodes.values() for noted in node.log)
+
+
+def checked(system: System, load: Workload) -> None:
+    """Every caller was answered, under a lease that its node gave and freed once, and alone."""
+    assert len(system.answered) == len(load.arrivals)
+    assert wrongs(system) == []
+    assert served(system) == {answered.lease: 2 for answered in system.answered}
+
+
+@pytest.mark.parametrize("policy", policies.available())
+@in_real_time
+async def test_live_run_replays_and_ends_every_request_once(policy: str, tmp_path: Path) -> None:
+    load, record = a_load(), tmp_path / "run.jsonl"
+    async with live(a_setup(policy, load, record)) as system:
+        await arrive(system, load.arrivals)
+        checked(system, load)
+    found = replay(record)
+    assert (found.terms, found.differing_lines) == (1, [])
+    assert found.by_kind["RequestArrived"] == len(load.arrivals)
+    assert ends(record) == once_each(load)
+
+
+@in_real_time
+async def test_no_request_is_lost_when_the_policy_changes_under_load(tmp_path: Path) -> None:
+    load, record = a_load(), tmp_path / "run.jsonl"
+    names = policies.available()
+    waiting: list[int] = []
+    async with live(a_setup(names[-1], load, record)) as system:
+        arriving = asyncio.create_task(arrive(system, load.arrivals))
+        await eventually(lambda: bool(system.answered))
+        while not arriving.done():
+            for name in names:
+                await system.driver.set_policy(name)
+                waiting.append(
+                    system.driver.status().waiting + system.driver.status().waiting_locally
+                )
+                await asyncio.sleep(0.05)
+        await arriving
+        checked(system, load)
+    assert max(waiting) > 0
+    found = replay(record)
+    assert found.differing_lines == []
+    assert found.by_kind["PolicySet"] == len(waiting) >= 2 * len(names)
+    assert ends(record) == once_each(load)
+
+
+def test_gpu_is_busier_when_its_slot_holds_several_leases() -> None:
+    """40 ms without the GPU, 10 ms with it: at most 20 and 100 requests a second."""
+    one = overlapping(LIVE, 1, 22, uvloop.new_event_loop)
+    five = overlapping(LIVE, 5, 110, uvloop.new_event_loop)
+    LOG.info("%.1f requests a second, %.1f with gpu_overlap=5", one.rate, five.rate)
+    assert five.rate > 2 * one.rate
+    assert five.rate > 1 / (OVERLAP_BEFORE_S + OVERLAP_RUN_S)
+
+
+def test_recorded_live_run_replays_to_the_same_actions() -> None:
+    """To record anew: `python -m bench.live --record tests/recordings/every-policy.jsonl`."""
+    found = replay(RECORDED)
+    assert (found.terms, found.differing_lines) == (1, [])
+    assert found.by_kind["PolicySet"] == len(policies.available())
+    ended = ends(RECORDED)
+    assert len(ended) == ended.total() == found.by_kind["RequestArrived"] > 50
+    assert {outcome for _, outcome in ended} == {Outcome.COMPLETED}
+
+
+def test_recorded_live_run_is_answered_otherwise_when_an_event_is_missing(tmp_path: Path) -> None:
+    lines = RECORDED.read_text(encoding="utf-8").splitlines(keepends=True)
+    arrived = [n for n, line in enumerate(lines) if RequestArrived.__name__ in line]
+    del lines[arrived[len(arrived) // 2]]
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(lines), encoding="utf-8")
+    assert replay(path).differing_lines
+
+
+def test_log_tells_when_a_slot_is_given_twice() -> None:
+    slot, first, second = SlotId("g0"), LeaseId(1), LeaseId(2)
+    given = [Noted(Word.GIVEN, slot, first), Noted(Word.GIVEN, slot, second)]
+    in_turn = [given[0], Noted(Word.FREED, slot, first), given[1]]
+    assert given_twice(given) == [given[1]]
+    assert given_twice(given, leases=2) == given_twice(in_turn) == []
