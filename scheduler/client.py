@@ -26,6 +26,8 @@ from scheduler.errors import (
 )
 from scheduler.model import Estimate, LeaseId, Placement, Request, RequestId, SlotId
 
+# A scheduler that took longer to answer than connecting may take had the request: it led.
+_HELD_S = 2.5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
 _OK, _DONE, _ELSEWHERE = 200, 204, 421
 _NOT_LEADING = "not-leading"
@@ -112,11 +114,12 @@ class SchedulerClient:
         silent_since_s = time.monotonic()
         pause_s = _FIRST_PAUSE_S
         while True:
+            at, asked_s = self._at, time.monotonic()
             try:
-                status, said = await self._ask(path, fields())
+                status, said = await self._ask(at, path, fields())
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                trouble = f"{self._at}: {error!r}"
-                self._try_next()
+                trouble = f"{at}: {error!r}"
+                self._try_next(at)
             else:
                 if status in {_OK, _DONE}:
                     return said
@@ -125,27 +128,35 @@ class SchedulerClient:
                 trouble = str(said.get("message"))
                 leader = said.get("leader")
                 if isinstance(leader, str):
-                    pause_s = _FIRST_PAUSE_S if leader != self._at else pause_s
+                    pause_s = _FIRST_PAUSE_S if leader != at else pause_s
                     self._at = leader
                 else:
-                    self._try_next()
+                    self._try_next(at)
+            if time.monotonic() - asked_s > _HELD_S:  # somebody led until now
+                silent_since_s = time.monotonic()
             if time.monotonic() - silent_since_s > self._patience_s:
                 raise Unreachable(f"no scheduler leads: {trouble}")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    async def _ask(self, path: str, fields: Mapping[str, object]) -> tuple[int, Mapping[str, Any]]:
+    async def _ask(
+        self, at: str, path: str, fields: Mapping[str, object]
+    ) -> tuple[int, Mapping[str, Any]]:
         assert self._session is not None, "use it as a context"
-        async with self._session.post(self._at + path, json=fields) as answer:
+        async with self._session.post(at + path, json=fields) as answer:
             said = {} if answer.status == _DONE else await answer.json(content_type=None)
             if not isinstance(said, dict):
                 raise ValueError("it answers no JSON object")
             return answer.status, said
 
-    def _try_next(self) -> None:
-        """Whoever named a leader may know another one: ask those that we were told of."""
-        at = self._urls.index(self._at) if self._at in self._urls else -1
-        self._at = self._urls[(at + 1) % len(self._urls)]
+    def _try_next(self, failed: str) -> None:
+        """Whoever named a leader may know another one: ask those that we were told of.
+
+        Once for all who asked the same one: two that took turns would never leave it.
+        """
+        if self._at == failed:
+            number = self._urls.index(failed) if failed in self._urls else -1
+            self._at = self._urls[(number + 1) % len(self._urls)]
 
 
 def _fields(request: Request, arrived_s: float, now_s: float) -> Mapping[str, object]:
