@@ -29,7 +29,7 @@ from scheduler.model import Estimate, LeaseId, Placement, Request, RequestId, Sl
 # A scheduler that took longer to answer than connecting may take had the request: it led.
 _HELD_S = 2.5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
-_OK, _DONE, _ELSEWHERE = 200, 204, 421
+_OK, _DONE, _UNAUTHORIZED = 200, 204, 401
 _NOT_LEADING = "not-leading"
 
 
@@ -221,6 +221,3 @@ def error_of(status: int, said: Mapping[str, Any], request: RequestId) -> Schedu
         return BadRequest(message)
     plain = _PLAIN.get(str(code))
     return Refused(None, message) if plain is None else plain(request, reason)
-
-
-_UNAUTHORIZED = 401

@@ -128,11 +128,14 @@ class Weights:
     def _deliver(
         self, descriptor: int, table: ImageTable, session: Session, hashed: str | None = None
     ) -> str:
-        """Prove to the node that we have what is in a sealed memfd, or send it."""
+        """Prove to the node that we have what is in a sealed memfd, or send it.
+
+        What was `hashed` before the seal was offered then: the node lacks it.
+        """
         parts = parts_of(descriptor, table)
         digest = hashed or image_digest(parts)
         if self._accepted.get(digest) != session.name:
-            copy = _prove(parts, table, digest, session)
+            copy = _prove(parts, table, digest, session) if hashed is None else None
             if copy is None:
                 try:
                     _upload(descriptor, table, digest, session)
