@@ -1,0 +1,96 @@
+"""Values of the gateway: functions as deployed, as they run, and where they answer. Frozen."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+from typing import NamedTuple
+
+DEFAULT_NAMESPACE = "openfaas-fn"
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+class FunctionId(NamedTuple):
+    """A function's name in its namespace; the namespace is the tenant."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name}.{self.namespace}"
+
+    @property
+    def for_scheduler(self) -> str:
+        """What the scheduler and GPU managers know it by."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Quantities as they were sent (`128Mi`, `250m`); `gpu` is that of any maker."""
+
+    memory: str = ""
+    cpu: str = ""
+    gpu: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What somebody asked for with `faas-cli deploy`."""
+
+    id: FunctionId
+    image: str
+    process: str = ""
+    environment: Mapping[str, str] = field(default=_NOTHING)
+    constraints: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default=_NOTHING)
+    annotations: Mapping[str, str] = field(default=_NOTHING)
+    limits: Resources | None = None
+    requests: Resources | None = None
+    read_only: bool = False
+
+
+class Usage(NamedTuple):
+    """What a function's instances take together."""
+
+    cpu_millicores: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionStatus:
+    """A function and what runs of it; `trouble` says why nothing does, if something is wrong."""
+
+    deployment: Deployment
+    replicas: int
+    available_replicas: int
+    created_at: datetime
+    usage: Usage | None = None
+    trouble: str = ""
+
+
+class Endpoint(NamedTuple):
+    """One ready instance: `unix:/path` or `tcp:host:port`, and what goes before a call's path."""
+
+    instance: str
+    address: str
+    prefix: str = ""
+
+
+class LogLine(NamedTuple):
+    """One line that an instance wrote."""
+
+    function: FunctionId
+    instance: str
+    at: datetime
+    text: str
+
+
+class Namespace(NamedTuple):
+    """A namespace, as people made it."""
+
+    name: str
+    labels: Mapping[str, str] = _NOTHING
+    annotations: Mapping[str, str] = _NOTHING

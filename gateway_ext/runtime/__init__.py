@@ -1,0 +1,1 @@
+"""What serves a handler inside a function: standard library alone, started by its path."""
