@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from gpufaas.arguments import Commands
+from gpufaas.arguments import Commands, add_verb
 from gpufaas.errors import CommandError
 from gpufaas.remote import add_scheduler_options, remote
 
@@ -12,12 +12,15 @@ from gpufaas.remote import add_scheduler_options, remote
 def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
     parser = commands.add_parser("policy", help="show, change or list a scheduler's policies")
+    add_scheduler_options(parser)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    get = verbs.add_parser("get", help="the policy in force")
-    choose = verbs.add_parser("set", help="decide by another one from now on, losing no request")
+    get = add_verb(verbs, "get", "the policy in force")
+    choose = add_verb(verbs, "set", "decide by another one from now on, losing no request")
     choose.add_argument("policy")
-    choose.add_argument("parameters", nargs="*", metavar="NAME=NUMBER", help="as in o3_limit=10")
-    every = verbs.add_parser("list", help="what there is to choose from")
+    choose.add_argument(
+        "parameters", nargs="*", default=[], metavar="NAME=NUMBER", help="as in o3_limit=10"
+    )
+    every = add_verb(verbs, "list", "what there is to choose from")
     for each, run in ((get, _get), (choose, _set), (every, _list)):
         add_scheduler_options(each)
         each.set_defaults(run=run)

@@ -1,4 +1,7 @@
-"""`gpufaas replay`: a recorded live run in a fresh core, which must do the same again."""
+"""`gpufaas replay`: a recorded live run in a fresh core, which must do the same again.
+
+With `--policy` it says what other policies would have made of that traffic (`what_if.py`).
+"""
 
 import argparse
 import json
@@ -9,6 +12,7 @@ from pathlib import Path
 
 from gpufaas.arguments import Commands
 from gpufaas.errors import CommandError
+from gpufaas.what_if import as_json, chosen_policies, side_by_side, what_if
 from scheduler.core import Core
 from scheduler.errors import BadRecording
 from scheduler.events import Event
@@ -32,12 +36,27 @@ def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
     parser = commands.add_parser("replay", help="replay a recorded live run in a fresh core")
     parser.add_argument("file", help="as `gpufaas scheduler --record FILE` wrote it")
+    parser.add_argument(
+        "--policy",
+        nargs="+",
+        metavar="P",
+        help="what these policies (or all) would have done with that traffic, simulated",
+    )
+    parser.add_argument("--parameters", metavar="NAME=N,...", help="of those policies")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
-    found = replay(Path(options.file))
+    path = Path(options.file)
+    if options.policy:
+        chosen = chosen_policies(options.policy, options.parameters)
+        found_otherwise = what_if(path, (entry for _, entry in _entries(path)), chosen)
+        print(as_json(found_otherwise) if options.json else side_by_side(found_otherwise))
+        return 0
+    if options.parameters:
+        raise CommandError("--parameters are of a policy: name it with --policy")
+    found = replay(path)
     if options.json:
         print(json.dumps(asdict(found), indent=1))
     else:

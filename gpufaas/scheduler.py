@@ -22,6 +22,7 @@ from scheduler import policies
 from scheduler.adapters.etcd_channel import EtcdSettings
 from scheduler.adapters.store_etcd import EtcdStore
 from scheduler.adapters.store_memory import MemoryStore
+from scheduler.errors import StoreError
 from scheduler.ports import Store
 from scheduler.service.recorder import Recorder
 from scheduler.service.service import Service
@@ -49,6 +50,12 @@ def add_parser(commands: Commands) -> None:
     add("--etcd", metavar="URL[,URL]", help="keep the state there; without, only in memory")
     add("--start-etcd", action="store_true", default=None, help="keep it in an etcd of our own")
     add("--etcd-data", metavar="DIR", help="where that etcd keeps its data")
+    add("--etcd-ca", metavar="FILE", help="who vouches for an etcd with https (PEM)")
+    add("--etcd-cert", metavar="FILE", help="our certificate for etcd (PEM)")
+    add("--etcd-key", metavar="FILE", help="its private key (PEM)")
+    add("--etcd-user", metavar="NAME", help="as whom etcd knows us")
+    add("--etcd-password-file", metavar="FILE", help="with that user's password, and nothing else")
+    add("--models-keep-days", metavar="N", help="forget models that nobody used for so long (30)")
     add("--record", metavar="FILE", help="append all that happens there, for `gpufaas replay`")
     add("--log-level", choices=["debug", "info", "warning", "error"], help="(info)")
     add_secret_option(parser)
@@ -70,6 +77,12 @@ def _run(options: argparse.Namespace) -> int:
         "etcd.endpoints": options.etcd,
         "etcd.start": options.start_etcd,
         "etcd.data_dir": options.etcd_data,
+        "etcd.ca": options.etcd_ca,
+        "etcd.cert": options.etcd_cert,
+        "etcd.key": options.etcd_key,
+        "etcd.user": options.etcd_user,
+        "etcd.password_file": options.etcd_password_file,
+        "etcd.models_keep_days": options.models_keep_days,
     }
     settings = read_settings(options.config, options.environment, flags)
     secret = cluster_secret(settings.scheduler.secret_file, options.environment)
@@ -78,9 +91,23 @@ def _run(options: argparse.Namespace) -> int:
         settings = replace(settings, etcd=replace(settings.etcd, data_dir=str(data)))
     level = getattr(logging, settings.scheduler.log_level.upper())
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, secret))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, secret))
+    except ExceptionGroup as group:
+        by_store, others = group.split(StoreError)
+        if by_store is None or others is not None:
+            raise
+        raise CommandError(f"etcd: {_first(by_store)}") from group
     return 0
+
+
+def _first(group: BaseExceptionGroup[StoreError]) -> BaseException:
+    """What went wrong first; an etcd that refuses us does so to every task."""
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
 
 
 async def _serve(settings: Settings, secret: bytes) -> None:
@@ -135,13 +162,36 @@ async def _store(etcd: Etcd) -> AsyncIterator[Store]:
         ):
             yield store
     elif etcd.endpoints:
-        async with EtcdStore(EtcdSettings(etcd.endpoints, etcd.prefix), log) as store:
+        async with EtcdStore(etcd_settings(etcd), log) as store:
             yield store
     else:
         log.warning("no etcd: profiles, policy and order of use are lost when this process ends")
         memory = MemoryStore()
         yield memory
         await memory.close()
+
+
+def etcd_settings(etcd: Etcd) -> EtcdSettings:
+    """How to be let in by the endpoints; CommandError where that cannot work."""
+    files = {name: Path(path) for name in ("ca", "cert", "key") if (path := getattr(etcd, name))}
+    for name, path in files.items():
+        _read(name, path)
+    return EtcdSettings(
+        etcd.endpoints,
+        etcd.prefix,
+        etcd.user,
+        _read("password_file", Path(etcd.password_file)).strip() if etcd.user else "",
+        files.get("ca"),
+        files.get("cert"),
+        files.get("key"),
+    )
+
+
+def _read(name: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"[etcd] {name}: {path}: {error}") from error
 
 
 def _listener(address: str) -> socket.socket:

@@ -14,7 +14,7 @@ from cache_manager import eviction
 from gpu_manager.sizes import parse_size
 from gpufaas.errors import CommandError
 from scheduler import policies
-from scheduler.service.settings import Settings
+from scheduler.service.settings import Etcd, Settings
 
 _FILE = "gpufaas.toml"
 _SYSTEM_FILE = Path("/etc/gpufaas") / _FILE
@@ -46,7 +46,22 @@ def _checked(settings: Settings) -> Settings:
     policies.make(settings.policy, settings.parameters)
     eviction.make(settings.eviction)
     host_and_port(settings.scheduler.listen)
+    _check_etcd(settings.etcd)
     return settings
+
+
+def _check_etcd(etcd: Etcd) -> None:
+    """Half of what lets us in is a mistake, and so is what would not be used or not be kept."""
+    if bool(etcd.cert) != bool(etcd.key):
+        raise CommandError("[etcd] cert and key go together")
+    if bool(etcd.user) != bool(etcd.password_file):
+        raise CommandError("[etcd] user and password_file go together")
+    credentials = [name for name in ("ca", "cert", "key", "user") if getattr(etcd, name)]
+    if credentials and (etcd.start or not etcd.endpoints):
+        raise CommandError(f"[etcd] {', '.join(credentials)}: for endpoints, and none is named")
+    private = all(endpoint.startswith("https://") for endpoint in etcd.endpoints)
+    if {"ca", "cert"} & set(credentials) and not private:
+        raise CommandError("[etcd] ca, cert and key are for endpoints that begin with https://")
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -163,8 +178,8 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(_text(each) for each in value)
 
 
-def _numbers(value: object) -> dict[str, float]:
-    """A table, or `name=number,name=number`."""
+def numbers(value: object) -> dict[str, float]:
+    """A table of numbers, or `name=number,name=number`."""
     if isinstance(value, str):
         pairs = [part.partition("=") for part in _texts(value)]
         return {name.strip(): _as_written(number) for name, _, number in pairs}
@@ -186,5 +201,5 @@ _READERS: Mapping[object, Callable[[object], object]] = {
     float: _number,
     bool: _truth,
     tuple[str, ...]: _texts,
-    Mapping[str, float]: _numbers,
+    Mapping[str, float]: numbers,
 }

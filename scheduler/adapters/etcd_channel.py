@@ -89,6 +89,7 @@ class EtcdChannel:
         self._next = 0
         self._closing: set[asyncio.Task[None]] = set()
         self._entry = asyncio.Lock()
+        self._pem: tuple[bytes | None, ...] | None = None
         self.calls = self._connect()
 
     def reopen(self) -> None:
@@ -146,8 +147,15 @@ class EtcdChannel:
         return Calls(channel, target)
 
     def _credentials(self) -> Any:
+        """Read anew for each connection, for certificates are renewed; else what was read last."""
         paths = (self._settings.ca_file, self._settings.key_file, self._settings.cert_file)
-        return grpc.ssl_channel_credentials(*[path and path.read_bytes() for path in paths])
+        try:
+            self._pem = tuple(None if path is None else path.read_bytes() for path in paths)
+        except OSError as error:
+            if self._pem is None:
+                raise StoreError(f"{error.filename}: {error.strerror}") from error
+            self._log.warning("the certificates for etcd stay as they were: %s", error)
+        return grpc.ssl_channel_credentials(*self._pem)
 
 
 @contextmanager

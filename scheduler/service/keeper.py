@@ -1,6 +1,7 @@
 """Writes what the core knows through to the datastore, a moment later and never in its way."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -16,10 +17,13 @@ from scheduler.profiles import Profile
 from scheduler.service.records import (
     MODELS,
     OF_GPUS,
+    BadRecord,
     Record,
     encoded,
     gpu_records,
     key,
+    last_used_unix_s,
+    name,
     profile_record,
 )
 
@@ -27,6 +31,8 @@ from scheduler.service.records import (
 COLLECT_S = 0.04
 # GPUs of an earlier leader that have not come back by then are forgotten.
 RETURN_S = 60.0
+# When a model was used last is kept to the hour, so that use alone is written once an hour.
+_HOUR_S = 3600
 _TRY_AGAIN_S = 0.25
 _WRITE_BYTES = 512 * 1024  # etcd takes 1.5 MiB in one request
 
@@ -35,7 +41,8 @@ class Keeper:
     """Keeps GPU status, LRU lists, finish times and profiles in the datastore, fenced.
 
     `async with` does so until the end, and writes once more then. After an election, and after the
-    datastore was away, it looks at what is there, and writes whatever differs.
+    datastore was away, it looks at what is there, and writes whatever differs. The profile of a
+    model that was neither resident nor reported of for `models_keep_s` is deleted.
     """
 
     def __init__(
@@ -46,6 +53,7 @@ class Keeper:
         fence: Callable[[], Fence | None],
         fenced_off: Callable[[], None],
         log: Logger,
+        models_keep_s: float = math.inf,
     ) -> None:
         self._core = core
         self._clock = clock
@@ -53,6 +61,9 @@ class Keeper:
         self._fence = fence
         self._fenced_off = fenced_off
         self._log = log
+        self._models_keep_s = models_keep_s
+        self._used_unix_s: dict[ModelId, int] = {}
+        self._hour = 0
         self._unix_offset_s = time.time() - clock.now_s()
         self._began_s = clock.now_s()
         self._touched = asyncio.Event()
@@ -144,6 +155,16 @@ class Keeper:
             stored.update((await self._store.list(kind)).values)
         self._stored = stored
         self._records.clear()
+        self._hour = 0
+        for stored_key, value in stored.items():
+            if stored_key.startswith(MODELS):
+                self._note_use(ModelId(name(MODELS, stored_key)), value)
+
+    def _note_use(self, model: ModelId, value: bytes) -> None:
+        with suppress(BadRecord):  # recovery has said so; it is replaced once the model is used
+            used_unix_s = last_used_unix_s(value)
+            if used_unix_s is not None:
+                self._used_unix_s[model] = max(used_unix_s, self._used_unix_s.get(model, 0))
 
     def _differences(self) -> tuple[dict[str, bytes], list[str]]:
         puts: dict[str, bytes] = {}
@@ -153,19 +174,38 @@ class Keeper:
             self._differs(stored_key, record, puts)
         for stored_key, record in self._of_models():
             self._differs(stored_key, record, puts)
-        return puts, self._left(current)
+        return puts, [*self._left(current), *self._unused(puts)]
 
     def _of_gpus(self) -> Iterator[tuple[str, Record]]:
         for gpu in self._core.cluster.gpus.values():
             yield from gpu_records(gpu, self._unix_offset_s)
 
     def _of_models(self) -> Iterator[tuple[str, Record]]:
-        """Those that have changed; all of them, after a survey."""
+        """Those that have changed or were used; all that are kept, after a survey."""
         profiles = self._core.cluster.profiles
-        known, changed = profiles.known(), profiles.take_changed()
+        known, used = profiles.known(), profiles.take_changed()
+        hour = self._now_unix_s() // _HOUR_S
+        if hour != self._hour:
+            self._hour = hour
+            used |= _informative(known).intersection(self._core.cluster.index.held_models())
+        self._used_unix_s.update(dict.fromkeys(used, hour * _HOUR_S))
         first = not any(each.startswith(MODELS) for each in self._records)
-        for model in _informative(known) | changed if first else changed:
-            yield key(MODELS, model), profile_record(known[model])
+        for model in _informative(known) | used if first else used:
+            used_unix_s = self._used_unix_s.setdefault(model, hour * _HOUR_S)
+            if not self._is_unused(used_unix_s):
+                yield key(MODELS, model), profile_record(known[model], used_unix_s)
+
+    def _unused(self, puts: Mapping[str, bytes]) -> list[str]:
+        """What is stored of models that nobody has used for too long."""
+        unused = [model for model, s in self._used_unix_s.items() if self._is_unused(s)]
+        keys = [key(MODELS, model) for model in unused]
+        return [each for each in keys if each in self._stored and each not in puts]
+
+    def _is_unused(self, used_unix_s: float) -> bool:
+        return used_unix_s < self._now_unix_s() - self._models_keep_s
+
+    def _now_unix_s(self) -> int:
+        return int(self._clock.now_s() + self._unix_offset_s)
 
     def _differs(self, stored_key: str, record: Record, puts: dict[str, bytes]) -> None:
         if self._records.get(stored_key) == record:

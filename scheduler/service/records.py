@@ -69,11 +69,10 @@ def gpu_records(gpu: Gpu, unix_offset_s: float) -> Iterator[tuple[str, Record]]:
 
 
 def _status(gpu: Gpu) -> Record:
-    idle = any(slot.idle for slot in gpu.slots)
     return {
         "node": gpu.spec.node,
         "gpu_type": gpu.spec.gpu_type,
-        "status": "draining" if not gpu.active else "idle" if idle else "busy",
+        "status": _state(gpu),
         "memory_bytes": gpu.cache.memory_bytes,
         "used_bytes": gpu.cache.used_bytes,
         "withheld_bytes": gpu.cache.withheld_bytes,
@@ -87,6 +86,14 @@ def _status(gpu: Gpu) -> Record:
             for slot in gpu.slots
         ],
     }
+
+
+def _state(gpu: Gpu) -> str:
+    if gpu.draining:
+        return "draining"
+    if gpu.silent:
+        return "silent"
+    return "idle" if any(slot.idle for slot in gpu.slots) else "busy"
 
 
 def _finish(slot: Slot, unix_offset_s: float) -> Record:
@@ -115,9 +122,10 @@ def gpu_of(lru_key: str) -> GpuId:
 # -- models -------------------------------------------------------------------------------------
 
 
-def profile_record(profile: Profile) -> Record:
-    """What is known of one model."""
+def profile_record(profile: Profile, used_unix_s: int) -> Record:
+    """What is known of one model, and in which hour it was used last."""
     return {
+        "used_unix_s": used_unix_s,
         "memory_bytes": profile.memory_bytes,
         "measured_bytes": profile.measured_bytes,
         "load": [
@@ -160,6 +168,15 @@ def profile(value: bytes) -> Profile:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadRecord(str(error)) from error
     return made
+
+
+def last_used_unix_s(value: bytes) -> int | None:
+    """When a model was used last; None where that was not written yet, in older records."""
+    try:
+        found = json.loads(value).get("used_unix_s")
+        return None if found is None else int(found)
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise BadRecord(str(error)) from error
 
 
 def _positive(value: Any) -> int:

@@ -1,7 +1,10 @@
 """What a person can choose about a scheduler: one frozen value, built at the entry point."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+_DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +33,28 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Etcd:
-    """Where the state is kept: these endpoints, a child started for it, or only in memory."""
+    """Where the state is kept: these endpoints, a child started for it, or only in memory.
+
+    `ca`, `cert` and `key` are files in PEM, for endpoints with https; the password's file holds
+    nothing else. The profile of a model that nobody has used for `models_keep_days` is deleted
+    (0: never).
+    """
 
     endpoints: tuple[str, ...] = ()
     start: bool = False
     data_dir: str = ""
     prefix: str = "/gpufaas/"
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    user: str = ""
+    password_file: str = ""
+    models_keep_days: float = 30.0
+
+    @property
+    def models_keep_s(self) -> float:
+        """The same in seconds; 0 days are for ever."""
+        return self.models_keep_days * _DAY_S if self.models_keep_days else math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,24 @@
-"""An etcd that lets only some in: users with passwords, and TLS."""
+"""An etcd that lets only some in: users with passwords, TLS, and certificates for both sides."""
 
 import asyncio
 import logging
+import shutil
 import socket
+import subprocess
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
 
+from gpufaas.cli import EXIT_BAD_USE
 from gpufaas.etcd import etcd_server
+from gpufaas.scheduler import etcd_settings
+from gpufaas.settings import read_settings
 from scheduler.adapters.etcd_channel import EtcdChannel, EtcdSettings
 from scheduler.adapters.store_etcd import EtcdStore
 from scheduler.errors import StoreError, StoreUnavailable
@@ -18,21 +27,47 @@ from tests.etcd_world import EtcdWorld, an_etcd, needs_etcd
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
 LOG = logging.getLogger("tests.entry")
+needs_openssl = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="needs the openssl program, to make certificates"
+)
 
 
 async def let_only_root_in(world: EtcdWorld) -> EtcdSettings:
     """Switch on users; the settings of the one that there is."""
-    channel = EtcdChannel(EtcdSettings((world.url,)), LOG)
+    return await only_root_at(world.url)
+
+
+# As docs/etcd.md has it: a user with the keys under our prefix, and nothing else.
+PREFIXED = (
+    ("RoleAdd", rpc.AuthRoleAddRequest(name="gpufaas")),
+    (
+        "RoleGrantPermission",
+        rpc.AuthRoleGrantPermissionRequest(
+            name="gpufaas",
+            perm=rpc.Permission(
+                permType=rpc.Permission.READWRITE, key=b"/gpufaas/", range_end=b"/gpufaas0"
+            ),
+        ),
+    ),
+    ("UserAdd", rpc.AuthUserAddRequest(name="gpufaas", password="ours alone")),
+    ("UserGrantRole", rpc.AuthUserGrantRoleRequest(user="gpufaas", role="gpufaas")),
+)
+
+
+async def only_root_at(url: str, more: Iterable[tuple[str, Any]] = ()) -> EtcdSettings:
+    """The same of any etcd that still lets everybody in, with more users perhaps."""
+    channel = EtcdChannel(EtcdSettings((url,)), LOG)
     root = {"name": "root", "password": "open sesame"}
     for method, request in (
         ("UserAdd", rpc.AuthUserAddRequest(**root)),
         ("RoleAdd", rpc.AuthRoleAddRequest(name="root")),
         ("UserGrantRole", rpc.AuthUserGrantRoleRequest(user="root", role="root")),
+        *more,
         ("AuthEnable", rpc.AuthEnableRequest()),
     ):
         await channel.call("auth", method, request)
     await channel.close()
-    return EtcdSettings((world.url,), user="root", password=root["password"])
+    return EtcdSettings((url,), user="root", password=root["password"])
 
 
 def test_a_user_is_let_in_when_the_password_is_right_and_else_not(tmp_path: Path) -> None:
@@ -91,6 +126,148 @@ def test_a_connection_is_private_when_the_endpoint_is_https(tmp_path: Path) -> N
             await store.close()
 
     asyncio.run(test())
+
+
+@needs_openssl
+def test_etcd_takes_only_clients_with_a_certificate_and_the_password_that_settings_name(
+    tmp_path: Path,
+) -> None:
+    """What an administrator would write: https, a certificate of our own, and a user."""
+
+    async def test() -> None:
+        made = certificates(tmp_path)
+        plain, private = free_ports()
+        options = [
+            f"--listen-client-urls=http://127.0.0.1:{plain},https://127.0.0.1:{private}",
+            f"--cert-file={made['server.pem']}",
+            f"--key-file={made['server.key']}",
+            f"--trusted-ca-file={made['ca.pem']}",
+            "--client-cert-auth",
+        ]
+        async with etcd_server(tmp_path / "etcd", LOG, port=plain, options=options) as server:
+            await only_root_at(server.url, PREFIXED)
+            password = tmp_path / "password"
+            password.write_text("ours alone\n")
+            url = f"https://127.0.0.1:{private}"
+            text = "[etcd]\n" + "".join(
+                f"{name} = '{value}'\n"
+                for name, value in {
+                    "endpoints": url,
+                    "ca": made["ca.pem"],
+                    "cert": made["client.pem"],
+                    "key": made["client.key"],
+                    "user": "gpufaas",
+                    "password_file": password,
+                }.items()
+            )
+            config = tmp_path / "gpufaas.toml"
+            config.write_text(text)
+            settings = etcd_settings(read_settings(str(config), {}, {}).etcd)
+            await works(settings)
+            await lets_no_stranger_in(settings, made)
+
+    asyncio.run(test())
+
+
+async def works(settings: EtcdSettings) -> None:
+    """All that a scheduler does there, under its prefix and nowhere else."""
+    async with EtcdStore(settings, LOG) as store:
+        await store.put("a", b"1")
+        assert await store.get("a") == b"1"
+        lease = await store.grant(3)
+        assert await store.refresh(lease)
+        seen = store.watch("")
+        assert (await anext(seen)).values["a"] == b"1"
+        await seen.aclose()
+        outside = EtcdStore(replace(settings, prefix="/others/"), LOG)
+        with pytest.raises(StoreError, match="permission denied"):
+            await outside.put("a", b"1")
+        await outside.close()
+
+
+async def lets_no_stranger_in(settings: EtcdSettings, made: dict[str, Path]) -> None:
+    """Whoever lacks one thing that we have is turned away."""
+    strangers = {
+        "without a certificate": replace(settings, cert_file=None, key_file=None),
+        "with another authority's": replace(
+            settings, cert_file=made["other.pem"], key_file=made["other.key"]
+        ),
+        "who trusts another authority": replace(settings, ca_file=made["other.pem"]),
+        "with a wrong password": replace(settings, password="guess"),
+        "without a user": replace(settings, user=""),
+    }
+    for who, stranger in strangers.items():
+        store = EtcdStore(stranger, LOG)
+        with pytest.raises(StoreError):
+            assert await store.get("a") != b"1", who
+        await store.close()
+
+
+@needs_openssl
+def test_a_connection_is_made_anew_with_the_certificates_of_old_when_a_file_is_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        made = certificates(tmp_path)
+        settings = EtcdSettings(("https://127.0.0.1:9",), ca_file=made["ca.pem"])
+        channel = EtcdChannel(settings, LOG)
+        made["ca.pem"].unlink()
+        channel.reopen()
+        assert "certificates for etcd stay as they were" in caplog.text
+        await channel.close()
+        with pytest.raises(StoreError, match="No such file"):
+            EtcdChannel(settings, LOG)
+
+    asyncio.run(test())
+
+
+def test_scheduler_ends_with_one_line_when_etcd_does_not_let_it_in(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with an_etcd(tmp_path / "etcd") as world:
+            await let_only_root_in(world)
+            (tmp_path / "guess").write_text("guess")
+            scheduler = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gpufaas.cli", "scheduler", "--listen", "127.0.0.1:0"),
+                *("--secret-file", str(tmp_path / "secret"), "--etcd", world.url),
+                *("--etcd-user", "root", "--etcd-password-file", str(tmp_path / "guess")),
+                stderr=PIPE,
+                cwd=Path(__file__).parents[3],
+            )
+            try:
+                async with asyncio.timeout(30):
+                    said = (await scheduler.communicate())[1].decode()
+            finally:
+                if scheduler.returncode is None:
+                    scheduler.kill()
+                    await scheduler.wait()
+            assert scheduler.returncode == EXIT_BAD_USE
+            assert said.splitlines()[-1].startswith("gpufaas scheduler: etcd: ")
+            assert "Traceback" not in said
+
+    asyncio.run(test())
+
+
+def certificates(folder: Path) -> dict[str, Path]:
+    """An authority, a server's and a client's certificate of it, and a stranger's of its own."""
+    day = ["-days", "1", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    for name in ("ca", "other"):
+        own = ["req", "-x509", *day, "-subj", f"/CN={name}"]
+        openssl(folder, *own, "-keyout", f"{name}.key", "-out", f"{name}.pem")
+    by_ca = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "1"]
+    for name, extension in (
+        ("server", "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth"),
+        ("client", "extendedKeyUsage=clientAuth"),
+    ):
+        (folder / f"{name}.ext").write_text(extension)
+        request = ["req", *day[2:], "-subj", f"/CN={name}"]
+        openssl(folder, *request, "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        signed = ["x509", "-req", "-in", f"{name}.csr", *by_ca, "-extfile", f"{name}.ext"]
+        openssl(folder, *signed, "-out", f"{name}.pem")
+    return {path.name: path for path in folder.iterdir()}
+
+
+def openssl(folder: Path, *words: str) -> None:
+    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
 
 
 def free_ports() -> tuple[int, int]:

@@ -9,7 +9,7 @@ import pytest
 from gpu_manager.api import Emulation, UnixAddress
 from gpufaas.administrator import default_address
 from gpufaas.cli import EXIT_BAD_USE, main
-from gpufaas.devices import add_device_options, emulation, node_settings
+from gpufaas.devices import add_device_options, emulation, gpu_overlap, node_settings
 from gpufaas.errors import CommandError
 from gpufaas.models import table
 from gpufaas.tally import Tally
@@ -58,6 +58,30 @@ def test_settings_are_what_the_options_say() -> None:
 
     assert (settings.devices, settings.gpu_memory_bytes) == ("cpu:2", 1 << 30)
     assert (settings.store_memory_bytes, settings.visible_devices) == (None, "1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "expected"),
+    [
+        ([], {}, 1),
+        ([], {"GPUFAAS_GPU_OVERLAP": "3"}, 3),
+        (["--gpu-overlap", "5"], {"GPUFAAS_GPU_OVERLAP": "3"}, 5),
+    ],
+)
+def test_overlap_is_the_flags_or_the_environments(
+    flags: list[str], environment: dict[str, str], expected: int
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_device_options(parser)
+    options = parser.parse_args(flags)
+    options.environment = environment
+    assert node_settings(options, "node", (UnixAddress("@x"),)).gpu_overlap == expected
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "1000"])
+def test_overlap_is_refused_when_it_makes_no_sense(text: str) -> None:
+    with pytest.raises(CommandError, match="GPU overlap"):
+        gpu_overlap(text, {})
 
 
 def test_manager_is_looked_for_where_this_user_may_run_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def gpu(**more: Any) -> dict[str, Any]:
     slot = {"leases": [], "queue": ["r1", "r2"]}
     shown = {
         "id": "n0/g0", "memory_bytes": 30 * GIB, "used_bytes": 15 * GIB, "draining": False,
-        "residents": residents, "slots": [slot],
+        "silent": False, "residents": residents, "slots": [slot],
     }  # fmt: skip
     return shown | more
 
@@ -70,6 +70,7 @@ def test_status_shows_the_largest_models_of_a_gpu_first() -> None:
     ("more", "state"),
     [
         ({"draining": True}, "draining"),
+        ({"silent": True}, "silent"),
         ({"slots": [{"leases": [{"loading": ["a"]}], "queue": []}]}, "loading"),
         ({"slots": [{"leases": [{"loading": []}] * 2, "queue": []}]}, "busy 2"),
     ],
@@ -214,6 +215,20 @@ def test_command_asks_the_next_scheduler_when_one_does_not_answer() -> None:
     with answering(200, {}) as (alive, asked):
         assert Remote(("http://127.0.0.1:9", alive), "t0ken").get("/policy") == {}
         assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    "place", ["policy {} get", "policy get {}", "policy --json --scheduler http://x get {}"]
+)
+def test_options_of_a_verb_may_stand_before_it_and_the_later_one_wins(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GPUFAAS_SCHEDULER", raising=False)
+    with answering(200, {"policy": "lb", "parameters": {}}) as (url, asked):
+        options = f"--scheduler {url} --secret-file {tmp_path / 'secret'} --json"
+        assert main(place.format(options).split()) == 0
+        assert len(asked) == 1
+    assert json.loads(capsys.readouterr().out) == {"policy": "lb", "parameters": {}}
 
 
 def test_command_gives_up_when_a_scheduler_names_itself() -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from gpufaas.errors import CommandError
+from gpufaas.scheduler import etcd_settings
 from gpufaas.settings import host_and_port, read_settings
 from scheduler.errors import BadParameter, UnknownPolicy
-from scheduler.service.settings import Settings
+from scheduler.service.settings import Etcd, Settings
 
 FILE = """
 policy = "netgain"
@@ -90,6 +91,12 @@ def test_environment_goes_before_the_file_and_flags_before_both(tmp_path: Path) 
         ("[scheduler]\nlisten = '7700'", "no HOST:PORT"),
         ("[scheduler]\nlisten = 'host:99999'", "no HOST:PORT"),
         ("policy = ", "gpufaas.toml: "),
+        ("[etcd]\ncert = 'c.pem'", "cert and key go together"),
+        ("[etcd]\nuser = 'gpufaas'", "user and password_file go together"),
+        ("[etcd]\nca = 'ca.pem'", "ca: for endpoints, and none is named"),
+        ("[etcd]\nstart = true\nuser = 'u'\npassword_file = 'p'", "user: for endpoints"),
+        ("[etcd]\nendpoints = ['http://a:1']\nca = 'ca.pem'", "begin with https://"),
+        ("[etcd]\nmodels_keep_days = -1", "may not be negative"),
     ],
 )
 def test_start_is_stopped_when_the_file_makes_no_sense(
@@ -97,6 +104,63 @@ def test_start_is_stopped_when_the_file_makes_no_sense(
 ) -> None:
     with pytest.raises(CommandError, match=says):
         read_settings(written(tmp_path, text), {}, {})
+
+
+ENTRY = ("ca", "cert", "key", "user", "password_file")
+
+
+def entry_files(folder: Path) -> dict[str, str]:
+    """What lets us in, as files; the user is a name."""
+    for name in ENTRY:
+        (folder / name).write_text(f"of {name}\n", encoding="utf-8")
+    return {name: str(folder / name) for name in ENTRY} | {"user": "gpufaas"}
+
+
+def entered(files: dict[str, str]) -> Etcd:
+    """An etcd of two endpoints that wants all of these."""
+    return Etcd(
+        endpoints=("https://a:1", "https://b:1"),
+        ca=files["ca"],
+        cert=files["cert"],
+        key=files["key"],
+        user=files["user"],
+        password_file=files["password_file"],
+    )
+
+
+def test_entry_to_etcd_is_said_in_the_file_the_environment_or_flags_alike(tmp_path: Path) -> None:
+    files = entry_files(tmp_path)
+    endpoint = "https://a:2379"
+    lines = "\n".join(f"{name} = '{value}'" for name, value in files.items())
+    of_file = read_settings(
+        written(tmp_path, f"[etcd]\nendpoints = ['{endpoint}']\n{lines}"), {}, {}
+    )
+    variables = {f"GPUFAAS_ETCD_{name.upper()}": value for name, value in files.items()}
+    empty = written(tmp_path, "")
+    of_environment = read_settings(empty, {"GPUFAAS_ETCD_ENDPOINTS": endpoint, **variables}, {})
+    flags = {f"etcd.{name}": value for name, value in files.items()}
+    of_flags = read_settings(empty, {}, {"etcd.endpoints": endpoint, **flags})
+    assert of_file.etcd == of_environment.etcd == of_flags.etcd
+    assert of_file.etcd.cert == str(tmp_path / "cert")
+
+
+def test_entry_to_etcd_reaches_its_client(tmp_path: Path) -> None:
+    files = entry_files(tmp_path)
+    found = etcd_settings(entered(files))
+    assert found.endpoints == ("https://a:1", "https://b:1")
+    assert (found.user, found.password) == ("gpufaas", "of password_file")
+    assert found.ca_file == tmp_path / "ca"
+    assert (found.cert_file, found.key_file) == (tmp_path / "cert", tmp_path / "key")
+
+
+@pytest.mark.parametrize("missing", [name for name in ENTRY if name != "user"])
+def test_start_is_stopped_when_a_file_that_lets_us_in_is_missing(
+    tmp_path: Path, missing: str
+) -> None:
+    files = entry_files(tmp_path)
+    (tmp_path / missing).unlink()
+    with pytest.raises(CommandError, match=missing):
+        etcd_settings(entered(files))
 
 
 def test_start_is_stopped_when_a_variable_of_ours_is_unknown() -> None:
