@@ -11,6 +11,7 @@ from statistics import fmean
 import uvloop
 
 from bench.live_load import Figures, thesis
+from bench.live_overlap import overlapped
 from bench.live_runs import (
     IDEAL,
     LIVE,
@@ -33,6 +34,7 @@ _LEAST_OF_IDEAL = 0.9
 _STATED_RATE, _STATED_HITS, _STATED_P99_S = 99.2, 0.956, 0.270
 _OPEN_RATES = (20.0, 60.0)
 _OVERLAPS = (1, 5)
+_OVERLAP_WITHIN_S = 5.0
 
 
 def main() -> int:
@@ -150,11 +152,17 @@ def _overlap(report: Report, requests: int) -> None:
         "A function that holds its lease, works 40 ms by itself, and then needs 10 ms of the one "
         "GPU; twice as many callers as leases. Wanted: 80 req/s with `gpu_overlap=5`."
     )
-    report.say("\n| gpu_overlap | ideal req/s | live req/s |\n| ---: | ---: | ---: |")
+    report.say(
+        "The last column is a GPU manager with worker processes: five models on one GPU, whose "
+        "workers take turns."
+    )
+    report.say("\n| gpu_overlap | ideal req/s | live req/s | with workers |")
+    report.say("| ---: | ---: | ---: | ---: |")
     for leases in _OVERLAPS:
         ideal = overlapping(IDEAL, leases, requests, VirtualLoop)
         live = overlapping(LIVE, leases, requests // _OVERLAPS[-1] * leases, uvloop.new_event_loop)
-        report.say(f"| {leases} | {ideal.rate:.1f} | {live.rate:.1f} |")
+        workers = overlapped(leases, 2 * leases, _OVERLAP_WITHIN_S)
+        report.say(f"| {leases} | {ideal.rate:.1f} | {live.rate:.1f} | {workers.rate:.1f} |")
 
 
 if __name__ == "__main__":

@@ -104,6 +104,8 @@ def _state(gpu: dict[str, Any]) -> str:
     leases = [lease for slot in gpu["slots"] for lease in slot["leases"]]
     if gpu["draining"]:
         return "draining"
+    if gpu["silent"]:
+        return "silent"
     if any(lease["loading"] for lease in leases):
         return "loading"
     return f"busy {len(leases)}" if leases else "idle"

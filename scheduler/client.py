@@ -1,8 +1,12 @@
 """The scheduler for programs elsewhere: finds the leader, and asks again when it has changed."""
 
 import asyncio
+import json
+import logging
+import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -28,9 +32,26 @@ from scheduler.model import Estimate, LeaseId, Placement, Request, RequestId, Sl
 
 # A scheduler that took longer to answer than connecting may take had the request: it led.
 _HELD_S = 2.5
+# An answered release may wait so long for its node's stream, and its leader may die meanwhile.
+_REPEATED_S = 12.0
+_MOST_REPEATED = 4_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
+# A host that is cut off, or has died, ends no connection: its silence for so long does.
+_SILENCE_S = 4
+_ALIVE = {
+    socket.TCP_KEEPIDLE: 1,
+    socket.TCP_KEEPINTVL: 1,
+    socket.TCP_KEEPCNT: _SILENCE_S - 1,
+    socket.TCP_USER_TIMEOUT: _SILENCE_S * 1000,
+}
 _OK, _DONE, _UNAUTHORIZED = 200, 204, 401
 _NOT_LEADING = "not-leading"
+
+# Posts JSON with these headers to a URL, and returns the status and the body of the answer; what
+# goes wrong on the way is an OSError or a ValueError.
+Post = Callable[[str, Mapping[str, str], Mapping[str, object]], Awaitable[tuple[int, bytes]]]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +71,38 @@ class SchedulerClient:
     """Talks to any of several schedulers of a cluster, one of which leads; use as a context.
 
     A request whose leader goes away is asked for again at the next one, with its id and its time
-    of arrival, until it is answered or nobody has answered for `patience_s`. All times of requests
-    are those of `time.monotonic` in this process.
+    of arrival, until it is answered or nobody has answered for `patience_s`. The next leader is
+    told again of the last releases too: they may have died with the one that took them. All times
+    of requests are those of `time.monotonic` in this process. `post` is another way to send than
+    aiohttp.
     """
 
     def __init__(
-        self, urls: Sequence[str], token: str, *, patience_s: float = 30.0, connections: int = 0
+        self,
+        urls: Sequence[str],
+        token: str,
+        *,
+        patience_s: float = 30.0,
+        connections: int = 0,
+        post: Post | None = None,
     ) -> None:
         self._urls = [url.rstrip("/") for url in urls]
         self._at = self._urls[0]
         self._headers = {"Authorization": f"Bearer {token}"}
         self._patience_s = patience_s
         self._connections = connections
+        self._post: Post = self._post_by_aiohttp if post is None else post
         self._session: aiohttp.ClientSession | None = None
+        self._term = 0
+        self._released: deque[tuple[float, Mapping[str, object]]] = deque(maxlen=_MOST_REPEATED)
+        self._to_repeat: deque[Mapping[str, object]] = deque()
+        self._repeated_some = False
+        self._repeating: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(limit=self._connections)
+        connector = aiohttp.TCPConnector(limit=self._connections, socket_factory=_socket)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0)
-        self._session = aiohttp.ClientSession(
-            connector=connector, timeout=timeout, headers=self._headers
-        )
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
         return self
 
     async def __aexit__(
@@ -78,6 +111,9 @@ class SchedulerClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._repeating is not None:
+            self._repeating.cancel()
+            await asyncio.wait({self._repeating})
         if self._session is not None:
             await self._session.close()
 
@@ -102,6 +138,7 @@ class SchedulerClient:
         """The holder needs the GPU no more, or (with `may_return`) perhaps later again."""
         fields = {"lease": lease, "may_return": may_return}
         await self._insist("/release", lambda: fields, RequestId(""))
+        self._released.append((time.monotonic(), fields))
 
     async def cancel(self, request: RequestId) -> None:
         """The request ends, wherever it is."""
@@ -117,11 +154,12 @@ class SchedulerClient:
             at, asked_s = self._at, time.monotonic()
             try:
                 status, said = await self._ask(at, path, fields())
-            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            except (aiohttp.ClientError, OSError, ValueError) as error:
                 trouble = f"{at}: {error!r}"
                 self._try_next(at)
             else:
                 if status in {_OK, _DONE}:
+                    self._answered(said)
                     return said
                 if said.get("error") != _NOT_LEADING:
                     raise error_of(status, said, request)
@@ -132,6 +170,7 @@ class SchedulerClient:
                     self._at = leader
                 else:
                     self._try_next(at)
+            self._repeat_releases()
             if time.monotonic() - asked_s > _HELD_S:  # somebody led until now
                 silent_since_s = time.monotonic()
             if time.monotonic() - silent_since_s > self._patience_s:
@@ -142,12 +181,51 @@ class SchedulerClient:
     async def _ask(
         self, at: str, path: str, fields: Mapping[str, object]
     ) -> tuple[int, Mapping[str, Any]]:
+        status, body = await self._post(at + path, self._headers, fields)
+        said = {} if status == _DONE else json.loads(body)
+        if not isinstance(said, dict):
+            raise ValueError("it answers no JSON object")
+        return status, said
+
+    async def _post_by_aiohttp(
+        self, url: str, headers: Mapping[str, str], fields: Mapping[str, object]
+    ) -> tuple[int, bytes]:
         assert self._session is not None, "use it as a context"
-        async with self._session.post(at + path, json=fields) as answer:
-            said = {} if answer.status == _DONE else await answer.json(content_type=None)
-            if not isinstance(said, dict):
-                raise ValueError("it answers no JSON object")
-            return answer.status, said
+        async with self._session.post(url, headers=headers, json=fields) as answer:
+            return answer.status, await answer.read()
+
+    # -- releases that may have died with the leader that took them -------------------------------
+
+    def _answered(self, said: Mapping[str, Any]) -> None:
+        """A leader answered: if it is a new one and nobody met with trouble, it is told now."""
+        term = said.get("term", 0)
+        if term < self._term or not term:
+            return
+        if term > self._term > 0:
+            self._repeat_releases()
+        self._term = term
+        self._repeated_some = False
+
+    def _repeat_releases(self) -> None:
+        """Whoever leads next is told of the last releases again, once."""
+        if self._repeated_some:
+            return
+        self._repeated_some = True
+        since_s = time.monotonic() - _REPEATED_S
+        self._to_repeat.extend(fields for at_s, fields in self._released if at_s >= since_s)
+        if self._to_repeat and (self._repeating is None or self._repeating.done()):
+            self._repeating = asyncio.create_task(self._repeat())
+
+    async def _repeat(self) -> None:
+        while self._to_repeat:
+            fields = self._to_repeat.popleft()
+            try:
+                await self._insist("/release", lambda said=fields: said, RequestId(""))
+            except Unreachable as error:
+                log.warning("releases were not repeated: %s", error)
+                self._to_repeat.clear()
+            except SchedulerError as error:
+                log.info("lease %s was not released again: %s", fields["lease"], error)
 
     def _try_next(self, failed: str) -> None:
         """Whoever named a leader may know another one: ask those that we were told of.
@@ -157,6 +235,16 @@ class SchedulerClient:
         if self._at == failed:
             number = self._urls.index(failed) if failed in self._urls else -1
             self._at = self._urls[(number + 1) % len(self._urls)]
+
+
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """One that fails when the other host is silent; waiting long for an answer is no silence."""
+    family, kind, protocol, *_ = address
+    found = socket.socket(family, kind, protocol)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _ALIVE.items():
+        found.setsockopt(socket.IPPROTO_TCP, option, value)
+    return found
 
 
 def _fields(request: Request, arrived_s: float, now_s: float) -> Mapping[str, object]:

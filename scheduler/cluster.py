@@ -148,6 +148,22 @@ class Cluster:
             self._residency_changed(model)
         self._sort_sizes()
 
+    def offer(self, gpu: Gpu) -> None:
+        """Offer a GPU again that was retired for a while."""
+        if gpu.active:
+            return
+        gpu.active = True
+        self.active_slots += len(gpu.slots)
+        self._sort_sizes()
+        for slot in gpu.slots:
+            self.active[gpu.size_class].add(slot)
+            self.settle(slot)
+        if self.active[gpu.size_class].overgrown(self.active_slots):
+            self._rank_active()
+        for model in gpu.cache.residents:
+            self._list_holders(gpu, model)
+            self._residency_changed(model)
+
     def remove(self, gpu: Gpu) -> None:
         """Forget a GPU and what it held."""
         self.retire(gpu)
@@ -200,9 +216,7 @@ class Cluster:
             for slot in gpu.slots:
                 lane = slot.local.lanes.get(bundle) if slot.local.count else None
                 waiters += lane.waiting if lane is not None else 0
-                if slot.holds(bundle.models):
-                    self._list(self._idle_holders, bundle, slot)
-                    self._list(self._busy_holders, bundle, slot)
+        self._list_holders(gpu, model)
         if waiters:
             self.index.wait(gpu.cache, model, waiters)
         users = sum(model in lease.models for s in gpu.slots for lease in s.leases.values())
@@ -237,6 +251,14 @@ class Cluster:
             ranking = rankings[bundle] = HolderRanking(bundle.models, idle=idle)
             ranking.rebuild(self._holders(bundle))
         return ranking
+
+    def _list_holders(self, gpu: Gpu, model: ModelId) -> None:
+        """Enter a GPU's slots wherever holders of this model are ordered."""
+        for bundle in self.bundles_of(model):
+            for slot in gpu.slots:
+                if slot.holds(bundle.models):
+                    self._list(self._idle_holders, bundle, slot)
+                    self._list(self._busy_holders, bundle, slot)
 
     def _list(self, rankings: dict[Bundle, HolderRanking], bundle: Bundle, slot: Slot) -> None:
         ranking = rankings.get(bundle)

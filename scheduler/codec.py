@@ -181,16 +181,20 @@ def _is_record(kind: Any) -> bool:
 def _record(kind: Any) -> _Pair:
     defaults = _defaults(kind)
     pairs = {name: _pair(hint) for name, hint in get_type_hints(kind).items()}
-    writers = [(name, pair[0], defaults.get(name, MISSING)) for name, pair in pairs.items()]
+    writers = [
+        (name, None if pair[0] is _same else pair[0], defaults.get(name, MISSING))
+        for name, pair in pairs.items()
+    ]
+    is_tuple = hasattr(kind, "_fields")
     readers = {name: pair[1] for name, pair in pairs.items()}
     needed = [name for name in pairs if name not in defaults]
 
     def write(value: Any) -> Plain:
         plain = {}
-        for name, to_plain, default in writers:
-            found = getattr(value, name)
+        values = value if is_tuple else [getattr(value, name) for name, _, _ in writers]
+        for (name, to_plain, default), found in zip(writers, values, strict=True):
             if default is MISSING or found != default:
-                plain[name] = to_plain(found)
+                plain[name] = found if to_plain is None else to_plain(found)
         return plain
 
     def read(plain: Plain) -> Any:

@@ -85,7 +85,7 @@ class Core:
     def _slot_freed(self, event: SlotFreed, now: float, out: list[Action]) -> None:
         self._lifecycle.slot_freed(event, now, out)
         slot = self.cluster.slots.get(event.slot)
-        if slot is not None and not slot.gpu.active:
+        if slot is not None and slot.gpu.draining:
             self._fleet.leave_if_drained(slot.gpu)
 
     def _memory_pressure(self, event: MemoryPressure, now: float, out: list[Action]) -> None:
@@ -120,6 +120,8 @@ class Core:
             events.GpuJoined: (fleet.join, True),
             events.GpuDraining: (fleet.drain, True),
             events.GpuLost: (fleet.lose, True),
+            events.NodeSilent: (fleet.silence, True),
+            events.NodeHeard: (fleet.hear, True),
             events.NodeSnapshot: (fleet.reconcile, True),
             events.ModelRegistered: (reports.model_registered, True),
             events.ModelLoaded: (reports.model_loaded, False),

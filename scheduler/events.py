@@ -54,6 +54,18 @@ class GpuLost(NamedTuple):
     running: AfterLoss = AfterLoss.FAIL
 
 
+class NodeSilent(NamedTuple):
+    """The way to a node is broken: its GPUs take nothing new until it is heard, or given up."""
+
+    node: NodeId
+
+
+class NodeHeard(NamedTuple):
+    """The way to a silent node is there again; a snapshot of the node says so too."""
+
+    node: NodeId
+
+
 class LiveLease(NamedTuple):
     """A lease that a GPU manager says is in force, and the requests that it was given for."""
 
@@ -221,6 +233,8 @@ Event = (
     | GpuJoined
     | GpuDraining
     | GpuLost
+    | NodeSilent
+    | NodeHeard
     | NodeSnapshot
     | MemoryPressure
     | ModelRegistered

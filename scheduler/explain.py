@@ -1,11 +1,11 @@
 """Why a request went where it went: the candidates as they stood at the decision."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 
 from cache_manager.model import ModelId, NodeId
 from scheduler.cluster import Cluster
-from scheduler.model import Candidate, Explanation
+from scheduler.model import Candidate, Explanation, SlotId
 from scheduler.requests import Pending, Standing
 from scheduler.slots import Slot
 
@@ -25,9 +25,6 @@ def explain(
 ) -> Explanation:
     """All slots that could have taken the request, soonest finish first; costs a look at each."""
     queue = cluster.waiting if pending.standing is Standing.WAITING else slot.local
-    candidates = sorted(
-        _candidates(cluster, pending, now), key=lambda found: (found.finish_s, found.slot)
-    )
     return Explanation(
         request=pending.request.id,
         decided_s=now,
@@ -38,15 +35,16 @@ def explain(
         visits=reasons.visits,
         queue_length=len(queue),
         ahead=sum(1 for other in queue if other.rank < pending.rank),
-        candidates=tuple(candidates),
+        candidates=_candidates(cluster, pending, now),
         victims=reasons.victims,
     )
 
 
-def _candidates(cluster: Cluster, pending: Pending, now: float) -> Iterator[Candidate]:
+def _candidates(cluster: Cluster, pending: Pending, now: float) -> tuple[Candidate, ...]:
     """Nodes and GPU types are few: their seconds are worked out once, not for every slot."""
     bundle, batch = pending.bundle, pending.request.batch
     models, size_class = bundle.models, bundle.size_class
+    found: list[tuple[float, SlotId, Candidate]] = []
     runs_s: dict[str, float] = {}
     loads_s: dict[NodeId, float] = {}
 
@@ -68,12 +66,12 @@ def _candidates(cluster: Cluster, pending: Pending, now: float) -> Iterator[Cand
             run_s = cluster.profiles.estimate_run_s(models, batch, spec.gpu_type)
             runs_s[spec.gpu_type] = run_s
         cached = slot.holds(models)
-        yield Candidate(
-            slot=slot.id,
-            idle=slot.idle,
-            cached=cached,
-            frequency=slot.frequency,
-            wait_s=0.0 if slot.idle else slot.wait_s(now),
-            load_s=0.0 if cached else load_s(slot),
-            run_s=run_s,
-        )
+        wait_s = 0.0 if slot.idle else slot.wait_s(now)
+        missing_s = 0.0 if cached else load_s(slot)
+        candidate = Candidate(slot.id, slot.idle, cached, slot.frequency, wait_s, missing_s, run_s)
+        found.append((wait_s + missing_s + run_s, slot.id, candidate))
+    found.sort(key=_SOONEST)
+    return tuple([candidate for _, _, candidate in found])
+
+
+_SOONEST = itemgetter(0, 1)

@@ -2,12 +2,20 @@
 
 from collections.abc import Mapping
 
-from cache_manager.model import GpuId
+from cache_manager.model import GpuId, NodeId
 from scheduler.actions import Action, Refuse
 from scheduler.admin import Administration
 from scheduler.cluster import Cluster
 from scheduler.errors import BadEvent
-from scheduler.events import GpuDraining, GpuJoined, GpuLost, GpuSnapshot, NodeSnapshot
+from scheduler.events import (
+    GpuDraining,
+    GpuJoined,
+    GpuLost,
+    GpuSnapshot,
+    NodeHeard,
+    NodeSilent,
+    NodeSnapshot,
+)
 from scheduler.lifecycle import Lifecycle
 from scheduler.model import AfterLoss, LeaseId, SlotId
 from scheduler.placement import Placer
@@ -24,7 +32,6 @@ class Fleet:
         self._placer = placer
         self._lifecycle = lifecycle
         self._admin = admin
-        self._draining: set[GpuId] = set()
 
     def gpu(self, gpu: GpuId) -> Gpu:
         """The GPU of this id, which an event names."""
@@ -52,13 +59,12 @@ class Fleet:
         self._cluster.retire(gpu)
         for slot in gpu.slots:
             self._placer.recall(slot)
-        self._draining.add(gpu.spec.id)
+        gpu.draining = True
         self.leave_if_drained(gpu)
 
     def leave_if_drained(self, gpu: Gpu) -> None:
         """A draining GPU whose last lease has ended is forgotten."""
-        if gpu.spec.id in self._draining and not any(slot.leases for slot in gpu.slots):
-            self._draining.discard(gpu.spec.id)
+        if gpu.draining and not any(slot.leases for slot in gpu.slots):
             self._cluster.remove(gpu)
 
     def lose(self, event: GpuLost, now: float, out: list[Action]) -> None:
@@ -71,17 +77,41 @@ class Fleet:
                 reason = f"GPU {event.gpu} was lost"
                 self._lifecycle.cut_off(lease, event.running, reason, out)
                 self._placer.end(lease, now)
-        self._draining.discard(gpu.spec.id)
         self._cluster.remove(gpu)
+
+    def silence(self, event: NodeSilent, now: float, out: list[Action]) -> None:
+        """Offer the node's GPUs no more for now; models and leases stay as they are.
+
+        Their local queues wait for any GPU again, at their old places, even where no other GPU is:
+        what another one can serve need not wait for a node that may be dead, and the rest loses
+        nothing by waiting in the global queue, from where the policy gives it out anew.
+        """
+        for gpu in self._of(event.node):
+            gpu.silent = True
+            self._cluster.retire(gpu)
+            for slot in gpu.slots:
+                self._placer.recall(slot)
+
+    def hear(self, event: NodeHeard, now: float, out: list[Action]) -> None:
+        """Offer a silent node's GPUs again, but for those that drain."""
+        for gpu in self._of(event.node):
+            if gpu.silent:
+                gpu.silent = False
+                if not gpu.draining:
+                    self._cluster.offer(gpu)
+
+    def _of(self, node: NodeId) -> list[Gpu]:
+        return [gpu for gpu in self._cluster.gpus.values() if gpu.spec.node == node]
 
     def reconcile(self, event: NodeSnapshot, now: float, out: list[Action]) -> None:
         """Take over a node's report: GPUs, residents, tiers and leases are as it says."""
         _check_owners(event, self._cluster.gpus)
         _check(event, self._cluster.slots, self._placer.leases)
         reported = {snapshot.gpu.id for snapshot in event.gpus}
-        for gpu in list(self._cluster.gpus.values()):
-            if gpu.spec.node == event.node and gpu.spec.id not in reported:
+        for gpu in self._of(event.node):
+            if gpu.spec.id not in reported:
                 self.lose(GpuLost(gpu.spec.id, event.lost_leases), now, out)
+        self.hear(NodeHeard(event.node), now, out)
         self._cluster.index.replace_tiers(event.node, dict(event.stored))
         for snapshot in event.gpus:
             known = self._cluster.gpus.get(snapshot.gpu.id)

@@ -2,6 +2,7 @@
 
 import hmac
 import json
+import math
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from scheduler.keys import derived_key
 from scheduler.model import LeaseId, RequestId, SlotId
 
 _MOST_CHARACTERS = 4096
+_quoted = json.encoder.encode_basestring_ascii
 
 
 class LeaseClaims(NamedTuple):
@@ -37,12 +39,11 @@ class LeaseTokens:
     """Signs and reads the tokens of one cluster."""
 
     def __init__(self, secret: bytes) -> None:
-        self._key = derived_key(secret, "lease tokens")
+        self._begun_mac = hmac.new(derived_key(secret, "lease tokens"), digestmod="sha256")
 
     def sign(self, claims: LeaseClaims) -> str:
         """A token for these claims: text that fits into an HTTP header."""
-        plain = json.dumps(_CLAIMS.to_plain(claims), separators=(",", ":"))
-        body = _text(plain.encode())
+        body = _text(_json(claims).encode())
         return f"{body}.{self._mac(body)}"
 
     def verify(self, token: str, now_s: float) -> LeaseClaims:
@@ -60,7 +61,9 @@ class LeaseTokens:
         return claims
 
     def _mac(self, body: str) -> str:
-        return _text(hmac.digest(self._key, body.encode(), "sha256"))
+        mac = self._begun_mac.copy()  # making one anew takes OpenSSL thrice as long
+        mac.update(body.encode())
+        return _text(mac.digest())
 
 
 def sign(claims: LeaseClaims, secret: bytes) -> str:
@@ -71,6 +74,18 @@ def sign(claims: LeaseClaims, secret: bytes) -> str:
 def verify(token: str, secret: bytes, now_s: float) -> LeaseClaims:
     """The claims of a token under a cluster's secret; BadToken where it was forged or is late."""
     return LeaseTokens(secret).verify(token, now_s)
+
+
+def _json(claims: LeaseClaims) -> str:
+    """What `_CLAIMS` would make of it, at a third of the cost: one is signed for every lease."""
+    if not math.isfinite(claims.expires_s):
+        return json.dumps(_CLAIMS.to_plain(claims), separators=(",", ":"))
+    return (
+        f'{{"lease":{claims.lease},"request":{_quoted(claims.request)},'
+        f'"function":{_quoted(claims.function)},"node":{_quoted(claims.node)},'
+        f'"gpu":{_quoted(claims.gpu)},"slot":{_quoted(claims.slot)},'
+        f'"term":{claims.term},"expires_s":{claims.expires_s!r}}}'
+    )
 
 
 def _text(data: bytes) -> str:

@@ -22,7 +22,8 @@ from scheduler.slots import Lease
 _SEQ_STEP = 1 << 40
 # Requests that come back to the front stand before all others, and among themselves in order.
 _FRONT = -(1 << 80)
-
+# So many releases of leases that are not known are remembered, in case a node reports them later.
+_MOST_RELEASED = 4096
 
 _IN_A_QUEUE = (Standing.WAITING, Standing.LOCAL)
 
@@ -37,6 +38,7 @@ class Lifecycle:
         self._max_waiting = max_waiting
         self._paused: dict[LeaseId, list[Pending]] = {}
         self._returned: dict[LeaseId, list[Pending]] = {}
+        self._released: dict[LeaseId, None] = {}
         self._arrivals = 0
         self._fronts = _FRONT
 
@@ -153,6 +155,7 @@ class Lifecycle:
         if not event.may_return:
             self._done_for_good(event.lease, out)
         if lease is None:
+            self._remember(event.lease)
             return
         lease.may_return = event.may_return and (lease.may_return or not lease.released)
         lease.released = True
@@ -161,7 +164,14 @@ class Lifecycle:
         out.append(EndLease(lease.slot.id, lease.id, "released"))
 
     def adopted(self, found: LiveLease, out: list[Action]) -> None:
-        """Requests that asked again before the lease was reported which they had been given."""
+        """A lease is in force on a node, though its holder may have released it by now.
+
+        Requests may have asked again before the lease was reported which they had been given.
+        """
+        if found.lease in self._released:
+            self._placer.leases[found.lease].released = True
+            out.append(EndLease(found.slot, found.lease, "released before its node said it"))
+            return
         known = [self.requests[name] for name in found.requests if name in self.requests]
         queued = [pending for pending in known if pending.standing in _IN_A_QUEUE]
         for pending in queued:
@@ -171,6 +181,12 @@ class Lifecycle:
                 self._placer.rejoin(pending, lease, out)
         if known and not queued and len(known) == len(found.requests):
             out.append(EndLease(found.slot, found.lease, "its requests were given other ones"))
+
+    def _remember(self, lease: LeaseId) -> None:
+        """Its node may be about to report it, to a new leader or after it was given up."""
+        self._released[lease] = None
+        if len(self._released) > _MOST_RELEASED:
+            del self._released[next(iter(self._released))]
 
     def _done_for_good(self, lease: LeaseId, out: list[Action]) -> None:
         """Requests that gave this lease back early, and will not come for another one."""

@@ -114,9 +114,12 @@ class Load:
     source: Tier
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
-    """One slot that a request could have gone to, as the policy saw it."""
+    """One slot that a request could have gone to, as the policy saw it; not to be changed.
+
+    Frozen it would take thrice as long to make, and one is made for every slot and request.
+    """
 
     slot: SlotId
     idle: bool

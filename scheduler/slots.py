@@ -59,14 +59,19 @@ class Lease:
 
 
 class Gpu:
-    """One GPU: its memory, as the cache index keeps it, and its slots."""
+    """One GPU: its memory, as the cache index keeps it, and its slots.
 
-    __slots__ = ("active", "cache", "size_class", "slots", "spec")
+    `active` says whether it takes requests: neither `draining`, which is for good, nor `silent`.
+    """
+
+    __slots__ = ("active", "cache", "draining", "silent", "size_class", "slots", "spec")
 
     def __init__(self, spec: GpuSpec, cache: GpuCache) -> None:
         self.spec = spec
         self.cache = cache
         self.active = True
+        self.draining = False
+        self.silent = False
         self.size_class = 0
         self.slots: list[Slot] = []
 

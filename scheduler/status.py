@@ -45,7 +45,8 @@ class SlotStatus:
 class GpuStatus:
     """One GPU; its residents run from the least to the most recently used.
 
-    `withheld_bytes` were reported as in somebody else's hands; they are part of what is used.
+    `withheld_bytes` were reported as in somebody else's hands; they are part of what is used. A
+    `silent` GPU takes nothing new until the stream to its node is there again.
     """
 
     id: GpuId
@@ -57,6 +58,7 @@ class GpuStatus:
     draining: bool
     residents: tuple[ResidentStatus, ...]
     slots: tuple[SlotStatus, ...]
+    silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

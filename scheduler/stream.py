@@ -209,12 +209,16 @@ class Given(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Down: what came of a call; of those without result, nothing."""
+    """Down: what came of a call; of those without result, nothing.
+
+    `addresses` are those of the placement's node, where it is another than the caller's.
+    """
 
     call: int
     placement: Placement | None = None
     status: Status | None = None
     refusal: Refusal | None = None
+    addresses: tuple[str, ...] = ()
 
 
 class Contended(NamedTuple):

@@ -29,6 +29,7 @@ KINDS = (
     *("again", "cancel", "deadline", "wanted", "wanted", "run", "loaded", "load_failed"),
     *("run_failed", "pin", "unpin", "prefetch", "evict", "pressure", "policy", "snapshot"),
     *("demoted", "register", "join", "join", "drain", "lose", "timer", "stale"),
+    *("silent", "heard"),
 )
 _MOST_GPUS = 5
 _LATE = events.SlotFreed | events.ModelLoaded | events.RunFinished | events.LeaseReleased
@@ -220,6 +221,18 @@ class Chaos:
     def _lose(self, who: int, how: int) -> Event | None:
         there = self._gpu(who * 2)
         return None if there is None else events.GpuLost(there, _after(how))
+
+    def _silent(self, who: int, how: int) -> Event | None:
+        del how
+        there = self._gpu(who * 2)
+        return None if there is None else events.NodeSilent(self.specs[there].node)
+
+    def _heard(self, who: int, how: int) -> Event | None:
+        """Of a silent node, for the most part."""
+        gpus = self.world.core.cluster.gpus.values()
+        silent = [gpu.spec.node for gpu in gpus if gpu.silent]
+        nodes = silent if how % 4 and silent else [gpu.spec.node for gpu in gpus]
+        return events.NodeHeard(nodes[who % len(nodes)]) if nodes else None
 
     def _snapshot(self, who: int, how: int) -> Event | None:
         """What a node reports on attaching: as the core knows it, but for one thing perhaps."""

@@ -17,7 +17,7 @@ class Wire:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._come, "127.0.0.1", 0)
         return self
 
     async def __aexit__(self, *failure: object) -> None:
@@ -28,9 +28,20 @@ class Wire:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
-    def url(self) -> str:
+    def port(self) -> int:
+        """Where it listens."""
         assert self._server is not None
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        found: int = self._server.sockets[0].getsockname()[1]
+        return found
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is not cut."""
+        return self._whole.is_set()
 
     def cut(self) -> None:
         """From now on every byte is lost, and no connection ends."""
@@ -42,11 +53,12 @@ class Wire:
         for end in self._ends:
             end.transport.abort()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._ends.add(writer)
         there: asyncio.StreamWriter | None = None
         try:

@@ -14,6 +14,9 @@ from scheduler.events import (
     Event,
     LeaseReleased,
     ModelLoaded,
+    NodeHeard,
+    NodeSilent,
+    NodeSnapshot,
     RequestArrived,
     RunFinished,
     UnpinAsked,
@@ -33,12 +36,14 @@ class Invariants:
     def __init__(self, world: World) -> None:
         self.world = world
         self.accepted: set[RequestId] = set()
+        self.silent: set[GpuId] = set()
 
     def step(self, event: Event) -> list[Action]:
         """Send an event, and check that everything still holds."""
         pinned = self._pinned()
         in_force = set(self.world.leases)
         new = isinstance(event, RequestArrived) and event.request.id not in self.world.sent
+        self._note_silence(event)
         actions = self.world.send(event)
         if isinstance(event, RequestArrived) and new:
             self.accepted.add(event.request.id)
@@ -46,6 +51,7 @@ class Invariants:
             pinned -= {(gpu, event.model) for gpu, _ in pinned if event.gpu in (None, gpu)}
         self._check_victims(actions, in_force, pinned)
         self._check_ends(actions)
+        self._check_silent_get_nothing(actions, in_force)
         self.check_state()
         if not isinstance(event, _NO_DECISION) and not _refused(event, actions):
             self._check_nothing_idles()
@@ -54,6 +60,7 @@ class Invariants:
     def check_state(self) -> None:
         """The core's counters are what a recount finds."""
         core = self.world.core
+        _check_offered(core)
         for gpu in core.cluster.gpus.values():
             _check_memory(core, gpu)
             for slot in gpu.slots:
@@ -62,6 +69,29 @@ class Invariants:
         _check_holders(core)
         in_force = {lease for slot in core.cluster.slots.values() for lease in slot.leases}
         assert in_force == set(core.placer.leases) == set(self.world.leases)
+
+    # -- silent nodes -----------------------------------------------------------------------------
+
+    def _note_silence(self, event: Event) -> None:
+        """By the events alone; a GPU that went and came back is heard."""
+        here = self.world.core.cluster.gpus
+        self.silent &= here.keys()
+        if isinstance(event, NodeSilent | NodeHeard | NodeSnapshot):
+            mine = {gpu.spec.id for gpu in here.values() if gpu.spec.node == event.node}
+            self.silent -= mine
+            if isinstance(event, NodeSilent):
+                self.silent |= mine
+
+    def _check_silent_get_nothing(self, actions: list[Action], before: set[LeaseId]) -> None:
+        """No new lease, load or local queue; a lease in force may be told of again."""
+        slots = self.world.core.cluster.slots
+        for action in actions:
+            if isinstance(action, Dispatch | Prepare) and action.lease not in before:
+                assert action.gpu not in self.silent, f"{action} for a silent node"
+            elif isinstance(action, EnqueueLocally):
+                assert slots[action.slot].gpu.spec.id not in self.silent, f"{action}"
+        for slot in slots.values():
+            assert not (slot.gpu.spec.id in self.silent and slot.local.count), slot.id
 
     # -- victims --------------------------------------------------------------------------------
 
@@ -155,6 +185,17 @@ def _has_room(slot: Slot, request: Pending, *, spare_waiting: bool) -> bool:
     for model, size_bytes in request.bundle.needs:
         stays[model] = max(size_bytes, residents[model].bytes if model in residents else 0)
     return sum(stays.values()) <= there_bytes
+
+
+def _check_offered(core: Core) -> None:
+    cluster = core.cluster
+    for gpu in cluster.gpus.values():
+        assert gpu.active == (not gpu.draining and not gpu.silent), gpu.spec.id
+        for slot in gpu.slots:
+            assert slot.idle == (gpu.active and len(slot.leases) < slot.capacity), slot.id
+    slots = cluster.slots.values()
+    assert cluster.active_slots == sum(slot.gpu.active for slot in slots)
+    assert cluster.idle_slots == sum(slot.idle for slot in slots)
 
 
 def _check_memory(core: Core, gpu: Gpu) -> None:

@@ -172,9 +172,13 @@ class Function:
         """Have the node keep these weights."""
         self.control.ask(Kind.UPLOAD, weights.offer, descriptors=[weights.descriptor])
 
-    def acquire(self, weights: Weights, deadline_s: float | None = None) -> None:
-        """Hold a lease of this model, with a channel to its worker."""
+    def acquire(
+        self, weights: Weights, deadline_s: float | None = None, token: str | None = None
+    ) -> None:
+        """Hold a lease of this model, the one of a token if it is good, with a channel to it."""
         fields = {"models": [weights.digest], "batch": 1, "request": None}
+        if token is not None:
+            fields |= {"token": token, "follow": True}
         fields |= {"deadline_s": deadline_s, "workers": list(self._channels)}
         frame = self.control.ask(Kind.ACQUIRE, fields)
         answer = frame.meta[1]

@@ -17,6 +17,8 @@ from scheduler.events import (
     GpuJoined,
     GpuLost,
     ModelRegistered,
+    NodeHeard,
+    NodeSilent,
     RequestArrived,
     RequestCancelled,
     SlotFreed,
@@ -27,7 +29,9 @@ from tests.builders import gpu, model, request
 TICK_S = 1 / 64
 GPU_SIZES_MB = (4000, 8000, 8000, 8000, 16000)
 GPU_TYPES = ("any", "any", "fast")
-KINDS = ("arrive",) * 6 + ("free",) * 4 + ("due",) * 2 + ("cancel", "join", "drain", "lose")
+_RARE = ("cancel", "join", "drain", "lose", "silent", "heard")
+KINDS = ("arrive",) * 6 + ("free",) * 4 + ("due",) * 2 + _RARE
+_GPUS_A_NODE = 2
 
 # An operation: what to do, two numbers that choose with whom and how, and ticks that pass before.
 Operation = tuple[str, int, int, int]
@@ -101,6 +105,8 @@ class Workload:
             "join": self._join,
             "drain": self._drain,
             "lose": self._lose,
+            "silent": self._silent,
+            "heard": self._heard,
         }
         return makers[kind](who, how)
 
@@ -151,6 +157,7 @@ class Workload:
             spec = gpu(
                 f"g{self.joined:03}",
                 memory_mb=self.sizes_mb[who % len(self.sizes_mb)],
+                node=f"n{self.joined // _GPUS_A_NODE}",
                 gpu_type=GPU_TYPES[how % len(GPU_TYPES)],
             )
         self.gpus.append(spec)
@@ -176,6 +183,15 @@ class Workload:
         self.leases.pop(SlotId(chosen), None)
         self._forget(chosen)
         return GpuLost(chosen, AfterLoss.REQUEUE if how % 3 else AfterLoss.FAIL)
+
+    def _silent(self, who: int, how: int) -> Event | None:
+        del how
+        return NodeSilent(self.gpus[who % len(self.gpus)].node) if self.gpus else None
+
+    def _heard(self, who: int, how: int) -> Event | None:
+        """Of a node that was silent, or was not."""
+        del how
+        return NodeHeard(self.gpus[who % len(self.gpus)].node) if self.gpus else None
 
     def _forget(self, gpu_id: GpuId) -> None:
         (spec,) = [each for each in self.gpus if each.id == gpu_id]

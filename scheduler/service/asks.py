@@ -1,7 +1,8 @@
 """What callers send, read strictly: JSON objects with known fields of the right types."""
 
-import json
 from typing import Any
+
+from pydantic_core import from_json
 
 from cache_manager.model import ModelId, NodeId
 from scheduler.errors import BadRequest
@@ -70,8 +71,8 @@ def release(body: bytes) -> tuple[LeaseId, bool]:
 
 def _fields(body: bytes, known: frozenset[str]) -> Fields:
     try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        fields = from_json(body)
+    except ValueError as error:
         raise BadRequest(f"no JSON: {error}") from error
     if not isinstance(fields, dict):
         raise BadRequest("a JSON object is wanted")

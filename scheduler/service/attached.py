@@ -8,7 +8,7 @@ from cache_manager.model import NodeId
 from scheduler.actions import Demote, Dispatch, EndLease, Prepare
 from scheduler.codec import Order
 from scheduler.errors import BadValue
-from scheduler.events import Event, NodeSnapshot
+from scheduler.events import Event, NodeHeard, NodeSilent, NodeSnapshot
 from scheduler.service.driver import Driver
 from scheduler.service.node_calls import Calls
 from scheduler.service.node_line import Line
@@ -41,6 +41,7 @@ class AttachedNode:
         now_s: Callable[[], float],
         log: Logger,
         superseded: Callable[[int], None],
+        addresses: Callable[[NodeId], tuple[str, ...]],
     ) -> None:
         self.node = node
         self.run = run
@@ -51,11 +52,12 @@ class AttachedNode:
         self._log = log
         self._superseded = superseded
         self._channel = DownChannel()
-        self._calls = Calls(node, driver, now_s, self._say)
+        self._calls = Calls(node, driver, now_s, self._say, addresses)
         self._line: Line | None = None
         self._before: AttachedNode | None = None
         self._attached = False
         self._waiting = False
+        self._silent = False
         self._grace: asyncio.TimerHandle | None = None
 
     # -- sockets --------------------------------------------------------------------------------
@@ -90,6 +92,9 @@ class AttachedNode:
             line.send(data)
         if self._waiting:
             self.contended(waiting=True)
+        if self._silent:  # only now: what is decided next is said after what was kept
+            self._silent = False
+            self._driver.report(NodeHeard(self.node))
 
     def disconnect(self) -> None:
         """Hang the socket up, if there is one."""
@@ -101,6 +106,8 @@ class AttachedNode:
         """This socket is gone: if it was the last, `over` is called unless another comes soon."""
         if self._line is line:
             self._line = None
+            self._silent = self._attached
+            self._driver.report(NodeSilent(self.node))
             self._grace = asyncio.get_running_loop().call_later(grace_s, over)
 
     def succeeds(self, before: "AttachedNode") -> None:

@@ -1,9 +1,10 @@
 """The routes that every request takes, as plain ASGI: acquire, wanted, release, cancel."""
 
-import json
 from asyncio import CancelledError, Task, current_task, get_running_loop
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Protocol
+
+from pydantic_core import to_json
 
 from scheduler.api import Placement
 from scheduler.errors import BadRequest, Cancelled, NotAllowed, NotLeading, SchedulerError
@@ -23,7 +24,6 @@ _MOST_BYTES = 1 << 20
 _JSON = (b"content-type", b"application/json")
 _LINES = (b"content-type", b"application/jsonl")
 _EMPTY = {"type": "http.response.body"}
-_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Leading(Protocol):
@@ -119,7 +119,7 @@ class HotPath:
         presence = Presence(receive)
 
         async def line(said: Mapping[str, Any]) -> None:
-            part = _ENCODE(said).encode() + b"\n"
+            part = _json(said) + b"\n"
             await send({"type": "http.response.body", "body": part, "more_body": True})
 
         await send({"type": "http.response.start", "status": 200, "headers": [_LINES]})
@@ -233,10 +233,14 @@ async def _body(receive: Receive) -> bytes:
     return bytes(body)
 
 
+def _json(said: Mapping[str, Any]) -> bytes:
+    return to_json(said, inf_nan_mode="constants")
+
+
 async def _answer(
     send: Send, status: int, said: Mapping[str, Any], headers: Mapping[str, str] | None = None
 ) -> int:
-    body = _ENCODE(said).encode()
+    body = _json(said)
     shown = [_JSON, (b"content-length", b"%d" % len(body))]
     shown += [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
     await send({"type": "http.response.start", "status": status, "headers": shown})

@@ -14,6 +14,8 @@ _LEVELS: dict[type, int] = {
     events.GpuJoined: INFO,
     events.GpuDraining: INFO,
     events.GpuLost: WARNING,
+    events.NodeSilent: WARNING,
+    events.NodeHeard: INFO,
     events.MemoryPressure: WARNING,
     events.LoadFailed: WARNING,
     events.RunFailed: WARNING,

@@ -7,7 +7,7 @@ from typing import Any
 
 from cache_manager.model import NodeId
 from scheduler.errors import BadValue, SchedulerError
-from scheduler.model import Request
+from scheduler.model import Placement, Request
 from scheduler.refusals import refusal
 from scheduler.service.driver import Driver
 from scheduler.status import Status
@@ -25,8 +25,10 @@ class Calls:
         driver: Driver,
         now_s: Callable[[], float],
         answer: Callable[[Answer], None],
+        addresses: Callable[[NodeId], tuple[str, ...]],
     ) -> None:
         self._node = node
+        self._addresses = addresses
         self._driver = driver
         self._now_s = now_s
         self._answer = answer
@@ -55,13 +57,20 @@ class Calls:
     async def _answered(self, call: Call) -> Answer:
         driver, number = self._driver, call.call
         if isinstance(call, Acquire):
-            return Answer(number, await driver.acquire(_here(call.request, self._now_s())))
+            request = _here(call.request, self._now_s())
+            return self._placed(number, await driver.acquire(request))
         if isinstance(call, Wanted):
-            return Answer(number, await driver.wanted(call.request))
+            return self._placed(number, await driver.wanted(call.request))
         if isinstance(call, Survey):
             return Answer(number, status=self._survey())
         await self._order(call)
         return Answer(number)
+
+    def _placed(self, number: int, placement: Placement) -> Answer:
+        """With the addresses of a node that the caller may not know."""
+        away = placement.node != self._node
+        addresses = self._addresses(placement.node) if away else ()
+        return Answer(number, placement, addresses=addresses)
 
     def _order(self, call: Ask) -> Coroutine[Any, Any, None]:
         orders = {"pin": self._driver.pin, "unpin": self._driver.unpin, "evict": self._driver.evict}

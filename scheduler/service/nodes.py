@@ -136,7 +136,14 @@ class NodeStreams:
             unsent = known.unsent(hello.resume) if hello.resume.run == self._run else None
         if known is None or unsent is None:
             node = AttachedNode(
-                name, hello.run, self._driver, self._term, self._now_s, self._log, self._met
+                name,
+                hello.run,
+                self._driver,
+                self._term,
+                self._now_s,
+                self._log,
+                self._met,
+                self.addresses,
             )
             if known is not None:
                 node.succeeds(known)

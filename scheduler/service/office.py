@@ -2,7 +2,7 @@
 
 import logging
 from asyncio import AbstractEventLoop, Event
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 
 from scheduler.actions import Action, Refuse
 from scheduler.core import Core, make_core
@@ -16,6 +16,7 @@ from scheduler.service.driver import Driver, Observer
 from scheduler.service.history import History
 from scheduler.service.metrics import Meters
 from scheduler.service.recorder import Recorder
+from scheduler.service.records import PolicyChoice
 from scheduler.service.recovery import Recovered
 from scheduler.service.settings import Settings
 
@@ -87,14 +88,17 @@ class Office:
         self._grace.set()
         self.driver.close()
 
-    def decides_by(self, policy: str, parameters: Mapping[str, float]) -> bool:
-        """Whether this is the policy in force."""
-        return self.core.placer.policy_name == policy and self.parameters == parameters
+    async def decide_by(self, choice: PolicyChoice) -> None:
+        """Decide by this policy, if that is not what is in force already; no request is lost."""
+        name, parameters = choice.name, choice.parameters
+        if self.core.placer.policy_name != name or self.parameters != parameters:
+            await self.driver.set_policy(name, parameters)
 
     @property
     def has_gpus(self) -> bool:
-        """Whether some GPU takes requests."""
-        return self.core.cluster.active_slots > 0
+        """Whether some GPU takes requests, or will as soon as its node is heard again."""
+        cluster = self.core.cluster
+        return cluster.active_slots > 0 or any(gpu.silent for gpu in cluster.gpus.values())
 
     async def some_gpu(self) -> None:
         """Wait for the first GPU, but not for long; NoGpus where none came."""

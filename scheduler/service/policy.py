@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from logging import Logger
+from typing import NamedTuple
 
 from scheduler import policies
 from scheduler.errors import Fenced, SchedulerError, StoreUnavailable
@@ -24,51 +25,72 @@ _TRY_AGAIN_S = 0.5
 Apply = Callable[[PolicyChoice], Awaitable[None]]
 
 
-async def set_policy(store: Store, name: str, parameters: Mapping[str, float]) -> PolicyChoice:
+class Written(NamedTuple):
+    """A choice as the datastore has it since this revision; None where that is nothing of use."""
+
+    choice: PolicyChoice | None
+    revision: int
+
+
+class InForce:
+    """What a leader decides by: of all choices the one that was written last.
+
+    Whoever writes a choice and whoever hears of it both say so; the first to come applies it.
+    """
+
+    def __init__(self, begun_with: PolicyChoice, apply: Apply) -> None:
+        self.choice = begun_with
+        self._apply = apply
+        self._revision = 0
+
+    async def take(self, written: Written) -> None:
+        """Decide by it, unless a later one was taken; raises what `apply` raises."""
+        if written.revision <= self._revision:
+            return
+        self._revision = written.revision
+        if written.choice is not None and written.choice != self.choice:
+            await self._apply(written.choice)
+            self.choice = written.choice
+
+
+async def set_policy(store: Store, name: str, parameters: Mapping[str, float]) -> Written:
     """Choose the policy of all schedulers; raises where there is no such policy or parameter."""
     policies.make(name, parameters)
     choice = PolicyChoice(name, dict(parameters), ADMINISTRATOR)
-    await store.put(POLICY, encoded(policy_record(choice)))
-    return choice
+    return Written(choice, await store.put(POLICY, encoded(policy_record(choice))))
 
 
 async def follow_policy(
-    store: Store,
-    begun_with: PolicyChoice,
-    apply: Apply,
-    fence: Callable[[], Fence | None],
-    log: Logger,
+    store: Store, in_force: InForce, fence: Callable[[], Fence | None], log: Logger
 ) -> None:
     """As long as this scheduler leads: apply what is chosen, and keep what is in force stored."""
-    current = begun_with
     while True:
         try:
             async with aclosing(_choices(store, log)) as found:
-                async for chosen in found:
+                async for written in found:
+                    chosen, current = written.choice, in_force.choice
                     if chosen is None or (_is_ours(current) and _is_ours(chosen)):
                         await _keep(store, current, chosen, fence(), log)
-                    elif chosen != current and await _applied(apply, chosen, log):
-                        current = chosen
+                    else:
+                        await _take(in_force, written, log)
         except StoreUnavailable as error:
             log.debug("the policy is not stored: %s", error)
             await asyncio.sleep(_TRY_AGAIN_S)
 
 
-async def _choices(store: Store, log: Logger) -> AsyncGenerator[PolicyChoice | None, None]:
-    """What is stored, and every change of it; None where that is nothing of use."""
+async def _choices(store: Store, log: Logger) -> AsyncGenerator[Written, None]:
+    """What is stored, and every change of it."""
     async with aclosing(store.watch(POLICY)) as found:
         async for changes in found:
             if changes.complete or POLICY in changes.values:
-                yield _chosen(changes.values.get(POLICY), log)
+                yield Written(_chosen(changes.values.get(POLICY), log), changes.revision)
 
 
-async def _applied(apply: Apply, chosen: PolicyChoice, log: Logger) -> bool:
+async def _take(in_force: InForce, written: Written, log: Logger) -> None:
     try:
-        await apply(chosen)
+        await in_force.take(written)
     except SchedulerError as error:
-        log.warning("policy %s is not applied: %s", chosen.name, error)
-        return False
-    return True
+        log.warning("the policy that was chosen is not applied: %s", error)
 
 
 def _is_ours(choice: PolicyChoice) -> bool:

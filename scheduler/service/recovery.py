@@ -22,6 +22,7 @@ from scheduler.service.records import (
     PolicyChoice,
     gpu_of,
     gpu_order,
+    last_used_unix_s,
     name,
     policy_choice,
     profile,
@@ -69,8 +70,8 @@ class Recovered:
 _NO_ORDER = GpuOrder((), frozenset())
 
 
-async def recover(store: Store, log: Logger) -> Recovered:
-    """Read it all; what makes no sense is passed over."""
+async def recover(store: Store, log: Logger, models_since_unix_s: float = 0.0) -> Recovered:
+    """Read it all; what makes no sense is passed over, and models that were used before then."""
 
     def sound(stored_key: str, value: bytes, read: Callable[[bytes], _Value]) -> _Value | None:
         try:
@@ -81,6 +82,9 @@ async def recover(store: Store, log: Logger) -> Recovered:
 
     profiles: dict[ModelId, Profile] = {}
     for stored_key, value in (await store.list(MODELS)).values.items():
+        used_unix_s = sound(stored_key, value, last_used_unix_s)
+        if used_unix_s is not None and used_unix_s < models_since_unix_s:
+            continue  # the keeper deletes it
         found = sound(stored_key, value, profile)
         if found is not None:
             profiles[ModelId(name(MODELS, stored_key))] = found

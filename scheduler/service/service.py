@@ -26,7 +26,7 @@ from scheduler.service.leader import LeaderInfo, Leadership
 from scheduler.service.metrics import Facts, Meters
 from scheduler.service.nodes import NodeStreams, turn_away
 from scheduler.service.office import Office
-from scheduler.service.policy import follow_policy, set_policy
+from scheduler.service.policy import InForce, follow_policy, set_policy
 from scheduler.service.recorder import Recorder
 from scheduler.service.records import PolicyChoice
 from scheduler.service.recovery import Recovered, recover
@@ -61,6 +61,7 @@ class Service:
         self._streams: NodeStreams | None = None
         self._leader: LeaderInfo | None = None
         self._candidacy: Leadership | None = None
+        self._policy: InForce | None = None
         self._keeper: Keeper | None = None
         self._met = 0
         self.meters = Meters()
@@ -88,7 +89,8 @@ class Service:
 
     async def _lead_on(self, candidacy: Leadership, store: Store) -> None:
         """From the election until somebody else leads."""
-        recovered = await recover(store, log)
+        keep_s = self._settings.etcd.models_keep_s
+        recovered = await recover(store, log, time.time() - keep_s)
         choice = recovered.begin_with(self._configured())
         async with AsyncExitStack() as stack:
             office = await stack.enter_async_context(
@@ -96,12 +98,8 @@ class Service:
             )
             if not isinstance(store, MemoryStore):
                 await self._keep(office, candidacy, store, stack)
-
-            async def apply(chosen: PolicyChoice) -> None:
-                if not office.decides_by(chosen.name, chosen.parameters):  # as it was just told
-                    await office.driver.set_policy(chosen.name, chosen.parameters)
-
-            policy = follow_policy(store, choice, apply, lambda: candidacy.fence, log)
+            assert self._policy is not None, "it leads"
+            policy = follow_policy(store, self._policy, lambda: candidacy.fence, log)
             async with TaskGroup() as tasks:
                 watching = watch_rivals(store, candidacy, term_at, log)
                 beside = [tasks.create_task(each) for each in (policy, watching)]
@@ -114,7 +112,13 @@ class Service:
     ) -> None:
         """Write everything through, for as long as the stack lasts."""
         keeper = Keeper(
-            office.core, office.clock, store, lambda: candidacy.fence, candidacy.doubt, log
+            office.core,
+            office.clock,
+            store,
+            lambda: candidacy.fence,
+            candidacy.doubt,
+            log,
+            self._settings.etcd.models_keep_s,
         )
         office.observers.append(keeper.touched)
         await stack.enter_async_context(keeper)
@@ -146,11 +150,12 @@ class Service:
 
         streams = NodeStreams(office.driver, lambda: office.term, self._secret, log, fenced=fenced)
         self._office, self._streams, self._candidacy = office, streams, candidacy
+        self._policy = InForce(choice, office.decide_by)
         log.info("%s decides by %s", self.name, choice.name)
         try:
             yield office
         finally:
-            self._office = self._streams = self._candidacy = None
+            self._office = self._streams = self._candidacy = self._policy = None
             await streams.close()
             office.close()
 
@@ -194,9 +199,10 @@ class Service:
 
     async def set_policy(self, policy: str, parameters: Mapping[str, float]) -> None:
         """Decide by this policy from now on, here and after a restart."""
-        office = self.office()
-        await set_policy(self._store, policy, parameters)
-        await office.driver.set_policy(policy, parameters)
+        in_force = self._policy
+        if in_force is None:
+            raise NotLeading(self._elsewhere())
+        await in_force.take(await set_policy(self._store, policy, parameters))
 
     def store_state(self) -> str:
         """In a word, how the datastore is."""

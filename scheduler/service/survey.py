@@ -30,9 +30,10 @@ def _gpu(gpu: Gpu) -> GpuStatus:
         memory_bytes=cache.memory_bytes,
         used_bytes=cache.used_bytes,
         withheld_bytes=cache.withheld_bytes,
-        draining=not gpu.active,
+        draining=gpu.draining,
         residents=residents,
         slots=tuple(_slot(slot) for slot in gpu.slots),
+        silent=gpu.silent,
     )
 
 

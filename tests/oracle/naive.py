@@ -6,13 +6,15 @@ docstrings in `scheduler/policies/` say. Nothing here is shared with the core bu
 
 from dataclasses import dataclass, field
 
-from cache_manager.model import GpuId, ModelId, Tier
+from cache_manager.model import GpuId, ModelId, NodeId, Tier
 from scheduler.events import (
     Event,
     GpuDraining,
     GpuJoined,
     GpuLost,
     ModelRegistered,
+    NodeHeard,
+    NodeSilent,
     RequestArrived,
     RequestCancelled,
     SlotFreed,
@@ -39,15 +41,21 @@ class NaiveGpu:
     """A GPU of one slot; `residents` runs from the least to the most recently used."""
 
     id: GpuId
+    node: NodeId
     memory_bytes: int
     gpu_type: str
     frequency: int
-    active: bool = True
+    draining: bool = False
+    silent: bool = False
     busy: bool = False
     running: NaiveRequest | None = None
     done_s: float = 0.0
     residents: list[ModelId] = field(default_factory=list)
     local: list[NaiveRequest] = field(default_factory=list)
+
+    @property
+    def active(self) -> bool:
+        return not self.draining and not self.silent
 
 
 @dataclass(frozen=True)
@@ -124,16 +132,19 @@ class NaiveScheduler:
             case GpuJoined(spec):
                 lowest = min((gpu.frequency for gpu in self.gpus), default=0)
                 self._largest_bytes = max(self._largest_bytes, spec.memory_bytes)
-                self.gpus.append(NaiveGpu(spec.id, spec.memory_bytes, spec.gpu_type, lowest))
+                new = NaiveGpu(spec.id, spec.node, spec.memory_bytes, spec.gpu_type, lowest)
+                self.gpus.append(new)
                 in_vain = [request for request in self.queue if self._too_large(request.model)]
                 for vain in sorted(in_vain, key=lambda each: each.id):
                     self._refuse(vain)
             case GpuDraining(gpu_id):
                 gpu = self._gpu(gpu_id)
-                gpu.active = False
+                gpu.draining = True
                 self._give_back(gpu)
                 if not gpu.busy:
                     self.gpus.remove(gpu)
+            case NodeSilent(node) | NodeHeard(node):
+                self._silence(node, silent=isinstance(event, NodeSilent))
             case GpuLost(gpu_id, after):
                 self._lose(self._gpu(gpu_id), after)
             case _:
@@ -179,7 +190,7 @@ class NaiveScheduler:
         if gpu.running is not None:
             self._live.remove(gpu.running)
         gpu.busy, gpu.running, gpu.done_s = False, None, self._now
-        if not gpu.active:
+        if gpu.draining:
             self.gpus.remove(gpu)
 
     def _lose(self, gpu: NaiveGpu, after: AfterLoss) -> None:
@@ -191,6 +202,12 @@ class NaiveScheduler:
             self._wait(gpu.running)
         else:
             self._live.remove(gpu.running)
+
+    def _silence(self, node: NodeId, *, silent: bool) -> None:
+        for gpu in [each for each in self.gpus if each.node == node]:
+            gpu.silent = silent
+            if silent:
+                self._give_back(gpu)
 
     def _give_back(self, gpu: NaiveGpu) -> None:
         for request in gpu.local:

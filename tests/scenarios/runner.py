@@ -10,6 +10,7 @@
     cancel r0 | expire r0             the caller goes away | the deadline passes
     free g0                           g0's manager ends its lease
     drain g0 | lose g0 | lose g0 requeue
+    silent g0 | heard g0              the way to g0's node breaks | is there again
     pin bert g0 | unpin bert g0 | evict bert g0 | prefetch bert g0
     # a remark
 
@@ -40,6 +41,8 @@ from scheduler.events import (
     GpuLost,
     GpuSnapshot,
     ModelRegistered,
+    NodeHeard,
+    NodeSilent,
     NodeSnapshot,
     PinAsked,
     PolicySet,
@@ -141,6 +144,12 @@ class _Stage:
 
     def _do_lose(self, name: str, after: str = "fail") -> list[Action]:
         return self._there.send(GpuLost(GpuId(name), AfterLoss(after)))
+
+    def _do_silent(self, name: str) -> list[Action]:
+        return self._there.send(NodeSilent(gpu(name).node))
+
+    def _do_heard(self, name: str) -> list[Action]:
+        return self._there.send(NodeHeard(gpu(name).node))
 
     def _do_pin(self, name: str, there: str) -> list[Action]:
         return self._there.send(PinAsked(ModelId(name), GpuId(there)))

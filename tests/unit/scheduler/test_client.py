@@ -4,16 +4,18 @@ import asyncio
 
 import pytest
 
+from cache_manager.model import NodeId
+from scheduler.actions import EndLease
 from scheduler.client import SchedulerClient
 from scheduler.errors import Expired, NoGpus, NotAllowed, QueueFull, Refused, Unreachable
 from scheduler.model import RequestId
 from scheduler.service.leader import LeaderInfo
 from tests.builders import gpu, request
-from tests.fake_node import fake_node
+from tests.fake_node import FakeNode, fake_node
 from tests.service_world import World, a_world, eventually, in_real_time, leading
 
 
-def waiting(world: World) -> int:
+def waiting_at(world: World) -> int:
     assert world.office is not None
     return world.office.core.cluster.waiting.count
 
@@ -44,12 +46,12 @@ async def test_client_raises_what_the_scheduler_raised() -> None:
             await client.acquire(request("r1", deadline_s=now_s + 0.02))
         assert expired.value.request == "r1"
         queued = asyncio.create_task(client.acquire(request("r2")))
-        await eventually(lambda: waiting(world) == 1)
+        await eventually(lambda: waiting_at(world) == 1)
         with pytest.raises(QueueFull) as full:
             await client.acquire(request("r3"))
         assert full.value.waiting == 1
         queued.cancel()
-        await eventually(lambda: waiting(world) == 0)
+        await eventually(lambda: waiting_at(world) == 0)
 
 
 @in_real_time
@@ -80,13 +82,13 @@ async def test_waiting_requests_move_to_the_next_leader_in_their_order() -> None
             first.attach(fake_node("n0", gpu("g0", node="n0"), load_s=0.0))
             await client.acquire(request("holder"))
             older = asyncio.create_task(client.acquire(request("older")))
-            await eventually(lambda: waiting(first) == 1)
+            await eventually(lambda: waiting_at(first) == 1)
             newer = asyncio.create_task(client.acquire(request("newer")))
-            await eventually(lambda: waiting(first) == 2)
+            await eventually(lambda: waiting_at(first) == 2)
         async with second.service.lead(2) as second.office:
             second.attach(fake_node("n1", gpu("g1", node="n1"), load_s=0.0))
             blocker = await second.office.driver.acquire(request("blocker"))
-            await eventually(lambda: waiting(second) == 2)
+            await eventually(lambda: waiting_at(second) == 2)
             await client.release(blocker.lease)
             granted = await older
             assert (granted.term, granted.placement.gpu) == (2, "g1")
@@ -102,3 +104,61 @@ async def test_client_follows_a_standby_to_the_leader_that_it_names() -> None:
         standby.service._leader = info  # noqa: SLF001 - what the datastore would have told it
         granted = await client.acquire(request("r0"))
         assert granted.term == 5
+
+
+class DeafNode(FakeNode):
+    """A node whose stream is broken, as it were: it is told of no end while it is deaf."""
+
+    deaf = True
+
+    def end_lease(self, order: EndLease) -> None:
+        if not self.deaf:
+            super().end_lease(order)
+
+
+@in_real_time
+@pytest.mark.parametrize("first_to_come", ["node", "release"])
+async def test_release_is_repeated_when_the_leader_that_took_it_died_before_the_node_heard(
+    first_to_come: str,
+) -> None:
+    """Whether the node has attached to the next leader by then or not."""
+    node = DeafNode(NodeId("n0"), (gpu("g0", node="n0"),), load_s=0.0)
+    async with a_world() as first, a_world() as second, first.client(second.url) as client:
+        async with first.service.lead(1) as first.office:
+            first.attach(node)
+            granted = await client.acquire(request("r0"))
+            await client.release(granted.placement.lease)
+            waiting = asyncio.create_task(client.acquire(request("r1")))
+            await eventually(lambda: waiting_at(first) == 1)
+        node.deaf = False
+        assert granted.placement.lease in node.leases
+        async with second.service.lead(2) as second.office:
+            answered = second.service.meters.answered
+            if first_to_come == "release":
+                await eventually(lambda: answered["/release", 204] == 1)
+            second.attach(node)
+            again = await waiting
+            assert (again.term, again.placement.gpu) == (2, "g0")
+            assert granted.placement.lease not in node.leases
+            assert answered["/release", 204] == 1
+    assert node.wrong == []
+
+
+@in_real_time
+async def test_release_is_not_repeated_when_the_same_leader_answers_on() -> None:
+    async with leading() as world, world.client() as client:
+        for number in range(3):
+            granted = await client.acquire(request(f"r{number}"))
+            await client.release(granted.placement.lease)
+        assert world.service.meters.answered["/release", 204] == 3
+
+
+@in_real_time
+async def test_client_ends_in_peace_when_no_leader_is_left_to_hear_of_its_releases() -> None:
+    async with a_world() as world, world.client(patience_s=30.0) as client:
+        async with world.service.lead(1) as world.office:
+            world.attach(fake_node("n0", gpu("g0", node="n0"), load_s=0.0))
+            await client.release((await client.acquire(request("r0"))).placement.lease)
+        waiting = asyncio.create_task(client.acquire(request("r1")))
+        await asyncio.sleep(0.2)
+        waiting.cancel()

@@ -16,9 +16,10 @@ from random import Random
 import pytest
 from hypothesis import given
 
+from cache_manager.model import NodeId
 from scheduler.actions import Action, Dispatch, EnqueueLocally, Finish
 from scheduler.core import make_core
-from scheduler.events import Event, GpuDraining, GpuLost, RequestArrived
+from scheduler.events import Event, GpuDraining, GpuJoined, GpuLost, NodeSilent, RequestArrived
 from scheduler.model import AfterLoss, RequestId, SlotId
 from tests.builders import a_core, request
 from tests.workload import Operation, Workload, operations, random_operations
@@ -41,6 +42,7 @@ class GlobalQueue:
         self.local: dict[RequestId, SlotId] = {}
         self.running: dict[RequestId, SlotId] = {}
         self.overtaken: Counter[RequestId] = Counter()
+        self.nodes: dict[SlotId, NodeId] = {}
 
     def happened(self, event: Event, now: float) -> None:
         if isinstance(event, RequestArrived):
@@ -48,6 +50,11 @@ class GlobalQueue:
             place = now if arrived_s is None else min(now, arrived_s)
             self.order[event.request.id] = (place, len(self.order))
             self.waiting.add(event.request.id)
+        elif isinstance(event, GpuJoined):
+            self.nodes[SlotId(event.gpu.id)] = event.gpu.node
+        elif isinstance(event, NodeSilent):
+            for slot in [slot for slot, node in self.nodes.items() if node == event.node]:
+                self._back(self.local, slot)
         elif isinstance(event, GpuDraining):
             self._back(self.local, SlotId(event.gpu))
         elif isinstance(event, GpuLost):
@@ -119,6 +126,7 @@ def most_overtaken(policy: str, parameters: Mapping[str, int], operations: list[
     workload = Workload(model_count=9, gpu_count=3, sizes_mb=(10000,))
     queue = GlobalQueue()
     for event in workload.setup():
+        queue.happened(event, workload.now)
         core.handle(event, workload.now)
     for operation in operations:
         happened = workload.event(operation)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,13 +24,15 @@ from scheduler.model import SlotId
 from scheduler.ports import Fence, StoreLease
 from scheduler.service.clock import LoopClock
 from scheduler.service.keeper import RETURN_S, Keeper
-from scheduler.service.records import key
+from scheduler.service.records import encoded, key, profile_record
 from scheduler.service.recovery import Recovered, recover
 from tests.builders import a_core, gpu, holding, model, request
 from tests.virtual_time import until, virtually
 
 LOG = logging.getLogger("tests.keeper")
 GONE = "gone"
+DAY_S = 86_400
+KEEP_S = 30.0 * DAY_S
 
 
 class FailingStore(MemoryStore):
@@ -67,6 +70,15 @@ class FailingStore(MemoryStore):
         await super().write(puts, deletes, fence, lease)
 
 
+class LaterClock(LoopClock):
+    """The loop's time, and as much later as a test says."""
+
+    ahead_s = 0.0
+
+    def now_s(self) -> float:
+        return super().now_s() + self.ahead_s
+
+
 class Kept:
     """A keeper of a core, under the fence of a leader."""
 
@@ -75,8 +87,8 @@ class Kept:
         self.store = store
         self.fence: Fence | None = None
         self.fenced_off = 0
-        clock = LoopClock(asyncio.get_running_loop())
-        self.keeper = Keeper(core, clock, store, lambda: self.fence, self._fenced, LOG)
+        self.clock = LaterClock(asyncio.get_running_loop())
+        self.keeper = Keeper(core, self.clock, store, lambda: self.fence, self._fenced, LOG, KEEP_S)
 
     def _fenced(self) -> None:
         self.fenced_off += 1
@@ -272,6 +284,65 @@ async def test_a_new_core_estimates_as_the_old_one_when_it_was_recovered() -> No
     new.handle(ModelRegistered(model("a", memory_mb=1, run_s={(2, "any"): 99.0})), 0.0)
     assert after.memory_bytes(ModelId("a")) == 1024 * MIB  # what was measured stays
     assert after.run_s(ModelId("a"), 2, "any") == 0.5
+
+
+@virtually
+async def test_keeper_takes_away_models_that_nobody_used_for_too_long() -> None:
+    async with kept(two_gpus()) as made:  # a and b are resident, c was registered
+        await until(1.0)
+        assert (await made.read("models/c"))["used_unix_s"] % 3600 == 0
+        made.clock.ahead_s = 29 * DAY_S
+        made.send(RunFinished(SlotId("g0"), ModelId("a"), 1, 0.5))
+        await until(2.0)
+        assert await made.read("models/c") != GONE
+        made.send(GpuLost(GpuId("g0")))
+        made.clock.ahead_s = 31 * DAY_S
+        made.keeper.touched()
+        await until(3.0)
+        assert await made.read("models/c") == GONE
+        assert GONE not in (await made.read("models/a"), await made.read("models/b"))
+        made.store.comes_back()  # nor does it come back with a survey
+        await until(4.0)
+        assert await made.read("models/c") == GONE
+        made.send(ModelRegistered(model("c")))
+        await until(5.0)
+        assert await made.read("models/c") != GONE
+
+
+@virtually
+async def test_keeper_writes_a_models_use_once_an_hour_when_nothing_else_changes() -> None:
+    async with kept(two_gpus()) as made:
+        await until(1.0)
+        before = await made.read("models/b")
+        made.clock.ahead_s = 2 * 3600.0
+        made.keeper.touched()
+        await until(2.0)
+        writes = made.store.writes
+        after = await made.read("models/b")
+        assert after["used_unix_s"] - before["used_unix_s"] in (7200, 10_800)
+        made.keeper.touched()
+        await until(3.0)
+        assert made.store.writes == writes
+
+
+@virtually
+async def test_models_of_an_earlier_leader_are_forgotten_when_they_are_too_old() -> None:
+    store, now_s = FailingStore(), int(time.time())
+    profile = profile_record(two_gpus().cluster.profiles.of(ModelId("a")), now_s - 40 * DAY_S)
+    await store.put("models/old", encoded(profile))
+    await store.put("models/new", encoded({**profile, "used_unix_s": now_s - DAY_S}))
+    await store.put(
+        "models/undated", encoded({k: v for k, v in profile.items() if "unix" not in k})
+    )
+    found = await recover(store, LOG, now_s - KEEP_S)
+    assert sorted(found.profiles) == ["new", "undated"]
+    core = a_core(gpus=(), models=())
+    found.restore(core)
+    async with kept(core, store) as made:
+        await until(1.0)
+        assert await made.read("models/old") == GONE
+        assert (await made.read("models/new"))["used_unix_s"] == now_s - DAY_S
+        assert (await made.read("models/undated"))["used_unix_s"] > now_s - DAY_S
 
 
 @virtually

@@ -38,15 +38,18 @@ async def test_stream_goes_on_without_a_snapshot_when_it_was_cut() -> None:
 
 
 @really
-async def test_orders_arrive_once_and_in_their_order_when_they_were_given_during_a_break() -> None:
+async def test_orders_arrive_once_and_in_their_order_when_a_break_was_not_noticed_yet() -> None:
     it, node = await a_scheduler(times=PATIENT), a_node(gpus=3)
     async with Wire.to(it.url) as wire, attached(node, wire.url, times=PATIENT) as attachment:
         await soon(lambda: it.driver.status().gpus)
+        wire.freeze()
+        placements = [await it.driver.acquire(request(f"r{n}", f"model{n}")) for n in range(3)]
+        await asyncio.sleep(0.05)
         wire.down()
         await soon(lambda: not any(it.streams.nodes.values()))
-        placements = [await it.driver.acquire(request(f"r{n}", f"model{n}")) for n in range(3)]
         assert node.orders == []
 
+        wire.thaw()
         wire.heal()
 
         await soon(lambda: len(node.orders) == 6)
@@ -110,6 +113,72 @@ async def test_request_is_placed_when_it_was_asked_for_during_a_break() -> None:
         await asyncio.sleep(0.05)
         wire.heal()
         assert (await asking).lease in node.leases
+    await it.stop()
+
+
+@really
+async def test_request_goes_to_another_node_when_the_first_is_broken_off() -> None:
+    it, nodes = await a_scheduler(times=PATIENT), [a_node("n0"), a_node("n1")]
+    async with (
+        Wire.to(it.url) as wire,
+        attached(nodes[0], wire.url, times=PATIENT),
+        attached(nodes[1], it.url, times=PATIENT) as there,
+    ):
+        await soon(lambda: len(it.driver.status().gpus) == 2)
+        held = [await it.driver.acquire(request(f"h{n}", f"m{n}")) for n in range(2)]
+        (lease,) = [each.lease for each in held if each.node == "n0"]
+        wire.down()
+        await soon(lambda: it.streams.nodes == {"n0": False, "n1": True})
+        assert [gpu.silent for gpu in it.driver.status().gpus] == [
+            gpu.node == "n0" for gpu in it.driver.status().gpus
+        ]
+        waiting = asyncio.ensure_future(it.driver.acquire(request("r0", "m0")))
+        for each in held:
+            it.driver.release(each.lease)  # the silent node is told later
+
+        placement = await waiting
+
+        assert placement.node == "n1"
+        assert lease in leases_of(it)
+        wire.heal()
+        await soon(lambda: leases_of(it) == {placement.lease})
+        there.release(placement.lease)
+        assert not any(gpu.silent for gpu in it.driver.status().gpus)
+        assert it.driver.status().counts.finished == {"completed": 2}
+    assert [node.wrong for node in nodes] == [[], []]
+    await it.stop()
+
+
+@really
+async def test_request_waits_when_the_only_node_is_broken_off_and_is_placed_when_it_is_back() -> (
+    None
+):
+    it, node = await a_scheduler(times=PATIENT), a_node()
+    async with Wire.to(it.url) as wire, attached(node, wire.url, times=PATIENT):
+        await soon(lambda: it.driver.status().gpus)
+        wire.down()
+        await soon(lambda: not any(it.streams.nodes.values()))
+        waiting = asyncio.ensure_future(it.driver.acquire(request("r0")))
+        await asyncio.sleep(0.05)
+        assert it.driver.status().waiting == 1
+        assert node.orders == []
+        wire.heal()
+        assert (await waiting).lease
+        assert snapshots([*it.events]) == 1, "the stream went on"
+    await it.stop()
+
+
+@really
+async def test_node_is_offered_again_when_its_manager_begins_anew_after_a_break() -> None:
+    it, node = await a_scheduler(times=PATIENT), a_node()
+    async with Wire.to(it.url) as wire, attached(node, wire.url, times=PATIENT) as attachment:
+        await soon(lambda: it.driver.status().gpus)
+        wire.down()
+        await soon(lambda: not any(it.streams.nodes.values()) and not attachment.connected)
+        attachment.begin_anew()
+        wire.heal()
+        await soon(lambda: snapshots([*it.events]) == 2)
+        assert (await it.driver.acquire(request("r0"))).node == "n0"
     await it.stop()
 
 

@@ -21,7 +21,7 @@ CASES = [
     *(("lalbo3", {"o3_limit": limit}) for limit in (0, 1, 3, 25)),
 ]
 STEADY = ("arrive",) * 10 + ("due",) * 9 + ("free", "cancel")
-STORMY = STEADY * 5 + ("join", "drain", "lose", "lose", "join", "join")
+STORMY = STEADY * 5 + ("join", "drain", "lose", "lose", "join", "join", "silent", "heard", "heard")
 each_case = pytest.mark.parametrize(("policy", "parameters"), CASES)
 
 

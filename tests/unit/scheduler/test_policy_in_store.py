@@ -4,13 +4,17 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from scheduler.adapters.store_memory import MemoryStore
 from scheduler.errors import BadParameter, Refused, UnknownPolicy
+from scheduler.events import PolicySet
 from scheduler.ports import Fence
-from scheduler.service.policy import follow_policy, set_policy
+from scheduler.recording import Step, parsed
+from scheduler.service.policy import InForce, Written, follow_policy, set_policy
+from scheduler.service.recorder import Recorder
 from scheduler.service.records import (
     ADMINISTRATOR,
     CONFIGURATION,
@@ -19,6 +23,9 @@ from scheduler.service.records import (
     policy_choice,
 )
 from scheduler.service.recovery import recover
+from scheduler.service.service import Service
+from scheduler.service.settings import Settings
+from tests.service_world import SECRET, eventually, in_real_time
 from tests.virtual_time import until, virtually
 
 LOG = logging.getLogger("tests.policy")
@@ -40,8 +47,9 @@ class Follower:
 
     @asynccontextmanager
     async def follows(self, store: MemoryStore, begun_with: PolicyChoice) -> AsyncIterator[None]:
+        self.in_force = InForce(begun_with, self.apply)
         following = asyncio.create_task(
-            follow_policy(store, begun_with, self.apply, lambda: self.fence, LOG)
+            follow_policy(store, self.in_force, lambda: self.fence, LOG)
         )
         await asyncio.sleep(0.01)
         yield
@@ -62,6 +70,40 @@ async def test_a_policy_is_applied_with_its_parameters_when_it_is_set() -> None:
         await set_policy(store, "lalbo3", {"o3_limit": 3})
         await until(1)
         assert follower.applied == [("lb", {}), ("lalbo3", {"o3_limit": 3.0})]
+
+
+@virtually
+async def test_a_policy_is_applied_once_when_its_writer_and_the_datastore_both_tell() -> None:
+    store, follower = MemoryStore(), Follower()
+    async with follower.follows(store, LALBO3):
+        await follower.in_force.take(await set_policy(store, "lb", {}))
+        await until(1)
+        await follower.in_force.take(await set_policy(store, "rr", {}))
+        assert follower.applied == [("lb", {}), ("rr", {})]
+
+
+@virtually
+async def test_the_last_policy_that_was_written_wins_when_its_writer_was_faster() -> None:
+    store, follower = MemoryStore(), Follower()
+    async with follower.follows(store, LALBO3):
+        first = await set_policy(store, "lb", {})
+        second = await set_policy(store, "rr", {})
+        await follower.in_force.take(second)
+        await follower.in_force.take(first)  # its writer was held up in between
+        await until(1)
+        assert follower.applied == [("rr", {})]
+        assert (
+            await stored(store) == follower.in_force.choice == PolicyChoice("rr", {}, ADMINISTRATOR)
+        )
+
+
+@virtually
+async def test_nothing_is_applied_when_the_policy_is_in_force_already() -> None:
+    follower = Follower()
+    in_force = InForce(LALBO3, follower.apply)
+    await in_force.take(Written(LALBO3, 7))
+    await in_force.take(Written(None, 8))
+    assert follower.applied == []
 
 
 @virtually
@@ -130,3 +172,27 @@ async def test_a_leader_that_was_fenced_off_stores_nothing() -> None:
     store = MemoryStore()
     async with Follower(Fence("leader", 99)).follows(store, LALBO3):
         assert await stored(store) is None
+
+
+@in_real_time
+async def test_every_change_of_a_whole_scheduler_is_one_event_when_many_come_at_once(
+    tmp_path: Path,
+) -> None:
+    """Through the service, and past it through the datastore; the one written last is in force."""
+    recorder = Recorder(tmp_path / "recording")
+    service = Service(Settings(), SECRET, "s0", "http://127.0.0.1:1", recorder)
+    store = MemoryStore()
+    leading = asyncio.create_task(service.run(store))
+    await eventually(lambda: service.health().leading)
+    await service.set_policy("lb", {})
+    await service.set_policy("lb", {})
+    names = ("rr", "lalb", "rro3", "lb", "rr")
+    await asyncio.gather(*(service.set_policy(name, {}) for name in names))
+    await set_policy(store, "netgain", {})
+    office = service.office()
+    await eventually(lambda: office.core.placer.policy_name == "netgain")
+    leading.cancel()
+    recorder.close()
+    lines = (tmp_path / "recording").read_text().splitlines()
+    steps = [step for step in map(parsed, lines) if isinstance(step, Step)]
+    assert [step.event for step in steps] == [PolicySet(name) for name in ("lb", *names, "netgain")]

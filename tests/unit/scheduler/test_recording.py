@@ -1,5 +1,7 @@
 """A live run is written to a file, and a fresh core does the same again."""
 
+import asyncio
+import logging
 from pathlib import Path
 
 import pytest
@@ -8,15 +10,24 @@ from cache_manager.model import ModelId, Tier
 from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.replay import replay
 from scheduler import policies
+from scheduler.adapters.store_memory import MemoryStore
 from scheduler.core import Core
 from scheduler.errors import BadRecording
 from scheduler.events import ModelLoaded, RequestArrived
 from scheduler.model import CoreSettings, LeaseId
+from scheduler.profiles import Profile
 from scheduler.recording import VERSION, Beginning, beginning_line, digest, known, parsed, step_line
+from scheduler.service.metrics import Meters
+from scheduler.service.office import Office
 from scheduler.service.recorder import Recorder
+from scheduler.service.records import encoded, profile_record
+from scheduler.service.recovery import recover
+from scheduler.service.settings import Settings
 from tests.builders import a_core, gpu, request
 from tests.digest import lived
+from tests.fake_node import fake_node
 
+LOG = logging.getLogger("tests.recording")
 RECORDINGS = Path(__file__).parents[2] / "recordings"
 
 
@@ -91,6 +102,50 @@ def test_profiles_of_an_earlier_leader_are_part_of_the_beginning() -> None:
     assert {model: known(model, profile) for model, profile in found.items()} == {
         model: known(model, profile) for model, profile in profiles.items()
     }
+
+
+def test_term_that_began_with_recovered_profiles_replays_to_the_same_answers(
+    tmp_path: Path,
+) -> None:
+    """From a datastore: what the core reserves and expects was measured in an earlier term."""
+    path = tmp_path / "run.jsonl"
+
+    async def term() -> None:
+        store, recorder = MemoryStore(), Recorder(path)
+        for model, memory_bytes, load_s in (("large", 3 << 30, 9.0), ("small", 1 << 30, 0.5)):
+            profile = Profile(memory_bytes)
+            profile.measured_bytes = memory_bytes
+            profile.load_s = {Tier.HOST: load_s, Tier.DISK: 2 * load_s}
+            profile.measured_loads = {Tier.HOST}
+            profile.run_s = {(1, "any"): 0.2, (8, "H200"): 0.3}
+            profile.measured_runs = {(8, "H200")}
+            profile.usual_run_s = 0.3
+            profile.features = {"sm": 0.5}
+            await store.put(f"models/{model}", encoded(profile_record(profile, 0)))
+        recovered = await recover(store, LOG)
+        loop = asyncio.get_running_loop()
+        office = Office(Settings(), 1, loop, Meters(), recovered, recorder)
+        node = fake_node("n0", *(gpu(f"g{n}", node="n0", memory_mb=4096) for n in range(2)))
+        node.reports = office.driver
+        office.driver.attach(node.name, node)
+        office.driver.report(node.snapshot())
+        asked = [request(f"r{n}", model) for n, model in enumerate(("large", "small", "large"))]
+        waiting = [asyncio.create_task(office.driver.acquire(each)) for each in asked]
+        await asyncio.wait(waiting[:2])
+        office.close()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        recorder.close()
+
+    asyncio.run(term())
+    found = replay(path)
+    assert found.differing_lines == []
+    assert found.by_kind["RequestArrived"] == 3
+    lines = path.read_text().splitlines(keepends=True)
+    beginning = parsed(lines[0])
+    assert isinstance(beginning, Beginning)
+    assert {each.model for each in beginning.profiles} == {"large", "small"}
+    path.write_text(beginning_line(beginning._replace(profiles=())) + "\n" + "".join(lines[1:]))
+    assert replay(path).differing_lines  # they do decide
 
 
 def test_beginning_carries_what_decides_admission_and_lease_numbers() -> None:

@@ -113,3 +113,25 @@ def test_lease_stays_when_nobody_asked_again() -> None:
     core, actions = overtaken("r0")
     assert not any(isinstance(action, EndLease | Dispatch) for action in actions)
     assert list(core.cluster.slots[SLOT].leases) == [LEASE]
+
+
+def early(*released: LeaseReleased) -> tuple[Core, list[Action]]:
+    """A core that hears of releases first, and then from the node that the lease is in force."""
+    core = a_core(gpus=())
+    for event in released:
+        assert core.handle(event, 0.5) == []
+    live = LiveLease(LEASE, SLOT, (BERT.id,), (RequestId("r1"),))
+    spec = gpu("g0")
+    snapshot = NodeSnapshot(spec.node, (GpuSnapshot(spec, ((BERT.id, GIB),), (live,)),))
+    return core, core.handle(snapshot, 1.0)
+
+
+def test_lease_ends_when_it_was_released_before_its_node_told_the_new_leader_of_it() -> None:
+    core, actions = early(LeaseReleased(LEASE))
+    assert [(type(action), action[:2]) for action in actions] == [(EndLease, (SLOT, LEASE))]
+    core.handle(SlotFreed(SLOT, LEASE), 2.0)
+    assert [given.slot for given in dispatches(core, "r2")] == [SLOT]
+
+
+def test_lease_stays_when_another_one_was_released_before_its_node_told_of_it() -> None:
+    assert early(LeaseReleased(LeaseId(8)), LeaseReleased(LeaseId(200)))[1] == []
