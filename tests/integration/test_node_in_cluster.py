@@ -4,7 +4,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,30 +14,8 @@ import pytest
 from gpu_manager.credentials import Credentials, Identity, load_secret
 from scheduler.service.access import Role, token
 from tests.integration.test_node import model
+from tests.two_nodes import GPUFAAS, Process
 from tests.worker_client import Function, soon
-
-GPUFAAS = [sys.executable, "-m", "gpufaas.cli"]
-
-
-class Process:
-    """One of our commands; its log is read up to the line that says that it is ready."""
-
-    def __init__(self, ready: str, log: Path, *arguments: str) -> None:
-        self.log = log
-        with log.open("ab") as stderr:
-            self._process = subprocess.Popen([*GPUFAAS, *arguments], stderr=stderr)
-        begun = soon(lambda: ready in log.read_text(), 20.0)
-        assert begun, log.read_text()
-
-    def told(self, number: signal.Signals) -> int:
-        """Its exit code after this signal."""
-        self._process.send_signal(number)
-        return self._process.wait(timeout=15.0)
-
-    def stop(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
 
 
 class Cluster:

@@ -1,0 +1,32 @@
+"""The journals that the other tests believe: what is wrong in a log is found."""
+
+import pytest
+
+from tests.journals import Journal
+
+_GIVEN = "2026-01-02 03:04:05,{:03} DEBUG gpu_manager.node: lease {} on n0/cpu:0 is granted to {}\n"
+_ENDED = "2026-01-02 03:04:05,{:03} DEBUG gpu_manager.node: lease {} on n0/cpu:0 has ended: idle\n"
+_LOADED = "2026-01-02 03:04:05,{:03} INFO gpu_manager.loading: bert is on n0/cpu:0 after 0.1 s\n"
+
+
+def test_journal_is_right_when_leases_follow_each_other() -> None:
+    first = _GIVEN.format(1, 7, "r0") + _LOADED.format(2) + _ENDED.format(3, 7)
+    journal = Journal.of([first + _GIVEN.format(3, 8, "r1, r2"), _LOADED.format(9)])
+    assert journal.wrong == []
+    assert [(each.lease, each.requests) for each in journal.in_force] == [(8, ("r1", "r2"))]
+    assert journal.ended[7].at_s - journal.granted[7].at_s == pytest.approx(0.002, abs=1e-5)
+    assert journal.resident == {("bert", "n0/cpu:0")}
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        _GIVEN.format(1, 7, "r0") + _GIVEN.format(2, 8, "r1"),
+        _GIVEN.format(1, 7, "r0") + _ENDED.format(2, 7) + _GIVEN.format(3, 7, "r0"),
+        _GIVEN.format(1, 7, "r0") + _ENDED.format(2, 8),
+        _LOADED.format(1) + _LOADED.format(2),
+    ],
+    ids=["slot given twice", "lease given twice", "another one ended", "model came back"],
+)
+def test_journal_is_wrong_when_its_node_cannot_have_been_right(log: str) -> None:
+    assert len(Journal.of([log]).wrong) == 1

@@ -1,0 +1,27 @@
+"""The scheduler that leads dies without a word, under load."""
+
+import pytest
+
+from tests.etcd_world import LOG, needs_etcd
+from tests.live_callers import calling, check
+from tests.live_cluster import LiveCluster
+from tests.manager_client import Weights
+
+pytestmark = [pytest.mark.etcd, needs_etcd]
+
+_LATEST_S = 15.0
+
+
+def test_other_scheduler_leads_and_nobody_is_lost_when_the_leader_is_killed(
+    cluster: LiveCluster, images: list[Weights]
+) -> None:
+    first = cluster.leader()
+    other = cluster.other(first)
+    (term,) = cluster.leaders().values()
+    with calling(cluster, images) as callers:
+        cluster.schedulers[first].kill()
+        took_s = cluster.until(lambda: bool(cluster.shown(other).get("leading")), _LATEST_S)
+        served_s = took_s + callers.more(60, after_term=term)
+    LOG.info("led by the other after %.1f s, 60 served by then: %.1f s", took_s, served_s)
+    LOG.info("%d served, the longest wait %.1f s", callers.begun, callers.longest_wait_s())
+    check(cluster, callers, parted=True)

@@ -1,0 +1,61 @@
+"""The networks on which the cluster is: what is cut is out of reach, until it is healed."""
+
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.daemons import Daemon
+from tests.networks import HERE, NameSpaces, Network, NoNetwork
+from tests.relays import Relays
+
+_ASK_S = 0.5
+
+
+@pytest.fixture(params=["name spaces", "relays"])
+def net(request: pytest.FixtureRequest) -> Iterator[Network]:
+    hosts = ("one", "two")
+    found: Network
+    if request.param == "relays":
+        found = Relays(hosts, lambda _host, _said: HERE)
+    else:
+        found = NameSpaces(hosts)
+    try:
+        found.make()
+    except NoNetwork as error:
+        pytest.skip(f"needs network name spaces: {error}")
+    yield found
+    found.end()
+
+
+def test_host_is_out_of_reach_until_it_is_healed_when_it_was_cut_off(
+    net: Network, tmp_path: Path
+) -> None:
+    host, _, port = net.listens_at("one").partition(":")
+    serve = (sys.executable, "-u", "-m", "http.server", "--bind", host, port)
+    server = Daemon(net.command("one", *serve), tmp_path / "log", "Serving HTTP")
+    server.start()
+    try:
+        server.answers()
+        with net.inside():
+            assert _answers(net)
+            net.cut("one", HERE)
+            assert not _answers(net)
+            net.heal()
+            assert _answers(net)
+            net.cut("one", "two")
+            assert _answers(net)
+            net.cut("one")
+            assert not _answers(net)
+    finally:
+        server.kill()
+
+
+def _answers(net: Network) -> bool:
+    directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with suppress(OSError), directly.open(net.url("one"), timeout=_ASK_S) as answer:
+        return bool(answer.status == 200)
+    return False

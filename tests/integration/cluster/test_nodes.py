@@ -1,0 +1,73 @@
+"""A node is cut off from the schedulers, or told to end, under load."""
+
+import asyncio
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+
+from cache_manager.model import MIB
+from tests.etcd_world import LOG, needs_etcd
+from tests.live_callers import calling, check, lease, release
+from tests.live_cluster import NODES, SCHEDULERS, LiveCluster
+from tests.manager_client import Weights
+from tests.worker_client import needs
+
+pytestmark = [pytest.mark.etcd, needs_etcd]
+
+# A call that takes some tenths of a second, and when it is on its way.
+_LONG_MIB = 600
+_BEGUN_S = 0.05
+
+
+def test_node_comes_back_with_all_that_it_has_when_it_was_given_up(
+    cluster: LiveCluster, images: list[Weights]
+) -> None:
+    leader = cluster.leader()
+    with calling(cluster, images) as callers:
+        held = asyncio.run(lease(cluster, images[0], on="n0"))
+        cluster.net.cut("n0", *SCHEDULERS)
+        cut_s = time.time()
+        given_up_s = cluster.until(lambda: cluster.shown(leader).get("gpus") == len(NODES) - 1)
+        callers.more(60, elsewhere_than="n0")
+        healed_s = time.time()
+        cluster.net.heal()
+        back_s = cluster.until(lambda: cluster.shown(leader).get("gpus") == len(NODES))
+        callers.more(60)
+        assert held.placement.lease not in cluster.journal().ended
+        asyncio.run(release(cluster, held))
+        cluster.until(lambda: held.placement.lease in cluster.journal().ended)
+        callers.more(60)
+    LOG.info("given up after %.1f s, attached %.1f s after healing", given_up_s, back_s)
+    check(cluster, callers, parted=True)
+    journal = cluster.journal()
+    given = [each for each in journal.granted.values() if each.slot == held.placement.slot]
+    ended_s = journal.ended[held.placement.lease].at_s
+    assert [each for each in given if cut_s < each.at_s < ended_s] == []
+    assert [each for each in given if each.at_s >= ended_s > healed_s]
+
+
+def test_calls_in_flight_end_well_when_a_node_is_told_to_end(
+    cluster: LiveCluster, images: list[Weights]
+) -> None:
+    node = cluster.nodes["n1"]
+    with calling(cluster, images) as callers:
+        held = asyncio.run(lease(cluster, images[0], on="n1"))
+        with closing(cluster.function("n1")) as function, ThreadPoolExecutor(1) as beside:
+            function.acquire(images[0], token=held.token)
+            assert function.lease == held.placement.lease
+            call = beside.submit(function.call, images[0], needs(_LONG_MIB))
+            time.sleep(_BEGUN_S)
+            assert not call.done()
+            node.tell(signal.SIGTERM)
+            told_s = time.monotonic()
+            assert call.result() == pytest.approx([2.0 * _LONG_MIB * MIB / 4] * 4, rel=1e-2)
+        assert node.ended() == 0
+        LOG.info("ended after %.1f s", time.monotonic() - told_s)
+        cluster.until(lambda: cluster.shown(cluster.leader())["gpus"] == len(NODES) - 1)
+        callers.more(60, elsewhere_than="n1")
+    assert "Traceback" not in node.said()
+    assert cluster.journal().ended[held.placement.lease].why == "the GPU manager stops"
+    check(cluster, callers, told_to_end="n1", parted=True)

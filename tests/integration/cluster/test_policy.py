@@ -1,0 +1,50 @@
+"""The policy is changed under load: through the leader, through the other scheduler, in etcd."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from gpufaas.cli import main
+from scheduler.service.records import ADMINISTRATOR, POLICY, PolicyChoice, encoded, policy_record
+from tests.etcd_world import LOG, needs_etcd
+from tests.live_callers import calling, check
+from tests.live_cluster import LiveCluster
+from tests.manager_client import Weights
+
+pytestmark = [pytest.mark.etcd, needs_etcd]
+
+
+def test_nobody_is_lost_when_the_policy_is_changed_under_load(
+    cluster: LiveCluster, images: list[Weights]
+) -> None:
+    leader = cluster.leader()
+    with calling(cluster, images) as callers:
+        for policy, asked in (("lb", leader), ("rr", cluster.other(leader)), ("lalbo3", leader)):
+            assert main(cluster.command("policy", "set", policy, first=asked)) == 0
+            LOG.info("%s, asked at %s, after %.2f s", policy, asked, _in_force(cluster, policy))
+            callers.more(20)
+        choice = PolicyChoice("lalb", {}, ADMINISTRATOR)
+        asyncio.run(_put(cluster, choice))
+        LOG.info("%s, put into etcd, after %.2f s", choice.name, _in_force(cluster, choice.name))
+        callers.more(20)
+        assert main(cluster.command("policy", "set", "lalbo3", first=leader)) == 0
+    check(cluster, callers)
+
+
+def _in_force(cluster: LiveCluster, policy: str) -> float:
+    """The seconds until the leader decides by it."""
+    began_s = time.monotonic()
+    leader = cluster.leader()
+
+    def shown() -> Any:
+        return cluster.shown(leader, "/policy").get("policy")
+
+    cluster.until(lambda: shown() == policy)
+    return time.monotonic() - began_s
+
+
+async def _put(cluster: LiveCluster, choice: PolicyChoice) -> None:
+    async with cluster.store() as store:
+        await store.put(POLICY, encoded(policy_record(choice)))
