@@ -5,15 +5,16 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from cache_manager.model import ModelId
+from cache_manager.model import ModelId, NodeId
 from gpu_manager import fields as read
-from gpu_manager.errors import NoWorker, PlacedElsewhere
+from gpu_manager.errors import LeaseOver, NoWorker, UnknownImage
 from gpu_manager.fields import Fields
 from gpu_manager.leases import Held, Why
 from gpu_manager.node import Node
 from gpu_manager.ports import Scheduling
 from gpu_manager.presented import PresentedLeases
 from gpu_manager.runtime import Hosted
+from gpu_manager.sent_on import SentOn
 from gpu_manager.sessions import Session, fresh_request_id
 from gpu_manager.weight_requests import Library
 from scheduler.api import Cancelled, Estimate, LeaseId, Placement, Request, RequestId
@@ -23,45 +24,78 @@ _ATTEMPTS = 3  # workers may die between the grant of a lease and its first use
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """What a session is told of its lease; `times` are seconds in the queue and of loading."""
+    """A lease on this node, with its workers; `times` are seconds in the queue and of loading."""
 
     placement: Placement
     workers: dict[ModelId, Hosted]
     times: tuple[float, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Away:
+    """A lease on another node; the request, and the seconds that it was in the queue."""
+
+    request: RequestId
+    placement: Placement
+    queue_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What a session asks for.
+
+    `known` are workers to which it has a channel, `lease` is one for which it wants another channel
+    and nothing else, `token` one that its caller was given. A session that would `follow` is told
+    where a lease on another node is, and gets no lease that it did not ask for where the one that
+    it named is over.
+    """
+
+    digests: tuple[str, ...]
+    models: tuple[ModelId, ...]
+    known: frozenset[str]
+    lease: LeaseId | None
+    token: str | None
+    follow: bool
+
+
 class Acquiring:
     """Gives sessions what the scheduler decides."""
 
     def __init__(
-        self, node: Node, scheduling: Scheduling, library: Library, presented: PresentedLeases
+        self,
+        node: Node,
+        scheduling: Scheduling,
+        library: Library,
+        presented: PresentedLeases,
+        sent_on: SentOn,
     ) -> None:
         self._node = node
         self._scheduling = scheduling
         self._library = library
         self._presented = presented
+        self._sent_on = sent_on
         self._stopping = False
 
     async def acquire(
         self, session: Session, fields: Fields, *, local: bool
     ) -> tuple[dict[str, Any], list[socket.socket]]:
         """Wait for a lease; the answer, and the shim's ends of new channels where local."""
-        digests = read.digests(fields, "models")
-        known = set(read.texts(fields, "workers"))
-        models = {digest: self._library.model(session, digest) for digest in digests}
-        granted = await self._granted(session, fields, tuple(models.values()), known)
-        workers = {digest: granted.workers[model] for digest, model in models.items()}
-        fresh = [found for found in granted.workers.values() if found.worker_id not in known]
-        ends = [_open_channel(session, found) for found in fresh] if local else []
+        wish = self._wish(session, fields)
+        granted = await self._granted(session, fields, wish)
         placement = granted.placement
-        answer = {
-            "lease": placement.lease,
-            "gpu": placement.gpu,
-            "hit": placement.hit,
+        answer = {"lease": placement.lease, "gpu": placement.gpu, "hit": placement.hit}
+        if isinstance(granted, Away):
+            where = self._sent_on.answer(session, granted.request, placement)
+            return answer | {"queue_s": granted.queue_s, "elsewhere": where}, []
+        workers = dict(zip(wish.digests, wish.models, strict=True))
+        found = {digest: granted.workers[model] for digest, model in workers.items()}
+        fresh = [each for each in granted.workers.values() if each.worker_id not in wish.known]
+        ends = [_open_channel(session, each) for each in fresh] if local else []
+        answer |= {
             "queue_s": granted.times[0],
             "load_s": granted.times[1],
-            "workers": {digest: found.worker_id for digest, found in workers.items()},
-            "fresh": [found.worker_id for found in fresh],
+            "workers": {digest: each.worker_id for digest, each in found.items()},
+            "fresh": [each.worker_id for each in fresh],
         }
         return answer, ends
 
@@ -71,33 +105,82 @@ class Acquiring:
 
     def release(self, session: Session, fields: Fields) -> None:
         """End a lease that the session holds; another one's is left alone."""
-        held = self._node.leases.get(LeaseId(read.whole(fields, "lease")))
-        if held is not None and held.holder == session.key:
+        lease = LeaseId(read.whole(fields, "lease"))
+        held = self._node.leases.get(lease)
+        if held is None:
+            self._sent_on.release(session, lease)
+        elif held.holder == session.key:
             self._node.release(held, Why.RELEASED)
 
     def ended(self, session: Session) -> None:
         """A session is gone: so are its leases."""
         for held in self._node.leases.held_by(session.key):
             self._node.release(held, Why.SESSION_GONE)
+        self._sent_on.ended(session)
 
-    async def _granted(
-        self, session: Session, fields: Fields, models: tuple[ModelId, ...], known: set[str]
-    ) -> Granted:
+    def _wish(self, session: Session, fields: Fields) -> _Wish:
+        digests = read.digests(fields, "models")
+        lease = read.whole_or_none(fields, "lease")
+        return _Wish(
+            digests=digests,
+            models=tuple(self._library.model(session, digest) for digest in digests),
+            known=frozenset(read.texts(fields, "workers")),
+            lease=None if lease is None else LeaseId(lease),
+            token=read.token_or_none(fields, "token"),
+            follow=read.flag(fields, "follow", default=False),
+        )
+
+    async def _granted(self, session: Session, fields: Fields, wish: _Wish) -> Granted | Away:
+        if wish.lease is not None or wish.token is not None:
+            named = await self._named(session, wish)
+            if named is not None:
+                return named
+            if wish.follow or wish.lease is not None:
+                raise LeaseOver("the lease has ended, came too late, or is for other models")
+        return await self._asked(session, fields, wish)
+
+    async def _named(self, session: Session, wish: _Wish) -> Granted | None:
+        """The lease that the session or its caller has, if it is good for these models."""
+        if wish.lease is not None:
+            held = self._node.leases.get(wish.lease)
+            held = held if held is not None and held.holder == session.key else None
+        else:
+            assert wish.token is not None, "it names a lease in one way or the other"
+            held = await self._presented.lease(session, wish.token, wish.models)
+        if held is None:
+            return None
+        if held.holder is not None:
+            return await self._joined(held, wish)
         asked_s = asyncio.get_running_loop().time()
-        request = _request(session, fields, models, asked_s)
-        token = read.text_or_none(fields, "token")
-        lost = NoWorker(models[0], "its leases ended before they could be used")
+        placement = _placement(
+            held, self._node, hit=bool(self._node.workers_now(held, wish.models))
+        )
+        try:
+            workers = await self._claimed(session, placement, given=True)
+        except NoWorker:
+            return None
+        return Granted(placement, workers, (0.0, asyncio.get_running_loop().time() - asked_s))
+
+    async def _asked(self, session: Session, fields: Fields, wish: _Wish) -> Granted | Away:
+        """A lease of the session's own, as the scheduler gives it."""
+        asked_s = asyncio.get_running_loop().time()
+        request = _request(session, fields, wish.models, self._node.name, asked_s)
+        lost = NoWorker(wish.models[0], "its leases ended before they could be used")
         for _ in range(_ATTEMPTS):
-            placement = await self._brought(session, models, token)
-            token = None
-            joined = None if placement is not None else await self._joined(session, models, known)
-            if joined is not None:
-                return joined
+            for held in self._node.leases.held_by(session.key):
+                joined = None if held.given else await self._joined(held, wish)
+                if joined is not None:
+                    return joined
             if self._stopping:
                 raise Cancelled(request.id, "this GPU manager stops")
-            placement = placement or await self._placed(request)
+            placement = await self._scheduling.acquire(request)
             placed_s = asyncio.get_running_loop().time()
+            if placement.node != self._node.name:
+                if not wish.follow:
+                    raise self._sent_on.given_back(placement)
+                return Away(request.id, placement, placed_s - asked_s)
             try:
+                self._still_here(session, wish, placement)
                 workers = await self._claimed(session, placement)
             except NoWorker as error:
                 lost = error
@@ -106,48 +189,40 @@ class Acquiring:
             return Granted(placement, workers, (placed_s - asked_s, ready_s - placed_s))
         raise lost
 
-    async def _brought(
-        self, session: Session, models: tuple[ModelId, ...], token: str | None
-    ) -> Placement | None:
-        """The lease that the session's caller was given for it, unless it was claimed already."""
-        held = None if token is None else await self._presented.lease(session, token, models)
-        if held is None or held.holder is not None:
-            return None
-        return _placement(held, self._node, hit=bool(self._node.workers_now(held, models)))
-
-    async def _placed(self, request: Request) -> Placement:
-        """A lease on this node, as the scheduler gives it."""
-        placement = await self._scheduling.acquire(request)
-        if placement.node != self._node.name:
+    def _still_here(self, session: Session, wish: _Wish, placement: Placement) -> None:
+        """Weights that left while the session waited must come from it: it has to be told so."""
+        try:
+            for digest in wish.digests:
+                self._library.model(session, digest)
+        except UnknownImage:
             self._scheduling.release(placement.lease)
-            raise PlacedElsewhere(placement.models[0], placement.node)
-        return placement
+            raise
 
-    async def _joined(
-        self, session: Session, models: tuple[ModelId, ...], known: set[str]
-    ) -> Granted | None:
-        """The lease of these models that the session holds already.
+    async def _joined(self, held: Held, wish: _Wish) -> Granted | None:
+        """A lease that the session holds already, if it is good for these models.
 
         It wants another channel for another thread; or its worker died and it was the first to
         notice, so the worker is asked for a sign of life.
         """
-        for held in self._node.leases.held_by(session.key):
-            workers = self._node.workers_now(held, models)
-            if not workers:
-                continue
-            strange = [found for found in workers.values() if found.worker_id not in known]
-            await asyncio.gather(*(self._node.sign_of_life(found) for found in strange))
-            if self._node.workers_now(held, models) == workers:
-                return Granted(_placement(held, self._node, hit=True), workers, (0.0, 0.0))
-        return None
+        workers = self._node.workers_now(held, wish.models)
+        if not workers:
+            return None
+        strange = [found for found in workers.values() if found.worker_id not in wish.known]
+        await asyncio.gather(*(self._node.sign_of_life(found) for found in strange))
+        if self._node.workers_now(held, wish.models) != workers:
+            return None
+        return Granted(_placement(held, self._node, hit=True), workers, (0.0, 0.0))
 
-    async def _claimed(self, session: Session, placement: Placement) -> dict[ModelId, Hosted]:
+    async def _claimed(
+        self, session: Session, placement: Placement, *, given: bool = False
+    ) -> dict[ModelId, Hosted]:
         """Wait for the workers of a new lease; the lease ends where they do not come."""
         try:
             workers = await self._node.workers(placement)
             if self._stopping:
                 raise NoWorker(placement.models[0], "this GPU manager stops")
-            if not self._node.claim(placement.lease, session.key, workers.values()):
+            claimed = self._node.claim(placement.lease, session.key, workers.values(), given=given)
+            if not claimed:
                 raise NoWorker(placement.models[0], "its lease has ended")
         except BaseException:
             held = self._node.leases.get(placement.lease)
@@ -158,7 +233,7 @@ class Acquiring:
 
 
 def _request(
-    session: Session, fields: Fields, models: tuple[ModelId, ...], now_s: float
+    session: Session, fields: Fields, models: tuple[ModelId, ...], near: NodeId, now_s: float
 ) -> Request:
     """What the scheduler is asked for; an id of the client's own is kept apart from others'."""
     given_id = read.text_or_none(fields, "request")
@@ -170,6 +245,7 @@ def _request(
         models=models,
         batch=read.whole(fields, "batch", least=1),
         deadline_s=None if deadline_s is None else now_s + deadline_s,
+        near=near,
     )
 
 

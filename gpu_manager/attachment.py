@@ -81,6 +81,7 @@ class Attachment:
         self._registered: dict[ModelId, ModelRegistered] = {}
         self._ended: OrderedDict[LeaseId, None] = OrderedDict()
         self._drained: tuple[GpuId, ...] = ()
+        self._neighbours: dict[NodeId, tuple[str, ...]] = {}
 
     @property
     def connected(self) -> bool:
@@ -91,6 +92,10 @@ class Attachment:
     def term(self) -> int:
         """The highest term that was met."""
         return self._dialer.term
+
+    def addresses_of(self, node: NodeId) -> tuple[str, ...]:
+        """Where functions find another node, on which a request was placed."""
+        return self._neighbours.get(node, ())
 
     def listens_at(self, *addresses: str) -> None:
         """Where functions find this node; said whenever a scheduler lets it in."""
@@ -196,6 +201,8 @@ class Attachment:
                 self.cancel(request)
         if answer.placement is None:
             raise BadValue("the scheduler answered another question")
+        if answer.addresses:
+            self._neighbours[answer.placement.node] = answer.addresses
         return answer.placement
 
     async def _asked(self, made: Callable[[int], Call]) -> Answer:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from cache_manager.model import ModelId, Tier
+from gpu_manager.change import Change
 from gpu_manager.credentials import Identity
 from gpu_manager.errors import UnknownImage
 from torch_shim.digests import ImageTable
@@ -33,6 +34,7 @@ class Catalogue:
     """Models by id; one is added when a function shows that it has the weights."""
 
     def __init__(self) -> None:
+        self.arrived = Change()  # somebody has shown the node weights
         self._models: dict[ModelId, Model] = {}
 
     def __iter__(self) -> Iterator[Model]:
@@ -45,6 +47,7 @@ class Catalogue:
             Model(model_id(owner.tenant, digest), owner.tenant, digest, table),
         )
         model.functions[owner.function] = None
+        self.arrived.happened()
         return model
 
     def get(self, model: ModelId) -> Model:

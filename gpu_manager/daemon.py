@@ -16,10 +16,11 @@ from gpu_manager.devices.choose import choose
 from gpu_manager.host_memory import available_bytes
 from gpu_manager.ledger import Ledger
 from gpu_manager.node import Node
-from gpu_manager.ports import Scheduling
+from gpu_manager.ports import Neighbours, Scheduling
 from gpu_manager.presented import PresentedLeases
 from gpu_manager.residents import HostGpu
 from gpu_manager.runtime import Observer, Runtime
+from gpu_manager.sent_on import SentOn
 from gpu_manager.server import Server
 from gpu_manager.services import Services
 from gpu_manager.sessions import Sessions
@@ -28,7 +29,8 @@ from gpu_manager.spill import SpillDirectory
 from gpu_manager.watch import Watch
 from gpu_manager.weight_requests import Library
 from gpu_manager.weights import WeightStore
-from scheduler.api import GpuSpec, LeaseTokens
+from gpu_manager.worker.turns import make_turns
+from scheduler.api import GpuSpec, LeaseTokens, SlotId, SlotSpec
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +44,13 @@ class GpuManager:
     """One node's GPU manager, between `start` and `stop`; `async with` does both."""
 
     def __init__(
-        self, settings: NodeSettings, scheduling: Scheduling, make_runtime: MakeRuntime
+        self,
+        settings: NodeSettings,
+        scheduling: Scheduling,
+        make_runtime: MakeRuntime,
+        neighbours: Neighbours | None = None,
     ) -> None:
+        """`neighbours` are the other nodes of its cluster, if it belongs to one."""
         self._settings = settings
         self._scheduling = scheduling
         secret = (
@@ -55,14 +62,16 @@ class GpuManager:
         self.devices = choose(settings.devices, node, limit, settings.visible_devices)
         self._store = _store(settings)
         catalogue = Catalogue()
-        gpus = [_gpu(device, node) for device in self.devices]
+        gpus = [_gpu(device, node, settings.gpu_overlap) for device in self.devices]
         self.node = Node(settings, gpus, self._store, catalogue)
         self._make_runtime = make_runtime
         self._runtime: Runtime | None = None
         overhead_bytes = max(gpu.ledger.context_bytes for gpu in gpus)
         library = Library(node, self._store, catalogue, scheduling, overhead_bytes)
-        presented = PresentedLeases(self.node, LeaseTokens(secret))
-        self._acquiring = Acquiring(self.node, scheduling, library, presented)
+        tokens = LeaseTokens(secret)
+        sent_on = SentOn(scheduling, tokens, neighbours, settings.leases.unclaimed_s)
+        presented = PresentedLeases(self.node, tokens)
+        self._acquiring = Acquiring(self.node, scheduling, library, presented, sent_on)
         sessions = Sessions(self._acquiring.ended)
         self.node.lease_ended = sessions.lease_ended
         self._server = Server(
@@ -109,8 +118,8 @@ class GpuManager:
             self._scheduling.detach(self.node.name)
             await self._runtime.close()
         self._store.close()
-        for device in self.devices:
-            device.close()
+        for gpu in self.node.gpus.values():
+            gpu.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -125,9 +134,13 @@ class GpuManager:
         await self.stop()
 
 
-def _gpu(device: Device, node: NodeId) -> HostGpu:
-    spec = GpuSpec(device.id, node, device.memory_bytes, device.gpu_type)
-    return HostGpu(device, spec, Ledger(device.memory_bytes, _CONTEXT_BYTES[device.kind]))
+def _gpu(device: Device, node: NodeId, overlap: int) -> HostGpu:
+    slots = (SlotSpec(SlotId(device.id), overlap),) if overlap > 1 else ()
+    spec = GpuSpec(device.id, node, device.memory_bytes, device.gpu_type, slots)
+    gpu = HostGpu(device, spec, Ledger(device.memory_bytes, _CONTEXT_BYTES[device.kind]))
+    if overlap > 1:
+        gpu.turns = make_turns()
+    return gpu
 
 
 # What a process takes of a GPU before it holds a model, until that is measured.

@@ -7,6 +7,7 @@ GpuManagerError
 ├── NotAllowed           a client asked for what it has no right to
 ├── UnknownVersion       a client speaks another version of the protocol
 ├── NoWorker             a model's worker is gone, or never came
+├── LeaseOver            a lease that a client named has ended, or is not its own
 ├── PlacedElsewhere      a model's lease is on another node, where its function did not connect
 ├── NoScheduler          no scheduler could be reached
 ├── LoadFailure          a model could not be brought onto its GPU
@@ -132,6 +133,10 @@ class NoWorker(GpuManagerError):
     def __init__(self, model: str, detail: str) -> None:
         self.model = model
         super().__init__(f"the worker of {model}: {detail}")
+
+
+class LeaseOver(GpuManagerError):
+    """A client names a lease that is of no use to it; the text says why."""
 
 
 class PlacedElsewhere(GpuManagerError):

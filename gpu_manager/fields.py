@@ -10,6 +10,7 @@ from torch_shim.protocol import Meta
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MOST_CHARACTERS = 1024
 _MOST_ENTRIES = 1024
+_MOST_TOKEN_CHARACTERS = 4096
 
 Fields = Mapping[str, Any]
 
@@ -23,10 +24,10 @@ def request(meta: Meta) -> tuple[int, Fields]:
     raise BadFrame("metadata of a request is [number, {fields}]")
 
 
-def text(fields: Fields, name: str) -> str:
+def text(fields: Fields, name: str, most: int = _MOST_CHARACTERS) -> str:
     """A short string."""
     value = fields.get(name)
-    if not isinstance(value, str) or len(value) > _MOST_CHARACTERS:
+    if not isinstance(value, str) or len(value) > most:
         raise BadFrame(f"{name} is not a short string")
     return value
 
@@ -34,6 +35,11 @@ def text(fields: Fields, name: str) -> str:
 def text_or_none(fields: Fields, name: str) -> str | None:
     """A short string, or nothing."""
     return None if fields.get(name) is None else text(fields, name)
+
+
+def token_or_none(fields: Fields, name: str) -> str | None:
+    """What a cluster has signed, or nothing."""
+    return None if fields.get(name) is None else text(fields, name, _MOST_TOKEN_CHARACTERS)
 
 
 def digest(fields: Fields, name: str = "digest") -> str:
@@ -49,6 +55,11 @@ def whole(fields: Fields, name: str, least: int = 0) -> int:
     return value
 
 
+def whole_or_none(fields: Fields, name: str) -> int | None:
+    """A whole number, or nothing."""
+    return None if fields.get(name) is None else whole(fields, name)
+
+
 def seconds_or_none(fields: Fields, name: str) -> float | None:
     """A time span, or nothing."""
     value = fields.get(name)
@@ -59,9 +70,9 @@ def seconds_or_none(fields: Fields, name: str) -> float | None:
     return float(value)
 
 
-def flag(fields: Fields, name: str) -> bool:
+def flag(fields: Fields, name: str, *, default: bool | None = None) -> bool:
     """True or false."""
-    value = fields.get(name)
+    value = fields.get(name, default)
     if not isinstance(value, bool):
         raise BadFrame(f"{name} is neither true nor false")
     return value

@@ -80,6 +80,7 @@ class Held:
     granted_s: float | None = None  # None: nobody is to come for it
     requests: tuple[RequestId, ...] = ()
     holder: SessionKey | None = None
+    given: bool = False  # to the holder's caller, for one request
     claimed_s: float = 0.0
     used_s: float = 0.0
     runs: int = 0
@@ -128,9 +129,13 @@ class Leases:
         self._held[lease] = Held(lease, slot, gpu, models, now_s, requests)
         return True
 
-    def claim(self, held: Held, holder: SessionKey, now_s: float) -> None:
+    def is_over(self, lease: LeaseId) -> bool:
+        """Whether it was granted and has ended."""
+        return lease not in self._held and lease <= self.latest
+
+    def claim(self, held: Held, holder: SessionKey, now_s: float, *, given: bool = False) -> None:
         """A session was told of it, and may call."""
-        held.holder = holder
+        held.holder, held.given = holder, given
         held.claimed_s = held.used_s = held.checked_s = now_s
 
     def used(self, held: Held, now_s: float, run_s: float) -> None:

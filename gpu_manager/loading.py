@@ -23,6 +23,8 @@ from scheduler.api import (
 
 log = logging.getLogger(__name__)
 
+_LOOK_S = 1.0  # how often to see whether weights that do not come are still wanted
+
 
 class Loader:
     """Loads and unloads; what comes of it is reported to the scheduler."""
@@ -47,13 +49,21 @@ class Loader:
         self._loop = asyncio.get_running_loop()
 
     def load(
-        self, gpu: HostGpu, load: Load, lease: LeaseId, after: asyncio.Task[None] | None
+        self,
+        gpu: HostGpu,
+        load: Load,
+        lease: LeaseId,
+        after: asyncio.Task[None] | None,
+        over: Callable[[], bool],
     ) -> asyncio.Task[None]:
-        """The model is a resident from now on, and on its way when `after` has ended."""
+        """The model is a resident from now on, and on its way when `after` has ended.
+
+        Weights that the node lacks are waited for until the lease is `over`.
+        """
         resident = Resident(load.model, load.memory_bytes, self._loop.time())
         gpu.residents[load.model] = resident
         before = set(gpu.leaving) | ({after} if after is not None else set())
-        resident.loading = self._loop.create_task(self._load(gpu, resident, lease, before))
+        resident.loading = self._loop.create_task(self._load(gpu, resident, lease, before, over))
         return resident.loading
 
     def unload(self, gpu: HostGpu, model: ModelId) -> None:
@@ -77,7 +87,12 @@ class Loader:
     # -- loading --------------------------------------------------------------------------------
 
     async def _load(
-        self, gpu: HostGpu, resident: Resident, lease: LeaseId, before: set[asyncio.Task[None]]
+        self,
+        gpu: HostGpu,
+        resident: Resident,
+        lease: LeaseId,
+        before: set[asyncio.Task[None]],
+        over: Callable[[], bool],
     ) -> None:
         if before:
             await asyncio.wait(before)
@@ -85,6 +100,7 @@ class Loader:
         try:
             await self._make_room(gpu, resident)
             begun_s = self._loop.time()
+            await self._weights(resident.model, over)
             hosted = await self._bring(gpu, resident)
         except (LoadFailure, StoreError) as error:
             log.warning("%s: %s", gpu.id, error)
@@ -127,6 +143,15 @@ class Loader:
             detail = f"{short_bytes} of {needed_bytes} bytes are lacking on {gpu.id}"
             raise LoadFailure(model, detail, out_of_memory=True)
 
+    async def _weights(self, model: ModelId, over: Callable[[], bool]) -> None:
+        """Wait for weights that the node lacks: whoever was given the lease has to send them."""
+        deadline_s = self._loop.time() + self._settings.weights_s
+        while self._tier(model) is Tier.ABSENT and not over():
+            left_s = deadline_s - self._loop.time()
+            if left_s <= 0.0:
+                return
+            await self._catalogue.arrived.within(min(left_s, _LOOK_S))
+
     async def _bring(self, gpu: HostGpu, resident: Resident) -> Hosted:
         """Twice where need be: a worker that dies while it loads may have been unlucky."""
         model = self._catalogue.get(resident.model)
@@ -166,6 +191,7 @@ class Loader:
             image=hold.descriptor,
             limit_bytes=gpu.ledger.limit_bytes(model.id),
             emulation=Emulation(emulation.load_s + per_gib_s, emulation.run_s),
+            turns=gpu.turns,
         )
 
     # -- unloading ------------------------------------------------------------------------------

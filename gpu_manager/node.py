@@ -7,13 +7,15 @@ always fits the orders given so far; the work itself is done by tasks.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from cache_manager.model import ModelId, NodeId, Tier
 from gpu_manager.catalogue import Catalogue
+from gpu_manager.change import Change
 from gpu_manager.errors import NoWorker
 from gpu_manager.leases import Held, Leases, SessionKey, Why
 from gpu_manager.loading import Loader
-from gpu_manager.residents import Change, HostGpu
+from gpu_manager.residents import HostGpu
 from gpu_manager.runs import RunReports
 from gpu_manager.runtime import Hosted, Relief, Runtime
 from gpu_manager.settings import NodeSettings
@@ -97,16 +99,20 @@ class Node:
             self._loader.unload(gpu, victim)
         last: asyncio.Task[None] | None = None
         for load in order.loads:
-            last = self._loader.load(gpu, load, order.lease, last)
+            # Nobody brings the weights of a prefetch; a function may be on its way with its own.
+            over = _always if order.prefetch else partial(self.leases.is_over, order.lease)
+            last = self._loader.load(gpu, load, order.lease, last, over)
         if order.prefetch:
             models = tuple(load.model for load in order.loads)
-            self.leases.grant(order.lease, order.slot, order.gpu, models)
+            if self.leases.grant(order.lease, order.slot, order.gpu, models):
+                log.debug("lease %d on %s is granted to %s", order.lease, order.slot, "")
             self._keep(self._loop.create_task(self._prefetched(order.lease, last)))
 
     def grant(self, order: Dispatch) -> None:
         """A lease is in force."""
-        now_s = self._loop.time()
-        self.leases.grant(order.lease, order.slot, order.gpu, order.models, now_s, order.requests)
+        now_s, who = self._loop.time(), order.requests
+        if self.leases.grant(order.lease, order.slot, order.gpu, order.models, now_s, who):
+            log.debug("lease %d on %s is granted to %s", order.lease, order.slot, ", ".join(who))
         self.granted.happened()
         if self._timer is None:
             self._tick()
@@ -161,14 +167,19 @@ class Node:
         """Wait for a worker to answer, or for its end: one that does not answer is killed."""
         await hosted.end(_NO_LEASE, _PATIENCE_S)
 
-    def claim(self, lease: LeaseId, holder: SessionKey, workers: Iterable[Hosted]) -> bool:
-        """Let a session's calls run; False where the lease has ended meanwhile."""
+    def claim(
+        self, lease: LeaseId, holder: SessionKey, workers: Iterable[Hosted], *, given: bool = False
+    ) -> bool:
+        """Let a session's calls run; False where the lease has ended meanwhile.
+
+        What was `given` to it is for one request alone.
+        """
         held = self.leases.get(lease)
         if held is None or held.ending is not None:
             return False
         for hosted in workers:
             hosted.admit(lease)
-        self.leases.claim(held, holder, self._loop.time())
+        self.leases.claim(held, holder, self._loop.time(), given=given)
         self._tick()
         return True
 
@@ -361,6 +372,11 @@ class Node:
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _always() -> bool:
+    """For what is not waited for."""
+    return True
 
 
 def _nobody(_holder: SessionKey, _lease: LeaseId) -> None:

@@ -64,3 +64,16 @@ class Scheduling(Reports, Protocol):
     async def survey(self) -> Status:
         """Counts, and at least this node's GPUs, as they are now."""
         ...
+
+
+class Neighbours(Protocol):
+    """The other nodes of a cluster, as far as a scheduler elsewhere has named them."""
+
+    @property
+    def term(self) -> int:
+        """The highest term that was met."""
+        ...
+
+    def addresses_of(self, node: NodeId) -> tuple[str, ...]:
+        """Where functions find that node; nothing where that was not said."""
+        ...

@@ -23,6 +23,7 @@ _FAILURES: tuple[tuple[type[Exception], Failure], ...] = (
     (errors.StoreError, Failure.WEIGHTS),
     (errors.LoadFailure, Failure.LOST),
     (errors.NoWorker, Failure.LOST),
+    (errors.LeaseOver, Failure.LEASE),
     (errors.PlacedElsewhere, Failure.LOST),
     (errors.NoScheduler, Failure.LOST),
     (scheduling.TooLarge, Failure.TOO_LARGE),

@@ -79,9 +79,9 @@ class ShimHandler:
         if frame.kind is Kind.OFFER:
             return Answer(self._weights.offer(fields))
         if frame.kind is Kind.UPLOAD:
-            return _answer(await self._weights.upload(frame, fields))
+            return Answer(await self._weights.upload(frame, fields))
         if frame.kind is Kind.CHUNK:
-            return _answer(await self._weights.chunk(frame, fields))
+            return Answer(await self._weights.chunk(frame, fields))
         if frame.kind is Kind.RELEASE:
             self._acquiring.release(self._session, fields)
         elif frame.kind is Kind.FORGET:
@@ -121,7 +121,3 @@ def handler_for(role: Role, session: Session, services: Services, *, local: bool
     if role is Role.ADMIN:
         return AdminHandler(services)
     return ShimHandler(session, services, local=local)
-
-
-def _answer(fields: dict[str, Any] | None) -> Answer | None:
-    return None if fields is None else Answer(fields)

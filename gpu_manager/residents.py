@@ -1,9 +1,11 @@
 """One GPU as the node keeps it: its residents, those that leave, and its memory."""
 
 import asyncio
+import os
 from dataclasses import dataclass, field
 
 from cache_manager.model import GpuId, ModelId
+from gpu_manager.change import Change
 from gpu_manager.devices.base import Device
 from gpu_manager.errors import GpuManagerError
 from gpu_manager.ledger import Ledger
@@ -55,30 +57,12 @@ class Resident:
             self.hold = None
 
 
-class Change:
-    """Wakes all who wait for something to change."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def happened(self) -> None:
-        """Wake them."""
-        self._event.set()
-        self._event = asyncio.Event()
-
-    async def within(self, seconds: float) -> bool:
-        """Wait for the next change; False when none comes in this time."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._event.wait()
-        except TimeoutError:
-            return False
-        return True
-
-
 @dataclass(slots=True)
 class HostGpu:
-    """One GPU of the node; `foreign_bytes` of its memory are in the hands of others."""
+    """One GPU of the node; `foreign_bytes` of its memory are in the hands of others.
+
+    `turns` is the file by which its workers take turns, where its slot holds several leases.
+    """
 
     device: Device
     spec: GpuSpec
@@ -88,11 +72,19 @@ class HostGpu:
     change: Change = field(default_factory=Change)
     foreign_bytes: int = 0
     lost: bool = False
+    turns: int | None = None
 
     @property
     def id(self) -> GpuId:
         """Its name in the scheduler."""
         return self.spec.id
+
+    def close(self) -> None:
+        """It is used no more."""
+        self.device.close()
+        if self.turns is not None:
+            os.close(self.turns)
+            self.turns = None
 
     @property
     def slot(self) -> SlotId:

@@ -20,6 +20,8 @@ class LoadOrder:
 
     `device` is torch's name for the GPU (`cuda:0`, or `cpu` for an emulated one); `limit_bytes` is
     what the model may use there in all: weights, activations and the process's own overhead.
+    `turns` is a descriptor of the GPU's turns (`worker/turns.py`), kept by the caller too, where
+    several leases may be in force there at once: one call at a time runs on the GPU.
     """
 
     model: str
@@ -32,6 +34,7 @@ class LoadOrder:
     image: int
     limit_bytes: int
     emulation: Emulation = Emulation()
+    turns: int | None = None
 
 
 class Relief(NamedTuple):

@@ -23,7 +23,9 @@ class NodeSettings:
     """One node: its GPUs, its memory for weights, and where and to whom it listens.
 
     Without a secret file the credentials are good for the life of this process. In a cluster,
-    functions are told to look for it under `advertise`, or else where it listens.
+    functions are told to look for it under `advertise`, or else where it listens. A model that was
+    placed here waits for `weights_s` until its function has sent its weights. So many leases as
+    `gpu_overlap` may be in force on a GPU at once; one request's work at a time runs on it.
     """
 
     node: str
@@ -36,9 +38,11 @@ class NodeSettings:
     spill: Path | None = None
     spill_bytes: int = 64 * GIB
     secret_file: Path | None = None
+    gpu_overlap: int = 1
     emulation: Emulation = field(default_factory=Emulation)
     leases: LeaseTimes = field(default_factory=LeaseTimes)
     hello_s: float = 5.0
     pressure_s: float = 2.0
     room_s: float = 10.0
+    weights_s: float = 120.0
     drain_s: float = 5.0

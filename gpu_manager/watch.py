@@ -3,8 +3,10 @@
 import asyncio
 import logging
 
+from cache_manager.model import GpuId
 from gpu_manager.node import Node
 from gpu_manager.residents import HostGpu
+from gpu_manager.worker.turns import kill_whose_turn, whose_turn
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +20,7 @@ class Watch:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._timer: asyncio.TimerHandle | None = None
+        self._idlers: dict[GpuId, int | None] = {}
 
     def start(self) -> None:
         """Look now, and again every `_PERIOD_S`."""
@@ -39,8 +42,29 @@ class Watch:
                 if event.fatal and not gpu.lost:
                     self._node.lose(gpu, event.what)
             changed |= _reconcile(gpu)
+            self._see_to_turns(gpu)
         if changed:
             self._node.resync()
+
+    def _see_to_turns(self, gpu: HostGpu) -> None:
+        """A worker without a lease that keeps its turn from one look to the next is killed."""
+        if gpu.turns is None:
+            return
+        pid = whose_turn(gpu.turns)
+        if pid is not None and self._has_lease(gpu, pid):
+            pid = None
+        if pid is not None and self._idlers.get(gpu.id) == pid:
+            log.error("%s: process %d keeps its turn without a lease", gpu.id, pid)
+            kill_whose_turn(gpu.turns, pid)
+        self._idlers[gpu.id] = pid
+
+    def _has_lease(self, gpu: HostGpu, pid: int) -> bool:
+        found = [
+            resident.model
+            for resident in gpu.residents.values()
+            if resident.hosted is not None and resident.hosted.pid == pid
+        ]
+        return any(self._node.leases.using(gpu.id, model) for model in found)
 
 
 def _reconcile(gpu: HostGpu) -> bool:

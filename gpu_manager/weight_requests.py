@@ -91,19 +91,19 @@ class WeightRequests:
         os.close(descriptor)
         return {}, ()
 
-    async def upload(self, frame: Frame, fields: Fields) -> Answer | None:
-        """Take weights in: at once with a descriptor, else in pieces; None if those come next."""
+    async def upload(self, frame: Frame, fields: Fields) -> Answer:
+        """Take weights in: at once with a descriptor, else in pieces, which come next."""
         digest = read.digest(fields)
         table = read_table(fields.get("table"), fields.get("total"))
         if not frame.descriptors:
             self._begin(digest, table)
-            return None
+            return {}
         descriptor = os.dup(frame.descriptors[0])  # the store's own; the frame's will be closed
         adopt = partial(self._store.adopt, descriptor, table, self._function)
         return self._keep(digest, await _in_thread(adopt), table)
 
-    async def chunk(self, frame: Frame, fields: Fields) -> Answer | None:
-        """Take one piece in; an answer for the last one."""
+    async def chunk(self, frame: Frame, fields: Fields) -> Answer:
+        """Take one piece in; the answer for the last one names the weights."""
         digest, offset = read.digest(fields), read.whole(fields, "offset")
         last = read.flag(fields, "last")
         upload = self._uploads.get(digest)
@@ -111,7 +111,7 @@ class WeightRequests:
             raise BadFrame("a piece of weights that nobody announced")
         await _in_thread(partial(upload.write, offset, frame.body))
         if not last:
-            return None
+            return {}
         del self._uploads[digest]
         return self._keep(digest, await _in_thread(upload.finish), upload.table)
 

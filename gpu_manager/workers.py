@@ -95,7 +95,9 @@ class HostedProcess:
             emulated.load_s,
             emulated.run_s,
         )
-        await worker.tell(load, [order.image])
+        await worker.tell(
+            load, [order.image] if order.turns is None else [order.image, order.turns]
+        )
         answer = await worker.answer(orders.Loaded)
         self._memory_bytes, self._load_s = answer.memory_bytes, answer.load_s
 

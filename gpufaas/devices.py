@@ -1,6 +1,7 @@
 """The options about devices and the node that `exec` and `gpu-manager` share."""
 
 import argparse
+from collections.abc import Mapping
 
 from gpu_manager.api import Address, Emulation, NodeSettings, parse_size
 from gpufaas.errors import CommandError
@@ -8,6 +9,7 @@ from gpufaas.node import POLICY
 from scheduler import policies
 
 _SECONDS = "s"
+_MOST_OVERLAP = 64
 
 
 def add_device_options(parser: argparse.ArgumentParser, log_level: str = "warning") -> None:
@@ -17,6 +19,8 @@ def add_device_options(parser: argparse.ArgumentParser, log_level: str = "warnin
     add("--gpu-memory", metavar="SIZE", help="bytes of each GPU to use, as in 8GiB (all)")
     add("--store-memory", metavar="SIZE", help="host memory for weights (a quarter of the free)")
     add("--policy", default=POLICY, help=f"one of {', '.join(policies.available())} ({POLICY})")
+    overlap = "leases a GPU holds at once; it runs one at a time (1, or GPUFAAS_GPU_OVERLAP)"
+    add("--gpu-overlap", metavar="N", help=overlap)
     add("--emulate-load", metavar="S[+S/GiB]", default="0", help="seconds of an emulated load")
     add("--emulate-run", metavar="S", default="0", help="seconds of an emulated run")
     add("--log-level", default=log_level, choices=["debug", "info", "warning", "error"])
@@ -33,8 +37,17 @@ def node_settings(
         visible_devices=options.environment.get("CUDA_VISIBLE_DEVICES"),
         gpu_memory_bytes=_size(options.gpu_memory),
         store_memory_bytes=_size(options.store_memory),
+        gpu_overlap=gpu_overlap(options.gpu_overlap, options.environment),
         emulation=emulation(options.emulate_load, options.emulate_run),
     )
+
+
+def gpu_overlap(flag: str | None, environment: Mapping[str, str]) -> int:
+    """How many leases a GPU holds at once; the flag goes before the environment."""
+    text = flag if flag is not None else environment.get("GPUFAAS_GPU_OVERLAP") or "1"
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_OVERLAP:
+        raise CommandError(f"GPU overlap: {text!r}: a number from 1 to {_MOST_OVERLAP} is wanted")
+    return int(text)
 
 
 def emulation(load: str, run: str) -> Emulation:

@@ -26,7 +26,7 @@ async def joined_node(
 ) -> AsyncIterator[tuple[GpuManager, Attachment]]:
     """Run a node of a cluster; at the end its GPUs are drained, and it leaves."""
     attachment = Attachment(schedulers, NodeId(settings.node), secret, times)
-    async with attachment, GpuManager(settings, attachment, make_runtime) as manager:
+    async with attachment, GpuManager(settings, attachment, make_runtime, attachment) as manager:
         attaching = asyncio.get_running_loop().create_task(_attached(attachment, settings.node))
         try:
             yield manager, attachment

@@ -7,6 +7,7 @@ its next call traces in the caller's thread.
 
 import atexit
 import contextlib
+import contextvars
 import logging
 import queue
 import sys
@@ -50,8 +51,9 @@ class Tracer:
         self._stopping = False
 
     def submit(self, job: Job) -> None:
-        """Have this done soon."""
-        self._jobs.put(job)
+        """Have this done soon, as a part of the request that the caller serves."""
+        context = contextvars.copy_context()
+        self._jobs.put(lambda: context.run(job))
         with self._lock:
             if self._thread is None and not self._stopping:
                 self._thread = threading.Thread(

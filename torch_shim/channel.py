@@ -1,5 +1,6 @@
 """A data channel: one thread at a time asks one worker to define, bind and run programs."""
 
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,6 +49,15 @@ class Channel:
     def drop(self, keys: list[int]) -> None:
         """Let the worker forget kept storages."""
         self._ask(Kind.DROP, keys)
+
+    def hung_up(self) -> bool:
+        """Whether the worker has closed this channel, on which nobody waits for anything."""
+        try:
+            return not self.wire.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def close(self) -> None:
         """Close the socket; the worker frees what belonged to this channel."""

@@ -1,4 +1,4 @@
-"""The process's session with the GPU manager: weights, leases, and channels to workers."""
+"""The process's session with one GPU manager: leases, and channels to the workers behind them."""
 
 import logging
 import os
@@ -6,159 +6,101 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch_shim.channel import Channel
-from torch_shim.errors import ConnectionLost, RemoteFailure, WireError
+from torch_shim.control import CONNECT_TIMEOUT_S, Answer, Control, connect
+from torch_shim.errors import ConnectionLost, RemoteFailure, Unreachable, WireError
 from torch_shim.kept import Kept
-from torch_shim.protocol import VERSION, Kind
+from torch_shim.protocol import VERSION, Failure, Kind
 from torch_shim.report import report
-from torch_shim.wire import Buffer, Frame, Wire
+from torch_shim.wire import Wire
 
 log = logging.getLogger("gpufaas")
 
-CONNECT_TIMEOUT_S = 5.0
-UPLOAD_PIECE_BYTES = 16 << 20
+_RETRY_S = 0.1
 
 
-@dataclass(slots=True)
-class Answer:
-    """What the manager answered: fields, and descriptors that are the caller's now."""
+class Peer:
+    """One worker as this process knows it: idle channels to it, and what it keeps for us."""
 
-    fields: dict[str, Any]
-    descriptors: tuple[int, ...] = ()
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """One request on its way."""
-
-    done: threading.Event = field(default_factory=threading.Event)
-    frame: Frame | None = None
-
-
-class Control:
-    """One control connection: any number of threads ask, one thread reads the answers."""
-
-    def __init__(self, address: str, credential: str, session: str) -> None:
-        self.wire = Wire(connect(address))
-        self._sending = threading.Lock()
-        self._waiting: dict[int, _Waiting] = {}
-        self._numbers = 0
-        self.lost: str | None = None  # why there is no connection any more
-        self.ended_leases: set[int] = set()
-        threading.Thread(target=self._read, name="gpufaas-control", daemon=True).start()
-        hello = {"version": VERSION, "credential": credential, "session": session}
-        self.welcome = self.ask(Kind.HELLO, hello | {"pid": os.getpid(), "role": "shim"}).fields
-
-    def ask(
-        self,
-        kind: Kind,
-        fields: dict[str, Any],
-        body: Sequence[Buffer] = (),
-        descriptors: Sequence[int] = (),
-    ) -> Answer:
-        """Send a request and wait for its answer; RemoteFailure if it is refused."""
-        waiting = _Waiting()
-        with self._sending:
-            if self.lost is not None:
-                raise ConnectionLost(self.lost)
-            self._numbers += 1
-            number = self._numbers
-            self._waiting[number] = waiting
-            self.wire.send(kind, [number, fields], body, descriptors)
-        waiting.done.wait()
-        if waiting.frame is None:
-            raise ConnectionLost(self.lost)
-        frame = waiting.frame
-        if frame.kind is Kind.REFUSED:
-            _, failure, message, facts = frame.meta
-            raise RemoteFailure(failure, message, facts)
-        return Answer(frame.meta[1], frame.descriptors)
-
-    def tell(self, kind: Kind, fields: dict[str, Any]) -> None:
-        """Send something that has no answer."""
-        with self._sending:
-            self.wire.send(kind, [0, fields])
-
-    def close(self) -> None:
-        """Hang up: the manager ends what this session holds."""
-        self.lost = "closed"
-        try:
-            self.wire.socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            self.wire.close()  # it was not connected any more
-
-    def _read(self) -> None:
-        try:
-            while True:
-                frame = self.wire.receive()
-                if frame.kind is Kind.LEASE_ENDED:
-                    self.ended_leases.add(frame.meta[1]["lease"])
-                    continue
-                waiting = self._waiting.pop(frame.meta[0], None)
-                if waiting is None:
-                    raise ConnectionLost(f"an answer to nothing: {frame.meta!r:.80}")
-                waiting.frame = frame
-                waiting.done.set()
-        except (WireError, LookupError, TypeError) as error:
-            self.lost = self.lost or str(error)
-        with self._sending:
-            for waiting in self._waiting.values():
-                waiting.done.set()
-            self._waiting.clear()
-            self.wire.close()
-
-
-class Lease:
-    """The right to run one model's graphs, and channels to the worker that does."""
-
-    def __init__(self, number: int, worker: str, channels: list[Channel]) -> None:
-        self.number = number
-        self.worker = worker
-        self._channels = channels
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.kept = Kept()
+        self._idle: list[Channel] = []
         self._lock = threading.Lock()
-        self.over = False
+        self._gone = False
 
     def take(self) -> Channel | None:
-        """A channel nobody uses, or None: the caller acquires another one."""
+        """A channel that nobody uses, or None."""
         with self._lock:
-            return self._channels.pop() if self._channels else None
+            return self._idle.pop() if self._idle else None
 
     def give(self, channel: Channel) -> None:
-        """Put a channel back after use."""
-        if channel.broken:
+        """Put a channel back after use, or a new one here."""
+        with self._lock:
+            if not channel.broken and not self._gone:
+                self._idle.append(channel)
+                return
+        channel.close()
+
+    def lost(self) -> None:
+        """The worker is gone, and all that it held."""
+        with self._lock:
+            self._gone = True
+            idle, self._idle = self._idle, []
+        for channel in idle:
             channel.close()
-            return
-        with self._lock:
-            self._channels.append(channel)
 
-    def channels(self) -> list[Channel]:
-        """The idle channels."""
-        return self._channels
-
-    def drain(self) -> list[Channel]:
-        """Every idle channel; the lease keeps none."""
+    def hung_up(self) -> bool:
+        """Whether the worker, from which nothing is expected, has closed its channels."""
         with self._lock:
-            channels, self._channels = self._channels, []
-        return channels
+            return bool(self._idle) and self._idle[0].hung_up()
+
+    def close_copies(self) -> None:
+        """In a forked child: let go of the parent's channels without a word on them."""
+        for channel in self._idle:
+            channel.wire.socket.close()
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """The right to run one model's graphs on the worker that has it, until it is over."""
+
+    number: int
+    digest: str
+    peer: Peer
+    session: str  # the name under which it was given
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A lease that was given on another node, with what to show there."""
+
+    number: int
+    node: str
+    addresses: tuple[str, ...]
+    token: str
 
 
 class Session:
-    """What this process is to the GPU manager. A forked child makes a new one."""
+    """What this process is to one GPU manager. A forked child makes a new one."""
 
-    def __init__(self, address: str, credential: str) -> None:
+    def __init__(
+        self, address: str, credential: str, patience_s: float = CONNECT_TIMEOUT_S
+    ) -> None:
+        """A manager that does not answer is tried again for `patience_s`."""
         self.address = address
         self.name = secrets.token_hex(16)
+        self.used_s = time.monotonic()
         self._credential = credential
+        self._patience_s = patience_s
         self._lock = threading.RLock()
         self._control: Control | None = None
-        self._leases: dict[str, Lease] = {}
-        self._idle: dict[str, list[Channel]] = {}
-        self._acquiring: dict[str, threading.Lock] = {}
-        self._kept: dict[str, Kept] = {}
+        self._peers: dict[str, Peer] = {}
+        self._calls = 0
 
     @property
     def control(self) -> Control:
@@ -166,56 +108,88 @@ class Session:
         with self._lock:
             if self._control is None or self._control.lost is not None:
                 self._start_anew()
-                self._control = self._connect()
+                self._control = self._connect(self._patience_s)
             return self._control
 
-    def lease(self, digest: str, batch: int) -> Lease:
-        """A lease for this model in force as far as we know, waiting for one if need be."""
-        lease = self._leases.get(digest)
-        if lease is not None and not lease.over:
-            return lease
-        with self._lock:
-            lock = self._acquiring.setdefault(digest, threading.Lock())
-        with lock:
-            lease = self._leases.get(digest)
-            if lease is None or lease.over:
-                lease = self._acquire(digest, batch)
-                self._leases[digest] = lease
-            return lease
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection."""
+        return self._control is not None and self._control.lost is None
 
-    def end(self, lease: Lease) -> None:
-        """The worker says that this lease is over; idle channels stay good for the next one."""
-        lease.over = True
-        with self._lock:
-            self._idle.setdefault(lease.worker, []).extend(lease.drain())
+    @property
+    def node(self) -> str:
+        """The name of the manager's node."""
+        node: str = self.control.welcome["node"]
+        return node
 
-    def channel(self, digest: str, lease: Lease, batch: int) -> Channel | None:
+    def node_now(self) -> str | None:
+        """The name of the manager's node; None where it does not answer at once."""
+        with self._lock:
+            if not self.connected:
+                try:
+                    self._start_anew()
+                    self._control = self._connect(0.0)
+                except WireError:
+                    return None
+            return self.node
+
+    def holds(self, lease: Lease) -> bool:
+        """Whether the lease is in force as far as we know."""
+        return not lease.over and lease.session == self.name
+
+    def acquire(self, digest: str, batch: int, token: str | None = None) -> Lease | Elsewhere:
+        """A lease for this model, waiting for one if need be.
+
+        With a token it is that lease, or RemoteFailure (LEASE) where it is of no use any more.
+        """
+        answer = self._ask_acquire(digest, batch, token=token, workers=self._known())
+        elsewhere = answer.fields.get("elsewhere")
+        if elsewhere is not None:
+            addresses = tuple(elsewhere["addresses"])
+            number, node = answer.fields["lease"], elsewhere["node"]
+            return Elsewhere(number, node, addresses, elsewhere["token"])
+        report.acquired(answer.fields["queue_s"], answer.fields["load_s"])
+        self._open(answer)
+        peer = self._peer(answer.fields["workers"][digest])
+        return Lease(answer.fields["lease"], digest, peer, self.name)
+
+    def release(self, number: int) -> None:
+        """A lease that was given elsewhere will not be used."""
+        self.control.tell(Kind.RELEASE, {"lease": number})
+
+    def channel(self, lease: Lease, batch: int) -> Channel | None:
         """A channel of this lease for one call; None if the lease is over meanwhile."""
-        channel = lease.take()
+        channel = lease.peer.take()
+        if channel is None:
+            channel = self._another(lease, batch)
         if channel is not None:
-            return channel
-        answer = self._ask_acquire(digest, batch, known=())
-        opened = self._open(answer)
-        found = opened.pop(lease.worker, [])
-        for worker, channels in opened.items():
-            self._idle.setdefault(worker, []).extend(channels)
-        if answer.fields["lease"] != lease.number or not found:
-            for channel in found:
-                channel.close()
-            return None
-        return found[0]
+            with self._lock:
+                self._calls += 1
+        return channel
 
-    def kept(self, worker: str) -> Kept:
-        """What this worker holds for us."""
-        return self._kept.setdefault(worker, Kept())
+    def give(self, lease: Lease, channel: Channel) -> None:
+        """The call is over."""
+        lease.peer.give(channel)
+        with self._lock:
+            self._calls -= 1
+            self.used_s = time.monotonic()
 
     def lost(self, lease: Lease) -> None:
         """The worker is gone, and all that it held."""
         lease.over = True
+        lease.peer.lost()
         with self._lock:
-            self._kept.pop(lease.worker, None)
-            for channel in self._idle.pop(lease.worker, []) + lease.drain():
-                channel.close()
+            self._peers.pop(lease.peer.name, None)
+
+    def close_if_idle(self, since_s: float) -> None:
+        """Hang up if no call was made since then."""
+        with self._lock:
+            control = self._control
+            if control is None or control.lost is not None or not control.idle_since(since_s):
+                return
+            if not self._calls and self.used_s < since_s:
+                log.info("the session with %s was idle for long", self.address)
+                self.close()
 
     def close(self) -> None:
         """Hang up."""
@@ -228,59 +202,69 @@ class Session:
         """In a forked child: let go of the parent's connections without a word on them."""
         if self._control is not None:
             self._control.wire.socket.close()
-        for lease in self._leases.values():
-            for channel in lease.channels():
-                channel.wire.socket.close()
-        for channels in self._idle.values():
-            for channel in channels:
-                channel.wire.socket.close()
+        for peer in self._peers.values():
+            peer.close_copies()
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _connect(self) -> Control:
-        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    def _connect(self, patience_s: float) -> Control:
+        deadline = time.monotonic() + patience_s
         while True:
             try:
-                return Control(self.address, self._credential, self.name)
+                control = Control(self.address, self._credential, self.name)
             except (OSError, ConnectionLost) as error:
-                if time.monotonic() > deadline:
-                    raise ConnectionLost(
-                        f"no GPU manager answers at {self.address} ({error}); start one with "
-                        "`gpufaas gpu-manager`, or run the program by `gpufaas exec`"
-                    ) from error
-                time.sleep(0.1)
+                if time.monotonic() >= deadline:
+                    raise Unreachable(self.address, str(error)) from error
+                time.sleep(_RETRY_S)
+            else:
+                self.used_s = time.monotonic()
+                return control
 
-    def _acquire(self, digest: str, batch: int) -> Lease:
-        answer = self._ask_acquire(digest, batch, known=tuple(self._idle))
-        report.acquired(answer.fields["queue_s"], answer.fields["load_s"])
-        opened = self._open(answer)
-        worker = answer.fields["workers"][digest]
-        with self._lock:
-            channels = self._idle.pop(worker, []) + opened.pop(worker, [])
-        return Lease(answer.fields["lease"], worker, channels)
+    def _another(self, lease: Lease, batch: int) -> Channel | None:
+        """One more channel to the lease's worker, for one more thread."""
+        try:
+            answer = self._ask_acquire(lease.digest, batch, lease=lease.number, workers=())
+        except RemoteFailure as failure:
+            if failure.failure == Failure.LEASE:
+                return None
+            raise
+        self._open(answer)
+        return lease.peer.take() if answer.fields["lease"] == lease.number else None
 
-    def _ask_acquire(self, digest: str, batch: int, known: tuple[str, ...]) -> Answer:
+    def _ask_acquire(self, digest: str, batch: int, **more: Any) -> Answer:
         fields = {"models": [digest], "batch": batch, "request": None, "deadline_s": None}
-        return self.control.ask(Kind.ACQUIRE, fields | {"workers": list(known)})
+        return self.control.ask(Kind.ACQUIRE, fields | {"follow": True} | more)
 
-    def _open(self, answer: Answer) -> dict[str, list[Channel]]:
-        """The channels that came with an answer, or new connections where none can come."""
+    def _known(self) -> list[str]:
+        """The workers to which a channel is open; those that hung up are forgotten."""
+        with self._lock:
+            for name, peer in list(self._peers.items()):
+                if peer.hung_up():
+                    self._peers.pop(name).lost()
+            return list(self._peers)
+
+    def _peer(self, worker: str) -> Peer:
+        with self._lock:
+            return self._peers.setdefault(worker, Peer(worker))
+
+    def _open(self, answer: Answer) -> None:
+        """Keep the channels that came with an answer, or new connections where none can come."""
         fresh = answer.fields.get("fresh", [])
         if self.control.wire.local:
             ends = [socket.socket(fileno=descriptor) for descriptor in answer.descriptors]
         else:
             ends = [self._dial(worker) for worker in fresh]
-        opened: dict[str, list[Channel]] = {}
         for worker, end in zip(fresh, ends, strict=True):
-            opened.setdefault(worker, []).append(Channel(Wire(end, eager=True)))
-        return opened
+            self._peer(worker).give(Channel(Wire(end, eager=True)))
 
     def _dial(self, worker: str) -> socket.socket:
-        wire = Wire(connect(self.address))
+        try:
+            wire = Wire(connect(self.address))
+        except OSError as error:
+            raise ConnectionLost(f"{self.address}: {error}") from error
         hello = {"version": VERSION, "credential": self._credential, "session": self.name}
-        wire.send(
-            Kind.HELLO, [0, hello | {"pid": os.getpid(), "role": "channel", "worker": worker}]
-        )
+        hello |= {"pid": os.getpid(), "role": "channel", "worker": worker}
+        wire.send(Kind.HELLO, [0, hello])
         frame = wire.receive()
         if frame.kind is not Kind.ANSWER:
             wire.close()
@@ -290,30 +274,6 @@ class Session:
     def _start_anew(self) -> None:
         """A manager that was gone knows nothing of us; under the old name we know things of it."""
         self.name = secrets.token_hex(16)
-        self._leases.clear()
-        self._kept.clear()
-        for channels in self._idle.values():
-            for channel in channels:
-                channel.close()
-        self._idle.clear()
-
-
-def connect(address: str) -> socket.socket:
-    """A stream socket to `unix:/path`, `unix:@name` or `tcp:host:port`."""
-    scheme, _, rest = address.partition(":")
-    if scheme == "unix":
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        where: Any = "\0" + rest[1:] if rest.startswith("@") else rest
-    elif scheme == "tcp":
-        host, _, port = rest.rpartition(":")
-        connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        where = (host.strip("[]"), int(port))
-    else:
-        raise ConnectionLost(f"no address of a GPU manager: {address!r}")
-    try:
-        connection.connect(where)
-    except OSError:
-        connection.close()
-        raise
-    return connection
+        for peer in self._peers.values():
+            peer.lost()
+        self._peers.clear()

@@ -6,6 +6,8 @@ ShimError                 base of all
 ├── WireError             the stream of frames cannot go on
 │   ├── BadFrame          the other side sent nonsense
 │   └── ConnectionLost    the other side is gone
+│       └── Unreachable   no GPU manager answers at an address
+├── NoWeights             a model that is called has no weights on the GPU
 └── RemoteFailure         the other side refused a request, or a call failed there
 """
 
@@ -44,6 +46,24 @@ class BadFrame(WireError):
 
 class ConnectionLost(WireError):
     """The other side is gone, or was never there."""
+
+
+class Unreachable(ConnectionLost):
+    """There is no GPU manager where one should be."""
+
+    def __init__(self, address: str, detail: str) -> None:
+        super().__init__(
+            f"no GPU manager answers at {address} ({detail}); start one with "
+            "`gpufaas gpu-manager`, or run the program by `gpufaas exec`"
+        )
+        self.address = address
+
+
+class NoWeights(ShimError):
+    """A model that is called has no weights on the GPU: no worker can compute it."""
+
+    def __init__(self) -> None:
+        super().__init__("no weights on the GPU")
 
 
 class RemoteFailure(ShimError):

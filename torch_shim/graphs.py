@@ -11,7 +11,7 @@ from torch_shim import storages
 from torch_shim.callstate import CallState
 from torch_shim.dynamo import on_gpu
 from torch_shim.encode import NotShippable, argument, encode
-from torch_shim.errors import BadFrame, RemoteFailure
+from torch_shim.errors import BadFrame, NoWeights, RemoteFailure
 from torch_shim.local import on_this_processor
 from torch_shim.protocol import Failure
 from torch_shim.remote import RemoteProgram
@@ -75,7 +75,7 @@ class Graph:
             return self._answer(args, root)
         except RemoteFailure as failure:
             if failure.failure == Failure.UNKNOWN_MODEL:  # the manager was started anew
-                root.model = None
+                self._roots.forget(root)
                 return self._answer(args, root)
             if failure.failure in _NO_MEMORY:
                 raise torch.cuda.OutOfMemoryError(
@@ -91,11 +91,12 @@ class Graph:
 
     def _answer(self, args: Sequence[Any], root: Root) -> list[Any]:
         assert self._remote is not None
-        ready = self._roots.ready(root)
-        if isinstance(ready, str):
-            return self.run_locally(args, ready)
-        session, model = ready
-        return self._remote.run(args, model, session)
+        if not self._roots.has_manager:
+            return self.run_locally(args, "no GPU manager was named (GPUFAAS_ADDRESS)")
+        try:
+            return self._remote.run(args, self._roots.right(root))
+        except NoWeights as error:
+            return self.run_locally(args, str(error))
 
     def run_locally(self, args: Sequence[Any], reason: str) -> list[Any]:
         """On the function's own processor; counted."""

@@ -2,7 +2,7 @@
 
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,9 +10,10 @@ import torch
 from torch_shim import storages
 from torch_shim.arena import tensor_over
 from torch_shim.channel import Channel
-from torch_shim.client import Lease, Session
-from torch_shim.errors import RemoteFailure, WireError
+from torch_shim.client import Lease
+from torch_shim.errors import RemoteFailure, Unreachable, WireError
 from torch_shim.kept import Kept
+from torch_shim.leasing import Right
 from torch_shim.programs import Program, digest_of
 from torch_shim.protocol import Failure
 from torch_shim.report import report
@@ -101,38 +102,41 @@ class RemoteProgram:
         self._worth_keeping: list[bool] = []
         self._bound: Bound | None = None
 
-    def run(self, args: Sequence[Any], model: Model, session: Session) -> list[Any]:
-        """The worker's answer; RemoteFailure if there is none to be had."""
+    def run(self, args: Sequence[Any], right: Callable[[int], Right]) -> list[Any]:
+        """The worker's answer; RemoteFailure if there is none to be had.
+
+        `right` gives a lease for a batch, and another one when that has ended.
+        """
         batch = _batch(args)
         rng = torch.default_generator.get_state().numpy().tobytes() if self.random else None
         crashes = resends = 0
         while True:
             try:
-                lease = session.lease(model.digest, batch)
-                channel = session.channel(model.digest, lease, batch)
+                session, model, lease = right(batch)
+                channel = session.channel(lease, batch)
             except WireError as error:
+                if isinstance(error, Unreachable) and not crashes:
+                    raise
                 crashes = self._crashed(crashes, error)
                 continue
             if channel is None:
-                session.end(lease)
+                lease.over = True
                 continue
             try:
-                return self._once(args, model, channel, session.kept(lease.worker), lease, rng)
+                return self._once(args, model, channel, lease, rng)
             except RemoteFailure as failure:
                 if failure.failure == Failure.LEASE:
                     lease.over = True
                 elif failure.failure == Failure.MISSING and resends < MOST_RESENDS:
                     resends += 1
-                    self._forget(channel, session.kept(lease.worker), failure)
+                    self._forget(channel, lease.peer.kept, failure)
                 else:
                     raise
             except WireError as error:
                 session.lost(lease)
                 crashes = self._crashed(crashes, error)
             finally:
-                lease.give(channel)
-                if lease.over:
-                    session.end(lease)
+                session.give(lease, channel)
 
     def _crashed(self, crashes: int, error: WireError) -> int:
         """One crash more; a call is pure, and may be repeated once."""
@@ -147,10 +151,10 @@ class RemoteProgram:
         args: Sequence[Any],
         model: Model,
         channel: Channel,
-        kept: Kept,
         lease: Lease,
         rng: bytes | None,
     ) -> list[Any]:
+        kept = lease.peer.kept
         bound = self._binding(args, model)
         channel.define(self.number, self.digest, self.packed)
         channel.bind(self.number, bound.number, bound.tensors)

@@ -8,9 +8,13 @@ from typing import Any
 
 import torch
 
+from torch_shim import placement
 from torch_shim.background import Abandoned
 from torch_shim.client import Session
+from torch_shim.errors import NoWeights
 from torch_shim.image_memory import ImageMemories
+from torch_shim.leasing import Leasing, Right
+from torch_shim.nodes import Nodes
 from torch_shim.weights import Model, Weights
 
 
@@ -23,7 +27,6 @@ class Root:
         self.tensors = tensors
         self.lock = threading.Lock()
         self.model: Model | None = None
-        self.session_name = ""
         self.owner = self  # the root whose model has these weights
 
 
@@ -62,7 +65,7 @@ class Roots:
     def __init__(self, address: str | None, credential: str | None) -> None:
         self._address = address
         self._credential = credential or ""
-        self._session: Session | None = None
+        self._parts: tuple[Nodes, Leasing] | None = None
         self._lock = threading.Lock()
         self._memories = ImageMemories()
         self._weights = Weights(self._memories)
@@ -110,42 +113,62 @@ class Roots:
             self.local.root, self.local.abandon = None, False
 
     def prepare(self, root: Root) -> None:
-        """Bring a model to the node and onto a GPU ahead of its first graph call."""
-        ready = self.ready(root)
-        if not isinstance(ready, str):
-            session, model = ready
-            session.lease(model.digest, 1)
+        """Bring a model to the node and onto a GPU ahead of its first graph call.
 
-    def ready(self, root: Root) -> tuple[Session, Model] | str:
-        """The session and the model for a graph call, or why there is none."""
+        When the request that began this has been answered, its lease is for others.
+        """
         if self._address is None:
-            return "no GPU manager was named (GPUFAAS_ADDRESS)"
-        session = self.session()
-        model = root.model
-        if model is None or root.session_name != session.name:
-            with root.lock:
-                model = self._build(root, session)
-        return (session, model) if model is not None else "no weights on the GPU"
+            return
+        with contextlib.suppress(NoWeights):
+            if placement.served() and placement.current() is None:
+                self._bring(root, self._nodes()[0].own)
+            else:
+                self.right(root)(1)
 
-    def session(self) -> Session:
-        """This process's session with the GPU manager."""
-        with self._lock:
-            if self._session is None:
-                assert self._address is not None
-                self._session = Session(self._address, self._credential)
-            return self._session
+    @property
+    def has_manager(self) -> bool:
+        """Whether the environment names a GPU manager."""
+        return self._address is not None
+
+    def right(self, root: Root) -> Callable[[int], Right]:
+        """What gives leases for calls of `root`; NoWeights where it has none on the GPU."""
+        _, leasing = self._nodes()
+        return lambda batch: leasing.right(batch, lambda session: self._bring(root, session))
+
+    def forget(self, root: Root) -> None:
+        """A node does not have the model of `root` any more: it is brought anew."""
+        with root.lock:
+            model, root.model = root.model, None
+        if model is not None:
+            self._weights.forget(model)
 
     def after_fork(self) -> None:
-        """A child shares nothing with its parent's session."""
-        if self._session is not None:
-            self._session.close_copies()
-        self._session = None
+        """A child shares nothing with its parent's sessions."""
+        if self._parts is not None:
+            self._parts[0].close_copies()
+        self._parts = None
         self._lock = threading.Lock()
         self._weights = Weights(self._memories)
         self.local = threading.local()
 
-    def _build(self, root: Root, session: Session) -> Model | None:
-        if root.model is None or root.session_name != session.name:
-            root.model = self._weights.build(root.tensors(), session)
-            root.session_name = session.name
-        return root.model
+    def _nodes(self) -> tuple[Nodes, Leasing]:
+        """This process's sessions, and the leases under them."""
+        if self._parts is None:
+            with self._lock:
+                if self._parts is None:
+                    assert self._address is not None, "only where there is a manager"
+                    nodes = Nodes(self._address, self._credential)
+                    self._parts = nodes, Leasing(nodes)
+        return self._parts
+
+    def _bring(self, root: Root, session: Session) -> Model:
+        """The model of `root`, once the node of this session has it."""
+        model = root.model
+        if model is None or session.name not in model.delivered:
+            with root.lock:
+                model = root.model
+                if model is None or session.name not in model.delivered:
+                    model = root.model = self._weights.build(root.tensors(), session, model)
+        if model is None:
+            raise NoWeights
+        return model

@@ -50,6 +50,11 @@ class Model:
         self.digest = digest
         self.table = table
         self._places = places
+        self.delivered: set[str] = set()  # the sessions whose nodes have it
+
+    def is_of(self, digest: str, places: dict[int, Place]) -> bool:
+        """Whether this is the model of these weights."""
+        return self.digest == digest and self._places == places
 
     def place_of(self, mark: storages.Mark, version: int) -> Place | None:
         """Where this storage lies in the image, unless it was written to since."""
@@ -68,10 +73,15 @@ class Weights:
     def __init__(self, memories: ImageMemories) -> None:
         self._memories = memories
         self._lock = threading.Lock()
-        self._accepted: dict[str, str] = {}
+        self._accepted: set[tuple[str, str]] = set()  # digests, and the sessions that have them
 
-    def build(self, tensors: Iterable[torch.Tensor], session: Session) -> Model | None:
-        """The model of these weights, which the node has when this returns; None for none."""
+    def build(
+        self, tensors: Iterable[torch.Tensor], session: Session, known: Model | None = None
+    ) -> Model | None:
+        """The model of these weights, which the node has when this returns; None for none.
+
+        The one that is known, if nothing has changed since it was made.
+        """
         found = list(_storages(tensors))
         table = lay_out(storage.nbytes() for _, storage, _ in found)
         if not table.storages:
@@ -85,7 +95,16 @@ class Weights:
                 found, table.storages, epochs, strict=True
             )
         }
-        return Model(digest, table, places)
+        if known is None or not known.is_of(digest, places):
+            known = Model(digest, table, places)
+        known.delivered.add(session.name)
+        return known
+
+    def forget(self, model: Model) -> None:
+        """A node says that it does not have these weights: bring them anew wherever they go."""
+        with self._lock:
+            self._accepted = {entry for entry in self._accepted if entry[0] != model.digest}
+            model.delivered.clear()
 
     def _brought(self, found: list[_Found], table: ImageTable, session: Session) -> str:
         """Have the node hold this content; the digest that names it there."""
@@ -93,7 +112,7 @@ class Weights:
         hashed = None
         if memory is not None and memory.sealed is None:
             hashed = self._settle(memory, session)
-            if self._accepted.get(hashed) == session.name:
+            if (hashed, session.name) in self._accepted:
                 return hashed
         now = tuple((mark.epoch, version) for mark, _, version in found)
         if memory is not None and memory.sealed == now:
@@ -112,7 +131,7 @@ class Weights:
         parts = parts_of(memory.descriptor, memory.table)
         digest = image_digest(parts)
         copy = None
-        if self._accepted.get(digest) != session.name:
+        if (digest, session.name) not in self._accepted:
             copy = _prove(parts, memory.table, digest, session)
         if copy is None:
             memory.seal()
@@ -122,7 +141,7 @@ class Weights:
         finally:
             if copy >= 0:
                 os.close(copy)
-        self._accepted[digest] = session.name
+        self._accepted.add((digest, session.name))
         return digest
 
     def _deliver(
@@ -134,7 +153,7 @@ class Weights:
         """
         parts = parts_of(descriptor, table)
         digest = hashed or image_digest(parts)
-        if self._accepted.get(digest) != session.name:
+        if (digest, session.name) not in self._accepted:
             copy = _prove(parts, table, digest, session) if hashed is None else None
             if copy is None:
                 try:
@@ -146,7 +165,7 @@ class Weights:
                     return self._deliver(descriptor, table, session)
             elif copy >= 0:
                 os.close(copy)
-            self._accepted[digest] = session.name
+            self._accepted.add((digest, session.name))
         return digest
 
 

@@ -24,6 +24,7 @@ from gpu_manager.worker.session import (
     Sessions,
 )
 from gpu_manager.worker.tensors import DTYPES
+from gpu_manager.worker.turns import NoTurns, Turns
 from torch_shim.protocol import Failure
 
 # What a program can raise that is its own doing: a wrong argument, a failed assertion of torch.
@@ -120,6 +121,7 @@ class Executor:
         self.limit_bytes = 0
         self.peak_bytes = 0
         self.run_s = 0.0  # that a call takes at least, on an emulated GPU
+        self.turns: Turns | NoTurns = NoTurns()
         self._table = table
         self._leases = leases
         self._ask_relief = ask_relief
@@ -150,7 +152,7 @@ class Executor:
         could write to them.
         """
         asked_s = time.perf_counter()
-        with self._gate:
+        with self._gate, self.turns:
             self._leases.check(call.lease)
             begun_s = time.perf_counter()
             inputs = self._inputs(call, channel, body)
@@ -272,7 +274,8 @@ class Executor:
             raise Refused(Failure.BAD_FRAME, f"generator's state: {error}") from error
 
     def _relieve(self, lease: int, short: OutOfMemory) -> None:
-        limit_bytes, retry = self._ask_relief(lease, short.need_bytes)
+        with self.turns.let_others():  # who end sooner what may have to leave
+            limit_bytes, retry = self._ask_relief(lease, short.need_bytes)
         if limit_bytes is not None:
             self.set_limit(limit_bytes)
         if not retry:

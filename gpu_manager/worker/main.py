@@ -25,6 +25,7 @@ from gpu_manager.worker.operators import OperatorTable
 from gpu_manager.worker.reports import RanReports, Relief
 from gpu_manager.worker.sandbox import give_up_rights
 from gpu_manager.worker.serve import ChannelServer, Programs, Reports
+from gpu_manager.worker.turns import Turns
 from torch_shim.errors import WireError
 from torch_shim.wire import Frame, Wire
 
@@ -96,7 +97,9 @@ class _Worker:
         executor = self._executor
         assert executor is not None
         try:
-            (descriptor,) = frame.descriptors
+            descriptor, *turns = frame.descriptors
+            if turns:
+                executor.turns = Turns(turns[0])
             file = ImageFile(order.digest, order.table, order.total_bytes, descriptor)
             executor.images[order.digest] = Image(file, self._device)
             executor.set_limit(order.limit_bytes)

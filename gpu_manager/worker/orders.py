@@ -35,7 +35,10 @@ class Ready(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Manager to worker, with the image's descriptor: hold this image. Times are the least."""
+    """Manager to worker, with the image's descriptor: hold this image. Times are the least.
+
+    A second descriptor is that of the GPU's turns, where its slot holds several leases.
+    """
 
     digest: str
     table: list[list[int]]

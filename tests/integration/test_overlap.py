@@ -1,0 +1,116 @@
+"""Several leases on one GPU with real workers: more requests, and one at a time on the GPU."""
+
+import logging
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from bench.live_overlap import BEFORE_S, RUN_S, overlapped
+from gpu_manager.settings import Emulation
+from gpufaas.node import EmbeddedNode
+from tests.integration.test_node import model
+from tests.manager_client import Weights
+from tests.worker_client import Function, alive, node_thread, soon
+from torch_shim.errors import WireError
+
+LOG = logging.getLogger(__name__)
+
+
+def fails(function: Function, image: Weights) -> None:
+    """Call, and be told that the worker is gone."""
+    with pytest.raises(WireError):
+        function.call(image)
+
+
+def test_gpu_serves_more_requests_when_its_slot_holds_several_leases() -> None:
+    """40 ms without the GPU, 10 ms with it: at most 20 and 100 requests a second."""
+    one, five = overlapped(1, 2, 1.5), overlapped(5, 10, 1.5)
+    LOG.info("%.1f requests a second, %.1f with gpu_overlap=5", one.rate, five.rate)
+    assert one.rate < 1 / (BEFORE_S + RUN_S)
+    assert 2 * one.rate < five.rate < 1 / RUN_S
+    assert min(five.served) > max(five.served) / 4
+
+
+def test_calls_of_two_workers_take_turns_when_both_hold_leases() -> None:
+    """Two models' workers on one GPU, called at the same time, for 0.2 s each."""
+    images = [model(1.0), model(2.0)]
+    with node_thread(gpu_overlap=2, emulation=Emulation(run_s=0.2)) as node:
+        functions = [Function(node.address, node.credential()) for _ in images]
+        for function, image in zip(functions, images, strict=True):
+            function.upload(image)
+            function.acquire(image)
+        assert node.leases() == 2
+        ended_s: list[float] = []
+
+        def call(number: int) -> None:
+            functions[number].call(images[number])
+            ended_s.append(time.perf_counter())
+
+        threads = [threading.Thread(target=call, args=(number,)) for number in range(2)]
+        begun_s = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert ended_s[1] - begun_s >= 0.4
+        for function in functions:
+            function.close()
+    for image in images:
+        image.close()
+
+
+def test_scheduler_gives_a_slot_as_many_leases_as_its_node_says() -> None:
+    with node_thread(gpu_overlap=3) as node:
+        (gpu,) = node.run(lambda it: it.status().gpus)
+        assert [slot.capacity for slot in gpu.slots] == [3]
+
+
+def test_worker_is_killed_when_it_keeps_its_turn_without_a_lease() -> None:
+    """Stopped in the midst of a call whose lease is then forgotten: others would wait for ever."""
+    image = model(1.0)
+    with node_thread(gpu_overlap=2, emulation=Emulation(run_s=0.5)) as node:
+        it = Function(node.address, node.credential())
+        it.upload(image)
+        it.acquire(image)
+        (pid,) = node.pids()
+        calling = threading.Thread(target=fails, args=(it, image))
+        calling.start()
+        time.sleep(0.2)
+        os.kill(pid, signal.SIGSTOP)
+
+        def forget(found: EmbeddedNode) -> None:
+            leases = found.manager.node.leases
+            for held in leases:
+                leases.forget(held.id)
+
+        node.run(forget)
+        assert soon(lambda: not alive(pid), 10.0)
+        calling.join()
+        it.close()
+    image.close()
+
+
+def test_other_workers_go_on_when_the_one_with_the_turn_is_killed() -> None:
+    images = [model(1.0), model(2.0)]
+    with node_thread(gpu_overlap=2, emulation=Emulation(run_s=1.0)) as node:
+        killed, other = (Function(node.address, node.credential()) for _ in images)
+        killed.upload(images[0])
+        killed.acquire(images[0])
+        (pid,) = node.pids()
+        other.upload(images[1])
+        other.acquire(images[1])
+        calling = threading.Thread(target=fails, args=(killed, images[0]))
+        calling.start()
+        time.sleep(0.3)
+
+        threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
+
+        assert other.call(images[1]) == [3.0] * 4
+        calling.join()
+        killed.close()
+        other.close()
+    for image in images:
+        image.close()

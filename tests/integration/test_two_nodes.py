@@ -1,0 +1,175 @@
+"""Functions that compute on a node that is not their own: real managers, workers and torch."""
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cache_manager.model import ModelId
+from gpu_manager.credentials import load_secret
+from scheduler.client import Granted, SchedulerClient
+from scheduler.model import Request, RequestId
+from scheduler.service.access import Role, token
+from tests.integration.test_node import model
+from tests.two_nodes import TwoNodes, free_port
+
+# Computes a line of numbers for every line that it hears, and says which lease it computed under.
+PROGRAM = """
+import sys, threading, torch
+from torch_shim import leasing
+used = threading.local()
+right = leasing.Leasing.right
+def noted(self, batch, bring):
+    found = right(self, batch, bring)
+    used.last = found.session._control.welcome["node"], found.lease.number
+    return found
+leasing.Leasing.right = noted
+
+torch.manual_seed(0)
+here = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 2))
+x = torch.arange(512.0).reshape(2, 256) / 512
+with torch.no_grad():
+    expected = here(x)
+    there = here.cuda()
+
+def compute():
+    with torch.no_grad():
+        answer = there(x.cuda()).cpu()
+    assert torch.allclose(answer, expected, atol=1e-5), (answer, expected)
+    return used.last
+"""
+BY_ITSELF = (
+    PROGRAM
+    + """
+for line in sys.stdin:
+    try:
+        print(*compute(), flush=True)
+    except RuntimeError as error:
+        print(error, flush=True)
+"""
+)
+AS_TOLD = (
+    PROGRAM
+    + """
+import json
+from concurrent.futures import ThreadPoolExecutor
+from torch_shim import placement
+pool = ThreadPoolExecutor(2)
+def serve(headers):
+    with placement.given(*headers):
+        return compute()
+for line in sys.stdin:
+    print(json.dumps(list(pool.map(serve, json.loads(line)))), flush=True)
+"""
+)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[TwoNodes]:
+    with TwoNodes(tmp_path) as found:
+        found.scheduler()
+        yield found
+
+
+@pytest.mark.parametrize("wire", ["tcp", "unix"])
+def test_function_computes_on_another_node_when_its_own_is_too_small(
+    cluster: TwoNodes, wire: str
+) -> None:
+    own = f"unix:{cluster.folder / 'own.sock'}"
+    others = {"tcp": f"tcp:127.0.0.1:{free_port()}", "unix": f"unix:{cluster.folder / 'b.sock'}"}
+    cluster.node("own", own, memory="48MiB")
+    other = cluster.node("other", others[wire])
+    program = cluster.program(BY_ITSELF, own)
+
+    assert program.ask().startswith("other ")
+    assert program.ask().startswith("other ")
+
+    other.told(signal.SIGKILL)
+    program.say()  # no other GPU will do: it waits
+    cluster.node("other", others[wire])
+    assert program.hear().startswith("other ")
+
+
+def test_call_fails_with_the_nodes_name_when_nobody_answers_there(cluster: TwoNodes) -> None:
+    own = f"unix:{cluster.folder / 'own.sock'}"
+    cluster.node("own", own, memory="48MiB")
+    nowhere = f"tcp:127.0.0.1:{free_port()}"
+    hidden = f"unix:{cluster.folder / 'other.sock'}"
+    cluster.node("other", hidden, "--advertise", nowhere)
+    program = cluster.program(BY_ITSELF, own)
+
+    complaint = program.ask()
+
+    assert complaint.startswith("CUDA error: worker lost: node other, ")
+    assert nowhere in complaint
+    assert not cluster.gpus()["other"]["slots"][0]["leases"]
+
+
+def test_function_computes_at_home_again_when_the_other_node_is_killed(cluster: TwoNodes) -> None:
+    own, other = f"unix:{cluster.folder / 'own.sock'}", f"tcp:127.0.0.1:{free_port()}"
+    cluster.node("own", own)
+    busy = cluster.function(own)
+    image = model(7.0)
+    busy.upload(image)
+    busy.acquire(image)
+    killed = cluster.node("other", other)
+    program = cluster.program(BY_ITSELF, own)
+
+    assert program.ask().startswith("other ")
+    busy.close()
+    killed.told(signal.SIGKILL)
+
+    assert program.ask().startswith("own ")
+    image.close()
+
+
+def test_each_request_uses_its_own_lease_when_two_are_given_at_once(cluster: TwoNodes) -> None:
+    own, other = f"unix:{cluster.folder / 'own.sock'}", f"tcp:127.0.0.1:{free_port()}"
+    cluster.node("own", own)
+    cluster.node("other", other)
+    program = cluster.program(AS_TOLD, own)
+    first = json.loads(program.ask("[[null, null]]"))
+    (name,) = cluster.gpus()[first[0][0]]["residents"]
+    found = ModelId(name["model"])
+
+    granted = asyncio.run(placed(cluster, found))
+    assert {it.placement.node for it in granted} == {"own", "other"}
+    headers = [[",".join(it.addresses), it.token] for it in granted]
+    used = json.loads(program.ask(json.dumps(headers)))
+
+    assert used == [[it.placement.node, it.placement.lease] for it in granted]
+
+    # Once these have ended, the requests ask by themselves.
+    asyncio.run(released(cluster, granted))
+    again = json.loads(program.ask(json.dumps(headers)))
+    assert {lease for _, lease in again}.isdisjoint(it.placement.lease for it in granted)
+
+
+def calling(cluster: TwoNodes) -> SchedulerClient:
+    """The scheduler, as a gateway talks to it."""
+    return SchedulerClient([cluster.url], token(load_secret(cluster.secret), Role.CALLER))
+
+
+async def placed(cluster: TwoNodes, wanted: ModelId) -> list[Granted]:
+    """Leases for two requests of the program's at once."""
+    wishes = [Request(RequestId(name), "team/program", (wanted,)) for name in ("r1", "r2")]
+    async with calling(cluster) as client:
+        return list(await asyncio.gather(*map(client.acquire, wishes)))
+
+
+async def released(cluster: TwoNodes, granted: list[Granted]) -> None:
+    """End them, and wait until they have."""
+    async with calling(cluster) as client:
+        for it in granted:
+            await client.release(it.placement.lease)
+    ended = {it.placement.lease for it in granted}
+    while any(
+        lease["id"] in ended
+        for gpu in cluster.gpus().values()
+        for slot in gpu["slots"]
+        for lease in slot["leases"]
+    ):
+        await asyncio.sleep(0.02)

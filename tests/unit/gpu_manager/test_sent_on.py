@@ -1,0 +1,210 @@
+"""Functions that are sent to another node of their cluster, and leases that are one request's."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.events import LoadFailed, RequestArrived
+from tests.cluster import Scheduler, a_scheduler, leases_of, soon
+from tests.joined import Joined, joined, model_of
+from tests.manager_client import Client, Refused, Weights, really, weights
+from tests.unit.gpu_manager.test_joined import given, token, uploaded
+from torch_shim.protocol import Kind
+
+
+async def sent_away(it: Scheduler, near: Joined) -> tuple[Client, Weights]:
+    """A function of a node whose GPU is busy; it is told where its lease is."""
+    await soon(lambda: len(it.driver.status().gpus) == 1)
+    busy, other = await uploaded(near)
+    _, channels = await busy.acquire(other.digest)
+    for channel in channels:
+        channel.close()
+    other.close()
+    client, image = await uploaded(near)
+    return client, image
+
+
+async def follow(client: Client, image: Weights) -> dict[str, Any]:
+    """Ask for a lease as one that would go wherever it is."""
+    answer, ends = await client.acquire(image.digest, follow=True)
+    assert ends == []
+    return answer
+
+
+@really
+async def test_function_finds_its_lease_when_it_is_on_another_node(tmp_path: Path) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as near:
+        client, image = await sent_away(it, near)
+        async with joined(tmp_path, it.url, name="n1") as far:
+            await soon(lambda: len(it.driver.status().gpus) == 2)
+
+            answer = await follow(client, image)
+            where = answer["elsewhere"]
+
+            assert (where["node"], where["addresses"]) == ("n1", [str(far.manager.addresses[0])])
+            assert answer["lease"] in leases_of(it)
+            await asyncio.sleep(0.05)
+            assert far.runtime.hosted == []  # it waits for the weights
+            there = await far.client()
+            await there.upload(image)
+            found, (channel,) = await there.acquire(image.digest, token=where["token"], follow=True)
+            assert found["lease"] == answer["lease"]
+            assert [hosted.order.model for hosted in far.runtime.hosted] == [model_of(image)]
+            channel.close()
+            image.close()
+    await it.stop()
+
+
+@pytest.mark.parametrize("how", ["it says so", "it is gone"])
+def test_lease_elsewhere_ends_when_its_function_does_not_come(tmp_path: Path, how: str) -> None:
+    @really
+    async def try_it() -> None:
+        it = await a_scheduler()
+        async with joined(tmp_path, it.url) as near:
+            client, image = await sent_away(it, near)
+            async with joined(tmp_path, it.url, name="n1"):
+                await soon(lambda: len(it.driver.status().gpus) == 2)
+                answer = await follow(client, image)
+                if how == "it says so":
+                    await client.tell(Kind.RELEASE, {"lease": answer["lease"]})
+                else:
+                    client.close()
+                await soon(lambda: answer["lease"] not in leases_of(it))
+                await soon(lambda: any(isinstance(event, LoadFailed) for event in it.events))
+                image.close()
+        await it.stop()
+
+    try_it()
+
+
+@really
+async def test_load_fails_when_nobody_sends_the_weights_in_time(tmp_path: Path) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as near:
+        client, image = await sent_away(it, near)
+        async with joined(tmp_path, it.url, name="n1", weights_s=0.1):
+            await soon(lambda: len(it.driver.status().gpus) == 2)
+            await follow(client, image)
+            await soon(lambda: any(isinstance(event, LoadFailed) for event in it.events))
+            image.close()
+    await it.stop()
+
+
+@really
+async def test_each_request_has_its_own_lease_when_two_are_given_to_one_process(
+    tmp_path: Path,
+) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url, gpu_overlap=2) as node:
+        client, image = await uploaded(node)
+        placements = [await given(it, image, f"gateway/{number}") for number in range(2)]
+
+        answers = []
+        for placement in placements:
+            answer, ends = await client.acquire(image.digest, token=token(placement), follow=True)
+            answers.append(answer)
+            for end in ends:
+                end.close()
+
+        assert [answer["lease"] for answer in answers] == [each.lease for each in placements]
+        own = asyncio.ensure_future(client.acquire(image.digest, follow=True))
+        await asyncio.sleep(0.05)
+        assert not own.done()  # neither of them is anybody else's
+        own.cancel()
+        image.close()
+    await it.stop()
+
+
+@really
+async def test_thread_of_a_process_does_not_use_another_requests_lease_when_it_asks_itself(
+    tmp_path: Path,
+) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url, gpu_overlap=2) as node:
+        client, image = await uploaded(node)
+        placement = await given(it, image)
+        _, first = await client.acquire(image.digest, token=token(placement), follow=True)
+
+        answer, ends = await client.acquire(image.digest, follow=True)
+
+        assert answer["lease"] != placement.lease
+        again, more = await client.acquire(image.digest, lease=placement.lease, follow=True)
+        assert again["lease"] == placement.lease
+        for end in [*first, *ends, *more]:
+            end.close()
+        image.close()
+    await it.stop()
+
+
+@pytest.mark.parametrize("named", ["token", "lease", "a stranger's lease"])
+def test_session_is_told_when_the_lease_that_it_names_is_over(tmp_path: Path, named: str) -> None:
+    @really
+    async def try_it() -> None:
+        it = await a_scheduler()
+        async with joined(tmp_path, it.url) as node:
+            client, image = await uploaded(node)
+            placement = await given(it, image)
+            _, (channel,) = await client.acquire(image.digest, token=token(placement), follow=True)
+            more: dict[str, Any] = {"lease": placement.lease}
+            if named == "a stranger's lease":
+                client = await node.client()
+            else:
+                it.driver.release(placement.lease)
+                await soon(lambda: not leases_of(it))
+            if named == "token":
+                more = {"token": token(placement)}
+
+            with pytest.raises(Refused) as refused:
+                await client.acquire(image.digest, follow=True, **more)
+
+            assert refused.value.failure == "lease not in force"
+            channel.close()
+            image.close()
+        await it.stop()
+
+    try_it()
+
+
+@really
+async def test_session_is_told_at_once_when_its_weights_left_while_it_waited(
+    tmp_path: Path,
+) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        busy, other = await uploaded(node)
+        held, (channel,) = await busy.acquire(other.digest)
+        client, image = await uploaded(node)
+        waiting = asyncio.ensure_future(client.acquire(image.digest, follow=True))
+        await soon(lambda: it.driver.status().waiting + it.driver.status().waiting_locally)
+        await (await node.client()).tell(Kind.FORGET, {"digest": image.digest})
+        await busy.tell(Kind.RELEASE, {"lease": held["lease"]})
+
+        with pytest.raises(Refused) as refused:
+            await waiting
+
+        assert refused.value.failure == "unknown model"
+        await soon(lambda: not leases_of(it))
+        channel.close()
+        image.close()
+        other.close()
+    await it.stop()
+
+
+@really
+async def test_request_names_its_own_node_when_a_function_asks(tmp_path: Path) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        client = await node.client()
+        image = weights(os.urandom(100))
+        await client.upload(image)
+        answer, (channel,) = await client.acquire(image.digest)
+        (arrived,) = [event for event in it.events if isinstance(event, RequestArrived)]
+        assert arrived.request.near == "n0"
+        assert answer["lease"] in leases_of(it)
+        channel.close()
+        image.close()
+    await it.stop()

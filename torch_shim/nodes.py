@@ -1,0 +1,107 @@
+"""The GPU managers that this process talks to: its own node's, and others where it was sent."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torch_shim.client import Session
+from torch_shim.control import CONNECT_TIMEOUT_S
+from torch_shim.errors import Unreachable, WireError
+
+log = logging.getLogger("gpufaas")
+
+# A session with another node costs sockets and memory there.
+IDLE_S = 120.0
+_AT_ONCE_S = 0.0
+
+
+class Nodes:
+    """One session for each GPU manager; those with other nodes are closed when they are idle."""
+
+    def __init__(self, address: str, credential: str, idle_s: float = IDLE_S) -> None:
+        self.own = Session(address, credential, CONNECT_TIMEOUT_S)
+        self._credential = credential
+        self._idle_s = idle_s
+        self._others: dict[str, Session] = {}
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    def reach(self, addresses: Sequence[str], node: str | None) -> Session:
+        """A session with this node's GPU manager, which listens at these addresses.
+
+        One on the same machine goes before the others. Unreachable where none of them answers.
+        """
+        trouble = []
+        for session in self._candidates(addresses, node):
+            try:
+                if node is None or session.node == node:
+                    return session
+                trouble.append(f"{session.address} is node {session.node}")
+            except WireError as error:
+                trouble.append(str(error))
+        where = ", ".join(addresses) or "no address"
+        detail = "; ".join(trouble) or "none of them can be reached from here"
+        raise Unreachable(where, f"node {node}: {detail}")
+
+    def close(self) -> None:
+        """Hang up everywhere."""
+        self._stop_timer()
+        for session in [self.own, *self._others.values()]:
+            session.close()
+
+    def close_copies(self) -> None:
+        """In a forked child: let go of the parent's connections without a word on them."""
+        for session in [self.own, *self._others.values()]:
+            session.close_copies()
+
+    def _candidates(self, addresses: Sequence[str], node: str | None) -> Iterator[Session]:
+        """The same path may stand for another manager on each machine: only its name tells."""
+        own = self.own
+        if own.address in addresses or (node is not None and own.node_now() == node):
+            yield own
+        for address in addresses:
+            if address != own.address and address.startswith("unix:") and _is_here(address):
+                yield self._other(address)
+        for address in addresses:
+            if address != own.address and address.startswith("tcp:"):
+                yield self._other(address)
+
+    def _other(self, address: str) -> Session:
+        with self._lock:
+            session = self._others.get(address)
+            if session is None:
+                session = Session(address, self._credential, _AT_ONCE_S)
+                self._others[address] = session
+            if self._timer is None:
+                self._start_timer()
+            return session
+
+    def _start_timer(self) -> None:
+        self._timer = threading.Timer(self._idle_s / 4, self._sweep)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _stop_timer(self) -> None:
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _sweep(self) -> None:
+        """Close what was idle for long; come back as long as there is anything to close."""
+        for session in list(self._others.values()):
+            session.close_if_idle(time.monotonic() - self._idle_s)
+        with self._lock:
+            if self._timer is None:
+                return
+            self._timer = None
+            if any(session.connected for session in self._others.values()):
+                self._start_timer()
+
+
+def _is_here(address: str) -> bool:
+    """Whether a Unix socket may be on this machine; for an abstract one, asking is as cheap."""
+    name = address.removeprefix("unix:")
+    return name.startswith("@") or Path(name).is_socket()
