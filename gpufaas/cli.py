@@ -16,10 +16,13 @@ EXIT_BAD_USE = 2
 
 # The module that describes and runs each subcommand.
 _MODULES = {
+    "up": "up",
+    "down": "up",
     "exec": "execute",
     "check": "check.command",
     "gpu-manager": "manager",
     "scheduler": "scheduler",
+    "gateway": "gateway",
     "status": "status",
     "policy": "policy",
     "explain": "explain",
@@ -36,7 +39,7 @@ _MODULES = {
     "token": "credentials",
 }
 # The extra with what a subcommand needs, where it is not `gpu`.
-_EXTRA = {"scheduler": "control"}
+_EXTRA = {"scheduler": "control", "gateway": "control", "up": "control", "down": "control"}
 
 
 class _Parser(argparse.ArgumentParser):

@@ -4,7 +4,6 @@ import asyncio
 import os
 import shutil
 import socket
-import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -14,6 +13,7 @@ from logging import Logger
 from pathlib import Path
 
 from gpufaas.errors import EtcdFailed
+from gpufaas.processes import dies_with_us
 
 # Older ones let whoever knows a user's name in, and 3.5.0 to 3.5.2 can lose data in a crash.
 OLDEST_SOUND = (3, 5, 28)
@@ -21,15 +21,6 @@ OLDEST_SOUND = (3, 5, 28)
 _START_S = 20.0
 _STOP_S = 5.0
 _TRIES = 3  # another program may take the port that was chosen
-# Our process may be killed at any moment, and etcd should go with it: the kernel sees to that, if
-# the child asks for it itself. `exec` keeps the promise, and no code of ours runs after a fork.
-_LAUNCH = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-if os.getppid() != int(sys.argv[1]):  # it is gone already
-    sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +103,7 @@ async def _start(program: EtcdProgram, data: Path, port: int, options: Sequence[
         url = f"http://127.0.0.1:{chosen}"
         arguments = [*_arguments(url, data), *options]
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid())),
-            *(str(program.path), *arguments),
+            *dies_with_us([str(program.path), *arguments]),
             stdin=DEVNULL,
             stdout=DEVNULL,
             stderr=DEVNULL,

@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from gpufaas.credentials import add_secret_option, cluster_secret
 from gpufaas.errors import CommandError
+from gpufaas.stack.folder import stack_folder
 from scheduler.service.access import Role, token
 
 DEFAULT_URL = "http://127.0.0.1:7700"
@@ -96,15 +97,24 @@ def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
 def remote(options: argparse.Namespace) -> Remote:
     """The scheduler that the options and the environment name."""
     environment: Mapping[str, str] = options.environment
-    named = options.scheduler or environment.get("GPUFAAS_SCHEDULER") or DEFAULT_URL
-    urls = tuple(url.strip() for url in named.split(",") if url.strip())
-    for url in urls:
-        if urlsplit(url).scheme not in {"http", "https"}:
-            raise CommandError(f"{url!r} is no http:// or https:// URL")
+    urls = scheduler_urls(options.scheduler, environment)
     bearer = environment.get("GPUFAAS_TOKEN")
     if not bearer:
         bearer = token(cluster_secret(options.secret_file, environment), Role.ADMIN)
     return Remote(urls, bearer)
+
+
+def scheduler_urls(named: str | None, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Those that are named, or that of the stack that is up on this machine, or the usual one."""
+    found = named or environment.get("GPUFAAS_SCHEDULER")
+    if not found:
+        running = stack_folder(None, environment).running()
+        found = DEFAULT_URL if running is None else running.scheduler
+    urls = tuple(url.strip() for url in found.split(",") if url.strip())
+    for url in urls:
+        if urlsplit(url).scheme not in {"http", "https"}:
+            raise CommandError(f"{url!r} is no http:// or https:// URL")
+    return urls
 
 
 def in_path(name: str) -> str:

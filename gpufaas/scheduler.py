@@ -84,7 +84,7 @@ def _run(options: argparse.Namespace) -> int:
         "etcd.password_file": options.etcd_password_file,
         "etcd.models_keep_days": options.models_keep_days,
     }
-    settings = read_settings(options.config, options.environment, flags)
+    settings = read_settings(options.config, options.environment, flags).of_scheduler
     secret = cluster_secret(settings.scheduler.secret_file, options.environment)
     if settings.etcd.start and not settings.etcd.data_dir:
         data = default_secret_file(options.environment).parent / "etcd"

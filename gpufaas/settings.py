@@ -6,15 +6,16 @@ A key of the file is `policy`, or `listen` in the table `[scheduler]`; in the en
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from cache_manager import eviction
+from gateway_ext.settings import GatewaySettings
 from gpu_manager.sizes import parse_size
 from gpufaas.errors import CommandError
 from scheduler import policies
-from scheduler.service.settings import Etcd, Settings
+from scheduler.service.settings import Etcd, Serving, Settings
 
 _FILE = "gpufaas.toml"
 _SYSTEM_FILE = Path("/etc/gpufaas") / _FILE
@@ -23,14 +24,44 @@ _PREFIX = "GPUFAAS"
 _Settings = TypeVar("_Settings")
 
 
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The GPUs of the node that `gpufaas up` runs; as the options of `gpufaas gpu-manager`."""
+
+    devices: str = "auto"
+    gpu_memory: str = ""
+    store_memory: str = ""
+    gpu_overlap: int = 1
+    emulate_load: str = "0"
+    emulate_run: str = "0"
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """All that the file may say; every command takes what is its own."""
+
+    policy: str = "lalbo3"
+    eviction: str = "lru"
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    scheduler: Serving = field(default_factory=Serving)
+    etcd: Etcd = field(default_factory=Etcd)
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    node: Node = field(default_factory=Node)
+
+    @property
+    def of_scheduler(self) -> Settings:
+        """A scheduler's part."""
+        return Settings(self.policy, self.eviction, self.parameters, self.scheduler, self.etcd)
+
+
 def read_settings(
     config: str | None, environment: Mapping[str, str], flags: Mapping[str, object]
-) -> Settings:
-    """The scheduler's settings; CommandError names the key that is wrong and where it stands.
+) -> Everything:
+    """All settings; CommandError names the key that is wrong and where it stands.
 
     Flags are by dotted key (`scheduler.listen`); None says that a flag was not given.
     """
-    settings = Settings()
+    settings = Everything()
     path = _file(config, environment)
     if path is not None:
         settings = _with(settings, _parsed(path), str(path))
@@ -42,10 +73,11 @@ def read_settings(
     return _checked(settings)
 
 
-def _checked(settings: Settings) -> Settings:
+def _checked(settings: Everything) -> Everything:
     policies.make(settings.policy, settings.parameters)
     eviction.make(settings.eviction)
     host_and_port(settings.scheduler.listen)
+    host_and_port(settings.gateway.listen)
     _check_etcd(settings.etcd)
     return settings
 
@@ -95,7 +127,7 @@ def _with(settings: _Settings, table: Mapping[str, object], where: str) -> _Sett
     assert is_dataclass(settings), "only called with these"
     assert not isinstance(settings, type), "nor with one of their types"
     kinds = get_type_hints(type(settings))
-    known = [field.name for field in fields(settings)]
+    known = [each.name for each in fields(settings)]
     changed: dict[str, object] = {}
     for name, value in table.items():
         if name not in known:
@@ -110,20 +142,20 @@ def _with(settings: _Settings, table: Mapping[str, object], where: str) -> _Sett
     return replace(settings, **changed)
 
 
-def _with_environment(settings: Settings, environment: Mapping[str, str]) -> Settings:
+def _with_environment(settings: Everything, environment: Mapping[str, str]) -> Everything:
     """Of our prefix only the variables of tables are ours alone: the shim has some of its own."""
-    for field in fields(settings):
-        now = getattr(settings, field.name)
-        variable = f"{_PREFIX}_{field.name.upper()}"
+    for each in fields(settings):
+        now = getattr(settings, each.name)
+        variable = f"{_PREFIX}_{each.name.upper()}"
         if not is_dataclass(now):
             text = environment.get(variable)
             if text is not None:
-                settings = _with(settings, {field.name: text}, variable)
+                settings = _with(settings, {each.name: text}, variable)
             continue
         for name, text in sorted(environment.items()):
             if name.startswith(f"{variable}_"):
                 key = name.removeprefix(f"{variable}_").lower()
-                settings = _with(settings, {field.name: {key: text}}, name)
+                settings = _with(settings, {each.name: {key: text}}, name)
     return settings
 
 

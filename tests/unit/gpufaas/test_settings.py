@@ -33,7 +33,7 @@ def test_settings_are_the_defaults_when_nothing_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert read_settings(None, {}, {"policy": None}) == Settings()
+    assert read_settings(None, {}, {"policy": None}).of_scheduler == Settings()
 
 
 def test_file_says_what_it_names_and_no_more(tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""`gpufaas gateway`: speaks OpenFaaS, runs functions, and finds them GPUs."""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import uvloop
+
+from gateway_ext.api import Gateway, GatewayError, GatewaySettings, configure_logs, make_provider
+from gpufaas.administrator import default_address
+from gpufaas.arguments import Commands
+from gpufaas.credentials import add_secret_option, cluster_secret
+from gpufaas.errors import CommandError
+from gpufaas.injection import ShimInjection
+from gpufaas.remote import Remote, scheduler_urls
+from gpufaas.settings import read_settings
+from scheduler.client import SchedulerClient
+from scheduler.service.access import Role, token
+
+log = logging.getLogger(__name__)
+
+_STATE = "gateway"
+# The extra connections are those of calls that wait for a GPU.
+_PATIENCE_S = 30.0
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command's options."""
+    parser = commands.add_parser("gateway", help="deploy and invoke functions, as OpenFaaS does")
+    add = parser.add_argument
+    add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
+    add("--listen", metavar="HOST:PORT", help="where to answer HTTP (127.0.0.1:8080)")
+    add("--role", help="gateway, or provider behind the gateway of OpenFaaS (gateway)")
+    add("--provider", help="who runs functions: process or upstream (process)")
+    add("--upstream-url", metavar="URL", help="of the provider that runs functions")
+    add("--builds", metavar="DIR", help="where shrinkwrapped builds are (build)")
+    add("--state-dir", metavar="DIR", help="where functions, builds and jobs are kept")
+    add("--secrets-dir", metavar="DIR", help="of basic-auth-user and basic-auth-password")
+    add("--scheduler", metavar="URL[,URL]", help="who gives GPUs (GPUFAAS_SCHEDULER)")
+    add("--node", metavar="ADDRESS", help="of the GPU manager that functions talk to")
+    add("--log-level", choices=["debug", "info", "warning", "error"], help="(info)")
+    add_secret_option(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    environment: Mapping[str, str] = options.environment
+    flags = {
+        "gateway.listen": options.listen,
+        "gateway.role": options.role,
+        "gateway.provider": options.provider,
+        "gateway.upstream_url": options.upstream_url,
+        "gateway.builds_dir": options.builds,
+        "gateway.state_dir": options.state_dir,
+        "gateway.secrets_dir": options.secrets_dir or environment.get("secret_mount_path"),
+        "gateway.log_level": options.log_level,
+    }
+    settings = read_settings(options.config, environment, flags)
+    secret = cluster_secret(
+        options.secret_file or settings.scheduler.secret_file or None, environment
+    )
+    configure_logs(settings.gateway.log_level, as_json=settings.gateway.log_json)
+    urls = scheduler_urls(options.scheduler, environment)
+    node = options.node or default_address(environment)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(_serve(settings.gateway, secret, urls, node))
+        except GatewayError as error:
+            raise CommandError(str(error)) from error
+        except OSError as error:
+            raise CommandError(f"{settings.gateway.listen}: {error.strerror or error}") from error
+    return 0
+
+
+async def _serve(
+    settings: GatewaySettings, secret: bytes, urls: tuple[str, ...], node: str
+) -> None:
+    """Until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    Path(settings.state_dir).mkdir(parents=True, exist_ok=True)
+    injection = ShimInjection(node, secret, Remote(urls, token(secret, Role.CALLER)))
+    async with (
+        _kept_up_to_date(injection),
+        SchedulerClient(urls, token(secret, Role.CALLER), patience_s=_PATIENCE_S) as leases,
+        Gateway(settings, make_provider(settings, injection), leases) as gateway,
+    ):
+        log.info("documentation at %s", gateway.url)
+        await stop.wait()
+        log.info("stopping: calls in flight have %g s", settings.drain_s)
+
+
+@asynccontextmanager
+async def _kept_up_to_date(injection: ShimInjection) -> AsyncIterator[None]:
+    """What functions are told of GPUs is what the scheduler knows."""
+    await injection.look()
+    watching = asyncio.create_task(injection.keep_looking())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching

