@@ -30,9 +30,8 @@ help: ## List the targets
 
 setup: $(VENV)/.installed ## Create .venv with the pinned tools (does nothing when current)
 
-run: setup ## Show a program on an emulated GPU, and the policies on a simulated cluster
-	@$(BIN)/gpufaas exec --stats -- $(BIN)/python examples/classify.py
-	@$(BIN)/gpufaas demo $(ARGS)
+run: setup ## Run everything here, deploy and invoke the examples, stay up (ARGS=--once: stop then)
+	@$(BIN)/gpufaas up --examples $(ARGS)
 
 test: lint ## Lint, then run the tests (ARGS goes to pytest)
 	$(BIN)/python -m pytest $(ARGS)

@@ -1,7 +1,6 @@
 """The functions of stack.yml: deployed, invoked, and shown with their times and placement."""
 
 import asyncio
-import os
 import secrets
 import shutil
 import time
@@ -18,6 +17,7 @@ from gpufaas.errors import CommandError
 from gpufaas.explain import in_words
 from gpufaas.remote import Remote
 from gpufaas.stack.parts import Plan
+from gpufaas.status import picture
 from scheduler.service.access import Role, token
 
 _STACK = Path("stack.yml")
@@ -53,6 +53,7 @@ async def show_examples(plan: Plan) -> bool:
         bearer = token(plan.folder.secret_file.read_bytes(), Role.CALLER)
         asked = Remote((plan.scheduler_url,), bearer)
         found = [await _show(session, credentials, asked, example) for example in examples]
+        print(f"\n{picture(await asyncio.to_thread(asked.get, '/cluster'))}\n", flush=True)
     return all(found)
 
 
@@ -83,7 +84,7 @@ def _example(name: str, said: Mapping[str, Any]) -> _Example:
 async def _deploy_by_cli(cli: str, plan: Plan, password: str) -> None:
     """With faas-cli's own word on its way; its login is kept apart from the user's."""
     print(f"deploying {_STACK} with {cli}", flush=True)
-    environment = {**os.environ, "OPENFAAS_CONFIG": str(plan.folder.root / "faas-cli")}  # noqa: TID251 - the child's
+    environment = {**plan.environment, "OPENFAAS_CONFIG": str(plan.folder.root / "faas-cli")}
     gateway = ("--gateway", plan.gateway_url)
     login = (cli, "login", *gateway, "--password-stdin")
     await _ran(login, environment, password)

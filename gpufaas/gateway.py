@@ -25,7 +25,7 @@ from scheduler.service.access import Role, token
 log = logging.getLogger(__name__)
 
 _STATE = "gateway"
-# The extra connections are those of calls that wait for a GPU.
+# So long a call that needs a GPU waits for a scheduler that leads.
 _PATIENCE_S = 30.0
 
 
