@@ -23,6 +23,7 @@ _MODULES = {
     "gpu-manager": "manager",
     "scheduler": "scheduler",
     "gateway": "gateway",
+    "load": "load.command",
     "status": "status",
     "policy": "policy",
     "explain": "explain",
@@ -39,7 +40,13 @@ _MODULES = {
     "token": "credentials",
 }
 # The extra with what a subcommand needs, where it is not `gpu`.
-_EXTRA = {"scheduler": "control", "gateway": "control", "up": "control", "down": "control"}
+_EXTRA = {
+    "scheduler": "control",
+    "gateway": "control",
+    "up": "control",
+    "down": "control",
+    "load": "control",
+}
 
 
 class _Parser(argparse.ArgumentParser):

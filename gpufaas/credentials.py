@@ -36,10 +36,18 @@ def cluster_secret(named: str | None, environment: Mapping[str, str]) -> bytes:
 
 def default_secret_file(environment: Mapping[str, str]) -> Path:
     """Where this user's schedulers and commands look for the secret."""
+    return state_folder(environment) / "secret"
+
+
+def state_folder(environment: Mapping[str, str]) -> Path:
+    """Where this user's parts keep what outlives them."""
+    named = environment.get("GPUFAAS_STATE")
+    if named:
+        return Path(named).absolute()
     if os.geteuid() == 0:
-        return Path("/var/lib/gpufaas/secret")
+        return Path("/var/lib/gpufaas")
     state = environment.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "gpufaas" / "secret"
+    return Path(state) / "gpufaas"
 
 
 def _run(options: argparse.Namespace) -> int:

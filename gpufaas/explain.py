@@ -6,8 +6,11 @@ from typing import Any
 
 from gpufaas.arguments import Commands
 from gpufaas.explained import explained
-from gpufaas.remote import add_scheduler_options, in_path, remote
+from gpufaas.remote import Remote, add_scheduler_options, in_path, remote
 from scheduler.model import Candidate, Explanation
+
+# The gateway asks for a GPU under its call's id, this, and a number of its own.
+_OF_CALL = "~"
 
 
 def add_parser(commands: Commands) -> None:
@@ -24,9 +27,17 @@ def _run(options: argparse.Namespace) -> int:
         found = asked.get("/explain")
         print(json.dumps(found) if options.json else "\n".join(found))
         return 0
-    found = asked.get(f"/explain/{in_path(options.request)}")
+    found = story(asked, options.request)
     print(json.dumps(found, indent=1) if options.json else in_words(found))
     return 0
+
+
+def story(asked: Remote, request: str) -> dict[str, Any]:
+    """A request's story, by its id or by that of the gateway's call that it was made for."""
+    ids: list[str] = asked.get("/explain")
+    of_call = (known for known in ids if known.partition(_OF_CALL)[0] == request)
+    found: dict[str, Any] = asked.get(f"/explain/{in_path(next(of_call, request))}")
+    return found
 
 
 def in_words(request: dict[str, Any]) -> str:

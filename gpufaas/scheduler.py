@@ -14,7 +14,7 @@ import uvloop
 
 from cache_manager import eviction
 from gpufaas.arguments import Commands
-from gpufaas.credentials import add_secret_option, cluster_secret, default_secret_file
+from gpufaas.credentials import add_secret_option, cluster_secret, state_folder
 from gpufaas.errors import CommandError
 from gpufaas.etcd import etcd_server
 from gpufaas.settings import host_and_port, read_settings
@@ -87,7 +87,7 @@ def _run(options: argparse.Namespace) -> int:
     settings = read_settings(options.config, options.environment, flags).of_scheduler
     secret = cluster_secret(settings.scheduler.secret_file, options.environment)
     if settings.etcd.start and not settings.etcd.data_dir:
-        data = default_secret_file(options.environment).parent / "etcd"
+        data = state_folder(options.environment) / "etcd"
         settings = replace(settings, etcd=replace(settings.etcd, data_dir=str(data)))
     level = getattr(logging, settings.scheduler.log_level.upper())
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

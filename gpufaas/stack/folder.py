@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpufaas.credentials import default_secret_file
+from gpufaas.credentials import state_folder
 from gpufaas.errors import AlreadyUp, CommandError
 
 _LONGEST_SOCKET = 100  # the kernel takes 107 bytes
@@ -126,6 +126,4 @@ class StackFolder:
 
 def stack_folder(named: str | None, environment: Mapping[str, str]) -> StackFolder:
     """The folder that was named, or this user's."""
-    chosen = named or environment.get("GPUFAAS_STATE")
-    root = Path(chosen).absolute() if chosen else default_secret_file(environment).parent
-    return StackFolder(root)
+    return StackFolder(Path(named).absolute() if named else state_folder(environment))

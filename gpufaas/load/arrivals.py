@@ -1,0 +1,118 @@
+"""Whom a load calls, and when; pure."""
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from random import Random
+
+from gpufaas.errors import CommandError
+from scheduler.sim import trace as traces
+from scheduler.sim import workload
+from scheduler.sim.trace import Window
+from scheduler.sim.workload import MINUTE_S, Pattern
+
+# Seconds since the beginning, and which of the functions.
+Arrival = tuple[float, int]
+
+_UNIFORM, _THESIS, _ZIPF = "uniform", "thesis", "zipf"
+
+
+def shares(popularity: str, functions: int) -> list[float]:
+    """Which share of the calls each function gets, the first one most; they sum to 1."""
+    kind, _, exponent = popularity.partition(":")
+    if popularity == _UNIFORM:
+        return [1.0 / functions] * functions
+    if popularity == _THESIS:
+        return workload.popularity(functions)
+    if kind == _ZIPF:
+        return _zipf(_exponent(popularity, exponent), functions)
+    raise CommandError(f"popularity {popularity!r}: one of uniform, thesis, zipf:EXPONENT")
+
+
+def at_rate(
+    popularity: Sequence[float], rate: float, seconds: float, pattern: Pattern, seed: int
+) -> list[Arrival]:
+    """So many calls a second, for so long."""
+    random = Random(seed)
+    minutes = math.ceil(seconds / MINUTE_S)
+    times = [
+        at_s
+        for minute in range(minutes)
+        for at_s in pattern.times(minute, round(rate * MINUTE_S), random)
+        if at_s < seconds
+    ]
+    if not times:
+        raise CommandError(f"{rate:g} calls a second are none at all in {seconds:g} s")
+    chosen = random.choices(range(len(popularity)), popularity, k=len(times))
+    return list(zip(times, chosen, strict=True))
+
+
+def traced(
+    path: str, functions: int, start_minute: int, seconds: float, speed: float
+) -> "TracedLoad":
+    """A trace's most used functions, so many times as fast as they were called."""
+    minutes = math.ceil(seconds * speed / MINUTE_S)
+    return TracedLoad(traces.read(path), Window(start_minute, minutes, functions), seconds, speed)
+
+
+class TracedLoad:
+    """A part of a trace, to be replayed within so many seconds."""
+
+    def __init__(self, trace: traces.Trace, window: Window, seconds: float, speed: float) -> None:
+        self._trace = trace
+        self._window = window
+        self._seconds = seconds
+        self._speed = speed
+
+    def arrivals(self, rate: float | None, pattern: Pattern, seed: int) -> list[Arrival]:
+        """Its calls, at its own rate or so many a second in its busiest minute."""
+        a_minute = None if rate is None else rate * MINUTE_S / self._speed
+        busiest = self._busiest() if a_minute is None else max(1, round(a_minute))
+        found = traces.workload(self._trace, self._window, busiest, pattern, seed)
+        numbers = {model.id: number for number, model in enumerate(found.models)}
+        chosen = [
+            (at_s / self._speed, numbers[model])
+            for at_s, model in found.arrivals
+            if at_s / self._speed < self._seconds
+        ]
+        if not chosen:
+            raise CommandError(f"the trace has no call in these {self._seconds:g} s")
+        return chosen
+
+    def _busiest(self) -> int:
+        minutes = range(self._window.minutes)
+        # It is the workload that says what is wrong with a window beyond the trace's end.
+        within = self._window.start_minute + self._window.minutes <= self._trace.minutes
+        rows = traces.most_used(self._trace, self._window) if within else ()
+        return max((sum(row[minute] for row in rows) for minute in minutes), default=1)
+
+
+class Choices:
+    """An endless choice of functions by their shares, the same for the same seed."""
+
+    def __init__(self, popularity: Sequence[float], seed: int) -> None:
+        self._random = Random(seed)
+        self._upto = list(accumulate(popularity))
+        self._all = range(len(popularity))
+        self._ahead: list[int] = []
+
+    def next(self) -> int:
+        """Whom to call next; chosen a thousand at a time, since each call waits for it."""
+        if not self._ahead:
+            self._ahead = self._random.choices(self._all, cum_weights=self._upto, k=1_000)
+        return self._ahead.pop()
+
+
+def _zipf(exponent: float, functions: int) -> list[float]:
+    weights = [rank**-exponent for rank in range(1, functions + 1)]
+    return [weight / sum(weights) for weight in weights]
+
+
+def _exponent(popularity: str, text: str) -> float:
+    try:
+        found = float(text or 1.0)
+    except ValueError:
+        found = math.nan
+    if not 0.0 <= found < math.inf:
+        raise CommandError(f"popularity {popularity!r}: the exponent is a number, 0 or more")
+    return found
