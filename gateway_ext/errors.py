@@ -2,24 +2,29 @@
 
 GatewayError
 ├── BadRequest            what was sent makes no sense
-│   └── BadDeployment     a function that cannot be deployed so
+│   ├── BadDeployment     a function that cannot be deployed so
+│   └── WrongMethod       this path does not take that method
 ├── NotAllowed            no credentials, or wrong ones
 ├── Unknown
 │   ├── UnknownFunction
 │   ├── UnknownSecret
-│   └── UnknownNamespace
+│   ├── UnknownNamespace
+│   └── UnknownJob
 ├── Conflict
 │   ├── SecretExists
 │   ├── SecretInUse
-│   └── NamespaceExists
+│   ├── NamespaceExists
+│   └── JobExists
 ├── Unsupported           this provider cannot do it
 ├── TooLarge              a body beyond the limit
 ├── Busy                  a function's queue is full: try again after `retry_after_s`
 ├── NoInstance            nothing of the function is ready, and nothing becomes so
 ├── Unreachable           an instance broke off; `sent` says whether it may have begun
 ├── TimedOut              the function took longer than it may
+├── CallerGone            nobody waits for the answer any more
 ├── NoGpu                 the scheduler gave no lease; `status` is what the caller is told
-└── ProviderFailed        the provider did not do what it should have
+├── ProviderFailed        the provider did not do what it should have
+└── QueueFailed           the queue of jobs cannot keep what it should
 """
 
 from gateway_ext.model import FunctionId
@@ -35,6 +40,13 @@ class BadRequest(GatewayError):
 
 class BadDeployment(BadRequest):
     """A function that cannot be deployed so."""
+
+
+class WrongMethod(BadRequest):
+    """This path does not take that method."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(f"{method} is not allowed here")
 
 
 class NotAllowed(GatewayError):
@@ -70,6 +82,13 @@ class UnknownNamespace(Unknown):
         super().__init__(f"there is no namespace {name}")
 
 
+class UnknownJob(Unknown):
+    """No such dead letter."""
+
+    def __init__(self, number: int | str) -> None:
+        super().__init__(f"there is no dead letter {number}")
+
+
 class Conflict(GatewayError):
     """It is there already, or something else needs it."""
 
@@ -93,6 +112,13 @@ class NamespaceExists(Conflict):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"there is a namespace {name} already")
+
+
+class JobExists(Conflict):
+    """A job with this call id waits already."""
+
+    def __init__(self, function: FunctionId, call_id: str) -> None:
+        super().__init__(f"a job of {function} with the call id {call_id} waits already")
 
 
 class Unsupported(GatewayError):
@@ -137,6 +163,13 @@ class TimedOut(GatewayError):
         super().__init__(f"{function} did not answer within {after_s:g} s")
 
 
+class CallerGone(GatewayError):
+    """Nobody waits for the answer any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the caller left")
+
+
 class NoGpu(GatewayError):
     """The scheduler gave no lease; `status` is what the caller is told."""
 
@@ -148,3 +181,7 @@ class NoGpu(GatewayError):
 
 class ProviderFailed(GatewayError):
     """The provider did not do what it should have."""
+
+
+class QueueFailed(GatewayError):
+    """The queue of jobs cannot keep what it should."""

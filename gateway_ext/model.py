@@ -11,6 +11,11 @@ DEFAULT_NAMESPACE = "openfaas-fn"
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
+def _nothing() -> Mapping[str, str]:
+    """Dataclasses of Python 3.11 take no default that cannot be hashed."""
+    return _NOTHING
+
+
 class FunctionId(NamedTuple):
     """A function's name in its namespace; the namespace is the tenant."""
 
@@ -42,11 +47,11 @@ class Deployment:
     id: FunctionId
     image: str
     process: str = ""
-    environment: Mapping[str, str] = field(default=_NOTHING)
+    environment: Mapping[str, str] = field(default_factory=_nothing)
     constraints: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
-    labels: Mapping[str, str] = field(default=_NOTHING)
-    annotations: Mapping[str, str] = field(default=_NOTHING)
+    labels: Mapping[str, str] = field(default_factory=_nothing)
+    annotations: Mapping[str, str] = field(default_factory=_nothing)
     limits: Resources | None = None
     requests: Resources | None = None
     read_only: bool = False

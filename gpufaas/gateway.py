@@ -7,11 +7,13 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
 
 from gateway_ext.api import Gateway, GatewayError, GatewaySettings, configure_logs, make_provider
+from gpu_manager.api import UnixAddress, parse_address
 from gpufaas.administrator import default_address
 from gpufaas.arguments import Commands
 from gpufaas.credentials import add_secret_option, cluster_secret
@@ -69,7 +71,7 @@ def _run(options: argparse.Namespace) -> int:
     node = options.node or default_address(environment)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            runner.run(_serve(settings.gateway, secret, urls, node))
+            runner.run(_serve(_reaching(settings.gateway, node), secret, urls, node, environment))
         except GatewayError as error:
             raise CommandError(str(error)) from error
         except OSError as error:
@@ -77,8 +79,20 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _reaching(settings: GatewaySettings, node: str) -> GatewaySettings:
+    """With the folder of the GPU manager's socket open to functions."""
+    address = parse_address(node)
+    if not isinstance(address, UnixAddress) or address.abstract:
+        return settings
+    return replace(settings, visible=(*settings.visible, str(address.path.parent)))
+
+
 async def _serve(
-    settings: GatewaySettings, secret: bytes, urls: tuple[str, ...], node: str
+    settings: GatewaySettings,
+    secret: bytes,
+    urls: tuple[str, ...],
+    node: str,
+    environment: Mapping[str, str],
 ) -> None:
     """Until SIGTERM or SIGINT."""
     stop = asyncio.Event()
@@ -90,7 +104,7 @@ async def _serve(
     async with (
         _kept_up_to_date(injection),
         SchedulerClient(urls, token(secret, Role.CALLER), patience_s=_PATIENCE_S) as leases,
-        Gateway(settings, make_provider(settings, injection), leases) as gateway,
+        Gateway(settings, make_provider(settings, injection, environment), leases) as gateway,
     ):
         log.info("documentation at %s", gateway.url)
         await stop.wait()

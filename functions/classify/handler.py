@@ -1,0 +1,75 @@
+"""Image classification with resnet18, in plain PyTorch: a picture in, the best classes out.
+
+The weights are random, with a fixed seed, unless the variable WEIGHTS names a file with a state
+dictionary (such as torchvision's own for ImageNet).
+"""
+
+import base64
+import binascii
+import io
+import json
+import os
+
+import torch
+from PIL import Image, UnidentifiedImageError
+from torchvision.models import resnet18
+from torchvision.transforms.functional import center_crop, normalize, pil_to_tensor, resize
+
+MEAN, DEVIATION = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+device = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load():
+    """The model, on the GPU where there is one."""
+    torch.manual_seed(0)
+    model = resnet18()
+    if os.environ.get("WEIGHTS"):
+        weights = torch.load(
+            os.environ["WEIGHTS"],
+            map_location="cpu",
+            weights_only=True,
+        )
+        model.load_state_dict(weights)
+    return model.eval().to(device)
+
+
+model = load()
+
+
+def handle(event, context):
+    """Takes the bytes of an image, or JSON: `image` in base64, or `pixels`, 3 rows of columns."""
+    try:
+        picture = picture_in(event)
+    except (ValueError, TypeError, KeyError, UnidentifiedImageError, binascii.Error) as error:
+        return {"statusCode": 400, "body": {"error": f"send an image: {error}"}}
+    with torch.no_grad():
+        chances = model(picture.unsqueeze(0).to(device)).softmax(dim=1)[0].cpu()
+    best = chances.topk(5)
+    classes = [
+        {"class": int(number), "chance": round(float(chance), 6)}
+        for chance, number in zip(best.values, best.indices, strict=True)
+    ]
+    return {"statusCode": 200, "body": {"classes": classes, "device": device}}
+
+
+def picture_in(event):
+    """The picture that was sent, as a normalised tensor of 3 x 224 x 224."""
+    if event.headers.get("Content-Type", "").startswith("application/json"):
+        sent = json.loads(event.body)
+        if "pixels" in sent:
+            pixels = torch.tensor(sent["pixels"], dtype=torch.float32)
+            if pixels.dim() != 3 or pixels.shape[0] != 3:
+                raise ValueError("pixels are 3 x height x width, from 0 to 1")
+            return prepared(pixels)
+        content = base64.b64decode(sent["image"], validate=True)
+    else:
+        content = event.body
+    image = Image.open(io.BytesIO(content)).convert("RGB")
+    return prepared(pil_to_tensor(image).float() / 255)
+
+
+def prepared(pixels):
+    """As ImageNet's models want it."""
+    return normalize(
+        center_crop(resize(pixels, [256], antialias=True), [224, 224]), MEAN, DEVIATION
+    )

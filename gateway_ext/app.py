@@ -1,0 +1,135 @@
+"""The whole application: who answers which path, and which paths want credentials."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import NamedTuple
+
+from gateway_ext.asgi import App, Message, Receive, Scope, Send, answer, say
+from gateway_ext.auth import Auth
+from gateway_ext.errors import NotAllowed
+from gateway_ext.refusals import headers_of, status_of
+from gateway_ext.system_meters import SystemMeters
+
+_ABOUT = b"gpufaas: OpenFaaS functions on shared GPUs. Functions answer at /function/NAME.\n"
+_METRICS = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
+_HEALTH = frozenset({"/healthz", "/readyz", "/metrics", "/"})
+# The server leaves the body of an answer to HEAD out.
+_READ = frozenset({"GET", "HEAD"})
+
+
+class Readiness(NamedTuple):
+    """Whether calls are served, and else why not."""
+
+    ready: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What answers: every application is given the paths that its name says.
+
+    `jobs` has /async-function and /system/jobs, where it is given. With no `auth` everybody may
+    do everything.
+    """
+
+    invoke: App
+    system: App
+    logs: App
+    auth: Auth | None
+    readiness: Callable[[], Readiness]
+    metrics: Callable[[], bytes]
+    system_meters: SystemMeters
+    jobs: App | None = None
+
+
+def make_app(parts: Parts) -> App:
+    """One application; a call of a function costs one comparison on its way."""
+    invoke = parts.invoke
+    rest = _Rest(parts)
+
+    def app(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["path"].startswith("/function/"):
+            return invoke(scope, receive, send)
+        return rest(scope, receive, send)
+
+    return app
+
+
+class _Rest:
+    """Everything but calls of functions."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._by_segment: Mapping[str, App] = {
+            "function": parts.invoke,
+            "system": self._system,
+            "async-function": parts.jobs or _nothing,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path in _HEALTH:
+            await self._health(scope, send)
+            return
+        await self._by_segment.get(path.split("/", 2)[1], _nothing)(scope, receive, send)
+
+    async def _system(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Ask for credentials, and count how it was answered."""
+        began_s = perf_counter()
+        status = 500
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._guarded(scope, receive, counted)
+        finally:
+            took_s = perf_counter() - began_s
+            self._parts.system_meters.answered(scope["method"], scope["path"], status, took_s)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._parts.auth is not None:
+            try:
+                self._parts.auth.check(_authorization(scope))
+            except NotAllowed as error:
+                await say(send, status_of(error), str(error), headers_of(error))
+                return
+        await self._part_of_system(scope["path"])(scope, receive, send)
+
+    def _part_of_system(self, path: str) -> App:
+        if path == "/system/logs":
+            return self._parts.logs
+        if path == "/system/jobs" or path.startswith("/system/jobs/"):
+            return self._parts.jobs or _nothing
+        return self._parts.system
+
+    async def _health(self, scope: Scope, send: Send) -> None:
+        if scope["method"] not in _READ:
+            await say(send, 405, "GET is wanted", [(b"allow", b"GET, HEAD")])
+            return
+        path = scope["path"]
+        if path == "/metrics":
+            shown = self._parts.metrics() + self._parts.system_meters.text()
+            await answer(send, 200, shown, _METRICS)
+        elif path == "/readyz":
+            ready, text = self._parts.readiness()
+            await answer(send, 200 if ready else 503, text.encode())
+        else:
+            await answer(send, 200, _ABOUT if path == "/" else b"")
+
+
+async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    del receive
+    await say(send, 404, f"nothing is at {scope['path']}")
+
+
+def _authorization(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            found: bytes = value
+            return found
+    return b""

@@ -1,0 +1,217 @@
+"""One call and its answer: an instance, a GPU, a connection, tried again where that is right."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gateway_ext import headers
+from gateway_ext.asgi import Receive
+from gateway_ext.errors import GatewayError, NoInstance, TimedOut, Unreachable
+from gateway_ext.leasing import Lease, Leasing
+from gateway_ext.limits import InvokeSettings
+from gateway_ext.meters import Meters
+from gateway_ext.table import Function, Instance
+from gateway_ext.upload import Upload
+from gateway_ext.upstream_http import Client, Connection
+
+# A call that is answered sooner is not watched for a caller that leaves.
+_WATCH_AFTER_S = 0.01
+_PAUSE_S = 0.05
+_UPLOAD_S = 0.5
+
+
+@dataclass(slots=True)
+class Parts:
+    """What every call needs; `wake` is asked to start a function that has no instance."""
+
+    client: Client
+    leasing: Leasing | None
+    settings: InvokeSettings
+    meters: Meters
+    wake: Callable[[Function], None] | None = None
+
+
+@dataclass(slots=True)
+class Call:
+    """A request for a function; `rest` and `query` are as they were sent."""
+
+    function: Function
+    method: str
+    rest: bytes
+    query: bytes
+    asked: headers.Asked
+    call_id: str
+    own_id: bool
+    client: bytes = b""
+    body: bytes = b""
+    began_s: float = field(default_factory=time.monotonic)
+    began_ns: int = field(default_factory=time.time_ns)
+
+
+class Exchange:
+    """A call on its way; `end` gives back whatever it holds, and may be called at any time."""
+
+    __slots__ = (
+        "call", "interruption", "_parts", "_upload", "_task", "_timer", "_deadline_s",
+        "_instance", "_lease", "_connection", "_avoid", "_ended",
+    )  # fmt: skip
+
+    def __init__(self, parts: Parts, call: Call, receive: Receive | None) -> None:
+        self.call = call
+        self.interruption: GatewayError | None = None
+        self._parts = parts
+        self._upload = Upload(call.asked, receive, parts.settings, self._interrupt, call.body)
+        self._deadline_s = call.began_s + call.function.wishes.timeout_s
+        self._instance: Instance | None = None
+        self._lease: Lease | None = None
+        self._connection: Connection | None = None
+        self._avoid: tuple[Instance, ...] = ()
+        self._ended = False
+        self._task = asyncio.current_task()
+        self._timer = asyncio.get_running_loop().call_later(
+            min(_WATCH_AFTER_S, call.function.wishes.timeout_s), self._tick
+        )
+
+    async def answer(self) -> Connection:
+        """The connection whose status and headers have come; its body can be taken from it.
+
+        Where it is to be broken off, the task that made the exchange is cancelled, here or later:
+        `broken_off` says why.
+        """
+        await self._upload.begin()
+        if self.call.function.wishes.gpu:  # a slow caller is not to hold a GPU
+            await self._upload.ahead(_UPLOAD_S)
+        attempt = 1
+        while True:
+            try:
+                return await self._try()
+            except Unreachable as error:
+                failed, sent = self._instance, error.sent
+                self._let_go(lease=sent)
+                if attempt >= self._parts.settings.attempts or not self._may_repeat(sent=sent):
+                    raise
+            self._parts.meters.retried(self.call.function.label)
+            self._avoid = (*self._avoid, failed) if failed is not None else self._avoid
+            if all(one in self._avoid for one in self.call.function.instances):
+                await asyncio.sleep(_PAUSE_S * attempt * random.uniform(0.5, 1.5))
+            attempt += 1
+
+    def broken_off(self) -> GatewayError | None:
+        """Why the task was cancelled, if the exchange did it: it goes on then."""
+        if self.interruption is not None and self._task is not None:
+            self._task.uncancel()
+        return self.interruption
+
+    def outlive_its_task(self) -> None:
+        """Whoever goes on reading may be in any task: an interruption breaks the connection."""
+        self._task = None
+
+    def end(self) -> None:
+        """The call is over: nothing is held for it any more."""
+        if self._ended:
+            return
+        self._ended = True
+        self._timer.cancel()
+        self._upload.close()
+        self._let_go(lease=True)
+
+    async def _try(self) -> Connection:
+        call, parts = self.call, self._parts
+        function = call.function
+        instance = function.take(self._avoid)
+        if instance is None:
+            instance = await self._turn()
+        self._instance = instance
+        if function.wishes.gpu and parts.leasing is not None and self._lease is None:
+            self._lease = await parts.leasing.acquire(
+                function, call.call_id, self._deadline_s, own_id=call.own_id
+            )
+        connection = parts.client.idle(instance.address)
+        if connection is None:
+            connection = await parts.client.connect(instance.address, function.id)
+        self._connection = connection
+        head_only = call.method == "HEAD"
+        upload = self._upload
+        if upload.complete:
+            if call.asked.has_body:
+                call.asked.length, call.asked.chunked = len(upload.body), False
+            data = self._head(instance) + upload.body
+            await connection.ask(function.id, data, head_only=head_only)
+        else:
+            answered = connection.ask(function.id, self._head(instance), head_only=head_only)
+            upload.pour(connection)
+            await answered
+        return connection
+
+    async def _turn(self) -> Instance:
+        """Wait for an instance; for one that is to be started, longer than the call may take."""
+        function, parts = self.call.function, self._parts
+        if function.instances:
+            return await function.turn(parts.settings.max_waking)
+        wake_s = parts.settings.wake_s
+        self._deadline_s += wake_s
+        if parts.wake is not None:
+            parts.wake(function)
+        try:
+            async with asyncio.timeout(wake_s):
+                instance = await function.turn(parts.settings.max_waking)
+        except TimeoutError as error:
+            raise NoInstance(function.id, f"none came within {wake_s:g} s") from error
+        self._deadline_s = time.monotonic() + function.wishes.timeout_s
+        self._timer.cancel()
+        self._tick()
+        return instance
+
+    def _head(self, instance: Instance) -> bytes:
+        call = self.call
+        target = [instance.prefix, call.rest or b"/"]
+        if call.query:
+            target += (b"?", call.query)
+        extra = [b"x-call-id: ", call.call_id.encode("latin-1")]
+        extra.append(b"\r\nx-start-time: %d\r\n" % call.began_ns)
+        if self._lease is not None:
+            extra += self._lease.lines
+        return headers.request_head(call.method.encode(), target, call.asked, extra, call.client)
+
+    def _may_repeat(self, *, sent: bool) -> bool:
+        """Only what no function can have begun, unless it says that it may begin twice."""
+        if not self._upload.repeatable:
+            return not sent and self._upload.delivered
+        return not sent or self.call.function.wishes.retry
+
+    def _let_go(self, *, lease: bool) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            if self._upload.delivered:
+                connection.let_go()
+            else:
+                connection.fail("its call was broken off")
+        instance, self._instance = self._instance, None
+        if instance is not None:
+            self.call.function.give_back(instance)
+        if lease and self._lease is not None and self._parts.leasing is not None:
+            held, self._lease = self._lease, None
+            self._parts.leasing.release(held)
+
+    # -- what breaks a call off ------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._upload.watch()
+        left_s = self._deadline_s - time.monotonic()
+        if left_s > 0:
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._tick)
+        else:
+            function = self.call.function
+            self._interrupt(TimedOut(function.id, function.wishes.timeout_s))
+
+    def _interrupt(self, error: GatewayError) -> None:
+        if self._ended or self.interruption is not None:
+            return
+        self.interruption = error
+        if self._task is not None:
+            self._task.cancel()
+        elif self._connection is not None:
+            self._connection.fail(str(error))
+            self.end()

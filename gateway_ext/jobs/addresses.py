@@ -1,0 +1,80 @@
+"""Where callbacks may go: which URLs are taken, and which addresses are another network's."""
+
+import socket
+from ipaddress import IPv6Address, ip_address
+from urllib.parse import SplitResult, urlsplit
+
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from gateway_ext.errors import BadRequest
+from gateway_ext.jobs.model import Kind, Lane
+
+_LONGEST = 8192
+_PORTS = {"http": 80, "https": 443}
+
+
+class NotPublic(OSError):
+    """The name stands for an address of a private network, or of this machine."""
+
+
+class PublicResolver(AbstractResolver):
+    """Resolves only to public addresses; what is checked is what is connected to."""
+
+    def __init__(self, resolver: AbstractResolver) -> None:
+        self._resolver = resolver
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """The addresses of a host; NotPublic where one of them is not."""
+        found = await self._resolver.resolve(host, port, family)
+        if not all(is_public(result["host"]) for result in found):
+            raise NotPublic(f"{host} is not a public address")
+        return found
+
+    async def close(self) -> None:
+        """Let go of what resolving took."""
+        await self._resolver.close()
+
+
+def checked_url(url: str, *, private: bool) -> str:
+    """The URL, if results may be sent there; BadRequest says why not."""
+    parts = _split(url)
+    if len(url) > _LONGEST or parts is None:
+        raise BadRequest("X-Callback-Url is not an http or https URL")
+    host = parts.hostname or ""
+    if not private and (host == "localhost" or (_is_literal(host) and not is_public(host))):
+        raise BadRequest(f"X-Callback-Url: callbacks to {host} are not allowed")
+    return url
+
+
+def callback_lane(url: str) -> Lane:
+    """Callbacks to one host and port wait together."""
+    parts = _split(url)
+    assert parts is not None  # it was checked when the job came
+    return Lane(Kind.CALLBACK, f"{parts.hostname}:{parts.port or _PORTS[parts.scheme]}")
+
+
+def is_public(address: str) -> bool:
+    """Whether an address is of the whole Internet, not of a private network or this machine."""
+    found = ip_address(address.partition("%")[0])
+    if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    return found.is_global and not found.is_multicast
+
+
+def _split(url: str) -> SplitResult | None:
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in _PORTS and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return None
+    return parts if known else None
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,220 @@
+"""One SQLite connection in a thread of its own, which commits what comes together at once."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
+
+from gateway_ext.errors import GatewayError, QueueFailed
+
+_Value = TypeVar("_Value")
+
+# Jobs in one transaction: enough to share an fsync, few enough that the first does not wait long.
+_MOST_TOGETHER = 256
+
+
+@dataclass(slots=True)
+class Turn:
+    """The connection for one piece of work; files that are `obsolete` go once it is committed."""
+
+    db: sqlite3.Connection
+    obsolete: list[Path] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Work(Generic[_Value]):
+    do: Callable[[Turn], _Value]
+    durable: bool
+    then: Callable[[_Value], None] | None
+    # A file that nobody needs where this work fails.
+    file: Path | None
+    future: "asyncio.Future[_Value]"
+    value: _Value | None = None
+    error: GatewayError | None = None
+    obsolete: Sequence[Path] = ()
+
+    def fail(self, error: BaseException) -> None:
+        """It was not done."""
+        if isinstance(error, GatewayError):
+            self.error = error
+        else:
+            self.error = QueueFailed(f"the job queue failed: {error}")
+            self.error.__cause__ = error
+        self.obsolete = () if self.file is None else (self.file,)
+
+    def settle(self) -> None:
+        """Tell whoever waits; `then` is told also where nobody waits any more."""
+        if self.error is not None:
+            if not self.future.done():
+                self.future.set_exception(self.error)
+            return
+        value: _Value = self.value  # type: ignore[assignment] # it was done, so this is its value
+        if self.then is not None:
+            self.then(value)
+        if not self.future.done():
+            self.future.set_result(value)
+
+
+class Committer:
+    """Does work in transactions. What `run` returned is on the disk, where it was to be durable.
+
+    Work that is not durable survives the process, but not the machine's loss of power.
+    """
+
+    def __init__(self, path: Path, prepare: Callable[[Turn], None]) -> None:
+        self._path = path
+        self._prepare = prepare
+        self._works: SimpleQueue[_Work[object] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="jobs", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._full = True  # `synchronous`, as it is set now
+
+    async def open(self) -> None:
+        """Open the file and prepare it; QueueFailed where that is not possible."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        await self.run(self._prepare, durable=True)
+
+    async def run(
+        self,
+        do: Callable[[Turn], _Value],
+        *,
+        durable: bool,
+        then: Callable[[_Value], None] | None = None,
+        file: Path | None = None,
+    ) -> _Value:
+        """Do this, with others of the moment in one transaction; it is done even if cancelled.
+
+        `then` is called in the event loop with the value, once that is committed.
+        """
+        if self._closed or self._loop is None:
+            raise QueueFailed("the job queue is closed")
+        future: asyncio.Future[_Value] = self._loop.create_future()
+        self._works.put(_Work(do, durable, then, file, future))  # type: ignore[arg-type] # of any
+        return await future
+
+    async def close(self) -> None:
+        """Do what was asked for before, and then nothing."""
+        if self._closed or self._loop is None:
+            return
+        self._closed = True
+        self._works.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    # -- in the thread ---------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            db = _opened(self._path)
+        except sqlite3.Error as error:
+            self._refuse_all(_unusable(self._path, error))
+            return
+        works: list[_Work[object]] = []
+        try:
+            while works := self._together():
+                self._commit(db, works)
+                self._tell(works)
+        except BaseException as error:
+            # A bug of ours: nobody may wait for ever because of it.
+            self._refuse(works, error)
+            self._refuse_all(error)
+            raise
+        finally:
+            db.close()
+
+    def _together(self) -> list[_Work[object]]:
+        """Wait for work, and take what else is there; nothing once it is closed."""
+        works: list[_Work[object]] = []
+        with suppress(Empty):
+            while len(works) < _MOST_TOGETHER:
+                work = self._works.get(block=not works)
+                if work is None:
+                    if works:
+                        self._works.put(None)
+                    break
+                works.append(work)
+        return works
+
+    def _commit(self, db: sqlite3.Connection, works: Sequence[_Work[object]]) -> None:
+        try:
+            self._synchronous(db, full=any(work.durable for work in works))
+            db.execute("BEGIN IMMEDIATE")
+            for work in works:
+                _do(db, work)
+            db.execute("COMMIT")
+        except sqlite3.Error as error:
+            _roll_back(db)
+            for work in works:
+                work.fail(error)
+        for work in works:
+            for path in work.obsolete:
+                with suppress(OSError):  # what is left of it goes at the next start
+                    path.unlink(missing_ok=True)
+
+    def _synchronous(self, db: sqlite3.Connection, *, full: bool) -> None:
+        if full != self._full:
+            db.execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
+            self._full = full
+
+    def _tell(self, works: Sequence[_Work[object]]) -> None:
+        assert self._loop is not None
+        # A loop that was closed has nobody in it who waits.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(_settle, works)
+
+    def _refuse_all(self, error: BaseException) -> None:
+        while works := self._together():
+            self._refuse(works, error)
+
+    def _refuse(self, works: Sequence[_Work[object]], error: BaseException) -> None:
+        for work in works:
+            work.fail(error)
+        self._tell(works)
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=0.0, isolation_level=None)
+    try:
+        db.execute("PRAGMA locking_mode=EXCLUSIVE")  # two gateways would make each call twice
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
+
+
+def _unusable(path: Path, error: sqlite3.Error) -> QueueFailed:
+    if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+        return QueueFailed(f"another gateway has the job queue {path}")
+    return QueueFailed(f"the job queue {path} cannot be opened: {error}")
+
+
+def _do(db: sqlite3.Connection, work: _Work[object]) -> None:
+    """One piece of work; where it fails it alone is undone."""
+    turn = Turn(db)
+    db.execute("SAVEPOINT work")
+    try:
+        work.value = work.do(turn)
+    except (sqlite3.IntegrityError, GatewayError, OSError, ValueError) as error:
+        db.execute("ROLLBACK TO work")
+        work.fail(error)
+    else:
+        work.obsolete = turn.obsolete
+    db.execute("RELEASE work")
+
+
+def _roll_back(db: sqlite3.Connection) -> None:
+    if db.in_transaction:
+        db.execute("ROLLBACK")
+
+
+def _settle(works: Sequence[_Work[object]]) -> None:
+    for work in works:
+        work.settle()

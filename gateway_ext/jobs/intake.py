@@ -1,0 +1,148 @@
+"""Takes calls of async functions in: 202 once a job is kept, and not before."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+from uuid import uuid4
+
+from gateway_ext.asgi import Header, Receive, Scope, Send, answer, say
+from gateway_ext.errors import BadRequest, CallerGone, GatewayError, TooLarge, Unknown, WrongMethod
+from gateway_ext.jobs.addresses import checked_url
+from gateway_ext.jobs.model import Call
+from gateway_ext.jobs.queue import JobQueue, Spool
+from gateway_ext.model import FunctionId
+from gateway_ext.refusals import headers_of, status_of
+
+PREFIX = b"/async-function/"
+
+_CALL_ID_BYTES = 256
+_DROPPED = frozenset(
+    {
+        *(b"connection", b"content-length", b"expect", b"keep-alive", b"te", b"trailer"),
+        *(b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"upgrade"),
+        *(b"transfer-encoding", b"x-call-id", b"x-forwarded-for", b"x-forwarded-host"),
+    }
+)
+_GPU = b"x-gpu-"
+
+
+class Known(Protocol):
+    """A function that is deployed."""
+
+    @property
+    def id(self) -> FunctionId:
+        """Its name."""
+        ...
+
+
+class _Headers(NamedTuple):
+    """What is kept of a request's headers, and what some of them say."""
+
+    kept: Sequence[Header]
+    call_id: str
+    callback_url: str
+    length_bytes: int
+
+
+class Intake:
+    """The ASGI application of /async-function/; `by_path` is that of the table of functions."""
+
+    def __init__(
+        self,
+        by_path: Callable[[bytes], Known | None],
+        queue: JobQueue,
+        *,
+        max_body_bytes: int,
+        callback_private: bool,
+    ) -> None:
+        self._by_path = by_path
+        self._queue = queue
+        self._max_body_bytes = max_body_bytes
+        self._callback_private = callback_private
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        try:
+            call_id = await self._take(scope, receive)
+        except CallerGone:
+            return
+        except GatewayError as error:
+            await say(send, status_of(error), str(error), headers_of(error))
+        else:
+            await answer(send, 202, headers=((b"x-call-id", call_id.encode("latin-1")),))
+
+    async def _take(self, scope: Scope, receive: Receive) -> str:
+        call = self._call(scope)
+        body = self._queue.spool()
+        try:
+            await self._read(receive, body)
+            # False: the same call is kept already, and that is as good.
+            await self._queue.put(call, body)
+        finally:
+            await body.discard()
+        return call.id
+
+    def _call(self, scope: Scope) -> Call:
+        if scope["method"] != "POST":
+            raise WrongMethod(scope["method"])
+        raw: bytes = scope.get("raw_path") or scope["path"].encode()
+        name, slash, rest = raw.removeprefix(PREFIX).partition(b"/")
+        if not name:
+            raise BadRequest("the function's name is missing")
+        function = self._by_path(name)
+        if function is None:
+            raise Unknown(f"function {name.decode('latin-1')} is not deployed")
+        headers = self._headers(scope)
+        if headers.length_bytes > self._max_body_bytes:
+            raise TooLarge(self._max_body_bytes)
+        return Call(
+            id=headers.call_id or str(uuid4()),
+            function=function.id,
+            method="POST",
+            path=slash + rest or b"/",
+            query=scope["query_string"],
+            headers=headers.kept,
+            queued_at_s=time.time(),
+            callback_url=headers.callback_url,
+        )
+
+    def _headers(self, scope: Scope) -> _Headers:
+        said: dict[bytes, bytes] = dict(scope["headers"])
+        kept = [
+            header
+            for header in scope["headers"]
+            if header[0] not in _DROPPED and not header[0].startswith(_GPU)
+        ]
+        url = said.get(b"x-callback-url", b"").decode("latin-1")
+        length = said.get(b"content-length", b"0")
+        return _Headers(
+            kept=[*kept, *_forwarded(scope, said)],
+            call_id=said.get(b"x-call-id", b"")[:_CALL_ID_BYTES].decode("latin-1"),
+            callback_url=checked_url(url, private=self._callback_private) if url else "",
+            length_bytes=int(length) if length.isdigit() else 0,
+        )
+
+    async def _read(self, receive: Receive, body: Spool) -> None:
+        size_bytes = 0
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise CallerGone
+            chunk: bytes = message.get("body", b"")
+            more = message.get("more_body", False)
+            size_bytes += len(chunk)
+            if size_bytes > self._max_body_bytes:
+                raise TooLarge(self._max_body_bytes)
+            if chunk:
+                await body.write(chunk)
+
+
+def _forwarded(scope: Scope, said: dict[bytes, bytes]) -> list[Header]:
+    """Who asked, as it is known now: the call itself is made by the gateway."""
+    through = [said[b"x-forwarded-for"]] if b"x-forwarded-for" in said else []
+    client = scope.get("client")
+    hops = [*through, client[0].encode()] if client and client[0] else through
+    host = said.get(b"x-forwarded-host") or said.get(b"host")
+    found = [(b"x-forwarded-for", b", ".join(hops))] if hops else []
+    return [*found, (b"x-forwarded-host", host)] if host else found

@@ -1,0 +1,122 @@
+"""/system/jobs: how many jobs there are, and the dead letters to see, replay and discard."""
+
+import base64
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway_ext.answers import done, failed, shown
+from gateway_ext.asgi import App
+from gateway_ext.errors import BadRequest, GatewayError, UnknownJob
+from gateway_ext.jobs.model import DeadLetter, JobNumber
+from gateway_ext.jobs.queue import JobQueue
+
+_PAGE, _LARGEST_PAGE = 100, 1000
+_DIGITS = 18  # what fits into SQLite's integers
+
+
+def make_job_routes(queue: JobQueue, running: Callable[[], int], now_s: Callable[[], float]) -> App:
+    """The application for everything below /system/jobs; it checks no credentials."""
+    jobs = _Jobs(queue, running, now_s)
+    letter = "/system/jobs/dead/{number}"
+    return Starlette(
+        routes=[
+            Route("/system/jobs", jobs.counts, methods=["GET"]),
+            Route("/system/jobs/dead", jobs.list, methods=["GET"]),
+            Route(letter, jobs.show, methods=["GET"]),
+            Route(letter, jobs.discard, methods=["DELETE"]),
+            Route(letter + "/replay", jobs.replay, methods=["POST"]),
+        ],
+        exception_handlers={GatewayError: failed},
+    )
+
+
+class _Jobs:
+    """What is asked of the queue."""
+
+    def __init__(
+        self, queue: JobQueue, running: Callable[[], int], now_s: Callable[[], float]
+    ) -> None:
+        self._queue = queue
+        self._running = running
+        self._now_s = now_s
+
+    async def counts(self, request: Request) -> Response:
+        del request
+        counts = await self._queue.counts()
+        functions = {str(function): count for function, count in sorted(counts.calls.items())}
+        return shown(
+            {
+                "calls": sum(functions.values()),
+                "callbacks": counts.callbacks,
+                "dead": counts.dead,
+                "running": self._running(),
+                "functions": functions,
+            }
+        )
+
+    async def list(self, request: Request) -> Response:
+        after = _number(request.query_params.get("after", "0"))
+        limit = min(_LARGEST_PAGE, _number(request.query_params.get("limit", str(_PAGE))))
+        return shown([_letter(letter) for letter in await self._queue.dead(after, limit)])
+
+    async def show(self, request: Request) -> Response:
+        letter, body = await self._queue.dead_letter(_named(request))
+        said = letter.call.headers
+        headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in said]
+        text = base64.b64encode(body).decode()
+        return shown({**_letter(letter), "headers": headers, "body": text})
+
+    async def replay(self, request: Request) -> Response:
+        await self._queue.replay(_named(request), self._now_s())
+        return done()
+
+    async def discard(self, request: Request) -> Response:
+        await self._queue.discard(_named(request))
+        return done()
+
+
+def _named(request: Request) -> JobNumber:
+    text = request.path_params["number"]
+    try:
+        return JobNumber(_number(text))
+    except BadRequest as error:
+        raise UnknownJob(text) from error
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS:
+        raise BadRequest(f"{text!r} is no number")
+    return int(text)
+
+
+def _letter(letter: DeadLetter) -> dict[str, Any]:
+    call = letter.call
+    found: dict[str, Any] = {
+        "number": letter.number,
+        "callId": call.id,
+        "function": str(call.function),
+        "method": call.method,
+        "path": call.path.decode("latin-1"),
+        "query": call.query.decode("latin-1"),
+        "failedAt": letter.kind.name.lower(),
+        "attempts": letter.attempts,
+        "why": letter.why,
+        "queuedAt": _time(call.queued_at_s),
+        "diedAt": _time(letter.died_at_s),
+    }
+    if call.callback_url:
+        found["callbackUrl"] = call.callback_url
+    if letter.result is not None:
+        found["status"] = letter.result.status
+        found["failure"] = letter.result.failure
+    return found
+
+
+def _time(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,1 @@
+"""Where functions run: one package or module for each kind of place."""

@@ -1,0 +1,51 @@
+"""The provider that the settings name."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from gateway_ext.errors import BadRequest
+from gateway_ext.ports import Injection, Provider
+from gateway_ext.providers.process.provider import ProcessProvider
+from gateway_ext.providers.process.settings import ProcessSettings
+from gateway_ext.providers.upstream.provider import UpstreamProvider
+from gateway_ext.settings import GatewaySettings
+
+_FUNCTIONS = "functions"
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+_PROXIES = frozenset({"http_proxy", "https_proxy", "no_proxy", "all_proxy"})
+_CERTIFICATES = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"})
+
+
+def make_provider(
+    settings: GatewaySettings,
+    injection: Injection | None = None,
+    environment: Mapping[str, str] = _NOTHING,
+) -> Provider:
+    """Not started yet; BadRequest where the settings name none that there is.
+
+    Of the environment pip is given what it needs to find packages.
+    """
+    if settings.provider == "process":
+        return ProcessProvider(_process(settings, environment), injection)
+    if settings.provider == "upstream":
+        return UpstreamProvider(settings, injection)
+    raise BadRequest(f"provider: {settings.provider!r}: process or upstream is wanted")
+
+
+def _process(settings: GatewaySettings, environment: Mapping[str, str]) -> ProcessSettings:
+    for_pip = {name: value for name, value in environment.items() if _is_for_pip(name)}
+    return ProcessSettings(
+        state=Path(settings.state_dir) / _FUNCTIONS,
+        builds=Path(settings.builds_dir),
+        roots=tuple(Path(root) for root in settings.roots),
+        base_python=Path(settings.base_python or sys.executable),
+        visible=tuple(Path(folder) for folder in settings.visible),
+        pip_environment=for_pip,
+        drain_s=settings.drain_s,
+    )
+
+
+def _is_for_pip(name: str) -> bool:
+    return name.startswith("PIP_") or name.lower() in _PROXIES or name in _CERTIFICATES

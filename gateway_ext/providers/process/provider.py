@@ -1,0 +1,314 @@
+"""Runs functions as processes of this machine, and brings them back after a restart."""
+
+import asyncio
+import hashlib
+import logging
+import os
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from gateway_ext import wishes
+from gateway_ext.errors import (
+    BadDeployment,
+    BadRequest,
+    NamespaceExists,
+    ProviderFailed,
+    SecretInUse,
+    UnknownFunction,
+    UnknownNamespace,
+    UnknownSecret,
+)
+from gateway_ext.model import (
+    DEFAULT_NAMESPACE,
+    Deployment,
+    FunctionId,
+    FunctionStatus,
+    LogLine,
+    Namespace,
+)
+from gateway_ext.ports import Injection, Listener, LogQuery
+from gateway_ext.providers.process import builds, processes
+from gateway_ext.providers.process.environments import Environments
+from gateway_ext.providers.process.function import Function
+from gateway_ext.providers.process.generation import Kit, home_folder, secrets_folder
+from gateway_ext.providers.process.instance import Instance
+from gateway_ext.providers.process.launching import users_refused
+from gateway_ext.providers.process.secrets import Secrets
+from gateway_ext.providers.process.settings import ProcessSettings
+from gateway_ext.providers.process.store import Record, Store
+
+log = logging.getLogger(__name__)
+
+_WATCH_S = 0.5
+
+
+class ProcessProvider:
+    """Implements `gateway_ext.ports.Provider`."""
+
+    name = "process"
+
+    def __init__(self, settings: ProcessSettings, injection: Injection | None = None) -> None:
+        self._settings = settings
+        self._users = os.geteuid() == 0  # whether functions get users of their own
+        self._store = Store(settings.state)
+        self._secrets = Secrets(self._store.folder / "secrets")
+        mark = hashlib.sha256(os.fsencode(self._store.folder)).hexdigest()[:12]
+        self._kit = Kit(settings, self._store.sockets, injection, mark)
+        self._functions: dict[FunctionId, Function] = {}
+        self._namespaces: dict[str, Namespace] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._uids_leaving: set[int] = set()
+        self._deploying = asyncio.Lock()
+        self._watching: asyncio.Task[None] | None = None
+        self._listener: Listener
+        self._environments: Environments
+
+    async def start(self, listener: Listener) -> None:
+        """Bring back what was deployed."""
+        self._listener = listener
+        records = await asyncio.to_thread(self._store.open)
+        killed = await asyncio.to_thread(processes.end_marked, f"{self._kit.mark}/")
+        if killed:
+            log.warning("%d processes of an earlier gateway were still there: killed", killed)
+        self._namespaces = self._store.namespaces()
+        await self._settle_users()
+        for record in records:
+            self._add(await asyncio.to_thread(self._with_user, record)).begin()
+        await self._prune()
+        self._watching = asyncio.create_task(self._watch_memory())
+
+    async def close(self) -> None:
+        """Stop everything; it comes back with the next start."""
+        if not self._store.ours:
+            return  # what runs there is another gateway's
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+        functions, self._functions = list(self._functions.values()), {}
+        await asyncio.gather(*(function.stop(drain=False) for function in functions))
+        for task in self._leaving:
+            task.cancel()  # it waits no longer for calls, and goes on
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+        await asyncio.to_thread(processes.end_marked, f"{self._kit.mark}/")
+        self._store.close()
+
+    async def deploy(self, deployment: Deployment, *, update: bool) -> None:
+        """Accept it; its environment and its instances are made behind."""
+        wished = wishes.of(deployment)
+        async with self._deploying:
+            self._check_namespace(deployment.id.namespace)
+            self._check_secrets(deployment)
+            source = builds.find(deployment, self._settings)
+            present = self._functions.get(deployment.id)
+            if present is None and update:
+                raise UnknownFunction(deployment.id)
+            before = present.record if present is not None else self._new_record(deployment)
+            try:
+                build = await asyncio.to_thread(builds.copy, source, before.folder, before.uid)
+                wanted = max(before.wanted, wished.scale_min)
+                record = replace(before, deployment=deployment, build=build, wanted=wanted)
+                self._show_secrets(record)
+            except BaseException:
+                if present is None:
+                    self._store.discard(before.folder)
+                raise
+            if present is not None:
+                present.update(record)
+            else:
+                self._add(record).begin()
+
+    async def remove(self, function: FunctionId) -> None:
+        """Forget it at once; its instances end behind, when their calls have."""
+        async with self._deploying:
+            found = self._functions.pop(function, None)
+            if found is None:
+                raise UnknownFunction(function)
+            self._store.forget(found.record)
+            self._listener.function_gone(function)
+        task = asyncio.create_task(self._take_down(found))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def scale(self, function: FunctionId, replicas: int) -> None:
+        """Ask for this many replicas."""
+        self._found(function).scale(replicas)
+
+    async def functions(self, namespace: str) -> Sequence[FunctionStatus]:
+        """Everything deployed in a namespace, by name."""
+        self._check_namespace(namespace)
+        ids = sorted(one for one in self._functions if one.namespace == namespace)
+        return [await self._functions[one].status(usage=False) for one in ids]
+
+    async def function(self, function: FunctionId, *, usage: bool) -> FunctionStatus:
+        """One of them."""
+        return await self._found(function).status(usage=usage)
+
+    def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
+        """Lines, oldest first."""
+        return self._found(query.function).log.read(query)
+
+    async def secrets(self, namespace: str) -> Sequence[str]:
+        """Names only."""
+        self._check_namespace(namespace)
+        return self._secrets.names(namespace)
+
+    async def create_secret(self, namespace: str, name: str, value: bytes) -> None:
+        """SecretExists where there is one."""
+        self._check_namespace(namespace)
+        self._secrets.create(namespace, name, value)
+
+    async def update_secret(self, namespace: str, name: str, value: bytes) -> None:
+        """Functions that have it mounted see the new value in their file."""
+        self._secrets.update(namespace, name, value)
+        for function in self._using(namespace, name):
+            self._show_secrets(function.record)
+
+    async def remove_secret(self, namespace: str, name: str) -> None:
+        """SecretInUse where a function has it mounted."""
+        if name not in self._secrets.names(namespace):
+            raise UnknownSecret(namespace, name)
+        for function in self._using(namespace, name):
+            raise SecretInUse(name, function.record.deployment.id)
+        self._secrets.remove(namespace, name)
+
+    async def namespaces(self) -> Sequence[Namespace]:
+        """The default one is always there."""
+        found = {DEFAULT_NAMESPACE: Namespace(DEFAULT_NAMESPACE), **self._namespaces}
+        return [found[name] for name in sorted(found)]
+
+    async def create_namespace(self, namespace: Namespace) -> None:
+        """NamespaceExists where there is one."""
+        if namespace.name in self._namespaces or namespace.name == DEFAULT_NAMESPACE:
+            raise NamespaceExists(namespace.name)
+        self._namespaces[namespace.name] = namespace
+        self._store.save_namespaces(self._namespaces)
+
+    async def update_namespace(self, namespace: Namespace) -> None:
+        """UnknownNamespace where there is none."""
+        self._check_namespace(namespace.name)
+        self._namespaces[namespace.name] = namespace
+        self._store.save_namespaces(self._namespaces)
+
+    async def remove_namespace(self, name: str) -> None:
+        """With all its functions and secrets."""
+        self._check_namespace(name)
+        if name == DEFAULT_NAMESPACE:
+            raise BadRequest(f"the namespace {name} stays")
+        for function in [one for one in self._functions if one.namespace == name]:
+            await self.remove(function)
+        for secret in self._secrets.names(name):
+            self._secrets.remove(name, secret)
+        del self._namespaces[name]
+        self._store.save_namespaces(self._namespaces)
+
+    async def _settle_users(self) -> None:
+        """Finds out whether this system allows users of their own, in a container for example."""
+        builder = self._settings.first_uid + self._settings.uids
+        if self._users:
+            refused = await asyncio.to_thread(users_refused, builder, self._settings)
+            if refused:
+                log.warning("functions run as this gateway's own user: %s", refused)
+                self._users = False
+        settings = replace(self._settings, state=self._store.folder)
+        user = builder if self._users else None
+        self._environments = Environments(settings, user, self._kit.mark)
+
+    def _with_user(self, record: Record) -> Record:
+        """A gateway that was not root before, or is not now, left it otherwise."""
+        if (record.uid is not None) == self._users:
+            return record
+        given = replace(record, uid=self._free_uid())
+        if given.uid is not None:
+            for path in (record.folder, *record.folder.rglob("*")):
+                os.chown(path, 0, given.uid, follow_symlinks=False)
+            os.chown(home_folder(record), given.uid, given.uid)
+        return given
+
+    def _add(self, record: Record) -> Function:
+        function = Function(
+            record, self._kit, self._store, self._environments, self._listener, self._prune
+        )
+        self._functions[record.deployment.id] = function
+        return function
+
+    def _found(self, function: FunctionId) -> Function:
+        found = self._functions.get(function)
+        if found is None:
+            raise UnknownFunction(function)
+        return found
+
+    def _new_record(self, deployment: Deployment) -> Record:
+        uid = self._free_uid()
+        folder = self._store.new_folder(deployment.id, uid)
+        record = Record(deployment, folder, folder / "none", datetime.now(UTC), 0, uid)
+        home = home_folder(record)
+        home.mkdir(mode=0o700)
+        if uid is not None:
+            os.chown(home, uid, uid)
+        return record
+
+    def _free_uid(self) -> int | None:
+        if not self._users:
+            return None
+        taken = {function.record.uid for function in self._functions.values()}
+        first = self._settings.first_uid
+        for uid in range(first, first + self._settings.uids):
+            if uid not in taken and uid not in self._uids_leaving:
+                return uid
+        raise ProviderFailed("there are more functions than user ids for them")
+
+    def _check_namespace(self, name: str) -> None:
+        if name != DEFAULT_NAMESPACE and name not in self._namespaces:
+            raise UnknownNamespace(name)
+
+    def _check_secrets(self, deployment: Deployment) -> None:
+        known = self._secrets.names(deployment.id.namespace)
+        missing = [name for name in deployment.secrets if name not in known]
+        if missing:
+            namespace = deployment.id.namespace
+            raise BadDeployment(f"there is no secret {', '.join(missing)} in {namespace}")
+
+    def _show_secrets(self, record: Record) -> None:
+        deployment = record.deployment
+        folder = secrets_folder(record)
+        self._secrets.show(deployment.id.namespace, deployment.secrets, folder, record.uid)
+
+    def _using(self, namespace: str, secret: str) -> list[Function]:
+        deployed = [(id_, function) for id_, function in self._functions.items()]
+        return [
+            function
+            for id_, function in deployed
+            if id_.namespace == namespace and secret in function.record.deployment.secrets
+        ]
+
+    async def _take_down(self, function: Function) -> None:
+        uid = function.record.uid
+        if uid is not None:
+            self._uids_leaving.add(uid)
+        try:
+            await function.stop(drain=True)
+        finally:
+            await asyncio.to_thread(self._store.discard, function.record.folder)
+            if uid is not None:
+                self._uids_leaving.discard(uid)
+        await self._prune()
+
+    async def _prune(self) -> None:
+        builds_used = {build for one in self._functions.values() for build in one.builds}
+        await self._environments.prune(builds_used)
+
+    async def _watch_memory(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            limited = self._limited()
+            if limited:
+                sessions = await asyncio.to_thread(processes.sessions)
+                for instance in limited:
+                    pids = sessions.get(instance.pid, [])
+                    instance.hold_to_memory(await asyncio.to_thread(processes.taken, pids))
+
+    def _limited(self) -> list[Instance]:
+        instances = [one for function in self._functions.values() for one in function.instances]
+        return [instance for instance in instances if instance.memory_bytes is not None]

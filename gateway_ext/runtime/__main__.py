@@ -1,0 +1,37 @@
+"""The way in: `python /path/to/runtime` serves the handler that the environment names.
+
+This folder may lie anywhere, under any name: its modules become `gateway_ext.runtime`, and nothing
+else of ours becomes importable with them.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+_HERE = Path(__file__).absolute().parent
+_PACKAGE = "gateway_ext"
+
+
+def _make_importable() -> None:
+    if sys.path and Path(sys.path[0] or ".").absolute() == _HERE:
+        del sys.path[0]
+    outer = ModuleType(_PACKAGE)
+    outer.__path__ = []
+    spec = importlib.util.spec_from_file_location(
+        f"{_PACKAGE}.runtime", _HERE / "__init__.py", submodule_search_locations=[str(_HERE)]
+    )
+    if spec is None or spec.loader is None:
+        sys.exit(f"{_HERE} is not a runtime")
+    inner = importlib.util.module_from_spec(spec)
+    sys.modules[_PACKAGE] = outer
+    sys.modules[spec.name] = inner
+    spec.loader.exec_module(inner)
+
+
+if __name__ == "__main__":
+    _make_importable()
+    serving = importlib.import_module(f"{_PACKAGE}.runtime.serving")
+    sys.exit(serving.main(os.environ, [sys.executable, *sys.orig_argv[1:]]))

@@ -1,0 +1,237 @@
+"""Watches functions and has them scaled: to what their load needs, to nothing, and back."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from logging import Logger
+from typing import Self
+
+from prometheus_client import Histogram
+from prometheus_client.core import CollectorRegistry, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway_ext.errors import GatewayError, UnknownFunction
+from gateway_ext.model import FunctionId
+from gateway_ext.scaling import Observed, Pace, Past, decide
+from gateway_ext.table import Function, Functions
+
+Scale = Callable[[FunctionId, int], Awaitable[None]]
+
+_OURS = "gpufaas_gateway"
+_WAKE_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
+_LATE = "the provider took longer than {:g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerSettings:
+    """How often it looks, and how long it waits for a provider."""
+
+    pace: Pace = field(default_factory=Pace)
+    every_s: float = 1.0
+    rate_over_s: float = 10.0
+    scale_within_s: float = 60.0
+    # A provider that was asked says so to its listener; until then, or this long, it is believed.
+    # The same order is not given again sooner.
+    believed_s: float = 10.0
+    first_retry_s: float = 1.0
+    most_retry_s: float = 60.0
+
+
+@dataclass(slots=True)
+class _Hand:
+    """What is known of one function between two looks."""
+
+    past: Past
+    calls: deque[tuple[float, int]] = field(default_factory=deque)
+    task: asyncio.Task[None] | None = None
+    # What was asked for and not confirmed yet; and the last order of all.
+    asked: int | None = None
+    last: int | None = None
+    believed_until_s: float = 0.0
+    failures: int = 0
+    not_before_s: float = 0.0
+    woken_at_s: float | None = None
+
+
+class Scaler(Collector):
+    """Asks for replicas, never twice at once for one function; use it as a context.
+
+    `queued` says how many async calls a function has that are still to be made. `now_s` is the
+    clock of `Function.last_call_s`: time.monotonic.
+    """
+
+    def __init__(
+        self,
+        functions: Functions,
+        scale: Scale,
+        queued: Callable[[FunctionId], int],
+        now_s: Callable[[], float],
+        settings: ScalerSettings,
+        log: Logger,
+    ) -> None:
+        self._functions = functions
+        self._scale = scale
+        self._queued = queued
+        self._now_s = now_s
+        self._settings = settings
+        self._log = log
+        self._hands: dict[FunctionId, _Hand] = {}
+        self._loop: asyncio.Task[None] | None = None
+        self._closed = False
+        self._wakes = Histogram(
+            "wake_seconds",
+            "From the first call of a function without replicas to one that is ready",
+            namespace=_OURS,
+            buckets=_WAKE_S,
+            registry=None,
+        )
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.create_task(self._watch(), name="scaler")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._closed = True
+        tasks = [hand.task for hand in self._hands.values() if hand.task is not None]
+        if self._loop is not None:
+            tasks.append(self._loop)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def wake(self, function: Function) -> None:
+        """Somebody waits for a function that has no instance: have one started at once."""
+        self._look(function, self._now_s(), calling=True)
+
+    def changed(self, function: Function) -> None:
+        """The provider told of this function: note when it woke up, or went."""
+        hand = self._hands.get(function.id)
+        if hand is None:
+            return
+        if function.gone:
+            self._forget(function.id)
+            return
+        if function.wanted == hand.asked:
+            hand.asked = None
+        self._awake(function, hand)
+
+    def register(self, registry: CollectorRegistry) -> None:
+        """Show replicas and wakes there."""
+        registry.register(self)
+        registry.register(self._wakes)
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of now."""
+        wanted = GaugeMetricFamily(
+            f"{_OURS}_replicas_wanted", "Replicas that were asked for", labels=["function_name"]
+        )
+        for function in self._functions:
+            wanted.add_metric([function.label], function.wanted)
+        yield wanted
+
+    async def _watch(self) -> None:
+        while True:
+            self._look_at_all()
+            await asyncio.sleep(self._settings.every_s)
+
+    def _look_at_all(self) -> None:
+        now_s = self._now_s()
+        known = set()
+        for function in self._functions:
+            known.add(function.id)
+            self._look(function, now_s)
+        for function_id in [one for one in self._hands if one not in known]:
+            self._forget(function_id)
+
+    def _look(self, function: Function, now_s: float, *, calling: bool = False) -> None:
+        """Decide for one function, and ask for what is not so."""
+        hand = self._hands.get(function.id)
+        if hand is None:
+            hand = self._hands[function.id] = _Hand(Past(seen_since_s=now_s))
+        self._awake(function, hand)
+        seen = self._observe(function, hand, now_s, calling=calling)
+        if seen.busy and not seen.available and hand.woken_at_s is None:
+            hand.woken_at_s = now_s
+        if self._closed or hand.task is not None or now_s < hand.not_before_s:
+            return
+        replicas, hand.past = decide(seen, function.wishes, hand.past, self._settings.pace, now_s)
+        said_already = replicas == hand.last and now_s < hand.believed_until_s
+        if replicas != seen.wanted and not said_already:
+            self._ask(function.id, hand, replicas, seen.wanted)
+
+    def _observe(self, function: Function, hand: _Hand, now_s: float, *, calling: bool) -> Observed:
+        if hand.asked == function.wanted or now_s >= hand.believed_until_s:
+            hand.asked = None
+        return Observed(
+            wanted=function.wanted if hand.asked is None else hand.asked,
+            available=len(function.endpoints),
+            inflight=function.inflight,
+            waiting=max(function.waiting, int(calling)),
+            queued=self._queued(function.id),
+            rate=_rate(hand.calls, function.calls, now_s, self._settings.rate_over_s),
+            last_call_s=function.last_call_s,
+        )
+
+    def _ask(self, function: FunctionId, hand: _Hand, replicas: int, had: int) -> None:
+        self._log.info("%s: %d replicas instead of %d", function, replicas, had)
+        task = asyncio.create_task(self._scaled(function, replicas), name=f"scale {function}")
+        hand.task = task
+
+        def ended(task: asyncio.Task[None]) -> None:
+            hand.task = None
+            if task.cancelled():
+                return
+            error = task.exception()
+            if error is None:
+                hand.failures = 0
+                hand.asked = hand.last = replicas
+                hand.believed_until_s = self._now_s() + self._settings.believed_s
+            else:
+                self._failed(function, hand, error)
+            known = self._functions.by_id(function)
+            if known is not None:
+                # Somebody may have come while it was being scaled to nothing.
+                self._look(known, self._now_s())
+
+        task.add_done_callback(ended)
+
+    async def _scaled(self, function: FunctionId, replicas: int) -> None:
+        async with asyncio.timeout(self._settings.scale_within_s):
+            await self._scale(function, replicas)
+
+    def _failed(self, function: FunctionId, hand: _Hand, error: BaseException) -> None:
+        settings = self._settings
+        wait_s = min(settings.most_retry_s, settings.first_retry_s * 2.0 ** min(hand.failures, 32))
+        hand.failures += 1
+        hand.not_before_s = self._now_s() + wait_s
+        if isinstance(error, UnknownFunction):
+            return  # it was removed meanwhile; the listener hears of it
+        expected = isinstance(error, GatewayError | TimeoutError | OSError)
+        late = _LATE.format(settings.scale_within_s)
+        why = late if isinstance(error, TimeoutError) else error
+        self._log.error(
+            "%s could not be scaled: %s; next try in %g s",
+            *(function, why, wait_s),
+            exc_info=None if expected else error,
+        )
+
+    def _awake(self, function: Function, hand: _Hand) -> None:
+        if hand.woken_at_s is not None and function.endpoints:
+            self._wakes.observe(self._now_s() - hand.woken_at_s)
+            hand.woken_at_s = None
+
+    def _forget(self, function: FunctionId) -> None:
+        hand = self._hands.pop(function)
+        if hand.task is not None:
+            hand.task.cancel()
+
+
+def _rate(calls: deque[tuple[float, int]], total: int, now_s: float, over_s: float) -> float:
+    """Calls a second over the last while; `calls` holds the totals of earlier looks."""
+    if not calls or now_s > calls[-1][0]:
+        calls.append((now_s, total))
+    while len(calls) > 1 and calls[1][0] <= now_s - over_s:
+        calls.popleft()
+    first_s, first = calls[0]
+    return max(0.0, (total - first) / (now_s - first_s)) if now_s > first_s else 0.0

@@ -1,0 +1,147 @@
+"""Functions as processes with an emulated GPU, and builds that the real faas-cli makes."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torch_shim
+from gateway_ext.model import Endpoint, FunctionId
+from tests.process_world import World, call, world
+from tests.worker_client import NodeThread, node_thread
+
+ROOT = Path(__file__).parents[3]
+TEMPLATE = "python3-torch-gpu"
+FLAG = "python /home/app/runtime --gpu"
+MODEL = """
+import torch
+device = "cuda" if torch.cuda.is_available() else "cpu"
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2).eval().to(device)
+def handle(event, context):
+    with torch.no_grad():
+        return {"device": device, "scores": model(torch.ones(1, 4, device=device)).tolist()}
+"""
+needs_faas_cli = pytest.mark.skipif(
+    shutil.which("faas-cli") is None, reason="needs faas-cli on the PATH"
+)
+
+
+class Shim:
+    """Wakes the shim up, as the gateway does."""
+
+    def __init__(self, node: NodeThread) -> None:
+        self._node = node
+
+    def environment(self, function: FunctionId) -> Mapping[str, str]:
+        return {
+            "GPUFAAS_ENABLED": "1",
+            "GPUFAAS_ADDRESS": self._node.address,
+            "GPUFAAS_CREDENTIAL": self._node.credential(function.namespace, function.name),
+            "GPUFAAS_TRACING": "wait",
+            "PYTHONPATH": str(Path(torch_shim.__file__).parent / "activate"),
+        }
+
+
+def test_function_computes_on_the_nodes_gpu_and_a_plain_one_on_its_own_cpu() -> None:
+    async def scenario(node: NodeThread) -> None:
+        async with world(Shim(node)) as there:
+            for name in ("gpu", "plain"):
+                there.build(name, MODEL)
+            gpu, plain = await there.deploy("gpu", process=FLAG), await there.deploy("plain")
+            (here,), (elsewhere,) = await there.ready(plain), await there.ready(gpu)
+            expected, found = await _answer(here), await _answer(elsewhere)
+            assert expected["device"] == "cpu"
+            assert found["device"] == "cuda"
+            assert found["scores"] == expected["scores"]
+            assert node.pids(), "no model was loaded: it was computed in the function"
+
+    with node_thread() as node:
+        asyncio.run(scenario(node))
+
+
+@pytest.mark.faas_cli
+@needs_faas_cli
+def test_new_function_of_the_template_runs_when_faas_cli_has_built_it(tmp_path: Path) -> None:
+    _clone(tmp_path)
+    _faas_cli(tmp_path, "new", "mine", "--lang", TEMPLATE)
+    assert "--gpu" in (tmp_path / "template" / TEMPLATE / "template.yml").read_text()
+    _faas_cli(tmp_path, "build", "--shrinkwrap", "-f", "mine.yml")
+
+    async def scenario(node: NodeThread) -> None:
+        async with world(Shim(node)) as there:
+            shutil.copytree(tmp_path / "build" / "mine", there.builds / "mine")
+            mine = await there.deploy("mine", process=FLAG)
+            (endpoint,) = await there.ready(mine)
+            answer = await _answer(endpoint)
+            assert answer["device"] == "cuda"
+            assert len(answer["scores"][0]) == 2
+
+    with node_thread() as node:
+        asyncio.run(scenario(node))
+
+
+@pytest.mark.faas_cli
+@needs_faas_cli
+def test_build_has_all_that_a_container_needs_when_faas_cli_has_made_it(tmp_path: Path) -> None:
+    _clone(tmp_path)
+    _faas_cli(tmp_path, "build", "--shrinkwrap", "-f", "stack.yml")
+    for name in ("classify", "generate", "pipeline", "hello"):
+        build = tmp_path / "build" / name
+        for path in ("Dockerfile", "function/handler.py", "runtime/__main__.py"):
+            assert (build / path).is_file()
+        assert (build / "torch_shim" / "activate" / "sitecustomize.py").is_file()
+        assert not (build / "runtime").is_symlink()
+
+
+def test_container_layout_serves_without_the_rest_of_the_project(tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    shutil.copytree(ROOT / "template" / TEMPLATE, app)  # links followed, as faas-cli does
+
+    async def scenario() -> None:
+        async with world() as there:
+            await _serve(there, app)
+
+    asyncio.run(scenario())
+
+
+async def _serve(there: World, app: Path) -> None:
+    """Starts the runtime as the Dockerfile does, on a socket instead of a port."""
+    path = there.folder / "s"
+    environment = {"PATH": "/usr/bin:/bin", "GPUFAAS_LISTEN": f"unix:{path}"}
+    environment["PYTHONPATH"] = str(app / "torch_shim" / "activate")
+    (app / "function" / "handler.py").write_text("def handle(event, context):\n    return 'ok'\n")
+    process = await asyncio.create_subprocess_exec(
+        there.settings.base_python, app / "runtime", "--gpu", cwd=app, env=environment
+    )
+    try:
+        async with asyncio.timeout(20):
+            while not path.exists() or await call(Endpoint("i", f"unix:{path}")) != b"ok":
+                await asyncio.sleep(0.05)
+    finally:
+        process.terminate()
+        assert await process.wait() == 0
+
+
+def _clone(folder: Path) -> None:
+    """What faas-cli sees of a clone; the template's links lead out of it, so they are kept."""
+    for name in ("template", "functions", "gateway_ext", "torch_shim"):
+        shutil.copytree(ROOT / name, folder / name, symlinks=True)
+    shutil.copy(ROOT / "stack.yml", folder)
+
+
+def _faas_cli(folder: Path, *arguments: str) -> None:
+    done = subprocess.run(
+        ["faas-cli", *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+async def _answer(endpoint: Endpoint) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(await call(endpoint))
+    return found

@@ -1,0 +1,134 @@
+"""A function's runtime in a process of its own, and plain HTTP towards it."""
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import gateway_ext.runtime
+
+RUNTIME = Path(gateway_ext.runtime.__file__).parent
+_PATIENCE_S = 20.0
+
+
+class Answered(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Unix(http.client.HTTPConnection):
+    """http.client over a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("function", timeout=_PATIENCE_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(_PATIENCE_S)
+        self.sock.connect(self._path)
+
+
+class Running:
+    """The process, its socket, and what it has written once it is over."""
+
+    def __init__(self, process: subprocess.Popen[bytes], path: str, written: Path) -> None:
+        self.process = process
+        self.path = path
+        self._written = written
+
+    def call(
+        self,
+        path: str = "/",
+        body: bytes | None = None,
+        method: str = "POST",
+        headers: Mapping[str, str] | None = None,
+    ) -> Answered:
+        connection = Unix(self.path)
+        try:
+            connection.request(method, path, body, dict(headers or {}))
+            answer = connection.getresponse()
+            return Answered(answer.status, dict(answer.headers), answer.read())
+        finally:
+            connection.close()
+
+    def raw(self, data: bytes) -> bytes:
+        """Everything that comes back until the other side closes."""
+        with self.socket() as sock:
+            sock.sendall(data)
+            return b"".join(iter(lambda: sock.recv(65536), b""))
+
+    def socket(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(_PATIENCE_S)
+        sock.connect(self.path)
+        return sock
+
+    def written(self) -> str:
+        return self._written.read_text()
+
+    def until_written(self, text: str) -> None:
+        wait_until(lambda: text in self.written(), f"{text!r} in the log")
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(_PATIENCE_S)
+
+
+def wait_until(is_so: object, what: str) -> None:
+    """Polls, as the other side is a process of its own."""
+    assert callable(is_so)
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline_s, f"no {what} in {_PATIENCE_S:g} s"
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def runtime(
+    handler: str, *, ready: bool = True, workers: int = 1, **environment: str
+) -> Iterator[Running]:
+    """Serves this text as handler.py."""
+    with tempfile.TemporaryDirectory(prefix="rt") as name:
+        folder = Path(name)
+        (folder / "function").mkdir()
+        (folder / "function" / "handler.py").write_text(handler)
+        path, written = str(folder / "s"), folder / "out"
+        with written.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, str(RUNTIME)],
+                cwd=folder,
+                env={
+                    "PATH": os.defpath,
+                    "GPUFAAS_LISTEN": f"unix:{path}",
+                    "GPUFAAS_WORKERS": str(workers),
+                    **environment,
+                },
+                stdout=output,
+                stderr=output,
+            )
+        running = Running(process, path, written)
+        try:
+            if ready:
+                wait_until(lambda: _is_ready(running), "readiness: " + running.written())
+            yield running
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _is_ready(running: Running) -> bool:
+    assert running.process.poll() is None, running.written()
+    try:
+        return running.call("/_/ready", method="GET").status == 200
+    except OSError:
+        return False

@@ -1,0 +1,94 @@
+"""A queue that fails for a while, and faults of ours: no job is lost, nobody waits for ever."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gateway_ext.errors import QueueFailed
+from gateway_ext.jobs.committer import Committer, Turn
+from gateway_ext.jobs.model import Head, JobNumber, Kind
+from gateway_ext.jobs.sqlite_queue import QueueLimits, SqliteQueue
+from gateway_ext.jobs.worker import Worker, WorkerSettings
+from tests.job_world import ECHO, LOG, Functions, Said, call, put, soon
+
+
+class Failing(SqliteQueue):
+    """Fails so often at each of two things."""
+
+    heads_fail = 0
+    done_fails = 0
+
+    async def heads(self, kind: Kind) -> Sequence[Head]:
+        if kind == Kind.CALL and self.heads_fail:
+            self.heads_fail -= 1
+            raise QueueFailed("the disk is gone")
+        return await super().heads(kind)
+
+    async def done(self, job: JobNumber) -> None:
+        if self.done_fails:
+            self.done_fails -= 1
+            raise QueueFailed("the disk is full")
+        await super().done(job)
+
+
+@pytest.mark.parametrize(("heads", "done"), [(1, 0), (0, 1)])
+def test_job_is_made_and_ended_although_the_queue_failed(
+    tmp_path: Path, heads: int, done: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    functions = Functions(lambda *_: Said())
+
+    async def test() -> None:
+        queue = Failing(tmp_path, QueueLimits(), LOG)
+        await queue.open()
+        queue.heads_fail, queue.done_fails = heads, done
+        async with Worker(queue, functions, lambda _: None, WorkerSettings(), LOG):
+            await put(queue, call(queued_at_s=time.time()))
+            await soon(lambda: not queue.waiting())
+        await queue.close()
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(test())
+    assert functions.times("c1") == 1
+    assert "next try in 0.5 s" in caplog.text
+
+
+def _nothing(_: Turn) -> None:
+    """No tables are needed."""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_fault_in_the_committers_thread_fails_all_who_wait_and_all_who_come(
+    tmp_path: Path,
+) -> None:
+    def odd(turn: Turn) -> None:
+        raise ZeroDivisionError(turn)
+
+    async def test() -> None:
+        committer = Committer(tmp_path / "some.sqlite", _nothing)
+        await committer.open()
+        for _ in range(2):
+            with pytest.raises(QueueFailed):
+                await asyncio.wait_for(committer.run(odd, durable=False), 5)
+        await committer.close()
+
+    asyncio.run(test())
+
+
+def test_worker_that_is_closed_twice_or_never_started_is_closed(tmp_path: Path) -> None:
+    async def test() -> None:
+        queue = SqliteQueue(tmp_path, QueueLimits(), LOG)
+        await queue.open()
+        worker = Worker(queue, Functions(lambda *_: Said()), lambda _: None, WorkerSettings(), LOG)
+        await worker.close()
+        worker.start()
+        await put(queue, call(function=ECHO))
+        await worker.close()
+        await worker.close()
+        await queue.close()
+        await queue.close()
+
+    asyncio.run(test())

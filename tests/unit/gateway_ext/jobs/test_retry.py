@@ -1,0 +1,92 @@
+"""What follows from an attempt, and when the next one is."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway_ext.jobs.caller import asked_wait_s
+from gateway_ext.jobs.retry import BackOff, Final, GiveUp, Later, Patience, Tried, Verdict
+
+PATIENCE = Patience(
+    attempts=3,
+    most_age_s=100.0,
+    most_retry_after_s=30.0,
+    back_off=BackOff(first_s=1.0, factor=2.0, most_s=10.0, jitter=0.5),
+)
+
+
+def verdict(tried: Tried, attempts: int = 0, deferrals: int = 0, age_s: float = 1.0) -> Verdict:
+    return PATIENCE.verdict(tried, attempts=attempts, deferrals=deferrals, age_s=age_s, chance=1.0)
+
+
+@pytest.mark.parametrize("status", [200, 202, 301, 400, 404, 413, 500, 501, 507])
+def test_answer_is_final_when_trying_again_would_not_change_it(status: int) -> None:
+    assert verdict(Tried(status, "it answered")) == Final()
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_function_that_is_not_able_now_is_tried_again(status: int) -> None:
+    assert verdict(Tried(status, "it answered")) == Later(1.0, counts=True)
+
+
+def test_broken_connection_is_tried_again_whatever_its_status() -> None:
+    assert verdict(Tried(0, "broke", broken=True)) == Later(1.0, counts=True)
+
+
+def test_waits_grow_up_to_the_most() -> None:
+    waits = [PATIENCE.back_off.wait_s(failures, 1.0) for failures in range(1, 7)]
+    assert waits == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+
+
+def test_attempts_end_in_a_dead_letter() -> None:
+    assert isinstance(verdict(Tried(503, "no"), attempts=1), Later)
+    assert verdict(Tried(503, "no"), attempts=2) == GiveUp(
+        "3 attempts failed, the last one with: no"
+    )
+
+
+def test_call_that_was_not_taken_costs_no_attempt_but_time() -> None:
+    busy = Tried(429, "busy", taken=False)
+    assert verdict(busy, attempts=2, deferrals=50) == Later(10.0, counts=False)
+    assert verdict(busy, age_s=100.0) == GiveUp("not taken for 100 s: busy")
+
+
+def test_retry_after_is_honoured_beyond_the_most_wait_but_not_for_ever() -> None:
+    def asked(seconds: float) -> Verdict:
+        return PATIENCE.verdict(
+            Tried(503, "no", retry_after_s=seconds), attempts=0, deferrals=0, age_s=0, chance=0.0
+        )
+
+    assert asked(20.0) == Later(20.0, counts=True)
+    assert asked(86_400.0) == Later(30.0, counts=True)
+    assert asked(0.0) == Later(0.5, counts=True)
+
+
+@given(st.integers(1, 10_000), st.floats(0, 1), st.floats(0, 100))
+def test_wait_stays_within_what_was_asked_and_the_spread(
+    failures: int, chance: float, asked_s: float
+) -> None:
+    wait_s = PATIENCE.back_off.wait_s(failures, chance, asked_s)
+    assert max(0.5, asked_s) <= wait_s <= max(10.0, asked_s + 5.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected_s"),
+    [
+        (b"7", 7.0),
+        (b" 7 ", 7.0),
+        (b"-1", 0.0),
+        (b"soon", 0.0),
+        (b"", 0.0),
+        (b"9" * 400, 0.0),
+        (b"Thu, 01 Jan 1970 00:01:40 GMT", 90.0),
+        (b"Thu, 01 Jan 1970 00:00:05 GMT", 0.0),
+    ],
+)
+def test_retry_after_is_read_as_seconds_or_date(said: bytes, expected_s: float) -> None:
+    assert asked_wait_s([(b"x", b"1"), (b"Retry-After", said)], now_s=10.0) == expected_s
+
+
+def test_function_may_wish_for_its_own_number_of_attempts() -> None:
+    assert PATIENCE.of(None) == PATIENCE
+    assert PATIENCE.of(7).attempts == 7

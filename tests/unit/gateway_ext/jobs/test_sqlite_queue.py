@@ -1,0 +1,198 @@
+"""What only the queue on disk does: one owner, shared commits, files that nobody needs."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from gateway_ext.errors import QueueFailed
+from gateway_ext.jobs.committer import Committer, Turn
+from gateway_ext.jobs.model import call_lane
+from gateway_ext.jobs.sqlite_queue import QueueLimits
+from tests.job_world import ECHO, a_queue, call, claimed, put
+
+LIMITS = QueueLimits(inline_bytes=10)
+LARGE = b"x" * 100
+
+
+def test_queue_has_one_owner_at_a_time(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with a_queue(tmp_path) as queue:
+            await put(queue, call())
+            with pytest.raises(QueueFailed, match="another gateway"):
+                async with a_queue(tmp_path):
+                    pytest.fail("two own the queue")
+            assert await put(queue, call("another"))
+
+    asyncio.run(test())
+
+
+def test_queue_of_another_version_is_refused(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "jobs.sqlite")) as db:
+        db.execute("PRAGMA user_version = 99")
+
+    async def test() -> None:
+        with pytest.raises(QueueFailed, match="version 99"):
+            async with a_queue(tmp_path):
+                pytest.fail("it was opened")
+
+    asyncio.run(test())
+
+
+def test_file_that_is_no_queue_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "jobs.sqlite").write_bytes(b"no database at all" * 100)
+
+    async def test() -> None:
+        with pytest.raises(QueueFailed, match="cannot be opened"):
+            async with a_queue(tmp_path):
+                pytest.fail("it was opened")
+
+    asyncio.run(test())
+
+
+def test_files_of_bodies_go_with_their_jobs(tmp_path: Path) -> None:
+    bodies = tmp_path / "bodies"
+
+    async def test() -> None:
+        async with a_queue(tmp_path, LIMITS) as queue:
+            await put(queue, call(), LARGE)
+            assert not await put(queue, call(), LARGE)
+            assert len(list(bodies.iterdir())) == 1
+            await queue.done(await claimed(queue))
+            assert list(bodies.iterdir()) == []
+            spool = queue.spool()
+            await spool.write(b"y" * (3 << 20))
+            assert len(list(bodies.iterdir())) == 1
+            await spool.discard()
+            assert list(bodies.iterdir()) == []
+
+    asyncio.run(test())
+
+
+def test_files_that_no_job_has_go_at_the_next_start(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with a_queue(tmp_path, LIMITS) as queue:
+            await put(queue, call(), LARGE)
+        (tmp_path / "bodies" / "left").write_bytes(b"by a process that was killed")
+        async with a_queue(tmp_path, LIMITS) as queue:
+            assert len(list((tmp_path / "bodies").iterdir())) == 1
+            (job,) = await queue.claim([call_lane(ECHO)], 1e9)
+            assert job.body == LARGE
+
+    asyncio.run(test())
+
+
+def test_job_whose_body_is_gone_becomes_a_dead_letter_and_hinders_nobody(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with a_queue(tmp_path, LIMITS) as queue:
+            await put(queue, call("lost", queued_at_s=1.0), LARGE)
+            for path in (tmp_path / "bodies").iterdir():
+                path.unlink()
+            await put(queue, call("fine", queued_at_s=2.0), LARGE)
+            jobs = await queue.claim([call_lane(ECHO)] * 2, 1e9)
+            assert [job.call.id for job in jobs] == ["fine"]
+            (letter,) = await queue.dead(0, 10)
+            assert letter.call.id == "lost"
+            assert "cannot be read" in letter.why
+
+    asyncio.run(test())
+
+
+def test_row_that_makes_no_sense_becomes_a_dead_letter_and_hinders_nobody(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with a_queue(tmp_path) as queue:
+            await put(queue, call("odd", callback_url="http://there/"))
+            await put(queue, call("fine"))
+        with closing(sqlite3.connect(tmp_path / "jobs.sqlite")) as db:
+            db.execute("UPDATE jobs SET headers = 'no json' WHERE call_id = 'odd'")
+            db.commit()
+        async with a_queue(tmp_path) as queue:
+            jobs = await queue.claim([call_lane(ECHO)] * 2, 1e9)
+            assert [job.call.id for job in jobs] == ["fine"]
+            assert (await queue.counts()).dead == 1
+
+    asyncio.run(test())
+
+
+def test_put_that_is_cancelled_is_kept_whole_or_not_at_all(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with a_queue(tmp_path, LIMITS) as queue:
+            for at in range(20):
+                task = asyncio.create_task(put(queue, call(str(at)), LARGE))
+                await asyncio.sleep(at * 0.0003)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            await put(queue, call("last"), LARGE)
+            jobs = await queue.claim([call_lane(ECHO)] * 30, 1e9)
+            assert all(job.body == LARGE for job in jobs)
+            assert queue.waiting() == {ECHO: len(jobs)}
+            assert await queue.dead(0, 10) == []
+
+    asyncio.run(test())
+
+
+def test_works_that_come_together_share_a_commit(tmp_path: Path) -> None:
+    commits: list[str] = []
+
+    def watch(turn: Turn) -> None:
+        turn.db.execute("CREATE TABLE rows (value)")
+        turn.db.set_trace_callback(lambda said: commits.append(said) if said == "COMMIT" else None)
+
+    async def test() -> None:
+        committer = Committer(tmp_path / "some.sqlite", watch)
+        await committer.open()
+        commits.clear()
+        insert = "INSERT INTO rows VALUES (1)"
+        works = [
+            committer.run(lambda turn: turn.db.execute(insert).rowcount, durable=True)
+            for _ in range(200)
+        ]
+        assert await asyncio.gather(*works) == [1] * 200
+        await committer.close()
+
+    asyncio.run(test())
+    assert 1 <= len(commits) <= 20
+
+
+def test_work_that_fails_leaves_the_others_of_its_commit(tmp_path: Path) -> None:
+    def prepare(turn: Turn) -> None:
+        turn.db.execute("CREATE TABLE rows (value UNIQUE)")
+
+    async def test() -> None:
+        committer = Committer(tmp_path / "some.sqlite", prepare)
+        await committer.open()
+
+        def insert(value: int, turn: Turn) -> int:
+            return turn.db.execute("INSERT INTO rows VALUES (?)", (value,)).rowcount
+
+        values = (1, 2, 2, 3)
+        works = [committer.run(partial(insert, value), durable=True) for value in values]
+        done = await asyncio.gather(*works, return_exceptions=True)
+        assert [type(one) for one in done] == [int, int, QueueFailed, int]
+        await committer.close()
+
+    asyncio.run(test())
+
+
+def test_disk_that_is_full_fails_the_put_and_only_that(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with a_queue(tmp_path) as queue:
+            await put(queue, call("before"))
+            await _limit_pages(queue._committer, 30)  # noqa: SLF001 - no other way to a full disk
+            with pytest.raises(QueueFailed, match="full"):
+                await put(queue, call("large"), b"x" * 900_000)
+            assert queue.waiting() == {ECHO: 1}
+            await _limit_pages(queue._committer, 1 << 20)  # noqa: SLF001
+            assert await put(queue, call("large"), b"x" * 900_000)
+
+    asyncio.run(test())
+
+
+async def _limit_pages(committer: Committer, pages: int) -> None:
+    def limit(turn: Turn) -> None:
+        turn.db.execute(f"PRAGMA max_page_count = {pages}")
+
+    await committer.run(limit, durable=False)

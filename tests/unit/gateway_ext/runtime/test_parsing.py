@@ -1,0 +1,115 @@
+"""HTTP/1.1 requests out of bytes, whole, in pieces, and malformed."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway_ext.runtime.parsing import MAX_HEAD_BYTES, Body, Head, Malformed, head_in
+
+CHUNKED = b"5;name=x\r\nhello\r\n6\r\n world\r\n0\r\nTrailer: x\r\n\r\n"
+
+
+def head(text: bytes) -> Head:
+    found = head_in(bytearray(text))
+    assert found is not None
+    return found
+
+
+def refused(text: bytes) -> int:
+    with pytest.raises(Malformed) as caught:
+        head(text)
+    return caught.value.status
+
+
+def test_head_is_read_when_whole() -> None:
+    buffer = bytearray(
+        b"POST /a?b=1 HTTP/1.1\r\nHost: x\r\nX-A:  1 \r\nContent-Length: 3\r\n\r\nabc"
+    )
+    found = head_in(buffer)
+    assert found is not None
+    assert (found.method, found.target, found.length) == ("POST", "/a?b=1", 3)
+    assert found.headers["x-a"] == "1"
+    assert found.keep_alive
+    assert buffer == b"abc"
+
+
+def test_head_is_awaited_when_in_pieces() -> None:
+    whole = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    buffer = bytearray()
+    for byte in whole[:-1]:
+        buffer.append(byte)
+        assert head_in(buffer) is None
+    buffer.append(whole[-1])
+    assert head_in(buffer) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        (b"HELLO\r\n\r\n", 400),
+        (b"GET / HTTP/2.0\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nNo colon\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nA : 1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nA: 1\r\n folded\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nA: 1\nB: 2\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: +1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501),
+        (b"GET / HTTP/1.1\r\n" + b"A: 1\r\n" * 300 + b"\r\n", 431),
+        (b"GET /" + b"a" * MAX_HEAD_BYTES, 431),
+    ],
+)
+def test_head_is_refused_when_malformed(text: bytes, status: int) -> None:
+    assert refused(text) == status
+
+
+def test_connection_closes_when_asked_or_old() -> None:
+    assert not head(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n").keep_alive
+    assert not head(b"GET / HTTP/1.0\r\n\r\n").keep_alive
+    assert head(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").keep_alive
+
+
+@given(st.lists(st.integers(1, len(CHUNKED)), max_size=8))
+def test_chunked_body_is_read_however_it_is_cut(cuts: list[int]) -> None:
+    body, buffer = Body(None, 100), bytearray()
+    edges = sorted({0, len(CHUNKED), *cuts})
+    whole = False
+    for first, last in itertools.pairwise(edges):
+        assert not whole
+        buffer += CHUNKED[first:last]
+        whole = body.take(buffer)
+    assert whole
+    assert body.content() == b"hello world"
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        (b"5\r\nhelloX\r\n0\r\n\r\n", 400),
+        (b"-5\r\n", 400),
+        (b"0x5\r\n", 400),
+        (b"\r\n", 400),
+        (b"f" * 16 + b"\r\n", 400),
+        (b"ff\r\n", 413),
+        (b"1" * 5000, 400),
+    ],
+)
+def test_chunked_body_is_refused_when_malformed_or_too_long(text: bytes, status: int) -> None:
+    with pytest.raises(Malformed) as caught:
+        Body(None, 100).take(bytearray(text))
+    assert caught.value.status == status
+
+
+def test_body_is_refused_when_its_length_is_beyond_the_limit() -> None:
+    with pytest.raises(Malformed) as caught:
+        Body(101, 100)
+    assert caught.value.status == 413
+
+
+def test_body_leaves_what_follows_it() -> None:
+    body, buffer = Body(3, 100), bytearray(b"abcGET /")
+    assert body.take(buffer)
+    assert (body.content(), bytes(buffer)) == (b"abc", b"GET /")

@@ -1,0 +1,206 @@
+"""The gateway as a whole: settings that are wrong, starts that fail, drains, scaling and jobs."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from gateway_ext.errors import BadRequest, ProviderFailed
+from gateway_ext.gateway import Gateway, host_and_port
+from gateway_ext.model import Deployment, Endpoint, FunctionId
+from gateway_ext.ports import Listener
+from gateway_ext.providers.making import make_provider
+from gateway_ext.providers.upstream.provider import UpstreamProvider
+from gateway_ext.settings import GatewaySettings
+from tests.gateway_world import NOBODY, gateway_world
+from tests.memory_provider import MemoryProvider
+from tests.service_world import in_real_time
+
+F = FunctionId("openfaas-fn", "f")
+
+
+@dataclass
+class Held:
+    """Instances that answer once the test lets them."""
+
+    let_go: asyncio.Event
+    called: asyncio.Event
+
+    async def start(self, deployment: Deployment, instance: str) -> "One":
+        del deployment
+
+        async def answer(request: web.Request) -> web.Response:
+            self.called.set()
+            await self.let_go.wait()
+            return web.Response(text=request.headers.get("X-Call-Id", ""))
+
+        app = web.Application()
+        app.router.add_route("*", "/{rest:.*}", answer)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port = runner.addresses[0][1]
+        return One(Endpoint(instance, f"tcp:127.0.0.1:{port}"), runner)
+
+
+@dataclass
+class One:
+    """One of them."""
+
+    endpoint: Endpoint
+    runner: web.AppRunner
+
+    async def close(self) -> None:
+        await self.runner.cleanup()
+
+
+def held() -> Held:
+    return Held(asyncio.Event(), asyncio.Event())
+
+
+@pytest.mark.parametrize(
+    ("address", "found"),
+    [("127.0.0.1:8080", ("127.0.0.1", 8080)), ("[::1]:0", ("::1", 0)), (":80", ("0.0.0.0", 80))],
+)
+def test_an_address_is_read(address: str, found: tuple[str, int]) -> None:
+    assert host_and_port(address) == found
+
+
+@pytest.mark.parametrize("address", ["", "8080", "host:", "host:http", "host:70000", "host:²"])
+def test_what_is_no_address_is_refused(address: str, tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="HOST:PORT"):
+        Gateway(GatewaySettings(listen=address, state_dir=str(tmp_path)), MemoryProvider())
+
+
+def test_an_unknown_role_or_provider_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="role: 'boss'"):
+        Gateway(GatewaySettings(role="boss", state_dir=str(tmp_path)), MemoryProvider())
+    with pytest.raises(BadRequest, match="provider: 'docker': process or upstream"):
+        make_provider(GatewaySettings(provider="docker"))
+
+
+def test_the_provider_is_the_one_that_the_settings_name(tmp_path: Path) -> None:
+    settings = GatewaySettings(
+        provider="upstream", upstream_url="http://f/", state_dir=str(tmp_path)
+    )
+    assert isinstance(make_provider(settings), UpstreamProvider)
+    process = make_provider(GatewaySettings(state_dir=str(tmp_path)))
+    assert process.name == "process"
+
+
+@in_real_time
+async def test_a_port_that_is_taken_is_told_before_anything_starts(tmp_path: Path) -> None:
+    started = []
+
+    class Watched(MemoryProvider):
+        async def start(self, listener: Listener) -> None:
+            started.append(listener)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        settings = GatewaySettings(listen=f"127.0.0.1:{port}", state_dir=str(tmp_path))
+        with pytest.raises(OSError, match="in use"):
+            await Gateway(settings, Watched()).__aenter__()
+    assert not started
+
+
+@in_real_time
+async def test_a_provider_that_does_not_start_is_closed_and_the_port_free(tmp_path: Path) -> None:
+    closed = []
+
+    class Broken(MemoryProvider):
+        async def start(self, listener: Listener) -> None:
+            del listener
+            raise ProviderFailed("no")
+
+        async def close(self) -> None:
+            closed.append(True)
+
+    settings = GatewaySettings(listen="127.0.0.1:0", state_dir=str(tmp_path))
+    gateway = Gateway(settings, Broken())
+    with pytest.raises(ProviderFailed):
+        await gateway.__aenter__()
+    assert closed == [True]
+    with socket.create_server(gateway.address):
+        pass
+
+
+@in_real_time
+async def test_a_call_in_flight_ends_well_when_the_gateway_stops(tmp_path: Path) -> None:
+    instances = held()
+    provider = MemoryProvider(instances.start)
+    async with gateway_world(tmp_path, provider, drain_s=10.0) as world:
+        await world.deploy("f")
+        call = asyncio.create_task(world.get("/function/f", headers={"X-Call-Id": "mine"}))
+        await instances.called.wait()
+        stop = asyncio.create_task(world.gateway.__aexit__(None, None, None))
+        await asyncio.sleep(0.2)
+        assert not world.gateway.readiness().ready
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await world.get("/healthz", who=NOBODY)
+        instances.let_go.set()
+        assert (await call).body == "mine"
+        await stop
+
+
+@in_real_time
+async def test_a_function_without_replicas_is_woken_by_a_call(tmp_path: Path) -> None:
+    instances = held()
+    instances.let_go.set()
+    provider = MemoryProvider(instances.start)
+    async with gateway_world(tmp_path, provider, scale_every_s=60.0) as world:
+        await world.deploy("f")
+        await world.ask("POST", "/system/scale-function/f", {"replicas": 0})
+        assert (await world.get("/function/f")).status == 200
+        assert provider.scalings == [(F, 0), (F, 1)]
+        metrics = (await world.get("/metrics")).body
+        assert "gpufaas_gateway_wake_seconds_count 1.0" in metrics
+
+
+@in_real_time
+async def test_an_async_call_is_made_and_counted(tmp_path: Path) -> None:
+    instances = held()
+    provider = MemoryProvider(instances.start)
+    async with gateway_world(tmp_path, provider) as world:
+        assert (await world.ask("POST", "/async-function/f", b"x", who=NOBODY)).status == 404
+        await world.deploy("f")
+        said = await world.ask("POST", "/async-function/f", b"x", who=NOBODY)
+        assert (said.status, said.body) == (202, "")
+        assert said.headers["X-Call-Id"]
+        await instances.called.wait()
+        assert (await world.get("/system/jobs", who=NOBODY)).status == 401
+        assert (await world.get("/system/jobs")).body["running"] == 1
+        instances.let_go.set()
+        while (await world.get("/system/jobs")).body["running"]:
+            await asyncio.sleep(0.01)
+        assert (await world.get("/system/function/f")).body["invocationCount"] == 1
+
+
+@asynccontextmanager
+async def waiting_job(tmp_path: Path) -> AsyncIterator[None]:
+    """A gateway that was stopped while an async call was under way."""
+    instances = held()
+    async with gateway_world(tmp_path, MemoryProvider(instances.start)) as world:
+        await world.deploy("f")
+        await world.ask("POST", "/async-function/f", b"x")
+        await instances.called.wait()
+    yield
+
+
+@in_real_time
+async def test_an_async_call_that_a_stop_broke_off_is_made_after_the_next_start(
+    tmp_path: Path,
+) -> None:
+    async with waiting_job(tmp_path):
+        instances = held()
+        instances.let_go.set()
+        provider = MemoryProvider(instances.start)
+        await provider.deploy(Deployment(F, "i"), update=False)
+        async with gateway_world(tmp_path, provider):
+            await instances.called.wait()

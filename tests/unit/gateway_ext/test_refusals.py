@@ -1,0 +1,58 @@
+"""Every error of the gateway and of the scheduler has a status."""
+
+import pytest
+
+from gateway_ext import errors, refusals
+from gateway_ext.model import FunctionId
+from scheduler.errors import GivenBack, NotLeading, StoreUnavailable
+from scheduler.model import RequestId
+
+F = FunctionId("n", "f")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.BadDeployment("x"), 400),
+        (errors.WrongMethod("TRACE"), 405),
+        (errors.NotAllowed(), 401),
+        (errors.UnknownFunction(F), 404),
+        (errors.SecretExists("n", "s"), 409),
+        (errors.Unsupported("x"), 501),
+        (errors.TooLarge(1), 413),
+        (errors.Busy(F, 2.4), 429),
+        (errors.CallerGone(), 499),
+        (errors.NoInstance(F, "x"), 503),
+        (errors.Unreachable(F, "x", sent=True), 502),
+        (errors.TimedOut(F, 1), 504),
+        (errors.NoGpu(507, "x"), 507),
+        (errors.ProviderFailed("x"), 500),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_error_has_its_status(error: errors.GatewayError, status: int) -> None:
+    assert refusals.status_of(error) == status
+
+
+def test_every_error_is_in_the_table() -> None:
+    def below(kind: type[errors.GatewayError]) -> list[type[errors.GatewayError]]:
+        return [kind, *(one for child in kind.__subclasses__() for one in below(child))]
+
+    known = {kind for kind, _ in refusals._STATUS} | {errors.NoGpu}  # noqa: SLF001
+    ours = [kind for kind in below(errors.GatewayError) if kind.__module__ == errors.__name__]
+    left = [kind for kind in ours[1:] if not issubclass(kind, tuple(known))]
+    assert not left
+
+
+def test_headers_say_when_to_come_again_and_how_to_log_in() -> None:
+    assert refusals.headers_of(errors.Busy(F, 2.4)) == [(b"retry-after", b"2")]
+    assert refusals.headers_of(errors.NoGpu(429, "x", 0.1)) == [(b"retry-after", b"1")]
+    assert refusals.headers_of(errors.NoGpu(503, "x")) == []
+    ((name, _),) = refusals.headers_of(errors.NotAllowed())
+    assert name == b"www-authenticate"
+
+
+def test_scheduler_errors_become_statuses() -> None:
+    assert refusals.no_gpu(NotLeading(None)).status == 503
+    assert refusals.no_gpu(GivenBack(RequestId("r"), "x")).status == 503
+    assert refusals.no_gpu(StoreUnavailable("x")).status == 500
