@@ -5,14 +5,21 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import uvloop
 
-from gateway_ext.api import Gateway, GatewayError, GatewaySettings, configure_logs, make_provider
+from gateway_ext.api import (
+    Gateway,
+    GatewayError,
+    GatewaySettings,
+    Posting,
+    configure_logs,
+    make_provider,
+)
 from gpu_manager.api import UnixAddress, parse_address
 from gpufaas.administrator import default_address
 from gpufaas.arguments import Commands
@@ -103,12 +110,25 @@ async def _serve(
     injection = ShimInjection(node, secret, Remote(urls, token(secret, Role.CALLER)))
     async with (
         _kept_up_to_date(injection),
-        SchedulerClient(urls, token(secret, Role.CALLER), patience_s=_PATIENCE_S) as leases,
+        _leases(urls, token(secret, Role.CALLER)) as leases,
         Gateway(settings, make_provider(settings, injection, environment), leases) as gateway,
     ):
         log.info("documentation at %s", gateway.url)
         await stop.wait()
         log.info("stopping: calls in flight have %g s", settings.drain_s)
+
+
+@asynccontextmanager
+async def _leases(urls: Sequence[str], bearer: str) -> AsyncIterator[SchedulerClient]:
+    """Who lends GPUs; over our own client, which speaks plain HTTP alone, where that is spoken."""
+    plain = all(url.startswith("http://") for url in urls)
+    posting = Posting() if plain else None
+    try:
+        async with SchedulerClient(urls, bearer, patience_s=_PATIENCE_S, post=posting) as leases:
+            yield leases
+    finally:
+        if posting is not None:
+            posting.close()
 
 
 @asynccontextmanager

@@ -197,17 +197,18 @@ class SchedulerClient:
     # -- releases that may have died with the leader that took them -------------------------------
 
     def _answered(self, said: Mapping[str, Any]) -> None:
-        """A leader answered: if it is a new one and nobody met with trouble, it is told now."""
+        """A leader answered; a new one is told, even if it was the old one that was told last."""
         term = said.get("term", 0)
         if term < self._term or not term:
             return
+        self._repeated_some = False
         if term > self._term > 0:
             self._repeat_releases()
+            self._repeated_some = False
         self._term = term
-        self._repeated_some = False
 
     def _repeat_releases(self) -> None:
-        """Whoever leads next is told of the last releases again, once."""
+        """Whoever leads next is told of the last releases again, once for all that met trouble."""
         if self._repeated_some:
             return
         self._repeated_some = True
