@@ -13,6 +13,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from scheduler.service.app import Asgi
 
 _BACKLOG = 2_048
+# A caller whose host is gone says nothing any more; its request is cancelled after so long.
+_ALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 _STOP_S = 3
 _START_S = 0.005
 # Messages of a websocket that may wait for the application before reading stops.
@@ -119,8 +121,11 @@ def listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted sockets inherit it; asyncio's own loop sets it on those that it made alone.
+        # Accepted sockets inherit these; asyncio's own loop sets the first on those that it made alone.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _ALIVE.items():
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
         listener.bind((host, port))
         listener.listen(_BACKLOG)
     except OSError:

@@ -1,10 +1,11 @@
 """The HTTP server's own transports: an answer is one piece, and nothing waits for ever."""
 
 import asyncio
+import socket
 
 import aiohttp
 
-from scheduler.events import NodeHeard, NodeSilent
+from scheduler.events import GpuDraining, NodeHeard, NodeSilent
 from scheduler.service.hot import Receive, Scope, Send
 from scheduler.service.serving import listen, serving
 from tests.builders import gpu
@@ -98,6 +99,17 @@ async def test_request_waits_when_the_only_gpu_is_silent() -> None:
 
 
 @in_real_time
+async def test_request_is_refused_when_the_only_gpu_drains_on_a_silent_node() -> None:
+    """It will not take requests again, whoever hears of its node."""
+    async with leading(attach_grace_s=0.0) as world:
+        assert world.office is not None
+        await world.acquire("r0")  # its lease keeps the GPU there
+        world.office.driver.report(NodeSilent(gpu("g0", node="n0").node))
+        world.office.driver.report(GpuDraining(gpu("g0").id))
+        assert (await world.acquire("r1")).body["error"] == "no-gpus"
+
+
+@in_real_time
 async def test_request_is_refused_when_the_silent_gpu_was_given_up() -> None:
     async with a_world(attach_grace_s=0.0) as world, world.service.lead(1) as world.office:
         world.attach(fake_node("n0", gpu("g0", node="n0"), load_s=0.0))
@@ -105,3 +117,16 @@ async def test_request_is_refused_when_the_silent_gpu_was_given_up() -> None:
         world.office.driver.report(NodeSilent(node))
         world.office.driver.detach(node)
         assert (await world.acquire("r0")).body["error"] == "no-gpus"
+
+
+def test_listener_has_the_connections_of_silent_hosts_closed() -> None:
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        listener.setblocking(True)
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            idle_s, every_s, times = (
+                accepted.getsockopt(socket.IPPROTO_TCP, each) for each in options
+            )
+            assert idle_s + every_s * times <= 30
