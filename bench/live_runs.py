@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from bench.live_load import (
     Figures,
@@ -60,6 +61,20 @@ class Compared:
     def latency_percent(self) -> float:
         """How much longer the live system's average latency is."""
         return 100.0 * (self.live_s / self.simulated_s - 1.0)
+
+
+def averaged(runs: Sequence[Compared]) -> Compared:
+    """Of one policy on as many GPUs, over several loads."""
+    first, count = runs[0], len(runs)
+    return Compared(
+        policy=first.policy,
+        gpus=first.gpus,
+        requests=sum(each.requests for each in runs) // count,
+        simulated_hit_ratio=fmean(each.simulated_hit_ratio for each in runs),
+        live_hit_ratio=fmean(each.live_hit_ratio for each in runs),
+        simulated_s=fmean(each.simulated_s for each in runs),
+        live_s=fmean(each.live_s for each in runs),
+    )
 
 
 def compared(policy: str, gpus: int, load: Workload, new_loop: LoopMaker) -> Compared:

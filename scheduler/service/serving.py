@@ -121,7 +121,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted sockets inherit these; asyncio's own loop sets the first on those that it made alone.
+        # Accepted sockets inherit these; asyncio's own loop sets the first on its own alone.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _ALIVE.items():
