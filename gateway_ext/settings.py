@@ -10,7 +10,8 @@ class GatewaySettings:
     `role` is what `/system/info` answers: `gateway` to faas-cli, or `provider` behind the gateway
     of OpenFaaS. `provider` is who runs functions: `process` or `upstream`. `secrets_dir` holds
     `basic-auth-user` and `basic-auth-password`, as OpenFaaS mounts them; empty is the folder
-    `secrets` in `state_dir`, where they are made when they are missing. What a body may have,
+    `secrets` in `state_dir`, where they are made when they are missing. Without a `state_dir` the
+    command line chooses one. What a body may have,
     `max_body_bytes`, is far above what a browser or a queue sends; bodies are streamed, never held.
     """
 
@@ -19,7 +20,7 @@ class GatewaySettings:
     provider: str = "process"
     auth: bool = True
     secrets_dir: str = ""
-    state_dir: str = "/var/lib/gpufaas/gateway"
+    state_dir: str = ""
     log_level: str = "info"
     log_json: bool = False
     release: str = ""

@@ -23,7 +23,7 @@ from gateway_ext.api import (
 from gpu_manager.api import UnixAddress, parse_address
 from gpufaas.administrator import default_address
 from gpufaas.arguments import Commands
-from gpufaas.credentials import add_secret_option, cluster_secret
+from gpufaas.credentials import add_secret_option, cluster_secret, state_folder
 from gpufaas.errors import CommandError
 from gpufaas.injection import ShimInjection
 from gpufaas.remote import Remote, scheduler_urls
@@ -78,7 +78,8 @@ def _run(options: argparse.Namespace) -> int:
     node = options.node or default_address(environment)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            runner.run(_serve(_reaching(settings.gateway, node), secret, urls, node, environment))
+            chosen = _placed(settings.gateway, node, environment)
+            runner.run(_serve(chosen, secret, urls, node, environment))
         except GatewayError as error:
             raise CommandError(str(error)) from error
         except OSError as error:
@@ -86,8 +87,12 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _reaching(settings: GatewaySettings, node: str) -> GatewaySettings:
-    """With the folder of the GPU manager's socket open to functions."""
+def _placed(
+    settings: GatewaySettings, node: str, environment: Mapping[str, str]
+) -> GatewaySettings:
+    """With a folder of its own, and that of the GPU manager's socket open to functions."""
+    if not settings.state_dir:
+        settings = replace(settings, state_dir=str(state_folder(environment) / _STATE))
     address = parse_address(node)
     if not isinstance(address, UnixAddress) or address.abstract:
         return settings
