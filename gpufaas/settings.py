@@ -4,6 +4,7 @@ A key of the file is `policy`, or `listen` in the table `[scheduler]`; in the en
 `GPUFAAS_POLICY` and `GPUFAAS_SCHEDULER_LISTEN`.
 """
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -20,6 +21,9 @@ from scheduler.service.settings import Etcd, Serving, Settings
 _FILE = "gpufaas.toml"
 _SYSTEM_FILE = Path("/etc/gpufaas") / _FILE
 _PREFIX = "GPUFAAS"
+_SERVICE_LINK = re.compile(
+    r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP)(_PROTO|_PORT|_ADDR)?$"
+)
 
 _Settings = TypeVar("_Settings")
 
@@ -153,10 +157,15 @@ def _with_environment(settings: Everything, environment: Mapping[str, str]) -> E
                 settings = _with(settings, {each.name: text}, variable)
             continue
         for name, text in sorted(environment.items()):
-            if name.startswith(f"{variable}_"):
+            if name.startswith(f"{variable}_") and not _is_service_link(name, text):
                 key = name.removeprefix(f"{variable}_").lower()
                 settings = _with(settings, {each.name: {key: text}}, name)
     return settings
+
+
+def _is_service_link(name: str, text: str) -> bool:
+    """Whether Kubernetes set it, for a service that is called as a table of ours is."""
+    return bool(_SERVICE_LINK.search(name)) or text.startswith(("tcp://", "udp://"))
 
 
 # -- values -------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ def chosen_policies(names: Sequence[str], parameters: str | None) -> list[Choice
     """The policies by name, or all, each with those of the parameters that it takes."""
     asked = [name for text in names for name in text.split(",") if name]
     found = policies.available() if "all" in asked else tuple(dict.fromkeys(asked))
+    if not found:
+        raise CommandError(f"which policy? one of {', '.join(policies.available())}, or all")
     try:
         given = numbers(parameters or "")
     except ValueError as error:

@@ -111,8 +111,13 @@ class AttachedNode:
             self._grace = asyncio.get_running_loop().call_later(grace_s, over)
 
     def succeeds(self, before: "AttachedNode") -> None:
-        """The manager begins anew: what came before ends when it has said what it holds."""
+        """The manager begins anew: what came before ends when it has said what it holds.
+
+        Until then it gets nothing new, also where the end of its last socket was not noticed yet.
+        """
         self._before = before.heir()
+        if before.connected:
+            self._driver.report(NodeSilent(self.node))
         before.close()
 
     def heir(self) -> "AttachedNode | None":

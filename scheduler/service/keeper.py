@@ -15,12 +15,14 @@ from scheduler.errors import Fenced, StoreError, StoreUnavailable
 from scheduler.ports import MAX_CHANGES, Clock, Fence, Store
 from scheduler.profiles import Profile
 from scheduler.service.records import (
+    HOUR_S,
     MODELS,
     OF_GPUS,
     BadRecord,
     Record,
     encoded,
     gpu_records,
+    is_unused,
     key,
     last_used_unix_s,
     name,
@@ -31,8 +33,6 @@ from scheduler.service.records import (
 COLLECT_S = 0.04
 # GPUs of an earlier leader that have not come back by then are forgotten.
 RETURN_S = 60.0
-# When a model was used last is kept to the hour, so that use alone is written once an hour.
-_HOUR_S = 3600
 _TRY_AGAIN_S = 0.25
 _WRITE_BYTES = 512 * 1024  # etcd takes 1.5 MiB in one request
 
@@ -184,14 +184,14 @@ class Keeper:
         """Those that have changed or were used; all that are kept, after a survey."""
         profiles = self._core.cluster.profiles
         known, used = profiles.known(), profiles.take_changed()
-        hour = self._now_unix_s() // _HOUR_S
+        hour = self._now_unix_s() // HOUR_S
         if hour != self._hour:
             self._hour = hour
             used |= _informative(known).intersection(self._core.cluster.index.held_models())
-        self._used_unix_s.update(dict.fromkeys(used, hour * _HOUR_S))
+        self._used_unix_s.update(dict.fromkeys(used, hour * HOUR_S))
         first = not any(each.startswith(MODELS) for each in self._records)
         for model in _informative(known) | used if first else used:
-            used_unix_s = self._used_unix_s.setdefault(model, hour * _HOUR_S)
+            used_unix_s = self._used_unix_s.setdefault(model, hour * HOUR_S)
             if not self._is_unused(used_unix_s):
                 yield key(MODELS, model), profile_record(known[model], used_unix_s)
 
@@ -201,8 +201,8 @@ class Keeper:
         keys = [key(MODELS, model) for model in unused]
         return [each for each in keys if each in self._stored and each not in puts]
 
-    def _is_unused(self, used_unix_s: float) -> bool:
-        return used_unix_s < self._now_unix_s() - self._models_keep_s
+    def _is_unused(self, used_unix_s: int) -> bool:
+        return is_unused(used_unix_s, self._now_unix_s() - self._models_keep_s)
 
     def _now_unix_s(self) -> int:
         return int(self._clock.now_s() + self._unix_offset_s)

@@ -98,7 +98,9 @@ class Office:
     def has_gpus(self) -> bool:
         """Whether some GPU takes requests, or will as soon as its node is heard again."""
         cluster = self.core.cluster
-        return cluster.active_slots > 0 or any(gpu.silent for gpu in cluster.gpus.values())
+        return cluster.active_slots > 0 or any(
+            gpu.silent and not gpu.draining for gpu in cluster.gpus.values()
+        )
 
     async def some_gpu(self) -> None:
         """Wait for the first GPU, but not for long; NoGpus where none came."""

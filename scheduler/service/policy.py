@@ -42,6 +42,33 @@ class InForce:
         self.choice = begun_with
         self._apply = apply
         self._revision = 0
+        self._writing = asyncio.Lock()  # what is in force is written over no choice made meanwhile
+
+    async def choose(self, store: Store, name: str, parameters: Mapping[str, float]) -> None:
+        """Choose the policy of all schedulers, and decide by it; raises as `set_policy`."""
+        async with self._writing:
+            written = await set_policy(store, name, parameters)
+            # It is the latest: what seemed to be later was lost with the datastore's data.
+            self._revision = min(self._revision, written.revision - 1)
+            await self.take(written)
+
+    async def heard(
+        self, store: Store, written: Written, fence: Callable[[], Fence | None], log: Logger
+    ) -> None:
+        """Take over what the datastore has, or store what is in force where that goes before."""
+        async with self._writing:
+            if written.revision < self._revision:
+                if (await store.list(POLICY)).revision >= self._revision:
+                    return  # it comes late
+                self._revision = 0  # the datastore has lost its data, and counts anew
+            chosen, current = written.choice, self.choice
+            if chosen is None or (_is_ours(current) and _is_ours(chosen)):
+                await _keep(store, current, chosen, fence(), log)
+                return
+            try:
+                await self.take(written)
+            except SchedulerError as error:
+                log.warning("the policy that was chosen is not applied: %s", error)
 
     async def take(self, written: Written) -> None:
         """Decide by it, unless a later one was taken; raises what `apply` raises."""
@@ -68,11 +95,7 @@ async def follow_policy(
         try:
             async with aclosing(_choices(store, log)) as found:
                 async for written in found:
-                    chosen, current = written.choice, in_force.choice
-                    if chosen is None or (_is_ours(current) and _is_ours(chosen)):
-                        await _keep(store, current, chosen, fence(), log)
-                    else:
-                        await _take(in_force, written, log)
+                    await in_force.heard(store, written, fence, log)
         except StoreUnavailable as error:
             log.debug("the policy is not stored: %s", error)
             await asyncio.sleep(_TRY_AGAIN_S)
@@ -84,13 +107,6 @@ async def _choices(store: Store, log: Logger) -> AsyncGenerator[Written, None]:
         async for changes in found:
             if changes.complete or POLICY in changes.values:
                 yield Written(_chosen(changes.values.get(POLICY), log), changes.revision)
-
-
-async def _take(in_force: InForce, written: Written, log: Logger) -> None:
-    try:
-        await in_force.take(written)
-    except SchedulerError as error:
-        log.warning("the policy that was chosen is not applied: %s", error)
 
 
 def _is_ours(choice: PolicyChoice) -> bool:

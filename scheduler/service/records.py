@@ -12,6 +12,8 @@ from scheduler.slots import Gpu, Slot
 MODELS, GPUS, LRU, FINISH = "models/", "gpus/", "lru/", "finish/"
 OF_GPUS = (GPUS, LRU, FINISH)
 POLICY = "policy"
+# When a model was used last is kept to the hour, so that use alone is written once an hour.
+HOUR_S = 3600
 
 CONFIGURATION, ADMINISTRATOR = "configuration", "administrator"
 
@@ -177,6 +179,11 @@ def last_used_unix_s(value: bytes) -> int | None:
         return None if found is None else int(found)
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise BadRecord(str(error)) from error
+
+
+def is_unused(used_unix_s: int, since_unix_s: float) -> bool:
+    """Whether a model was last used before then, in whatever part of its hour that was."""
+    return used_unix_s + HOUR_S <= since_unix_s
 
 
 def _positive(value: Any) -> int:

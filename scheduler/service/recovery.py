@@ -22,6 +22,7 @@ from scheduler.service.records import (
     PolicyChoice,
     gpu_of,
     gpu_order,
+    is_unused,
     last_used_unix_s,
     name,
     policy_choice,
@@ -83,7 +84,7 @@ async def recover(store: Store, log: Logger, models_since_unix_s: float = 0.0) -
     profiles: dict[ModelId, Profile] = {}
     for stored_key, value in (await store.list(MODELS)).values.items():
         used_unix_s = sound(stored_key, value, last_used_unix_s)
-        if used_unix_s is not None and used_unix_s < models_since_unix_s:
+        if used_unix_s is not None and is_unused(used_unix_s, models_since_unix_s):
             continue  # the keeper deletes it
         found = sound(stored_key, value, profile)
         if found is not None:

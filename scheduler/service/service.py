@@ -26,7 +26,7 @@ from scheduler.service.leader import LeaderInfo, Leadership
 from scheduler.service.metrics import Facts, Meters
 from scheduler.service.nodes import NodeStreams, turn_away
 from scheduler.service.office import Office
-from scheduler.service.policy import InForce, follow_policy, set_policy
+from scheduler.service.policy import InForce, follow_policy
 from scheduler.service.recorder import Recorder
 from scheduler.service.records import PolicyChoice
 from scheduler.service.recovery import Recovered, recover
@@ -202,7 +202,7 @@ class Service:
         in_force = self._policy
         if in_force is None:
             raise NotLeading(self._elsewhere())
-        await in_force.take(await set_policy(self._store, policy, parameters))
+        await in_force.choose(self._store, policy, parameters)
 
     def store_state(self) -> str:
         """In a word, how the datastore is."""

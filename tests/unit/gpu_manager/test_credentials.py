@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.credentials import Credentials, Identity, fresh_secret, load_secret
+from gpu_manager.credentials import (
+    ADMINISTRATOR,
+    Credentials,
+    Identity,
+    fresh_secret,
+    load_secret,
+)
 from gpu_manager.errors import BadSetting
 
 RESNET = Identity("team-a", "resnet")
@@ -78,3 +84,14 @@ def test_secret_file_is_named_when_it_cannot_be_made(tmp_path: Path) -> None:
 
     with pytest.raises(BadSetting, match="secret file"):
         load_secret(tmp_path / "file" / "secret")
+
+
+def test_no_function_is_the_administrator_whatever_its_name() -> None:
+    credentials = Credentials(fresh_secret())
+
+    as_function = credentials.issue(Identity("admin", "admin"))
+
+    assert credentials.identify(as_function) != ADMINISTRATOR
+    assert credentials.identify(credentials.issue(ADMINISTRATOR)) == ADMINISTRATOR
+    with pytest.raises(BadSetting):
+        credentials.issue(Identity("team", "*"))

@@ -183,3 +183,16 @@ def test_start_is_stopped_when_there_is_no_such_policy_or_parameter() -> None:
 def test_address_may_be_of_either_family() -> None:
     assert host_and_port("127.0.0.1:7700") == ("127.0.0.1", 7700)
     assert host_and_port("[::1]:7700") == ("::1", 7700)
+
+
+def test_service_links_of_kubernetes_are_passed_over() -> None:
+    links = {
+        "GPUFAAS_SCHEDULER_SERVICE_HOST": "10.0.0.7",
+        "GPUFAAS_SCHEDULER_SERVICE_PORT": "7700",
+        "GPUFAAS_SCHEDULER_SERVICE_PORT_HTTP": "7700",
+        "GPUFAAS_GATEWAY_PORT": "tcp://10.0.0.8:8080",
+        "GPUFAAS_GATEWAY_PORT_8080_TCP": "tcp://10.0.0.8:8080",
+        "GPUFAAS_GATEWAY_PORT_8080_TCP_ADDR": "10.0.0.8",
+        "GPUFAAS_GATEWAY_PORT_8080_TCP_PROTO": "tcp",
+    }
+    assert read_settings(None, links, {}) == read_settings(None, {}, {})

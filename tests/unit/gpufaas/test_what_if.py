@@ -73,6 +73,7 @@ def test_policies_are_named_in_any_way_and_take_only_their_own_parameters() -> N
         (["--policy", "lalbo3", "--parameters", "o3_limit=many"], "o3_limit=many"),
         (["--policy", "lalbo3", "--parameters", "o3_limit=-1"], "o3_limit"),
         (["--parameters", "o3_limit=3"], "name it with --policy"),
+        (["--policy", "", "--parameters", "a=1"], "which policy?"),
     ],
 )
 def test_bad_use_is_said_in_one_line(

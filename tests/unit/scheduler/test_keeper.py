@@ -24,7 +24,7 @@ from scheduler.model import SlotId
 from scheduler.ports import Fence, StoreLease
 from scheduler.service.clock import LoopClock
 from scheduler.service.keeper import RETURN_S, Keeper
-from scheduler.service.records import encoded, key, profile_record
+from scheduler.service.records import HOUR_S, encoded, key, profile_record
 from scheduler.service.recovery import Recovered, recover
 from tests.builders import a_core, gpu, holding, model, request
 from tests.virtual_time import until, virtually
@@ -82,13 +82,13 @@ class LaterClock(LoopClock):
 class Kept:
     """A keeper of a core, under the fence of a leader."""
 
-    def __init__(self, core: Core, store: FailingStore) -> None:
+    def __init__(self, core: Core, store: FailingStore, keep_s: float) -> None:
         self.core = core
         self.store = store
         self.fence: Fence | None = None
         self.fenced_off = 0
         self.clock = LaterClock(asyncio.get_running_loop())
-        self.keeper = Keeper(core, self.clock, store, lambda: self.fence, self._fenced, LOG, KEEP_S)
+        self.keeper = Keeper(core, self.clock, store, lambda: self.fence, self._fenced, LOG, keep_s)
 
     def _fenced(self) -> None:
         self.fenced_off += 1
@@ -109,9 +109,11 @@ class Kept:
 
 
 @asynccontextmanager
-async def kept(core: Core, store: FailingStore | None = None) -> AsyncIterator[Kept]:
+async def kept(
+    core: Core, store: FailingStore | None = None, keep_s: float = KEEP_S
+) -> AsyncIterator[Kept]:
     """A keeper at work."""
-    made = Kept(core, store or FailingStore())
+    made = Kept(core, store or FailingStore(), keep_s)
     await made.elect()
     async with made.keeper:
         yield made
@@ -307,6 +309,21 @@ async def test_keeper_takes_away_models_that_nobody_used_for_too_long() -> None:
         made.send(ModelRegistered(model("c")))
         await until(5.0)
         assert await made.read("models/c") != GONE
+
+
+@virtually
+async def test_keeper_keeps_models_in_use_when_they_are_kept_for_less_than_an_hour() -> None:
+    async with kept(two_gpus(), keep_s=60.0) as made:
+        until_hour_s = -time.time() % HOUR_S
+        made.clock.ahead_s = until_hour_s + 1.0
+        made.send(RunFinished(SlotId("g0"), ModelId("a"), 1, 0.5))
+        await until(1.0)
+        made.clock.ahead_s = until_hour_s + 3000.0  # in the same hour
+        made.send(RunFinished(SlotId("g0"), ModelId("a"), 1, 0.7))
+        await until(2.0)
+        assert (await made.read("models/a"))["run"][0]["run_s"] > 0.5
+        found = await recover(made.store, LOG, time.time() + made.clock.ahead_s - 60.0)
+        assert ModelId("a") in found.profiles
 
 
 @virtually

@@ -16,7 +16,9 @@ from scheduler.stream import (
     VERSION,
     Challenge,
     Hello,
+    Report,
     TurnedAway,
+    UpChannel,
     Welcome,
     is_proven,
     pack_greeting,
@@ -150,6 +152,23 @@ async def test_manager_does_not_obey_a_scheduler_that_does_not_know_the_secret(
         await soon(lambda: "does not know the cluster's secret" in caplog.text)
         assert not attachment.connected
         assert it.streams.nodes == {}
+    await it.stop()
+
+
+@really
+async def test_node_gets_nothing_new_when_it_begins_anew_before_its_old_socket_is_seen_to_end() -> (
+    None
+):
+    it, node = await a_scheduler(), a_node("n9")
+    async with stranger(it) as one, stranger(it) as two:
+        assert isinstance(await greeted(one), Welcome)
+        report = Report(node.snapshot())
+        await one.send(UpChannel().say(report))
+        await soon(lambda: it.driver.status().gpus)
+        assert isinstance(await greeted(two), Welcome)
+        assert [gpu.silent for gpu in it.driver.status().gpus] == [True]
+        await two.send(UpChannel().say(report))
+        await soon(lambda: [gpu.silent for gpu in it.driver.status().gpus] == [False])
     await it.stop()
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 from scheduler.adapters.store_memory import MemoryStore
 from scheduler.errors import BadParameter, Refused, UnknownPolicy
 from scheduler.events import PolicySet
-from scheduler.ports import Fence
+from scheduler.ports import Fence, StoreLease
 from scheduler.recording import Step, parsed
 from scheduler.service.policy import InForce, Written, follow_policy, set_policy
 from scheduler.service.recorder import Recorder
@@ -95,6 +95,55 @@ async def test_the_last_policy_that_was_written_wins_when_its_writer_was_faster(
         assert (
             await stored(store) == follower.in_force.choice == PolicyChoice("rr", {}, ADMINISTRATOR)
         )
+
+
+class SlowStore(MemoryStore):
+    """A write takes a second to get there."""
+
+    async def write(
+        self,
+        puts: Mapping[str, bytes],
+        deletes: Iterable[str] = (),
+        fence: Fence | None = None,
+        lease: StoreLease | None = None,
+    ) -> None:
+        await asyncio.sleep(1.0)
+        await super().write(puts, deletes, fence, lease)
+
+
+@virtually
+async def test_administrators_choice_stays_when_the_leader_stores_its_own_at_that_moment() -> None:
+    store, follower = SlowStore(), Follower()
+    async with follower.follows(store, LALBO3):  # nothing is stored: it writes what is in force
+        await follower.in_force.choose(store, "rr", {})
+        await until(5)
+        assert follower.applied == [("rr", {})]
+        assert await stored(store) == PolicyChoice("rr", {}, ADMINISTRATOR)
+
+
+@virtually
+async def test_policies_are_stored_and_applied_when_the_datastore_lost_its_data() -> None:
+    store, follower = MemoryStore(), Follower()
+    async with follower.follows(store, LALBO3):
+        for _ in range(9):
+            await store.put("heartbeat", b"")
+        await follower.in_force.choose(store, "rr", {})
+        anew = MemoryStore()
+        await follower.in_force.heard(anew, Written(None, 0), lambda: None, LOG)
+        assert await stored(anew) == PolicyChoice("rr", {}, ADMINISTRATOR)
+        await follower.in_force.heard(anew, await set_policy(anew, "lb", {}), lambda: None, LOG)
+        await follower.in_force.choose(anew, "lalb", {})
+        assert follower.applied == [("rr", {}), ("lb", {}), ("lalb", {})]
+
+
+@virtually
+async def test_an_older_choice_is_passed_over_when_it_is_heard_late() -> None:
+    store, follower = MemoryStore(), Follower()
+    in_force = InForce(LALBO3, follower.apply)
+    older = await set_policy(store, "lb", {})
+    await in_force.choose(store, "rr", {})
+    await in_force.heard(store, older, lambda: None, LOG)
+    assert follower.applied == [("rr", {})]
 
 
 @virtually

@@ -4,16 +4,20 @@ import pytest
 
 from cache_manager.model import ModelId
 from scheduler import policies
-from scheduler.actions import Dispatch
+from scheduler.actions import Dispatch, EndLease
 from scheduler.events import (
     GpuDraining,
     GpuJoined,
+    GpuSnapshot,
     LeaseReleased,
+    LiveLease,
     NodeHeard,
     NodeSilent,
     NodeSnapshot,
     PrefetchAsked,
+    RequestCancelled,
 )
+from scheduler.model import RequestId, SlotId
 from tests.builders import a_core, gpu, holding, request
 from tests.world import World, ended, only, placements, refused
 
@@ -64,6 +68,21 @@ def test_lease_stays_in_force_when_its_node_is_silent_for_a_while() -> None:
     world.send(LeaseReleased(lease))
     world.send(NodeHeard(G0.node))
     assert ended(world.free("g0")) != {}
+
+
+@pytest.mark.parametrize("how", ["released", "cancelled"])
+def test_lease_is_ended_again_when_its_silent_node_was_given_up_before_it_was_told(
+    how: str,
+) -> None:
+    world = World(a_core("lb"))
+    world.arrive(request("r0"))
+    lease = world.lease_on("g0")
+    world.send(NodeSilent(G0.node))
+    world.send(LeaseReleased(lease) if how == "released" else RequestCancelled(RequestId("r0")))
+    world.send(NodeSnapshot(G0.node, ()))
+    live = LiveLease(lease, SlotId("g0"), (ModelId("bert"),), (RequestId("r0"),))
+    back = NodeSnapshot(G0.node, (GpuSnapshot(G0, (), (live,)),))
+    assert only(EndLease, world.send(back)).lease == lease
 
 
 def test_silence_ends_when_the_node_reports_what_it_holds() -> None:
