@@ -17,7 +17,16 @@ from gpu_manager.runtime import Hosted
 from gpu_manager.sent_on import SentOn
 from gpu_manager.sessions import Session, fresh_request_id
 from gpu_manager.weight_requests import Library
-from scheduler.api import Cancelled, Estimate, LeaseId, Placement, Request, RequestId
+from scheduler.api import (
+    Cancelled,
+    Estimate,
+    GivenBack,
+    LeaseId,
+    Placement,
+    Refused,
+    Request,
+    RequestId,
+)
 
 _ATTEMPTS = 3  # workers may die between the grant of a lease and its first use
 
@@ -47,7 +56,7 @@ class _Wish:
     `known` are workers to which it has a channel, `lease` is one for which it wants another channel
     and nothing else, `token` one that its caller was given. A session that would `follow` is told
     where a lease on another node is, and gets no lease that it did not ask for where the one that
-    it named is over.
+    it named is over. `again`: the token's lease was given back early, and its request wants one.
     """
 
     digests: tuple[str, ...]
@@ -56,6 +65,7 @@ class _Wish:
     lease: LeaseId | None
     token: str | None
     follow: bool
+    again: bool
 
 
 class Acquiring:
@@ -104,12 +114,18 @@ class Acquiring:
         self._stopping = True
 
     def release(self, session: Session, fields: Fields) -> None:
-        """End a lease that the session holds; another one's is left alone."""
+        """End a lease that the session holds; another one's is left alone.
+
+        A request may return for another lease after one that its caller was given, for its caller
+        tells when it is over; nobody would of one that the session asked for.
+        """
         lease = LeaseId(read.whole(fields, "lease"))
         held = self._node.leases.get(lease)
         if held is None:
             self._sent_on.release(session, lease)
         elif held.holder == session.key:
+            if held.given and read.flag(fields, "may_return", default=False):
+                self._scheduling.release(lease, may_return=True)
             self._node.release(held, Why.RELEASED)
 
     def ended(self, session: Session) -> None:
@@ -128,9 +144,12 @@ class Acquiring:
             lease=None if lease is None else LeaseId(lease),
             token=read.token_or_none(fields, "token"),
             follow=read.flag(fields, "follow", default=False),
+            again=read.flag(fields, "again", default=False),
         )
 
     async def _granted(self, session: Session, fields: Fields, wish: _Wish) -> Granted | Away:
+        if wish.again and wish.token is not None:
+            return await self._again(session, wish, self._presented.request(session, wish.token))
         if wish.lease is not None or wish.token is not None:
             named = await self._named(session, wish)
             if named is not None:
@@ -160,6 +179,29 @@ class Acquiring:
         except NoWorker:
             return None
         return Granted(placement, workers, (0.0, asyncio.get_running_loop().time() - asked_s))
+
+    async def _again(self, session: Session, wish: _Wish, request: RequestId) -> Granted | Away:
+        """Another lease for a request that gave its last one back too early."""
+        asked_s = asyncio.get_running_loop().time()
+        try:
+            placement = await self._scheduling.wanted(request)
+        except (Refused, GivenBack) as error:
+            raise LeaseOver(f"its request cannot have another lease: {error}") from error
+        queue_s = asyncio.get_running_loop().time() - asked_s
+        if not set(wish.models) <= set(placement.models):
+            self._scheduling.release(placement.lease)
+            raise LeaseOver("its request is for other models")
+        if placement.node != self._node.name:
+            if not wish.follow:
+                raise self._sent_on.given_back(placement)
+            return Away(request, placement, queue_s)
+        self._still_here(session, wish, placement)
+        try:
+            workers = await self._claimed(session, placement, given=True)
+        except NoWorker as error:
+            raise LeaseOver(f"its request's next lease ended at once: {error}") from error
+        load_s = asyncio.get_running_loop().time() - asked_s - queue_s
+        return Granted(placement, workers, (queue_s, load_s))
 
     async def _asked(self, session: Session, fields: Fields, wish: _Wish) -> Granted | Away:
         """A lease of the session's own, as the scheduler gives it."""

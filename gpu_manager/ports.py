@@ -13,6 +13,7 @@ from scheduler.api import (
     Placement,
     Reports,
     Request,
+    RequestId,
     Status,
 )
 
@@ -45,8 +46,12 @@ class Scheduling(Reports, Protocol):
         """Wait for a lease; cancelling the task cancels the request."""
         ...
 
-    def release(self, lease: LeaseId) -> None:
-        """The holder of a lease needs it no more."""
+    async def wanted(self, request: RequestId) -> Placement:
+        """Wait for another lease after one that was released with `may_return`."""
+        ...
+
+    def release(self, lease: LeaseId, *, may_return: bool = False) -> None:
+        """The holder of a lease needs it no more, or (with `may_return`) perhaps later again."""
         ...
 
     async def pin(self, model: ModelId, gpu: GpuId | None = None) -> None:

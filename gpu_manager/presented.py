@@ -9,12 +9,14 @@ from gpu_manager.errors import NotAllowed
 from gpu_manager.leases import Held
 from gpu_manager.node import Node
 from gpu_manager.sessions import Session
-from scheduler.api import BadToken, LeaseClaims, LeaseTokens
+from scheduler.api import BadToken, LeaseClaims, LeaseTokens, RequestId
 
 log = logging.getLogger(__name__)
 
 # The token travels with the request, the grant from the scheduler: so long may it be behind.
 _BEHIND_S = 2.0
+# A token says until when its lease may be claimed; what becomes of its request has no such end.
+_NEVER_LATE_S = float("-inf")
 
 
 class PresentedLeases:
@@ -29,7 +31,7 @@ class PresentedLeases:
 
         NotAllowed where the token is forged, or was given to another function.
         """
-        claims = self._claims(session, token)
+        claims = self._claims(session, token, time.time())
         if claims is None or claims.node != self._node.name:
             return None
         held = await self._arrived(claims)
@@ -37,9 +39,18 @@ class PresentedLeases:
             return None
         return held if held.holder in (None, session.key) else None
 
-    def _claims(self, session: Session, token: str) -> LeaseClaims | None:
+    def request(self, session: Session, token: str) -> RequestId:
+        """The request that a token was given for; its lease may have been given back long ago.
+
+        NotAllowed where the token is forged, or was given to another function.
+        """
+        claims = self._claims(session, token, _NEVER_LATE_S)
+        assert claims is not None, "no token expired before its cluster was there"
+        return claims.request
+
+    def _claims(self, session: Session, token: str, now_s: float) -> LeaseClaims | None:
         try:
-            claims = self._tokens.verify(token, time.time())
+            claims = self._tokens.verify(token, now_s)
         except BadToken as error:
             if error.late:
                 log.info("%s came late: %s", session.identity, error)

@@ -22,7 +22,8 @@ from scheduler.slots import Lease
 _SEQ_STEP = 1 << 40
 # Requests that come back to the front stand before all others, and among themselves in order.
 _FRONT = -(1 << 80)
-# So many releases of leases that are not known are remembered, in case a node reports them later.
+# So many releases of leases that are not known, or not any more, are remembered, in case a node
+# reports them later.
 _MOST_RELEASED = 4096
 
 _IN_A_QUEUE = (Standing.WAITING, Standing.LOCAL)
@@ -121,7 +122,8 @@ class Lifecycle:
             lease = self._placer.leases[pending.lease]
             lease.requests.remove(pending)
             if not lease.requests:
-                out.append(EndLease(lease.slot.id, lease.id, reason))
+                lease.released = True
+                out.append(EndLease(lease.slot.id, lease.id, reason or "released"))
         elif pending.standing is Standing.PAUSED:
             self._unpause(pending)
         else:
@@ -130,13 +132,14 @@ class Lifecycle:
 
     def _finish(self, pending: Pending, outcome: Outcome, reason: str, out: list[Action]) -> None:
         self.requests.pop(pending.request.id, None)
-        if pending.gave_back is not None:
-            _drop(self._returned, pending.gave_back, pending)
+        for lease in pending.gave_back:
+            _drop(self._returned, lease, pending)
         out.append(Finish(pending.request.id, outcome, reason))
 
     def cut_off(self, lease: Lease, after: AfterLoss, reason: str, out: list[Action]) -> None:
         """The GPU work of a lease is lost: its requests fail or wait again, if not done."""
         if lease.released:
+            self._remember(lease.id)  # its manager may not have been told
             self._conclude(lease, out)
             lease.requests.clear()
             return
@@ -189,13 +192,14 @@ class Lifecycle:
             del self._released[next(iter(self._released))]
 
     def _done_for_good(self, lease: LeaseId, out: list[Action]) -> None:
-        """Requests that gave this lease back early, and will not come for another one."""
+        """Requests that gave this lease back early are over, also where they have another one.
+
+        Whoever was given the first one may know of no other.
+        """
         for pending in self._paused.pop(lease, ()):
             self._finish(pending, Outcome.COMPLETED, "", out)
         for pending in self._returned.pop(lease, ()):
-            if pending.standing in _IN_A_QUEUE and self.requests.get(pending.id) is pending:
-                self._placer.take(pending)
-                self._finish(pending, Outcome.COMPLETED, "", out)
+            self._withdraw(pending.id, Outcome.COMPLETED, "", out)
 
     def slot_freed(self, event: SlotFreed, now: float, out: list[Action]) -> None:
         """The manager has ended a lease: its requests are done, unless they may return."""
@@ -219,7 +223,7 @@ class Lifecycle:
         elif lease is not None and lease.may_return:
             if pending not in lease.wanted:
                 lease.wanted.append(pending)
-        elif pending.gave_back is not None:
+        elif pending.gave_back:
             self._repeat(pending, out)
         else:
             out.append(Refuse(event, "this request did not give its lease back early"))
@@ -241,7 +245,7 @@ class Lifecycle:
 
     def _to_the_front(self, pending: Pending, out: list[Action]) -> None:
         assert pending.lease is not None
-        pending.gave_back = pending.lease
+        pending.gave_back.append(pending.lease)
         self._returned.setdefault(pending.lease, []).append(pending)
         self._fronts += 1
         pending.seq = self._fronts

@@ -35,7 +35,7 @@ class Pending:
 
     `seq` is its place in the order of arrival, `number` how many were accepted before it, `rank`
     its place in the queue it is in now; `wait_s` is what it adds to the wait of a local queue;
-    `gave_back` is the lease that it ended early and came back from.
+    `gave_back` are the leases that it ended early and came back from.
     """
 
     __slots__ = (
@@ -66,7 +66,7 @@ class Pending:
         self.standing = Standing.WAITING
         self.at: SlotId | None = None
         self.lease: LeaseId | None = None
-        self.gave_back: LeaseId | None = None
+        self.gave_back: list[LeaseId] = []
         self.wait_s = 0.0
 
     @property

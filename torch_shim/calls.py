@@ -28,7 +28,9 @@ class Calls:
 
     def __init__(self, settings: ShimSettings) -> None:
         self._native = Module.__call__
-        self._roots = Roots(settings.address, settings.credential)
+        self._roots = Roots(
+            settings.address, settings.credential, early_return=settings.early_return
+        )
         self._known: dict[int, Root] = {}
         self._moved: list[weakref.ref[Module]] = []
         self._made: Capture | None = None

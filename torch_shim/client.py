@@ -6,6 +6,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,12 +138,22 @@ class Session:
         """Whether the lease is in force as far as we know."""
         return not lease.over and lease.session == self.name
 
-    def acquire(self, digest: str, batch: int, token: str | None = None) -> Lease | Elsewhere:
+    def acquire(
+        self,
+        digest: str,
+        batch: int,
+        token: str | None = None,
+        *,
+        lease: int | None = None,
+        again: bool = False,
+    ) -> Lease | Elsewhere:
         """A lease for this model, waiting for one if need be.
 
-        With a token it is that lease, or RemoteFailure (LEASE) where it is of no use any more.
+        With a token or a number it is that lease, or RemoteFailure (LEASE) where it is of no use
+        any more; with a token `again`, another one for its request, which gave that one back.
         """
-        answer = self._ask_acquire(digest, batch, token=token, workers=self._known())
+        named = {"token": token, "lease": lease} | ({"again": True} if again else {})
+        answer = self._ask_acquire(digest, batch, workers=self._known(), **named)
         elsewhere = answer.fields.get("elsewhere")
         if elsewhere is not None:
             addresses = tuple(elsewhere["addresses"])
@@ -156,6 +167,15 @@ class Session:
     def release(self, number: int) -> None:
         """A lease that was given elsewhere will not be used."""
         self.control.tell(Kind.RELEASE, {"lease": number})
+
+    def give_back(self, leases: Sequence[Lease]) -> None:
+        """These, which are one by their number, are needed no more, or perhaps later again."""
+        control = self._control
+        held = [lease for lease in leases if self.holds(lease)]
+        for lease in leases:
+            lease.over = True
+        if held and control is not None:
+            control.tell(Kind.RELEASE, {"lease": held[0].number, "may_return": True})
 
     def channel(self, lease: Lease, batch: int) -> Channel | None:
         """A channel of this lease for one call; None if the lease is over meanwhile."""

@@ -3,16 +3,15 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch_shim import placement
 from torch_shim.client import Elsewhere, Lease, Session
 from torch_shim.errors import RemoteFailure, WireError
+from torch_shim.habits import Habits
 from torch_shim.nodes import Nodes
 from torch_shim.placement import Given
+from torch_shim.presented import Bring, Presented, Right
 from torch_shim.protocol import Failure
 from torch_shim.weights import Model
 
@@ -22,37 +21,18 @@ log = logging.getLogger("gpufaas")
 _ATTEMPTS = 3
 _PAUSE_S = 0.25
 
-# Brings a root's weights to a session's node, if they are not there yet.
-Bring = Callable[[Session], Model]
-
-
-class Right(NamedTuple):
-    """What a call needs: a lease, and the session and model that it is for."""
-
-    session: Session
-    model: Model
-    lease: Lease
-
-
-@dataclass(slots=True, eq=False)
-class _Presented:
-    """What became of one request's token."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    session: Session | None = None
-    leases: dict[str, Lease] = field(default_factory=dict)
-    useless: bool = False
-
 
 class Leasing:
     """The leases of this process. Thread-safe."""
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: Nodes, *, early_return: bool = True) -> None:
+        """With `early_return`, a request's lease goes back after what seems to be its last call."""
         self._nodes = nodes
+        self._habits = Habits() if early_return else None
         self._lock = threading.Lock()
         self._asked: dict[str, tuple[Session, Lease]] = {}
         self._asking: dict[str, threading.Lock] = {}
-        self._presented: WeakKeyDictionary[Given, _Presented] = WeakKeyDictionary()
+        self._presented: WeakKeyDictionary[Given, Presented] = WeakKeyDictionary()
 
     def right(self, batch: int, bring: Bring) -> Right:
         """A lease in force as far as we know, waiting for one if need be.
@@ -61,44 +41,18 @@ class Leasing:
         """
         given = placement.current()
         if given is not None:
-            found = self._given(given, batch, bring)
+            found = self._presented_by(given).right(batch, bring)
             if found is not None:
                 return found
         return self._own(batch, bring)
 
-    # -- a lease that the request was given -------------------------------------------------------
-
-    def _given(self, given: Given, batch: int, bring: Bring) -> Right | None:
-        """That lease; None where it has ended, or its node cannot be reached."""
+    def _presented_by(self, given: Given) -> Presented:
         with self._lock:
-            known = self._presented.setdefault(given, _Presented())
-        if known.useless:
-            return None
-        try:
-            return self._present(known, given, batch, bring)
-        except RemoteFailure as failure:
-            if failure.failure != Failure.LEASE:
-                raise
-            log.info("the lease that this request was given is of no use any more: %s", failure)
-        except WireError as error:
-            log.warning("the lease that this request was given cannot be used: %s", error)
-        known.useless = True
-        return None
-
-    def _present(self, known: _Presented, given: Given, batch: int, bring: Bring) -> Right:
-        session = known.session
-        if session is None:
-            session = known.session = self._nodes.reach(given.addresses, given.node)
-        model = bring(session)
-        lease = known.leases.get(model.digest)
-        if lease is None or not session.holds(lease):
-            with known.lock:
-                lease = known.leases.get(model.digest)
-                if lease is None or not session.holds(lease):
-                    found = session.acquire(model.digest, batch, given.token)
-                    assert isinstance(found, Lease), "a token is for one node"
-                    lease = known.leases[model.digest] = found
-        return Right(session, model, lease)
+            known = self._presented.get(given)
+            if known is None:
+                known = self._presented[given] = Presented(given, self._nodes, self._habits)
+                given.at_end(known.request_ended)
+            return known
 
     # -- a lease that we ask for ------------------------------------------------------------------
 

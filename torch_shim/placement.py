@@ -4,6 +4,7 @@ A function's runtime says around every request
 
     with placement.given(headers.get("X-Gpu-Address"), headers.get("X-Gpu-Lease")):
         handle(request)
+        answer.headers["X-Gpu-Models"] = ",".join(placement.used())
 
 and the calls in it, in asyncio tasks, and in threads that were started with a copy of its context
 (`asyncio.to_thread` is) use that lease. Other threads, and requests without, ask by themselves.
@@ -11,19 +12,34 @@ and the calls in it, in asyncio tasks, and in threads that were started with a c
 
 import base64
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+# Nobody expects more of a request, and the names of all have to fit into a header.
+_MOST_MODELS = 64
+
 
 class Given:
-    """One request's lease: its token, and where the GPU manager is that knows it."""
+    """One request: its lease's token, if any, and where the GPU manager is that knows it."""
 
     def __init__(self, addresses: tuple[str, ...], token: str) -> None:
         self.addresses = addresses
         self.token = token
         self.node = node_of(token)
         self.over = False  # the request has been answered: whoever still runs asks by itself
+        self.models: dict[str, None] = {}  # whose graphs it called, the first one first
+        self._at_end: list[Callable[[], None]] = []
+
+    def at_end(self, do: Callable[[], None]) -> None:
+        """Have this done once the request has been answered."""
+        self._at_end.append(do)
+
+    def ends(self) -> None:
+        """It has been answered."""
+        self.over = True
+        for do in self._at_end:
+            do()
 
 
 _current: ContextVar[Given | None] = ContextVar("gpufaas_placement", default=None)
@@ -38,25 +54,38 @@ def given(addresses: str | Iterable[str] | None, token: str | None) -> Iterator[
     if isinstance(addresses, str):
         addresses = addresses.split(",")
     found = tuple(address.strip() for address in addresses or () if address.strip())
-    request = Given(found, token) if token and found else None
+    request = Given(found, token if token and found else "")
     before = _current.set(request)
     try:
         yield
     finally:
-        if request is not None:
-            request.over = True
+        request.ends()
         _current.reset(before)
 
 
 def current() -> Given | None:
     """The placement of the request that this code serves, unless there is none."""
     found = _current.get()
-    return None if found is None or found.over else found
+    return None if found is None or found.over or not found.token else found
 
 
 def served() -> bool:
     """Whether this code began with a request that had a lease, which may be over by now."""
-    return _current.get() is not None
+    found = _current.get()
+    return found is not None and bool(found.token)
+
+
+def used() -> list[str]:
+    """The digests of the models whose graphs this request has called, in order of first use."""
+    found = _current.get()
+    return [] if found is None else list(found.models)
+
+
+def note(digest: str) -> None:
+    """The request that this code serves, if any, calls a graph of this model."""
+    found = _current.get()
+    if found is not None and not found.over and len(found.models) < _MOST_MODELS:
+        found.models.setdefault(digest)
 
 
 def node_of(token: str) -> str | None:

@@ -13,7 +13,7 @@ from torch_shim.channel import Channel
 from torch_shim.client import Lease
 from torch_shim.errors import RemoteFailure, Unreachable, WireError
 from torch_shim.kept import Kept
-from torch_shim.leasing import Right
+from torch_shim.presented import Right
 from torch_shim.programs import Program, digest_of
 from torch_shim.protocol import Failure
 from torch_shim.report import report
@@ -112,7 +112,8 @@ class RemoteProgram:
         crashes = resends = 0
         while True:
             try:
-                session, model, lease = right(batch)
+                found = right(batch)
+                session, model, lease, _ = found
                 channel = session.channel(lease, batch)
             except WireError as error:
                 if isinstance(error, Unreachable) and not crashes:
@@ -122,8 +123,11 @@ class RemoteProgram:
             if channel is None:
                 lease.over = True
                 continue
+            answered = False
+            found.begins()
             try:
-                return self._once(args, model, channel, lease, rng)
+                outputs = self._once(args, model, channel, lease, rng)
+                answered = True
             except RemoteFailure as failure:
                 if failure.failure == Failure.LEASE:
                     lease.over = True
@@ -135,8 +139,11 @@ class RemoteProgram:
             except WireError as error:
                 session.lost(lease)
                 crashes = self._crashed(crashes, error)
+            else:
+                return outputs
             finally:
                 session.give(lease, channel)
+                found.ends(answered=answered)
 
     def _crashed(self, crashes: int, error: WireError) -> int:
         """One crash more; a call is pure, and may be repeated once."""

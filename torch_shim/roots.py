@@ -13,8 +13,9 @@ from torch_shim.background import Abandoned
 from torch_shim.client import Session
 from torch_shim.errors import NoWeights
 from torch_shim.image_memory import ImageMemories
-from torch_shim.leasing import Leasing, Right
+from torch_shim.leasing import Leasing
 from torch_shim.nodes import Nodes
+from torch_shim.presented import Right
 from torch_shim.weights import Model, Weights
 
 
@@ -62,9 +63,12 @@ def root_of_inputs(values: Iterable[Any]) -> Root:
 class Roots:
     """Knows, thread by thread, whose call is going on."""
 
-    def __init__(self, address: str | None, credential: str | None) -> None:
+    def __init__(
+        self, address: str | None, credential: str | None, *, early_return: bool = True
+    ) -> None:
         self._address = address
         self._credential = credential or ""
+        self._early_return = early_return
         self._parts: tuple[Nodes, Leasing] | None = None
         self._lock = threading.Lock()
         self._memories = ImageMemories()
@@ -158,7 +162,7 @@ class Roots:
                 if self._parts is None:
                     assert self._address is not None, "only where there is a manager"
                     nodes = Nodes(self._address, self._credential)
-                    self._parts = nodes, Leasing(nodes)
+                    self._parts = nodes, Leasing(nodes, early_return=self._early_return)
         return self._parts
 
     def _bring(self, root: Root, session: Session) -> Model:

@@ -24,6 +24,7 @@ class ShimSettings:
     tracing: Tracing = "background"
     stats: str | None = None  # a path, or the number of an open file descriptor
     capture: bool = True
+    early_return: bool = True  # of leases, after what seems to be a request's last call
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "ShimSettings":
@@ -37,6 +38,7 @@ class ShimSettings:
             tracing=_tracing(environment, "GPUFAAS_TRACING"),
             stats=environment.get("GPUFAAS_STATS") or None,
             capture=_switch(environment, "GPUFAAS_CAPTURE", default=True),
+            early_return=_switch(environment, "GPUFAAS_EARLY_RETURN", default=True),
         )
 
 

@@ -1,6 +1,6 @@
 """Leases given back early: every order in which release, wish, failure and freeing can come."""
 
-from scheduler.actions import Dispatch
+from scheduler.actions import Dispatch, EndLease
 from scheduler.events import LeaseReleased, LeaseWanted, RunFailed, SlotFreed
 from scheduler.model import LeaseId, Outcome, RequestId, SlotId
 from tests.builders import a_core, request
@@ -63,6 +63,30 @@ def test_request_is_completed_when_its_old_lease_is_released_for_good_while_it_w
     assert ended(world.send(LeaseReleased(FIRST))) == {"r0": Outcome.COMPLETED}
     assert placements(world.free("g0")) == []
     assert world.ends[R0] == [Outcome.COMPLETED]
+
+
+def test_request_is_completed_when_its_first_lease_is_released_for_good_while_it_has_another() -> (
+    None
+):
+    """Whoever was given the first lease knows of no other."""
+    world = paused("x")
+    world.free("g0")
+    again = only(Dispatch, world.send(LeaseWanted(R0)))
+    actions = world.send(LeaseReleased(FIRST))
+    assert ended(actions) == {"r0": Outcome.COMPLETED}
+    assert only(EndLease, actions).lease == again.lease
+    assert ended(world.free("g0")) == {}
+    assert world.ends[R0] == [Outcome.COMPLETED]
+    assert not world.leases
+
+
+def test_request_is_completed_when_its_first_lease_is_released_for_good_after_two_returns() -> None:
+    world = paused()
+    world.send(LeaseWanted(R0))
+    world.release("g0", may_return=True)
+    world.free("g0")
+    assert ended(world.send(LeaseReleased(FIRST))) == {"r0": Outcome.COMPLETED}
+    assert not world.core.requests
 
 
 def test_request_is_not_paused_when_an_early_release_follows_the_final_one() -> None:

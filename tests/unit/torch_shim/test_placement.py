@@ -1,6 +1,7 @@
 """What a request was given: known in its own tasks and threads, and nowhere else."""
 
 import asyncio
+import contextvars
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -38,6 +39,55 @@ def test_request_has_no_placement_when_a_header_is_missing(
 ) -> None:
     with placement.given("tcp:a:1", "outer"), placement.given(addresses, given):
         assert placement.current() is None
+
+
+@pytest.mark.parametrize("given", [(None, None), ("tcp:a:1", TOKEN)])
+def test_models_are_told_in_order_of_first_use(given: tuple[str | None, str | None]) -> None:
+    assert placement.used() == []
+    with placement.given(*given):
+        for digest in "bab":
+            placement.note(digest)
+        assert placement.used() == ["b", "a"]
+    assert placement.used() == []
+    with placement.given(*given):
+        assert placement.used() == []
+
+
+def test_models_are_each_requests_own_when_two_are_served_at_once() -> None:
+    async def serve(digest: str) -> list[str]:
+        with placement.given(None, None):
+            await asyncio.sleep(0.01)
+            await asyncio.to_thread(placement.note, digest)
+            return placement.used()
+
+    async def both() -> list[list[str]]:
+        return list(await asyncio.gather(serve("a"), serve("b")))
+
+    assert asyncio.run(both()) == [["a"], ["b"]]
+
+
+def test_models_of_a_thread_are_nobodys_when_its_request_is_over() -> None:
+    with placement.given(None, None):
+        context = contextvars.copy_context()
+    context.run(placement.note, "a")
+    assert context.run(placement.used) == []
+
+
+def test_models_are_not_told_without_end() -> None:
+    with placement.given(None, None):
+        for number in range(1000):
+            placement.note(f"{number:064}")
+        assert placement.used() == [f"{number:064}" for number in range(64)]
+
+
+def test_what_is_to_be_done_at_a_requests_end_is_done_once() -> None:
+    done: list[bool] = []
+    with placement.given("tcp:a:1", TOKEN):
+        found = placement.current()
+        assert found is not None
+        found.at_end(lambda: done.append(found.over))
+        assert done == []
+    assert done == [True]
 
 
 def test_requests_at_once_have_their_own_in_one_event_loop() -> None:

@@ -1,0 +1,218 @@
+"""The lease that a request was given: when it goes back, and where the request gets another one."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_manager.api import Identity
+from scheduler.events import LeaseReleased
+from tests.cluster import Scheduler, a_scheduler, leases_of, soon
+from tests.joined import Joined, joined
+from tests.manager_client import Weights, really
+from tests.unit.gpu_manager.test_joined import given, token, uploaded
+from torch_shim import placement
+from torch_shim.client import Session
+from torch_shim.habits import ENOUGH, Habits
+from torch_shim.nodes import Nodes
+from torch_shim.presented import Presented, Right
+from torch_shim.protocol import Kind
+from torch_shim.weights import Model
+
+
+@dataclass
+class Function:
+    """One request of a function that is known to make one call of its model."""
+
+    presented: Presented
+    nodes: Nodes
+    habits: Habits
+    image: Weights
+
+    async def right(self) -> Right | None:
+        return await asyncio.to_thread(self.presented.right, 1, self.bring)
+
+    async def call(self) -> Right:
+        """A call that is answered."""
+        right = await self.right()
+        assert right is not None
+        right.begins()
+        right.ends(answered=True)
+        return right
+
+    def bring(self, session: Session) -> Model:
+        session.control.ask(Kind.UPLOAD, self.image.offer, (), [self.image.descriptor])
+        return Model(self.image.digest, self.image.table, {})
+
+
+@contextmanager
+def request(it: Joined, image: Weights, shown: str, *, sure: bool = True) -> Iterator[Function]:
+    """A request that shows this token; `sure` says whether the function has its habits."""
+    nodes = Nodes(
+        str(it.manager.addresses[0]), it.manager.credentials.issue(Identity("team", "function"))
+    )
+    habits = Habits()
+    for _ in range(ENOUGH if sure else 0):
+        habits.finished([image.digest], 1)
+    with placement.given(nodes.own.address, shown):
+        found = placement.current()
+        assert found is not None
+        presented = Presented(found, nodes, habits)
+        found.at_end(presented.request_ended)
+        yield Function(presented, nodes, habits, image)
+    nodes.close()
+
+
+def returned(it: Scheduler) -> list[int]:
+    """The leases that were given back early."""
+    events = [event for event in it.events if isinstance(event, LeaseReleased)]
+    return [event.lease for event in events if event.may_return]
+
+
+@really
+async def test_lease_goes_back_when_the_last_call_was_answered(tmp_path: Path) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        _, image = await uploaded(node)
+        lease = await given(it, image)
+        with request(node, image, token(lease)) as function:
+            right = await function.call()
+            assert right.lease.over
+            await soon(lambda: not leases_of(it))
+            assert returned(it) == [lease.lease]
+        assert function.habits.calls([image.digest]) == 1
+        image.close()
+    await it.stop()
+
+
+@pytest.mark.parametrize("why", ["not sure", "no answer", "another call runs", "another asks"])
+def test_lease_is_kept_when_a_further_call_may_come(tmp_path: Path, why: str) -> None:
+    @really
+    async def try_it() -> None:
+        it = await a_scheduler()
+        async with joined(tmp_path, it.url) as node:
+            _, image = await uploaded(node)
+            lease = await given(it, image)
+            with request(node, image, token(lease), sure=why != "not sure") as function:
+                right = await function.right()
+                assert right is not None
+                right.begins()
+                if why == "another call runs":
+                    right.begins()
+                if why == "another asks":
+                    function.presented._asking.acquire()  # noqa: SLF001 - as a call that waits
+                right.ends(answered=why != "no answer")
+                assert not right.lease.over
+                assert leases_of(it) == {lease.lease}
+            image.close()
+        assert returned(it) == []
+        await it.stop()
+
+    try_it()
+
+
+@really
+async def test_request_learns_how_many_calls_it_made_when_it_ends(tmp_path: Path) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        _, image = await uploaded(node)
+        lease = await given(it, image)
+        with request(node, image, token(lease), sure=False) as function:
+            for _ in range(3):
+                await function.call()
+            for _ in range(ENOUGH - 1):
+                function.habits.finished([image.digest], 3)
+            assert function.habits.calls([image.digest]) is None
+        assert function.habits.calls([image.digest]) == 3
+        image.close()
+    await it.stop()
+
+
+@really
+async def test_request_gets_another_lease_when_it_makes_a_further_call(tmp_path: Path) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        _, image = await uploaded(node)
+        lease = await given(it, image)
+        with request(node, image, token(lease)) as function:
+            await function.call()
+            second, third = await function.call(), await function.call()
+            assert second.lease is third.lease
+            assert second.lease.number > lease.lease
+            assert leases_of(it) == {second.lease.number}
+            assert function.habits.calls([image.digest]) is None
+        it.driver.release(lease.lease)
+        await soon(lambda: not leases_of(it))
+        assert returned(it) == [lease.lease]
+        assert it.driver.status().counts.finished == {"completed": 1}
+        image.close()
+    await it.stop()
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_request_goes_to_another_node_when_its_own_is_busy(tmp_path: Path, reached: bool) -> None:  # noqa: FBT001 - a case
+    @really
+    async def try_it() -> None:
+        it = await a_scheduler()
+        more: dict[str, Any] = {} if reached else {"advertise": ("unix:@gpufaas-nobody",)}
+        async with joined(tmp_path, it.url) as near:
+            _, image = await uploaded(near)
+            lease = await given(it, image)
+            with request(near, image, token(lease)) as function:
+                await function.call()
+                await given(it, image, "gateway/2")
+                async with joined(tmp_path, it.url, name="n1", **more):
+                    await soon(lambda: len(it.driver.status().gpus) == 2)
+                    right = await function.right()
+                    if reached:
+                        assert right is not None
+                        assert right.session.node == "n1"
+                        assert (await function.call()).lease is right.lease
+                        it.driver.release(lease.lease)
+                    else:  # it asks by itself from now on
+                        assert right is None
+                        assert await function.right() is None
+                    await soon(lambda: len(leases_of(it)) == 1)
+                    assert it.driver.status().counts.finished == {"completed": 1}
+            image.close()
+        await it.stop()
+
+    try_it()
+
+
+@really
+async def test_request_asks_by_itself_when_its_caller_has_ended_it(tmp_path: Path) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        _, image = await uploaded(node)
+        lease = await given(it, image)
+        with request(node, image, token(lease)) as function:
+            await function.call()
+            it.driver.release(lease.lease)
+            assert await function.right() is None
+        assert it.driver.status().counts.finished == {"completed": 1}
+        image.close()
+    await it.stop()
+
+
+@really
+async def test_answer_stands_when_the_manager_is_gone_before_the_lease_goes_back(
+    tmp_path: Path,
+) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        _, image = await uploaded(node)
+        lease = await given(it, image)
+        with request(node, image, token(lease)) as function:
+            right = await function.right()
+            assert right is not None
+            right.begins()
+            right.session.control.wire.socket.close()
+            right.ends(answered=True)
+            assert right.lease.over
+        image.close()
+    await it.stop()
