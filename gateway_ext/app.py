@@ -72,7 +72,8 @@ class _Rest:
         if path in _HEALTH:
             await self._health(scope, send)
             return
-        await self._by_segment.get(path.split("/", 2)[1], _nothing)(scope, receive, send)
+        first = path[1:].partition("/")[0]  # `OPTIONS *` has a path without a slash
+        await self._by_segment.get(first, _nothing)(scope, receive, send)
 
     async def _system(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Ask for credentials, and count how it was answered."""

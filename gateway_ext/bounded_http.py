@@ -18,11 +18,12 @@ _TOO_LARGE = (
 class BoundedHttp(HttpToolsProtocol):
     """Ends a connection whose next head is endless, or does not come to its end in time.
 
-    The parser itself has no bounds: it would collect the head of a request for ever.
+    The parser itself has no bounds: it would collect the head of a request for ever, and likewise
+    the trailers behind a chunked body, which are none of the request's headers and are dropped.
     """
 
     _in_head = False
-    _head_bytes = 0
+    _quiet_bytes = 0  # since a head began, or the last piece of a body came
     _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -37,24 +38,35 @@ class BoundedHttp(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """A head that came whole costs one comparison."""
+        self._quiet_bytes += len(data)
         super().data_received(data)
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > _MOST_BYTES:
-                self._refuse()
-            elif self._patience is None:
-                self._wait_for_head()
+        if self._quiet_bytes > _MOST_BYTES:
+            self._refuse()
+        elif self._in_head and self._patience is None:
+            self._wait_for_head()
 
     def on_message_begin(self) -> None:
         """A head begins."""
         self._in_head = True
-        self._head_bytes = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """It is whole."""
+        self._quiet_bytes = 0
         self._end_of_head()
         super().on_headers_complete()
+        # A trailer would else become a header of the request, past whoever checks those in front.
+        self.headers = []
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._quiet_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Nothing follows but another head."""
+        self._quiet_bytes = 0
+        super().on_message_complete()
 
     def _wait_for_head(self) -> None:
         self._patience = self.loop.call_later(_MOST_S, self._give_up)

@@ -17,12 +17,13 @@ from gateway_ext.auth import Auth, Credentials, credentials_in
 from gateway_ext.errors import BadRequest
 from gateway_ext.invoke import Invoke
 from gateway_ext.jobs.app import Jobs, jobs_of
+from gateway_ext.keeping import Keeping, KeepingPace, Pinning
 from gateway_ext.leasing import Leases, Leasing
 from gateway_ext.limits import InvokeSettings
 from gateway_ext.logs_route import Logs
 from gateway_ext.meters import Meters
 from gateway_ext.model import FunctionId
-from gateway_ext.ports import Provider
+from gateway_ext.ports import Capacity, Provider
 from gateway_ext.scaler import Scaler, ScalerSettings
 from gateway_ext.serving import listen, serving
 from gateway_ext.settings import GatewaySettings
@@ -41,16 +42,25 @@ class Gateway:
     """Serves functions of one provider; use it as a context.
 
     `leases` is who lends GPUs (`scheduler.client.SchedulerClient`, opened and closed by its
-    owner); with none, functions ask for theirs by themselves.
+    owner); with none, functions ask for theirs by themselves. `pinning` is who keeps models in GPU
+    memory (another such client, an administrator's), `capacity` says what the GPUs have.
     """
 
     def __init__(
-        self, settings: GatewaySettings, provider: Provider, leases: Leases | None = None
+        self,
+        settings: GatewaySettings,
+        provider: Provider,
+        leases: Leases | None = None,
+        *,
+        pinning: Pinning | None = None,
+        capacity: Capacity | None = None,
     ) -> None:
         _check(settings)
         self._settings = replace(settings, release=settings.release or _version())
         self._provider = provider
         self._leases = leases
+        self._pinning = pinning
+        self._capacity = capacity
         self._logs = Logs(provider)
         self._exits = contextlib.AsyncExitStack()
         self._serving = False
@@ -115,9 +125,12 @@ class Gateway:
         if settings.scaling:
             self._scaler = await exits.enter_async_context(self._make_scaler(jobs))
             self._scaler.register(meters.registry)
+        if self._pinning is not None:
+            keeping = Keeping(self.functions, self._pinning, KeepingPace())
+            await exits.enter_async_context(keeping)
         parts = Parts(
             invoke=invoke,
-            system=make_system(self._provider, self.meters, settings),
+            system=make_system(self._provider, self.meters, settings, self._capacity),
             logs=self._logs,
             auth=None if self.credentials is None else Auth(self.credentials),
             readiness=self.readiness,

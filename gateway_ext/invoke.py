@@ -29,9 +29,11 @@ from gateway_ext.upstream_http import Client, Connection
 log = logging.getLogger(__name__)
 
 PREFIX = "/function/"
+_PREFIX = PREFIX.encode()
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _SERVER_ERROR, _GONE = 500, 499
 _LENGTHS = (b"content-length", b"transfer-encoding")
+_BODILESS = (204, 304)
 
 
 class Direct(NamedTuple):
@@ -110,7 +112,8 @@ class Invoke:
 
     def _find(self, path: bytes) -> tuple[Function, bytes]:
         """The function that a path names, and the path that is the function's own."""
-        name, slash, rest = path[len(PREFIX) :].partition(b"/")
+        # Where the prefix itself is written with escapes, there is no name to be found.
+        name, slash, rest = path.removeprefix(_PREFIX).partition(b"/")
         function = self._functions.by_path(name)
         if function is not None:
             return function, slash + rest
@@ -261,6 +264,8 @@ async def _pieces(exchange: Exchange, connection: Connection) -> AsyncIterator[b
 def _back(call: Call, connection: Connection) -> list[Header]:
     """The headers of the answer; what it says of its models is learned."""
     back, models = headers.answered(connection.headers)
+    if connection.status in _BODILESS:  # a length without a body is a broken answer to our server
+        back = [header for header in back if header[0] not in _LENGTHS]
     if models:
         call.function.learned.saw(models)
     back += _ours(call)

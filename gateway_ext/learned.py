@@ -42,6 +42,11 @@ class Learned:
         self._recent.append(frozenset(models))
         self.models = tuple(model for model in models if all(model in one for one in self._recent))
 
+    @property
+    def known(self) -> bool:
+        """Whether calls, or whoever deployed it, have said anything since it was forgotten."""
+        return bool(self.models or self._recent)
+
     def forget(self) -> None:
         """Whoever has the models does not know them any more."""
         self._recent.clear()

@@ -122,6 +122,14 @@ class Provider(Protocol):
         ...
 
 
+class Capacity(Protocol):
+    """What the GPUs are known to have."""
+
+    def largest_gpu_bytes(self) -> int | None:
+        """The memory of the largest one; None where none is known."""
+        ...
+
+
 class Injection(Protocol):
     """What a GPU function is given so that the shim wakes up in it."""
 

@@ -22,6 +22,14 @@ def memory_bytes(text: str) -> int:
     return int(found)
 
 
+def shown(amount_bytes: int) -> str:
+    """An amount of memory as people read it: `512 MiB`, `15.8 GiB`."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if amount_bytes >= 1 << power:
+            return f"{round(amount_bytes / (1 << power), 1):g} {unit}"
+    return f"{amount_bytes} B"
+
+
 def cpus(text: str) -> float:
     """Cores: `2`, `0.5`, or thousandths of one as `250m`."""
     match = _CPU.fullmatch(text.strip())

@@ -99,7 +99,7 @@ def step_of(wishes: Wishes) -> int:
 
 def _from_zero(seen: Observed, wishes: Wishes, past: Past, now_s: float) -> Decision:
     past = replace(past, fewer_since_s=math.inf)
-    if not seen.busy:
+    if not (seen.waiting or seen.queued):  # a call in flight has an instance, until it is over
         return Decision(0, past)
     return Decision(max(1, wishes.scale_min), replace(past, raised_at_s=now_s))
 

@@ -17,7 +17,7 @@ from gateway_ext.answers import body_of, done, failed, shown
 from gateway_ext.asgi import App
 from gateway_ext.errors import BadRequest, GatewayError, ProviderFailed, UnknownNamespace
 from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId, FunctionStatus, Namespace
-from gateway_ext.ports import Provider
+from gateway_ext.ports import Capacity, Provider
 from gateway_ext.settings import GatewaySettings
 
 _log = logging.getLogger(__name__)
@@ -34,9 +34,18 @@ class Counts(Protocol):
         ...
 
 
-def make_system(provider: Provider, counts: Counts, settings: GatewaySettings) -> App:
-    """The application for everything below /system but logs and jobs; it checks no credentials."""
-    functions, world = _Functions(provider, counts, settings), _World(provider, settings)
+def make_system(
+    provider: Provider,
+    counts: Counts,
+    settings: GatewaySettings,
+    capacity: Capacity | None = None,
+) -> App:
+    """The application for everything below /system but logs and jobs; it checks no credentials.
+
+    With no `capacity` every wish for memory is accepted.
+    """
+    functions = _Functions(provider, counts, settings, capacity)
+    world = _World(provider, settings)
     routes = [
         _route("/system/functions", GET=functions.list, POST=functions.create,
                PUT=functions.update, DELETE=functions.remove),
@@ -77,10 +86,17 @@ async def _no_route(request: Request, error: Exception) -> Response:
 class _Functions:
     """What is done with functions."""
 
-    def __init__(self, provider: Provider, counts: Counts, settings: GatewaySettings) -> None:
+    def __init__(
+        self,
+        provider: Provider,
+        counts: Counts,
+        settings: GatewaySettings,
+        capacity: Capacity | None,
+    ) -> None:
         self._provider = provider
         self._counts = counts
         self._settings = settings
+        self._capacity = capacity
 
     async def list(self, request: Request) -> Response:
         found = await self._provider.functions(_namespace(request))
@@ -98,6 +114,10 @@ class _Functions:
 
     async def _deploy(self, request: Request, *, update: bool) -> Response:
         wanted = wire.deployment(await body_of(request))
+        self._check_replicas(wishes.of(wanted).scale_max)
+        largest_bytes = None if self._capacity is None else self._capacity.largest_gpu_bytes()
+        if largest_bytes is not None:
+            wishes.refuse_beyond(wanted, largest_bytes)
         await self._provider.deploy(wanted, update=update)
         _log.info("%s %s: %s", "updated" if update else "deployed", wanted.id, wanted.image)
         return done()
@@ -112,9 +132,7 @@ class _Functions:
     async def scale(self, request: Request) -> Response:
         sent = wire.scaling(await body_of(request))
         function = _function(request, sent.namespace)
-        most = self._settings.max_replicas
-        if sent.replicas > most:
-            raise BadRequest(f"{sent.replicas} replicas are more than the {most} that may be asked")
+        self._check_replicas(sent.replicas)
         await self._provider.scale(function, sent.replicas)
         _log.info("scaled %s to %d", function, sent.replicas)
         return done()
@@ -139,6 +157,11 @@ class _Functions:
         if replicas != status.replicas:
             _log.info("an alert scales %s from %d to %d", function, status.replicas, replicas)
             await self._provider.scale(function, replicas)
+
+    def _check_replicas(self, replicas: int) -> None:
+        most = self._settings.max_replicas
+        if replicas > most:
+            raise BadRequest(f"{replicas} replicas are more than the {most} that may be asked")
 
     def _shown(self, status: FunctionStatus) -> wire.Json:
         return wire.status_json(status, self._counts.invocations_of(str(status.deployment.id)))

@@ -95,6 +95,15 @@ def of(deployment: Deployment, default_timeout_s: float = _TIMEOUT_S) -> Wishes:
     )
 
 
+def refuse_beyond(deployment: Deployment, largest_bytes: int) -> None:
+    """BadDeployment where it wishes for more memory than the largest GPU has."""
+    read = _Reader(deployment)
+    if (read.ours("memory", quantities.memory_bytes, None) or 0) > largest_bytes:
+        said = read.ours("memory", str, "")
+        largest = quantities.shown(largest_bytes)
+        raise BadDeployment(f"{OURS}memory: {said}: the largest GPU has {largest}")
+
+
 # -- where a value stands ------------------------------------------------------------------------
 
 

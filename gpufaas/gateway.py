@@ -25,6 +25,7 @@ from gpufaas.administrator import default_address
 from gpufaas.arguments import Commands
 from gpufaas.credentials import add_secret_option, cluster_secret, state_folder
 from gpufaas.errors import CommandError
+from gpufaas.garbage import settle
 from gpufaas.injection import ShimInjection
 from gpufaas.remote import Remote, scheduler_urls
 from gpufaas.settings import read_settings
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 _STATE = "gateway"
 # So long a call that needs a GPU waits for a scheduler that leads.
 _PATIENCE_S = 30.0
+# Pinning waits less: it is tried again.
+_PINNING_PATIENCE_S = 5.0
 
 
 def add_parser(commands: Commands) -> None:
@@ -113,11 +116,15 @@ async def _serve(
         loop.add_signal_handler(number, stop.set)
     Path(settings.state_dir).mkdir(parents=True, exist_ok=True)
     injection = ShimInjection(node, secret, Remote(urls, token(secret, Role.CALLER)))
+    provider = make_provider(settings, injection, environment)
+    administrator = token(secret, Role.ADMIN)
     async with (
         _kept_up_to_date(injection),
         _leases(urls, token(secret, Role.CALLER)) as leases,
-        Gateway(settings, make_provider(settings, injection, environment), leases) as gateway,
+        SchedulerClient(urls, administrator, patience_s=_PINNING_PATIENCE_S) as pinning,
+        Gateway(settings, provider, leases, pinning=pinning, capacity=injection) as gateway,
     ):
+        settle()
         log.info("documentation at %s", gateway.url)
         await stop.wait()
         log.info("stopping: calls in flight have %g s", settings.drain_s)

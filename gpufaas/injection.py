@@ -41,6 +41,10 @@ class ShimInjection:
             found["GPUFAAS_GPU_NAME"] = str(self._largest["gpu_type"])
         return found
 
+    def largest_gpu_bytes(self) -> int | None:
+        """The memory of the largest GPU; None before any was seen."""
+        return None if self._largest is None else int(self._largest["memory_bytes"])
+
     async def look(self) -> None:
         """Ask the scheduler what GPUs there are; what was known stays if it does not answer."""
         try:

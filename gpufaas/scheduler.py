@@ -17,6 +17,7 @@ from gpufaas.arguments import Commands
 from gpufaas.credentials import add_secret_option, cluster_secret, state_folder
 from gpufaas.errors import CommandError
 from gpufaas.etcd import etcd_server
+from gpufaas.garbage import settle
 from gpufaas.settings import host_and_port, read_settings
 from scheduler import policies
 from scheduler.adapters.etcd_channel import EtcdSettings
@@ -122,6 +123,7 @@ async def _serve(settings: Settings, secret: bytes) -> None:
     async with recording(settings.scheduler.record) as recorder, _store(settings.etcd) as store:
         service = Service(settings, secret, name, url, recorder)
         async with serving(service.app, listener):
+            settle()
             log.info("%s answers at %s, documentation at %s/docs", name, url, url)
             working = asyncio.create_task(service.run(store))
             stopping = asyncio.create_task(stop.wait())

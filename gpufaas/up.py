@@ -108,7 +108,7 @@ async def _run(options: argparse.Namespace, settings: Everything, folder: StackF
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
-    working = loop.create_task(_work(options, settings, folder, stop, began_s))
+    working = loop.create_task(_work(options, settings, folder, began_s))
     stopping = loop.create_task(stop.wait())
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not working.done():
@@ -120,12 +120,9 @@ async def _run(options: argparse.Namespace, settings: Everything, folder: StackF
 
 
 async def _work(
-    options: argparse.Namespace,
-    settings: Everything,
-    folder: StackFolder,
-    stop: asyncio.Event,
-    began_s: float,
+    options: argparse.Namespace, settings: Everything, folder: StackFolder, began_s: float
 ) -> int:
+    """Until it is cancelled, once: a second time would cut off the parts while they end."""
     _free(settings.gateway.listen, "the gateway", "--port N")
     async with _etcd(settings, folder) as etcd, Children(log) as children:
         plan = _plan(options, settings, folder, etcd)
@@ -137,7 +134,7 @@ async def _work(
         if options.examples and not await show_examples(plan):
             return 1
         if not options.once:
-            await stop.wait()
+            await asyncio.get_running_loop().create_future()
     return 0
 
 

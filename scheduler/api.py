@@ -37,7 +37,7 @@ from scheduler.events import (
     RunFinished,
     SlotFreed,
 )
-from scheduler.leases import LeaseClaims, LeaseTokens
+from scheduler.leases import LeaseClaims, LeaseTokens, addresses_for_token
 from scheduler.model import (
     AfterLoss,
     Estimate,
@@ -127,6 +127,7 @@ __all__ = [
     "Status",
     "Tier",
     "TooLarge",
+    "addresses_for_token",
 ]
 
 

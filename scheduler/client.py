@@ -8,8 +8,10 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 import aiohttp
 
@@ -29,6 +31,7 @@ from scheduler.errors import (
     Unreachable,
 )
 from scheduler.model import Estimate, LeaseId, Placement, Request, RequestId, SlotId
+from scheduler.waits import Waits
 
 # A scheduler that took longer to answer than connecting may take had the request: it led.
 _HELD_S = 2.5
@@ -46,6 +49,7 @@ _ALIVE = {
 }
 _OK, _DONE, _UNAUTHORIZED = 200, 204, 401
 _NOT_LEADING = "not-leading"
+_LISTED = "listed"  # what an answer is called that is no object
 
 # Posts JSON with these headers to a URL, and returns the status and the body of the answer; what
 # goes wrong on the way is an OSError or a ValueError.
@@ -72,9 +76,9 @@ class SchedulerClient:
 
     A request whose leader goes away is asked for again at the next one, with its id and its time
     of arrival, until it is answered or nobody has answered for `patience_s`. The next leader is
-    told again of the last releases too: they may have died with the one that took them. All times
-    of requests are those of `time.monotonic` in this process. `post` is another way to send than
-    aiohttp.
+    told again of the last releases too: they may have died with the one that took them. A leader
+    that neither answers nor goes away is left as soon as another one leads. All times of requests
+    are those of `time.monotonic` in this process. `post` is another way to send than aiohttp.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class SchedulerClient:
         self._connections = connections
         self._post: Post = self._post_by_aiohttp if post is None else post
         self._session: aiohttp.ClientSession | None = None
+        self._waits = Waits(self._urls, self._readiness, self._go_to)
         self._term = 0
         self._released: deque[tuple[float, Mapping[str, object]]] = deque(maxlen=_MOST_REPEATED)
         self._to_repeat: deque[Mapping[str, object]] = deque()
@@ -114,6 +119,7 @@ class SchedulerClient:
         if self._repeating is not None:
             self._repeating.cancel()
             await asyncio.wait({self._repeating})
+        await self._waits.close()
         if self._session is not None:
             await self._session.close()
 
@@ -144,22 +150,46 @@ class SchedulerClient:
         """The request ends, wherever it is."""
         await self._insist("/cancel", lambda: {"request": request}, request)
 
+    # -- what only administrators may -------------------------------------------------------------
+
+    async def pin(self, model: ModelId) -> None:
+        """Keep the model wherever it is in GPU memory; Refused where it is nowhere."""
+        await self._order(model, "pin")
+
+    async def unpin(self, model: ModelId) -> None:
+        """Let it be evicted again; Refused where it is nowhere."""
+        await self._order(model, "unpin")
+
+    async def pinned(self) -> frozenset[ModelId]:
+        """The models that are pinned on some GPU."""
+        said = await self._insist("/models", lambda: None, RequestId(""))
+        return frozenset(
+            ModelId(model["model"])
+            for model in said[_LISTED]
+            if any(holder["pinned"] for holder in model["holders"])
+        )
+
+    async def _order(self, model: ModelId, verb: str) -> None:
+        await self._insist(f"/models/{quote(model)}/{verb}", dict, RequestId(""))
+
     # -- asking until there is an answer ----------------------------------------------------------
 
-    async def _insist(self, path: str, fields: Any, request: RequestId) -> Mapping[str, Any]:
+    async def _insist(
+        self, path: str, fields: Callable[[], Mapping[str, object] | None], request: RequestId
+    ) -> Mapping[str, Any]:
         """The answer of whoever leads; an error of the request's own is raised at once."""
         silent_since_s = time.monotonic()
         pause_s = _FIRST_PAUSE_S
         while True:
             at, asked_s = self._at, time.monotonic()
             try:
-                status, said = await self._ask(at, path, fields())
+                status, said = await self._waits.answer(at, self._ask(at, path, fields()))
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 trouble = f"{at}: {error!r}"
                 self._try_next(at)
             else:
                 if status in {_OK, _DONE}:
-                    self._answered(said)
+                    self._answered(at, said)
                     return said
                 if said.get("error") != _NOT_LEADING:
                     raise error_of(status, said, request)
@@ -179,10 +209,16 @@ class SchedulerClient:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _ask(
-        self, at: str, path: str, fields: Mapping[str, object]
+        self, at: str, path: str, fields: Mapping[str, object] | None
     ) -> tuple[int, Mapping[str, Any]]:
-        status, body = await self._post(at + path, self._headers, fields)
+        """What it answers to these fields, or to nothing: then it is only asked what there is."""
+        if fields is None:
+            status, body = await self._get(at + path)
+        else:
+            status, body = await self._post(at + path, self._headers, fields)
         said = {} if status == _DONE else json.loads(body)
+        if isinstance(said, list):
+            said = {_LISTED: said}
         if not isinstance(said, dict):
             raise ValueError("it answers no JSON object")
         return status, said
@@ -194,11 +230,29 @@ class SchedulerClient:
         async with self._session.post(url, headers=headers, json=fields) as answer:
             return answer.status, await answer.read()
 
+    async def _get(self, url: str) -> tuple[int, bytes]:
+        assert self._session is not None, "use it as a context"
+        async with self._session.get(url, headers=self._headers) as answer:
+            return answer.status, await answer.read()
+
+    async def _readiness(self, at: str) -> Mapping[str, Any]:
+        """What a scheduler says of itself and of the leader; nothing where it says nothing."""
+        try:
+            _, said = await self._ask(at, "/readyz", None)
+        except (aiohttp.ClientError, OSError, ValueError):
+            return {}
+        return said
+
+    def _go_to(self, leader: str) -> None:
+        self._at = leader
+
     # -- releases that may have died with the leader that took them -------------------------------
 
-    def _answered(self, said: Mapping[str, Any]) -> None:
+    def _answered(self, at: str, said: Mapping[str, Any]) -> None:
         """A leader answered; a new one is told, even if it was the old one that was told last."""
         term = said.get("term", 0)
+        if term:
+            self._waits.led(at, term)
         if term < self._term or not term:
             return
         self._repeated_some = False
@@ -221,7 +275,7 @@ class SchedulerClient:
         while self._to_repeat:
             fields = self._to_repeat.popleft()
             try:
-                await self._insist("/release", lambda said=fields: said, RequestId(""))
+                await self._insist("/release", partial(dict, fields), RequestId(""))
             except Unreachable as error:
                 log.warning("releases were not repeated: %s", error)
                 self._to_repeat.clear()

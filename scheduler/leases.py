@@ -4,6 +4,7 @@ import hmac
 import json
 import math
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from cache_manager.model import GpuId, NodeId
@@ -13,13 +14,17 @@ from scheduler.keys import derived_key
 from scheduler.model import LeaseId, RequestId, SlotId
 
 _MOST_CHARACTERS = 4096
+# Of the addresses in a token, which has to fit into a header with the rest of it.
+_MOST_ADDRESS_CHARACTERS = 1024
 _quoted = json.encoder.encode_basestring_ascii
 
 
 class LeaseClaims(NamedTuple):
     """Who may use which lease, and until when it may begin to, in seconds since 1970.
 
-    `function` is `tenant/function`; `term` is that of the leader that gave the lease.
+    `function` is `tenant/function`; `term` is that of the leader that gave the lease; `addresses`
+    are those of the node's GPU manager, as far as the signer knew them: who was sent there by
+    nothing but a caller's word has them from somebody who may be believed.
     """
 
     lease: LeaseId
@@ -30,6 +35,7 @@ class LeaseClaims(NamedTuple):
     slot: SlotId
     term: int
     expires_s: float
+    addresses: tuple[str, ...] = ()
 
 
 _CLAIMS: Codec[LeaseClaims] = Codec(LeaseClaims)
@@ -66,6 +72,18 @@ class LeaseTokens:
         return _text(mac.digest())
 
 
+def addresses_for_token(addresses: Iterable[str]) -> tuple[str, ...]:
+    """The first of these addresses, as many as there is room for."""
+    found: list[str] = []
+    room = _MOST_ADDRESS_CHARACTERS
+    for address in addresses:
+        room -= len(_quoted(address)) + 1
+        if room < 0:
+            break
+        found.append(address)
+    return tuple(found)
+
+
 def sign(claims: LeaseClaims, secret: bytes) -> str:
     """A token for these claims, under a cluster's secret."""
     return LeaseTokens(secret).sign(claims)
@@ -84,8 +102,14 @@ def _json(claims: LeaseClaims) -> str:
         f'{{"lease":{claims.lease},"request":{_quoted(claims.request)},'
         f'"function":{_quoted(claims.function)},"node":{_quoted(claims.node)},'
         f'"gpu":{_quoted(claims.gpu)},"slot":{_quoted(claims.slot)},'
-        f'"term":{claims.term},"expires_s":{claims.expires_s!r}}}'
+        f'"term":{claims.term},"expires_s":{claims.expires_s!r}{_addresses(claims)}}}'
     )
+
+
+def _addresses(claims: LeaseClaims) -> str:
+    """Left out where there are none, as whoever signed before this field was there did."""
+    quoted = ",".join(map(_quoted, claims.addresses))
+    return f',"addresses":[{quoted}]' if claims.addresses else ""
 
 
 def _text(data: bytes) -> str:

@@ -12,7 +12,8 @@ import aiohttp
 
 from gateway_ext.auth import Credentials
 from gateway_ext.gateway import Gateway
-from gateway_ext.ports import Provider
+from gateway_ext.keeping import Pinning
+from gateway_ext.ports import Capacity, Provider
 from gateway_ext.settings import GatewaySettings
 from tests.memory_provider import MemoryProvider
 
@@ -62,7 +63,12 @@ class World:
 
 @asynccontextmanager
 async def gateway_world(
-    state_dir: Path, provider: Provider | None = None, **more: Any
+    state_dir: Path,
+    provider: Provider | None = None,
+    *,
+    pinning: Pinning | None = None,
+    capacity: Capacity | None = None,
+    **more: Any,
 ) -> AsyncIterator[World]:
     """A gateway with this provider (else one in memory that starts nothing)."""
     secrets_dir = state_dir / "secrets"
@@ -71,8 +77,9 @@ async def gateway_world(
     (secrets_dir / "basic-auth-password").write_text(PASSWORD + "\n")
     usual: dict[str, Any] = {"listen": "127.0.0.1:0", "state_dir": str(state_dir), "drain_s": 1.0}
     settings = GatewaySettings(**usual | more)
+    gateway = Gateway(settings, provider or MemoryProvider(), pinning=pinning, capacity=capacity)
     async with (
-        Gateway(settings, provider or MemoryProvider()) as gateway,
+        gateway,
         aiohttp.ClientSession() as session,
     ):
         yield World(gateway, session)

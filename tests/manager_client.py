@@ -194,7 +194,8 @@ async def manager(gpu_mib: int = 1024, **more: Any) -> AsyncIterator[Manager]:
 
     listen = more.pop("listen", (UnixAddress(f"@gpufaas-test-{secrets.token_hex(8)}"),))
     values: dict[str, Any] = {"devices": "cpu:1", "gpu_memory_bytes": gpu_mib * MIB}
-    settings = NodeSettings("node", listen, **(values | {"drain_s": 0.5} | more))
+    name = more.pop("name", "node")
+    settings = NodeSettings(name, listen, **(values | {"drain_s": 0.5} | more))
     async with embedded_node(settings, make_runtime=make) as node:
         found = Manager(node, runtimes[0])
         try:

@@ -34,6 +34,14 @@ class SchedulerProcess:
         self.process.send_signal(signal.SIGTERM)
         return await self.process.wait()
 
+    def freeze(self) -> None:
+        """As a machine does that is paused: connections stay, answers do not come."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self.process.send_signal(signal.SIGCONT)
+
     def client(self, *others: str) -> SchedulerClient:
         """A client of it, and of others."""
         return SchedulerClient([self.url, *others], token(SECRET, Role.CALLER))

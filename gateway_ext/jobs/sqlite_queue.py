@@ -68,6 +68,8 @@ class SqliteQueue(JobQueue):
         """Make what is missing, and let everything wait that a dead process had claimed."""
         try:
             self._bodies.mkdir(parents=True, exist_ok=True)
+            # What callers send, their credentials too, is not for functions to read.
+            self._bodies.parent.chmod(0o700)
             sync_folder(self._bodies.parent)
         except OSError as error:
             raise QueueFailed(f"the job queue has no folder: {error}") from error

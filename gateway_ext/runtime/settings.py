@@ -1,10 +1,12 @@
 """The runtime's settings: one frozen object, read once from the environment."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PLAIN = re.compile(r"\d+\.?\d*|\.\d+", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 
 
@@ -42,7 +44,7 @@ class RuntimeSettings:
             threads=_count(environment, "GPUFAAS_THREADS", 8),
             exec_timeout_s=_time_s(environment, "exec_timeout", 0.0),
             read_timeout_s=_time_s(environment, "read_timeout", 0.0),
-            stop_timeout_s=_time_s(environment, "write_timeout", 60.0),
+            stop_timeout_s=_time_s(environment, "write_timeout", 60.0) or math.inf,
             max_inflight=_count(environment, "max_inflight", 0, least=0),
             max_body_bytes=_count(environment, "GPUFAAS_MAX_BODY_BYTES", 1 << 30),
             hostname=environment.get("HOSTNAME") or "localhost",
@@ -60,10 +62,10 @@ def _count(environment: Mapping[str, str], name: str, default: int, *, least: in
 
 
 def _time_s(environment: Mapping[str, str], name: str, default: float) -> float:
-    value = environment.get(name, "").strip()
+    value = environment.get(name, "").strip().replace("\N{GREEK SMALL LETTER MU}", "µ")
     if value == "":
         return default
-    if value.isascii() and value.isdecimal():
+    if _PLAIN.fullmatch(value):
         return float(value)
     if _PART.sub("", value):
         raise InvalidSetting(name, value, "seconds, nor a duration such as 1m30s")

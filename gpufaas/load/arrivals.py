@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 from random import Random
+from typing import Self
 
 from gpufaas.errors import CommandError
 from scheduler.sim import trace as traces
@@ -96,7 +97,10 @@ class Choices:
         self._all = range(len(popularity))
         self._ahead: list[int] = []
 
-    def next(self) -> int:
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> int:
         """Whom to call next; chosen a thousand at a time, since each call waits for it."""
         if not self._ahead:
             self._ahead = self._random.choices(self._all, cum_weights=self._upto, k=1_000)

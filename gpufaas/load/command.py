@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import json
 import math
 import signal
@@ -88,7 +89,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         timeout_s=options.timeout,
         arrivals=[] if closed else _arrivals(options, popularity),
         clients=options.clients or 0,
-        choices=Choices(popularity, options.seed) if closed else None,
+        choices=Choices(popularity, options.seed),
     )
 
 
@@ -200,6 +201,8 @@ async def _there(address: Address) -> None:
             "--gateway URL names another"
         ) from error
     writer.close()
+    with contextlib.suppress(OSError):  # it was there, and that is all that is asked
+        await writer.wait_closed()
 
 
 def _scheduler(options: argparse.Namespace) -> Remote | None:

@@ -4,10 +4,10 @@ import asyncio
 import resource
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from gpufaas.load.arrivals import Arrival, Choices
+from gpufaas.load.arrivals import Arrival
 from gpufaas.load.calling import NO_ANSWER, Address, Call, Callers
 from gpufaas.load.pacing import Clock
 from gpufaas.load.tally import Tally
@@ -20,7 +20,10 @@ _SPARE_FILES = 64
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done; either `arrivals` or `clients` says when."""
+    """What is to be done; either `arrivals` or `clients` says when.
+
+    Clients call whom `choices` says, until the time is over or there is no choice left.
+    """
 
     address: Address
     functions: tuple[str, ...]
@@ -29,7 +32,7 @@ class Plan:
     timeout_s: float
     arrivals: list[Arrival] = field(default_factory=list)
     clients: int = 0
-    choices: Choices | None = None
+    choices: Iterator[int] = field(default_factory=lambda: iter(()))
 
 
 @dataclass(slots=True)
@@ -136,13 +139,16 @@ class _Run:
     # -- closed loop -----------------------------------------------------------------------------
 
     def _call_again(self) -> None:
+        if self._stop.is_set():
+            return
         now_s = time.monotonic()
-        if now_s - self._began_s >= self._plan.seconds:
+        in_time = now_s - self._began_s < self._plan.seconds
+        function = next(self._plan.choices, None) if in_time else None
+        if function is None:
             self._sending = False
             self._finish()
-        elif not self._stop.is_set():
-            assert self._plan.choices is not None, "a closed loop chooses whom to call"
-            self._send(Call(self._plan.choices.next(), now_s))
+        else:
+            self._send(Call(function, now_s))
 
     # -- both ------------------------------------------------------------------------------------
 

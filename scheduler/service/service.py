@@ -15,7 +15,7 @@ from scheduler.adapters.asking import term_at
 from scheduler.adapters.store_memory import MemoryStore
 from scheduler.api import Placement
 from scheduler.errors import NotLeading, StoreError
-from scheduler.leases import LeaseClaims, LeaseTokens
+from scheduler.leases import LeaseClaims, LeaseTokens, addresses_for_token
 from scheduler.model import Request
 from scheduler.ports import Store
 from scheduler.service.access import Access
@@ -181,6 +181,7 @@ class Service:
     def told(self, placement: Placement, request: Request) -> dict[str, Any]:
         """What a caller must know beside the placement: addresses, and a signed token."""
         term = self.office().term
+        addresses = self._addresses(placement.node)
         claims = LeaseClaims(
             lease=placement.lease,
             request=request.id,
@@ -190,10 +191,11 @@ class Service:
             slot=placement.slot,
             term=term,
             expires_s=time.time() + self._settings.scheduler.token_s,
+            addresses=addresses_for_token(addresses),
         )
         return {
             "term": term,
-            "addresses": self._addresses(placement.node),
+            "addresses": addresses,
             "token": self._tokens.sign(claims),
         }
 

@@ -21,6 +21,7 @@ from tests.cluster import a_node, attached, soon
 from tests.etcd_world import an_etcd, needs_etcd
 from tests.manager_client import really
 from tests.scheduler_process import SECRET, SchedulerProcess, free_port, scheduler_process
+from tests.service_world import in_real_time
 
 TIMES = StreamTimes()
 
@@ -92,6 +93,40 @@ async def test_standby_takes_over_when_the_leader_is_killed(tmp_path: Path) -> N
             assert after.placement.lease > before.placement.lease
             assert (after.placement.hit, after.placement.gpu) == (True, before.placement.gpu)
             await client.release(after.placement.lease)
+    assert node.wrong == []
+
+
+@pytest.mark.etcd
+@needs_etcd
+@in_real_time
+async def test_standby_takes_over_when_the_leader_is_frozen(tmp_path: Path) -> None:
+    """Whoever waits at it is served by the other one; thawed, it follows that one."""
+    node = a_node("n0")
+    async with an_etcd(tmp_path / "etcd") as etcd:
+        options = ("--etcd", etcd.url)
+        async with (
+            scheduler_process(tmp_path, *options) as first,
+            scheduler_process(tmp_path, *options) as second,
+            attached(node, first.url, second.url, secret=SECRET, times=TIMES),
+            first.client(second.url) as client,
+        ):
+            before = await client.acquire(request("r0"))
+            waiting = asyncio.create_task(client.acquire(request("r1")))
+            await asyncio.sleep(0.2)
+            assert not waiting.done()
+            first.freeze()
+            await client.release(before.placement.lease)
+            after = await waiting
+            assert after.term > before.term
+            assert after.placement.lease > before.placement.lease
+            first.thaw()
+            async with first.client() as late:
+                async with asyncio.timeout(5):
+                    await late.release(after.placement.lease)
+                    again = await late.acquire(request("r2"))
+                assert again.term == after.term
+                await late.release(again.placement.lease)
+            await soon(lambda: not node.leases)
     assert node.wrong == []
 
 

@@ -27,12 +27,13 @@ def find(deployment: Deployment, settings: ProcessSettings) -> Path:
     for place in _places(deployment, settings):
         folder = _handler_in(place.resolve())
         if folder is None:
-            looked.append(f"{place} (no {_HANDLER}, nor {_PACKAGE}/{_HANDLER})")
+            looked.append(f"{place.absolute()} (no {_HANDLER}, nor {_PACKAGE}/{_HANDLER})")
         elif not any(folder.is_relative_to(root) for root in allowed):
-            looked.append(f"{place} (outside of the folders that deployments may name)")
+            looked.append(f"{place.absolute()} (outside of the folders that deployments may name)")
         else:
             return folder
-    raise BadDeployment(f"there is no build of {deployment.id}; looked at " + ", ".join(looked))
+    meant = f"{deployment.id} (image {deployment.image})"
+    raise BadDeployment(f"there is no build of {meant}; looked at " + ", ".join(looked))
 
 
 def copy(folder: Path, into: Path, gid: int | None) -> Path:

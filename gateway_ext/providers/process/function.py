@@ -36,6 +36,8 @@ class Function:
         environments: Environments,
         listener: Listener,
         prune: Callable[[], Coroutine[Any, Any, None]],
+        *,
+        show_secrets: Callable[[Record, Iterable[str]], None],
     ) -> None:
         self.record = record
         self.log = FunctionLog(record.deployment.id, record.folder, kit.settings.log_bytes)
@@ -44,6 +46,8 @@ class Function:
         self._environments = environments
         self._listener = listener
         self._prune = prune
+        self._show_secrets = show_secrets
+        self._had_others = False  # secrets that the version before this one may still read
         self._current: Generation | None = None
         self._coming: Generation | None = None
         self._failed = ""  # why there are no instances to speak of
@@ -65,6 +69,7 @@ class Function:
     def update(self, record: Record) -> None:
         """Another version of it is wanted."""
         before, self.record = self.record, record
+        self._had_others = True
         self.begin()
         if before.build not in self.builds:
             self._store.discard(before.build)
@@ -73,12 +78,10 @@ class Function:
         """So many replicas."""
         self.record = replace(self.record, wanted=wanted)
         self._store.save(self.record)
-        leaving: list[Replica] = []
-        for generation in (self._current, self._coming):
-            if generation is not None:
-                leaving += generation.resize(wanted)
+        leaving = [(one.resize(wanted), one.record.build) for one in self._generations]
         self._tell()
-        self._retire(leaving, self.record.build)
+        for replicas, build in leaving:
+            self._retire(replicas, build)
         self._changed.set()
 
     async def stop(self, *, drain: bool) -> None:
@@ -87,10 +90,7 @@ class Function:
         if self._bringing is not None:
             self._bringing.cancel()
             await asyncio.wait([self._bringing])
-        leaving: list[Replica] = []
-        for generation in (self._current, self._coming):
-            if generation is not None:
-                leaving += generation.resize(0)
+        leaving = [replica for one in self._generations for replica in one.resize(0)]
         self._current = self._coming = None
         for task in list(self._retiring) if not drain else ():
             task.cancel()
@@ -116,15 +116,23 @@ class Function:
     @property
     def builds(self) -> set[Path]:
         """Those that something runs in, or soon will."""
-        generations = [one for one in (self._current, self._coming) if one is not None]
-        present = {generation.record.build for generation in generations}
+        present = {generation.record.build for generation in self._generations}
         return {self.record.build, *present, *self._retiring.values()}
+
+    @property
+    def secrets(self) -> set[str]:
+        """Those that something running, or soon to run, reads."""
+        records = [self.record, *(generation.record for generation in self._generations)]
+        return {name for record in records for name in record.deployment.secrets}
 
     @property
     def instances(self) -> list[Instance]:
         """Those that live, of whichever version."""
-        generations = [one for one in (self._current, self._coming) if one is not None]
-        return [instance for generation in generations for instance in generation.instances]
+        return [instance for one in self._generations for instance in one.instances]
+
+    @property
+    def _generations(self) -> list[Generation]:
+        return [one for one in (self._current, self._coming) if one is not None]
 
     def _trouble(self) -> str:
         if self._failed:
@@ -191,7 +199,12 @@ class Function:
             log.error(
                 "%s: instances were not ended well", self.record.deployment.id, exc_info=error
             )
-        if build not in self.builds and not self._stopped:
+        if self._stopped:
+            return
+        if self._had_others and not self._retiring and self._coming is None:
+            self._had_others = False
+            self._show_secrets(self.record, self.secrets)
+        if build not in self.builds:
             self._store.discard(build)
             self._pruning = asyncio.create_task(self._prune())
 

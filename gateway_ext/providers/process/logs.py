@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 from collections import deque
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -11,6 +12,8 @@ from typing import cast
 
 from gateway_ext.model import FunctionId, LogLine
 from gateway_ext.ports import LogQuery
+
+log = logging.getLogger(__name__)
 
 _MAX_LINE_BYTES = 64 << 10
 _MAX_AHEAD = 4096  # lines that a follower may be behind
@@ -29,15 +32,14 @@ class FunctionLog:
         self._old = folder / "log.old.ndjson"
         self._limit_bytes = limit_bytes // 2
         self._followers: set[_Follower] = set()
+        self._failing = False
         self._file = self._new.open("ab", buffering=0)
 
     def write(self, instance: str, *texts: str) -> None:
         """Lines that an instance has written just now."""
         now = datetime.now(UTC)
         start = f"[{json.dumps(now.isoformat())}, {json.dumps(instance)}, "
-        self._file.write("".join(f"{start}{json.dumps(text)}]\n" for text in texts).encode())
-        if self._file.tell() > self._limit_bytes:
-            self._turn()
+        self._keep("".join(f"{start}{json.dumps(text)}]\n" for text in texts).encode())
         if self._followers:
             lines = [LogLine(self._function, instance, now, text) for text in texts]
             for follower in self._followers:
@@ -86,10 +88,23 @@ class FunctionLog:
         paths = [path for path in (self._old, self._new) if path.exists()]
         return [line for path in paths for line in path.read_bytes().splitlines()]
 
+    def _keep(self, lines: bytes) -> None:
+        """Lines are lost where the disk takes none: their function goes on without them."""
+        try:
+            self._file.write(lines)
+            if self._file.tell() > self._limit_bytes:
+                self._turn()
+        except OSError as error:
+            if not self._failing:
+                log.error("lines of %s are not kept: %s", self._function, error)
+            self._failing = True
+        else:
+            self._failing = False
+
     def _turn(self) -> None:
-        self._file.close()
         self._new.replace(self._old)
-        self._file = self._new.open("ab", buffering=0)
+        full, self._file = self._file, self._new.open("ab", buffering=0)
+        full.close()
 
 
 class Lines(asyncio.Protocol):

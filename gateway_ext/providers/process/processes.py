@@ -54,6 +54,27 @@ def end_marked(mark: str) -> int:
     return count
 
 
+def users() -> set[int]:
+    """Everybody who has a process."""
+    return {uid for pid in _pids() for uid in _uids(pid)}
+
+
+def end_user(uid: int, mark: str) -> int:
+    """Kills what a function's user still has; how many.
+
+    That is what left both its session and its mark behind. It stays in the file system that its
+    instance was given: who is in ours is no function, but somebody who has the same number.
+    """
+    another, ours = f"{MARK}=".encode(), f"{MARK}={mark}/".encode()
+    count = 0
+    for pid in _pids():
+        if uid in _uids(pid) and _mounts(pid) not in ("", _mounts(os.getpid())):
+            marks = [part for part in _environment(pid) if part.startswith(another)]
+            if all(one.startswith(ours) for one in marks):
+                count += _kill(pid)
+    return count
+
+
 def kill_session(leader: int, number: int = signal.SIGKILL) -> None:
     """Signals the whole session."""
     for pid in sessions().get(leader, []):
@@ -89,6 +110,23 @@ def _status(pid: int) -> dict[str, int]:
         return {}
     pairs = [line.split(":", 1) for line in lines if line.endswith(" kB")]
     return {name: int(value.split()[0]) << 10 for name, value in pairs}
+
+
+def _uids(pid: int) -> set[int]:
+    """The real one, the effective one, ...: the owner of its folder in /proc can be hidden."""
+    try:
+        lines = (_PROC / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return set()
+    return {int(uid) for line in lines if line.startswith("Uid:") for uid in line.split()[1:]}
+
+
+def _mounts(pid: int) -> str:
+    """Which file system it sees; empty where it has ended, or is none of ours."""
+    try:
+        return str((_PROC / str(pid) / "ns" / "mnt").readlink())
+    except OSError:
+        return ""
 
 
 def _environment(pid: int) -> list[bytes]:

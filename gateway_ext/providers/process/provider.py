@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -99,17 +99,21 @@ class ProcessProvider:
         wished = wishes.of(deployment)
         async with self._deploying:
             self._check_namespace(deployment.id.namespace)
-            self._check_secrets(deployment)
-            source = builds.find(deployment, self._settings)
             present = self._functions.get(deployment.id)
             if present is None and update:
                 raise UnknownFunction(deployment.id)
-            before = present.record if present is not None else self._new_record(deployment)
+            self._check_secrets(deployment)
+            source = builds.find(deployment, self._settings)
+            before = present.record if present is not None else await self._new_record(deployment)
             try:
                 build = await asyncio.to_thread(builds.copy, source, before.folder, before.uid)
+                if present is not None:
+                    before = present.record  # it may have been scaled meanwhile
                 wanted = max(before.wanted, wished.scale_min)
                 record = replace(before, deployment=deployment, build=build, wanted=wanted)
-                self._show_secrets(record)
+                # The old version serves until the new one is ready, and so long has what it had.
+                had = present.secrets if present is not None else set()
+                self._show_secrets(record, had | set(deployment.secrets))
             except BaseException:
                 if present is None:
                     self._store.discard(before.folder)
@@ -163,7 +167,7 @@ class ProcessProvider:
         """Functions that have it mounted see the new value in their file."""
         self._secrets.update(namespace, name, value)
         for function in self._using(namespace, name):
-            self._show_secrets(function.record)
+            self._show_secrets(function.record, function.secrets)
 
     async def remove_secret(self, namespace: str, name: str) -> None:
         """SecretInUse where a function has it mounted."""
@@ -228,7 +232,8 @@ class ProcessProvider:
 
     def _add(self, record: Record) -> Function:
         function = Function(
-            record, self._kit, self._store, self._environments, self._listener, self._prune
+            *(record, self._kit, self._store, self._environments, self._listener, self._prune),
+            show_secrets=self._show_secrets,
         )
         self._functions[record.deployment.id] = function
         return function
@@ -239,8 +244,8 @@ class ProcessProvider:
             raise UnknownFunction(function)
         return found
 
-    def _new_record(self, deployment: Deployment) -> Record:
-        uid = self._free_uid()
+    async def _new_record(self, deployment: Deployment) -> Record:
+        uid = await asyncio.to_thread(self._free_uid)
         folder = self._store.new_folder(deployment.id, uid)
         record = Record(deployment, folder, folder / "none", datetime.now(UTC), 0, uid)
         home = home_folder(record)
@@ -253,6 +258,7 @@ class ProcessProvider:
         if not self._users:
             return None
         taken = {function.record.uid for function in self._functions.values()}
+        taken |= processes.users()  # another gateway's, or of a function that hides from its end
         first = self._settings.first_uid
         for uid in range(first, first + self._settings.uids):
             if uid not in taken and uid not in self._uids_leaving:
@@ -270,17 +276,16 @@ class ProcessProvider:
             namespace = deployment.id.namespace
             raise BadDeployment(f"there is no secret {', '.join(missing)} in {namespace}")
 
-    def _show_secrets(self, record: Record) -> None:
-        deployment = record.deployment
-        folder = secrets_folder(record)
-        self._secrets.show(deployment.id.namespace, deployment.secrets, folder, record.uid)
+    def _show_secrets(self, record: Record, names: Iterable[str]) -> None:
+        namespace = record.deployment.id.namespace
+        self._secrets.show(namespace, names, secrets_folder(record), record.uid)
 
     def _using(self, namespace: str, secret: str) -> list[Function]:
         deployed = [(id_, function) for id_, function in self._functions.items()]
         return [
             function
             for id_, function in deployed
-            if id_.namespace == namespace and secret in function.record.deployment.secrets
+            if id_.namespace == namespace and secret in function.secrets
         ]
 
     async def _take_down(self, function: Function) -> None:
@@ -290,6 +295,8 @@ class ProcessProvider:
         try:
             await function.stop(drain=True)
         finally:
+            if uid is not None:
+                await asyncio.to_thread(processes.end_user, uid, self._kit.mark)
             await asyncio.to_thread(self._store.discard, function.record.folder)
             if uid is not None:
                 self._uids_leaving.discard(uid)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway_ext import bounded_http
-from gateway_ext.asgi import Receive, Scope, Send, say
+from gateway_ext.asgi import App, Receive, Scope, Send, say
 from gateway_ext.serving import listen, serving
 from tests.service_world import in_real_time
 
@@ -23,10 +23,10 @@ async def path_of(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def peer() -> AsyncIterator[Peer]:
+async def peer(app: App = path_of) -> AsyncIterator[Peer]:
     """A connection to a server that answers so."""
     listener = listen("127.0.0.1", 0)
-    async with serving(path_of, listener, drain_s=1.0):
+    async with serving(app, listener, drain_s=1.0):
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         try:
@@ -68,6 +68,33 @@ async def test_a_head_without_end_is_refused() -> None:
             await asyncio.sleep(0.01)
         assert (await reader.read(12)) == b"HTTP/1.1 431"
         await reader.read()
+
+
+CHUNKED = b"POST /a HTTP/1.1\r\ntransfer-encoding: chunked\r\nx-a: 1\r\n\r\n2\r\nhi\r\n0\r\n"
+
+
+async def headers_of(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the names of the headers, when the body is read."""
+    while (await receive()).get("more_body"):
+        pass
+    await say(send, 200, b" ".join(name for name, _ in scope["headers"]).decode())
+
+
+@in_real_time
+async def test_a_trailer_is_no_header() -> None:
+    async with peer(headers_of) as (reader, writer):
+        writer.write(CHUNKED + b"x-b: 2\r\n\r\n")  # at once: before the application looks
+        assert await answer(reader) == b"HTTP/1.1 200 OK transfer-encoding x-a"
+
+
+@in_real_time
+async def test_trailers_without_end_are_not_collected() -> None:
+    async with peer() as (reader, writer):
+        writer.write(CHUNKED)
+        for _ in range(9):
+            writer.write(b"x: %b\r\n" % (b"y" * 8192))
+            await asyncio.sleep(0.01)
+        assert await reader.read() == b""
 
 
 @pytest.mark.parametrize("begin", [b"", b"GET / HTTP/1.1\r\nx"])

@@ -4,13 +4,14 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
 
+from cache_manager.model import ModelId
 from gateway_ext.errors import BadRequest, ProviderFailed
 from gateway_ext.gateway import Gateway, host_and_port
 from gateway_ext.model import Deployment, Endpoint, FunctionId
@@ -20,9 +21,25 @@ from gateway_ext.providers.upstream.provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
 from tests.gateway_world import NOBODY, gateway_world
 from tests.memory_provider import MemoryProvider
-from tests.service_world import in_real_time
+from tests.service_world import eventually, in_real_time
 
 F = FunctionId("openfaas-fn", "f")
+
+
+@dataclass
+class Pins:
+    """Who pins: notes what is pinned now."""
+
+    now: set[ModelId] = field(default_factory=set)
+
+    async def pin(self, model: ModelId) -> None:
+        self.now.add(model)
+
+    async def unpin(self, model: ModelId) -> None:
+        self.now.remove(model)
+
+    async def pinned(self) -> set[ModelId]:
+        return set(self.now)
 
 
 @dataclass
@@ -204,3 +221,21 @@ async def test_an_async_call_that_a_stop_broke_off_is_made_after_the_next_start(
         await provider.deploy(Deployment(F, "i"), update=False)
         async with gateway_world(tmp_path, provider):
             await instances.called.wait()
+
+
+@in_real_time
+async def test_a_model_is_kept_while_its_function_is_there_and_when_the_gateway_stops(
+    tmp_path: Path,
+) -> None:
+    pins, digest = Pins(), "b" * 64
+    wish = {"enabled": "true", "keep": "true", "model": digest}
+    annotations = {f"com.gpufaas.{key}": value for key, value in wish.items()}
+    model = ModelId(f"openfaas-fn/{digest[:20]}")
+    async with gateway_world(tmp_path, pinning=pins) as world:
+        await world.deploy("f", annotations=annotations)
+        await eventually(lambda: pins.now == {model})
+        await world.ask("DELETE", "/system/functions", {"functionName": "f"})
+        await eventually(lambda: not pins.now)
+        await world.deploy("f", annotations=annotations)
+        await eventually(lambda: pins.now == {model})
+    assert pins.now == {model}

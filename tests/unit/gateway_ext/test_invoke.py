@@ -61,6 +61,7 @@ async def test_namespaces_are_apart() -> None:
     ("method", "path", "headers", "status"),
     [
         ("POST", "/function/", [], 400),
+        ("POST", "/%66unction/n/echo", [], 400),
         ("POST", "/function/nobody", [], 404),
         ("POST", "/function/nobody.there", [], 404),
         ("TRACE", "/function/echo", [], 405),

@@ -263,3 +263,14 @@ async def test_connection_waits_when_the_backlog_is_full() -> None:
         gateway.deploy(a_deployment(), fake)
         said = await asyncio.gather(*(gateway.call() for _ in range(50)))
         assert {one.status for one in said} == {200}
+
+
+@pytest.mark.parametrize("status", [204, 304])
+@in_real_time
+async def test_length_of_an_answer_without_a_body_breaks_nothing(status: int) -> None:
+    wire = b"HTTP/1.1 %d X\r\ncontent-length: 5\r\n\r\n" % status
+    async with a_gateway() as gateway, a_function(writes(wire)) as fake:
+        function = gateway.deploy(a_deployment(), fake)
+        said = await gateway.call()
+        assert (said.status, said.header("content-length"), said.body) == (status, None, b"")
+        assert gateway.meters.invocations_of(function.label) == 1

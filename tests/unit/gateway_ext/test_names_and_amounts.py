@@ -87,3 +87,12 @@ def test_cores_are_read(text: str, found: float) -> None:
 def test_what_is_no_amount_of_cores_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"processor|nothing"):
         quantities.cpus(text)
+
+
+@pytest.mark.parametrize(
+    ("amount_bytes", "text"),
+    [(16 << 30, "16 GiB"), (16_900_000_000, "15.7 GiB"), (512 << 20, "512 MiB"), (1536, "1.5 KiB"),
+     (7, "7 B")],
+)  # fmt: skip
+def test_an_amount_of_memory_is_shown(amount_bytes: int, text: str) -> None:
+    assert quantities.shown(amount_bytes) == text

@@ -1,6 +1,7 @@
 """The gateway's own way to the scheduler, with the client library and real schedulers."""
 
 import asyncio
+import socket
 
 import pytest
 
@@ -54,6 +55,24 @@ async def test_posting_goes_on_to_the_scheduler_that_leads() -> None:
     async with a_client(second, posting=posting, patience_s=0.1) as client:
         with pytest.raises(Unreachable):
             await client.acquire(request("r1"))
+    posting.close()
+
+
+@in_real_time
+async def test_posting_leaves_a_scheduler_that_does_not_answer_when_another_one_leads() -> None:
+    """Connections to it are taken, as by the kernel for a process that is frozen."""
+    posting = Posting()
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        url = f"http://127.0.0.1:{frozen.getsockname()[1]}"
+        bearer = token(SECRET, Role.CALLER)
+        async with (
+            leading(term=2) as world,
+            SchedulerClient([url, world.url], bearer, post=posting) as client,
+        ):
+            granted = await client.acquire(request("r0"))
+            assert granted.term == 2
+            async with asyncio.timeout(1):
+                await client.release(granted.placement.lease)
     posting.close()
 
 

@@ -35,6 +35,10 @@ def test_capacity_is_the_share_of_the_target_for_each_replica(inflight: int, nee
     assert needed_replicas(seen(1, inflight), WISHES) == needed
 
 
+def test_call_that_ends_on_a_leaving_instance_starts_no_other() -> None:
+    assert after((0, seen(0, inflight=1)), (1, seen(0, inflight=1, waiting=1))) == [0, 1]
+
+
 def test_calls_that_wait_count_as_load() -> None:
     assert needed_replicas(seen(1, 3, waiting=3), WISHES) == 2
 
@@ -102,7 +106,7 @@ def test_function_with_nothing_stays_so_until_somebody_wants_it() -> None:
         assert after((1.0, seen(0)), (1e6, seen(0)), wishes=wishes) == [0, 0]
 
 
-@pytest.mark.parametrize("wanted", [{"waiting": 1}, {"queued": 1}, {"inflight": 1}])
+@pytest.mark.parametrize("wanted", [{"waiting": 1}, {"queued": 1}])
 def test_function_wakes_to_its_minimum_when_somebody_wants_it(wanted: dict[str, int]) -> None:
     assert after((1.0, seen(0, **wanted))) == [1]
     assert after((1.0, seen(0, **wanted)), wishes=replace(ZERO, scale_min=3)) == [3]
@@ -114,7 +118,7 @@ def test_idle_function_goes_to_nothing_after_its_time() -> None:
     assert after((149.9, last), (150.0, last)) == [2, 2]
 
 
-@pytest.mark.parametrize("wanted", [{"waiting": 1}, {"queued": 1}, {"inflight": 1}])
+@pytest.mark.parametrize("wanted", [{"waiting": 1}, {"queued": 1}])
 def test_function_never_goes_to_nothing_while_somebody_wants_it(wanted: dict[str, int]) -> None:
     assert after((1e6, seen(1, **wanted)), wishes=ZERO) == [1]
     # The idle time begins anew when that is over.

@@ -1,5 +1,6 @@
 """Every route below /system, with the statuses that OpenFaaS's programs expect."""
 
+import asyncio
 import json
 from base64 import b64encode
 from pathlib import Path
@@ -123,6 +124,10 @@ async def test_faas_cli_deploys_by_put_then_post(tmp_path: Path) -> None:
         (
             {"service": "f", "image": "i", "annotations": {"com.gpufaas.slo": "soon"}},
             "com.gpufaas.slo: 'soon': a duration",
+        ),
+        (
+            {"service": "f", "image": "i", "labels": {"com.openfaas.scale.min": "9999"}},
+            "9999 replicas are more than the 1000",
         ),
     ],
 )
@@ -331,6 +336,15 @@ async def test_a_wrong_method_or_path_is_told(tmp_path: Path) -> None:
         assert "DELETE" in wrong.headers["allow"]
         text_of(await world.get("/system/telemetry"), 404)
         text_of(await world.get("/nothing"), 404)
+
+
+@in_real_time
+async def test_a_target_that_is_no_path_is_not_found(tmp_path: Path) -> None:
+    async with gateway_world(tmp_path) as world:
+        reader, writer = await asyncio.open_connection(*world.gateway.address)
+        writer.write(b"OPTIONS * HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b" 404 " in await reader.readline()
+        writer.close()
 
 
 async def _unauthorized(world: World, method: str, path: str, **more: Any) -> None:

@@ -197,6 +197,21 @@ def test_a_maximum_below_the_minimum_is_refused() -> None:
         scaled(min="3", max="2")
 
 
+@pytest.mark.parametrize("where", ["annotations", "labels"])
+def test_more_memory_than_the_largest_gpu_has_is_refused_by_name(where: str) -> None:
+    wanted = deployment(**{where: {"com.gpufaas.memory": "80GiB"}})
+    with pytest.raises(BadDeployment) as refused:
+        wishes.refuse_beyond(wanted, 16 << 30)
+    assert str(refused.value) == "com.gpufaas.memory: 80GiB: the largest GPU has 16 GiB"
+
+
+@pytest.mark.parametrize("said", [{}, {"com.gpufaas.memory": "16GiB"}])
+def test_as_much_memory_as_the_largest_gpu_has_is_accepted(said: dict[str, str]) -> None:
+    wishes.refuse_beyond(deployment(annotations=said), 16 << 30)
+    with pytest.raises(BadDeployment):
+        wishes.refuse_beyond(deployment(annotations={"com.gpufaas.memory": "16385Mi"}), 16 << 30)
+
+
 def test_a_key_of_ours_that_is_not_known_is_refused_with_those_that_are() -> None:
     with pytest.raises(BadDeployment, match=r"com\.gpufaas\.memmory is not known.*gpufaas\.memory"):
         ours(memmory="1Gi")

@@ -118,6 +118,28 @@ async def test_lease_is_given_back_when_it_is_on_a_node_where_the_function_is_no
 
 
 @really
+async def test_unused_lease_ends_when_its_token_is_presented_for_other_models(
+    tmp_path: Path,
+) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        client, image = await uploaded(node)
+        other = weights(os.urandom(1000))
+        await client.upload(other)
+        placement = await given(it, image)
+
+        # The only GPU would never come free for it, if its own request kept it.
+        answer, (channel,) = await client.acquire(other.digest, token=token(placement))
+
+        assert answer["lease"] != placement.lease
+        assert leases_of(it) == {answer["lease"]}
+        channel.close()
+        image.close()
+        other.close()
+    await it.stop()
+
+
+@really
 async def test_function_uses_its_callers_lease_when_it_presents_the_token(tmp_path: Path) -> None:
     it = await a_scheduler()
     async with joined(tmp_path, it.url) as node:

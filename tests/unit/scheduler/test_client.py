@@ -4,15 +4,16 @@ import asyncio
 
 import pytest
 
-from cache_manager.model import NodeId
+from cache_manager.model import ModelId, NodeId
 from scheduler.actions import EndLease
 from scheduler.client import SchedulerClient
 from scheduler.errors import Expired, NoGpus, NotAllowed, QueueFull, Refused, Unreachable
 from scheduler.model import RequestId
+from scheduler.service.access import Role, token
 from scheduler.service.leader import LeaderInfo
 from tests.builders import gpu, request
 from tests.fake_node import FakeNode, fake_node
-from tests.service_world import World, a_world, eventually, in_real_time, leading
+from tests.service_world import SECRET, World, a_world, eventually, in_real_time, leading
 
 
 def waiting_at(world: World) -> int:
@@ -104,6 +105,29 @@ async def test_client_follows_a_standby_to_the_leader_that_it_names() -> None:
         standby.service._leader = info  # noqa: SLF001 - what the datastore would have told it
         granted = await client.acquire(request("r0"))
         assert granted.term == 5
+
+
+@in_real_time
+async def test_client_pins_and_unpins_at_the_leader() -> None:
+    """The standby that it asks first names the leader; the model has a name with a slash."""
+    model = ModelId("team/be rt?")
+    async with a_world() as standby, leading(term=5) as leader:
+        info = LeaderInfo("s1", leader.url, 5, "x")
+        standby.service._leader = info  # noqa: SLF001 - what the datastore would have told it
+        async with SchedulerClient([standby.url], token(SECRET, Role.ADMIN)) as client:
+            with pytest.raises(Refused, match="model"):
+                await client.pin(model)
+            granted = await client.acquire(request("r0", model))
+            await client.release(granted.placement.lease)
+            assert await client.pinned() == frozenset()
+            for _ in range(2):
+                await client.pin(model)
+                assert await client.pinned() == {model}
+            await client.unpin(model)
+            assert await client.pinned() == frozenset()
+        async with leader.client() as caller:
+            with pytest.raises(NotAllowed):
+                await caller.pin(model)
 
 
 class DeafNode(FakeNode):

@@ -1,17 +1,25 @@
 """Which GPU manager the shim goes to, of those at some addresses; and how long it stays there."""
 
 import asyncio
+import base64
+import json
 import secrets
+import socket
+import time
 from pathlib import Path
 
 import pytest
 
+from cache_manager.model import GpuId, NodeId
 from gpu_manager.api import TcpAddress, UnixAddress
-from tests.cluster import soon
+from scheduler.leases import LeaseClaims, sign
+from scheduler.model import LeaseId, RequestId, SlotId
+from tests.cluster import SECRET, soon
 from tests.manager_client import Manager, manager, really
 from torch_shim.client import Session
-from torch_shim.errors import Unreachable
+from torch_shim.errors import ConnectionLost, RemoteFailure, Unreachable
 from torch_shim.nodes import Nodes
+from torch_shim.placement import Given
 
 LOCALHOST = TcpAddress("127.0.0.1", 0)
 
@@ -20,8 +28,111 @@ def nodes_of(it: Manager, own: str | None = None, idle_s: float = 60.0) -> Nodes
     return Nodes(own or it.address, it.credential(), idle_s)
 
 
-async def reach(nodes: Nodes, *addresses: str, node: str | None = "node") -> Session:
+async def reach(nodes: Nodes, *addresses: str, node: str = "node") -> Session:
     return await asyncio.to_thread(nodes.reach, addresses, node)
+
+
+def shared_secret(folder: Path) -> Path:
+    """The cluster's, as a manager reads it."""
+    found = folder / "secret"
+    found.touch(mode=0o600)
+    found.write_bytes(SECRET)
+    return found
+
+
+def token(
+    *addresses: str, node: str = "n9", function: str = "team/function", in_s: float = 60.0
+) -> str:
+    """What a scheduler signs for a lease on this node, which listens at these addresses."""
+    claims = LeaseClaims(
+        LeaseId(1),
+        RequestId("r"),
+        function,
+        NodeId(node),
+        GpuId("g"),
+        SlotId("s"),
+        1,
+        time.time() + in_s,
+        addresses,
+    )
+    return sign(claims, SECRET)
+
+
+def made_up(node: str) -> str:
+    """What anybody can write."""
+    body = base64.urlsafe_b64encode(json.dumps({"node": node}).encode()).rstrip(b"=").decode()
+    return f"{body}.mac"
+
+
+@pytest.mark.parametrize(
+    ("shown", "failure"),
+    [
+        (made_up("n9"), "not allowed"),
+        (token(function="team/other"), "not allowed"),
+        (token(in_s=-1.0), "lease not in force"),
+        (token(), "lease not in force"),  # by who signed it before tokens told addresses
+    ],
+)
+def test_address_of_a_caller_is_not_dialled_whatever_token_it_shows(
+    tmp_path: Path, shown: str, failure: str
+) -> None:
+    @really
+    async def try_it() -> None:
+        secret_file = shared_secret(tmp_path)
+        with socket.create_server(("127.0.0.1", 0)) as evil:
+            async with manager(secret_file=secret_file) as it:
+                nodes = nodes_of(it)
+                given = Given((f"tcp:127.0.0.1:{evil.getsockname()[1]}", it.address), shown)
+                with pytest.raises(RemoteFailure) as refused:
+                    await asyncio.to_thread(nodes.holder, given)
+                assert refused.value.failure == failure
+                nodes.close()
+            evil.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                evil.accept()
+
+    try_it()
+
+
+@really
+async def test_node_is_found_at_the_addresses_that_were_signed_whatever_its_caller_says(
+    tmp_path: Path,
+) -> None:
+    secret_file = shared_secret(tmp_path)
+    async with (
+        manager(name="n0", secret_file=secret_file) as own,
+        manager(name="n9", listen=(LOCALHOST,), secret_file=secret_file) as far,
+    ):
+        with socket.create_server(("127.0.0.1", 0)) as evil:
+            nodes = nodes_of(own)
+            given = Given((f"tcp:127.0.0.1:{evil.getsockname()[1]}",), token(far.address))
+            found = await asyncio.to_thread(nodes.holder, given)
+            assert (found.address, await asyncio.to_thread(lambda: found.node)) == (
+                far.address,
+                "n9",
+            )
+            nodes.close()
+            evil.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                evil.accept()
+
+
+@pytest.mark.parametrize("shown", [token(node="node"), made_up("node"), "x"])
+def test_own_manager_is_taken_without_asking_when_a_token_names_its_node_or_none(
+    tmp_path: Path, shown: str
+) -> None:
+    @really
+    async def try_it() -> None:
+        async with manager(secret_file=shared_secret(tmp_path)) as it:
+            nodes = nodes_of(it)
+            given = Given(("tcp:198.51.100.1:1",), shown)
+            assert await asyncio.to_thread(lambda: nodes.own.node) == "node"
+            said = nodes.own.control.wire.sent_bytes
+            assert await asyncio.to_thread(nodes.holder, given) is nodes.own
+            assert nodes.own.control.wire.sent_bytes == said
+            nodes.close()
+
+    try_it()
 
 
 @really
@@ -32,7 +143,6 @@ async def test_own_session_is_taken_when_it_is_the_named_node_under_another_addr
         tcp = str(it.node.addresses[1])
         assert await reach(nodes, "tcp:198.51.100.1:1", it.address) is nodes.own
         assert await reach(nodes, tcp) is nodes.own
-        assert await reach(nodes, it.address, node=None) is nodes.own
         nodes.close()
 
 
@@ -45,10 +155,10 @@ async def test_socket_on_this_machine_goes_first_when_there_is_one(tmp_path: Pat
         nodes = Nodes(own.address, far.credential())
         unix, tcp = map(str, far.node.addresses)
         gone = f"unix:{tmp_path / 'gone.sock'}"
-        found = await reach(nodes, tcp, gone, unix, node=None)
+        found = await reach(nodes, tcp, gone, unix)
         assert found.address == unix
-        assert await reach(nodes, gone, tcp, node=None) is not found
-        assert await reach(nodes, gone, tcp, node=None) is await reach(nodes, tcp, node=None)
+        assert await reach(nodes, gone, tcp) is not found
+        assert await reach(nodes, gone, tcp) is await reach(nodes, tcp)
         nodes.close()
 
 
@@ -69,20 +179,31 @@ def test_trouble_is_told_when_the_node_is_not_there(tmp_path: Path, where: str) 
 
 
 @really
-async def test_session_elsewhere_is_closed_when_it_is_idle_and_made_anew_when_it_is_used() -> None:
+async def test_session_elsewhere_is_forgotten_when_it_is_idle_and_another_one_is_made() -> None:
     async with manager() as own, manager(listen=(LOCALHOST,)) as far:
         nodes = Nodes(own.address, far.credential(), idle_s=0.2)
-        session = await reach(nodes, far.address, node=None)
+        session = await reach(nodes, far.address)
         assert await asyncio.to_thread(lambda: session.node) == "node"
-        first = session.name
 
-        await soon(lambda: not session.connected)
+        await soon(lambda: not nodes._others)  # noqa: SLF001 - it must not grow for ever
 
-        assert await asyncio.to_thread(lambda: session.control.lost) is None
-        assert session.name != first
-        assert await reach(nodes, far.address, node=None) is session
-        await soon(lambda: not session.connected)
+        assert not session.connected
+        with pytest.raises(ConnectionLost, match="idle for long"):
+            await asyncio.to_thread(lambda: session.control)
+        another = await reach(nodes, far.address)
+        assert another is not session
+        assert await asyncio.to_thread(lambda: another.node) == "node"
         nodes.close()
+
+
+@really
+async def test_address_where_nobody_answers_is_forgotten(tmp_path: Path) -> None:
+    nodes = Nodes(f"unix:{tmp_path / 'own.sock'}", "", idle_s=0.1)
+    with pytest.raises(Unreachable):
+        await reach(nodes, "tcp:127.0.0.1:1")
+    assert nodes._others  # noqa: SLF001 - it was tried
+    await soon(lambda: not nodes._others)  # noqa: SLF001
+    nodes.close()
 
 
 @really
@@ -91,8 +212,8 @@ async def test_session_elsewhere_stays_when_a_call_is_under_way() -> None:
         session = Session(far.address, far.credential())
         await asyncio.to_thread(lambda: session.control)
         session._calls = 1  # noqa: SLF001 - as `channel` counts it
-        session.close_if_idle(float("inf"))
+        assert not session.retire_if_idle(float("inf"))
         assert session.connected
         session._calls = 0  # noqa: SLF001 - and `give`
-        session.close_if_idle(float("inf"))
+        assert session.retire_if_idle(float("inf"))
         assert not session.connected

@@ -30,6 +30,16 @@ def test_queue_has_one_owner_at_a_time(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+def test_queue_is_for_the_gateway_alone(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+
+    async def test() -> None:
+        async with a_queue(tmp_path):
+            assert tmp_path.stat().st_mode & 0o077 == 0
+
+    asyncio.run(test())
+
+
 def test_queue_of_another_version_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "jobs.sqlite")) as db:
         db.execute("PRAGMA user_version = 99")

@@ -102,3 +102,16 @@ def test_pipe_is_cut_into_lines(tmp_path: Path) -> None:
         log.close()
 
     asyncio.run(scenario())
+
+
+def test_full_disk_costs_lines_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "f"
+    folder.mkdir()
+    (folder / "log.ndjson").symlink_to("/dev/full")
+    log = log_in(folder)
+    for number in range(3):
+        log.write("a", f"{number}")
+    assert caplog.text.count("No space left") == 1
+    log.close()

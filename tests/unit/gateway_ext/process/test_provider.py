@@ -67,6 +67,7 @@ def test_build_must_be_in_a_folder_that_deployments_may_name() -> None:
             with pytest.raises(BadDeployment) as missing:
                 await there.deploy("nothing")
             assert str(there.builds / "nothing") in str(missing.value)
+            assert "image reg/nothing:latest" in str(missing.value)
             outside = there.folder / "outside"
             outside.mkdir()
             (outside / "handler.py").write_text(HELLO)

@@ -120,7 +120,7 @@ def test_functions_run_as_the_gateway_when_the_system_has_no_users_for_them() ->
             there.build("f", WHO)
             f = await there.deploy()
             (endpoint,) = await there.ready(f)
-            assert json.loads(await call(endpoint))["uid"] == there.settings.first_uid
+            assert json.loads(await call(endpoint))["uid"] >= there.settings.first_uid
             for first_uid, expected in ((2**32, 0), (50_100, 50_100)):
                 await there.provider.close()
                 there.settings = replace(there.settings, first_uid=first_uid)

@@ -1,9 +1,11 @@
 """What a handler gets and gives: events, answers; and the runtime's settings."""
 
 import json
+import math
 
 import pytest
 
+from gateway_ext import durations
 from gateway_ext.runtime.answer import BadAnswer, answer_of, piece_of
 from gateway_ext.runtime.event import Event, Headers
 from gateway_ext.runtime.settings import InvalidSetting, RuntimeSettings
@@ -80,10 +82,23 @@ def test_pieces_are_text_bytes_or_lines_of_json() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90.0), ("1m30s", 90.0), ("1.5s", 1.5), ("250ms", 0.25), ("2h", 7200)],
+    [
+        ("90", 90.0),
+        ("1m30s", 90.0),
+        ("1.5s", 1.5),
+        ("250ms", 0.25),
+        ("2h", 7200),
+        ("1.5", 1.5),
+        ("1\N{GREEK SMALL LETTER MU}s", 1e-6),
+    ],
 )
 def test_settings_read_seconds_and_go_durations(text: str, seconds: float) -> None:
     assert RuntimeSettings.from_environment({"exec_timeout": text}).exec_timeout_s == seconds
+    assert durations.seconds(text) == seconds  # what the gateway lets pass is understood here
+
+
+def test_a_time_of_0_is_no_limit_for_stopping_either() -> None:
+    assert RuntimeSettings.from_environment({"write_timeout": "0"}).stop_timeout_s == math.inf
 
 
 @pytest.mark.parametrize(

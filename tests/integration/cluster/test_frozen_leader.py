@@ -1,0 +1,40 @@
+"""The scheduler that leads is frozen under load: it answers nobody, and hangs up on nobody."""
+
+import time
+
+import pytest
+
+from tests.etcd_world import LOG, needs_etcd
+from tests.live_callers import calling, check
+from tests.live_cluster import LiveCluster, freeze, thaw
+from tests.manager_client import Weights
+
+pytestmark = [pytest.mark.etcd, needs_etcd]
+
+# 3 s until the datastore gives the leader up; then callers that wait find the other one.
+_SERVED_WITHIN_S = 15.0
+_THAWED_FOR_S = 1.0
+
+
+def test_callers_leave_a_frozen_leader_and_it_steps_down_when_it_is_thawed(
+    cluster: LiveCluster, images: list[Weights]
+) -> None:
+    leader = cluster.leader()
+    other = cluster.other(leader)
+    (term,) = cluster.leaders().values()
+    with calling(cluster, images) as callers:
+        freeze(cluster.schedulers[leader])
+        try:
+            led_s = cluster.until(lambda: bool(cluster.shown(other).get("leading")))
+            served_s = led_s + callers.more(60, after_term=term)
+        finally:
+            thaw(cluster.schedulers[leader])
+        stepped_down_s = cluster.until(lambda: list(cluster.leaders()) == [other])
+        time.sleep(_THAWED_FOR_S)
+        callers.more(30, after_term=term)
+    assert "leads no more" in cluster.schedulers[leader].said()
+    LOG.info("led by the other after %.1f s, 60 served by then: %.1f s", led_s, served_s)
+    LOG.info("the first stepped down %.1f s after the thaw", stepped_down_s)
+    LOG.info("%d served, the longest wait %.1f s", callers.begun, callers.longest_wait_s())
+    assert callers.longest_wait_s() < _SERVED_WITHIN_S
+    check(cluster, callers, parted=True)
