@@ -48,7 +48,7 @@ def status_of(error: errors.GatewayError) -> int:
 
 
 def headers_of(error: errors.GatewayError) -> list[Header]:
-    """What goes with it: when to try again, how to log in, which methods there are."""
+    """What goes with it: when to try again, how to log in."""
     if isinstance(error, errors.Busy | errors.NoGpu) and error.retry_after_s is not None:
         return [(b"retry-after", b"%d" % max(1, round(error.retry_after_s)))]
     if isinstance(error, errors.NotAllowed):

@@ -1,7 +1,7 @@
 """Where callbacks may go: which URLs are taken, and which addresses are another network's."""
 
 import socket
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from urllib.parse import SplitResult, urlsplit
 
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -10,6 +10,7 @@ from gateway_ext.errors import BadRequest
 from gateway_ext.jobs.model import Kind, Lane
 
 _LONGEST = 8192
+_NAT64 = IPv6Network("64:ff9b::/96")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -58,8 +59,9 @@ def callback_lane(url: str) -> Lane:
 def is_public(address: str) -> bool:
     """Whether an address is of the whole Internet, not of a private network or this machine."""
     found = ip_address(address.partition("%")[0])
-    if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped
+    if isinstance(found, IPv6Address):
+        in_nat64 = IPv4Address(int(found) & 0xFFFF_FFFF) if found in _NAT64 else None
+        found = found.ipv4_mapped or found.sixtofour or in_nat64 or found
     return found.is_global and not found.is_multicast
 
 

@@ -90,7 +90,16 @@ class Children:
             )
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            process = await _spawned(part)
+            process = await self._again(part)
+
+    async def _again(self, part: Part) -> Process:
+        """Started again; tried until the system has room for it."""
+        while True:
+            try:
+                return await _spawned(part)
+            except OSError as error:
+                self._log.error("%s is not started: %s", part.name, error)
+                await asyncio.sleep(_LONGEST_PAUSE_S)
 
 
 async def _spawned(part: Part) -> Process:

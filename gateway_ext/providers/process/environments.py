@@ -88,11 +88,10 @@ class Environments:
         bare = ["--without-pip"] if shared else []  # the gateway's is found beside its packages
         await self._run(folder, [base, "-I", "-m", "venv", *bare, str(folder)], say)
         packages = next(folder.glob("lib/python*/site-packages"))
-        (packages / "_gateway.pth").write_text("\n".join(shared) + "\n")
+        _write_new(packages / "_gateway.pth", "\n".join(shared).encode() + b"\n")
         if self._missing(requirements):
             wanted = folder / "requirements.txt"
-            wanted.write_bytes(requirements)
-            wanted.chmod(0o644)
+            _write_new(wanted, requirements)
             pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--no-input"]
             options = ["--disable-pip-version-check", "--no-cache-dir", "--progress-bar", "off"]
             say("installing what requirements.txt asks for")
@@ -163,6 +162,14 @@ async def _told(output: int, say: Say) -> str:
     finally:
         transport.close()
     return last
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    """The folder is the builder's: what it may have put there before is not followed."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o644), "wb") as file:
+        os.fchmod(file.fileno(), 0o644)
+        file.write(content)
 
 
 def _close(folder: Path) -> None:
