@@ -28,6 +28,7 @@ class Why(StrEnum):
     QUIET = "others wait, and it seems to be quiet"
     EXPIRED = "it was held for long"
     UNCLAIMED = "nobody came for it"
+    UNFIT = "its request wants other models"
     WORKER_LOST = "its worker is gone"
     GPU_LOST = "its GPU is lost"
     STOPPING = "the GPU manager stops"

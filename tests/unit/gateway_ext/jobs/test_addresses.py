@@ -51,6 +51,10 @@ def test_callbacks_to_one_host_and_port_share_a_lane() -> None:
 def test_mapped_addresses_are_what_they_map() -> None:
     assert is_public("::ffff:1.1.1.1")
     assert not is_public("::ffff:10.0.0.1")
+    assert is_public("64:ff9b::101:101")
+    assert not is_public("64:ff9b::a00:1")
+    assert is_public("2002:101:101::")
+    assert not is_public("2002:a00:1::")
 
 
 class _Resolver(AbstractResolver):

@@ -1,0 +1,58 @@
+"""One `gpufaas up` for all of these tests, and the ways to use it."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.drivers import CliDriver, Driver, RestDriver
+from tests.e2e.stack import Rest, Stack, stack
+from tests.faas_cli import NoFaasCli, faas_cli
+
+
+@pytest.fixture(scope="session")
+def environment() -> Mapping[str, str]:
+    """This process's, without what settles gpufaas's own affairs."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("GPUFAAS_")}
+
+
+@pytest.fixture(scope="session")
+def up(environment: Mapping[str, str]) -> Iterator[Stack]:
+    """The stack that all tests share; none of its parts may trip over what they do to it."""
+    with stack(environment) as found:
+        found.start()
+        yield found
+        for log in sorted((found.state / "logs").glob("*.log")):
+            assert "Traceback" not in log.read_text(errors="replace"), f"{log}\n{found.said()}"
+
+
+@pytest.fixture
+def own(environment: Mapping[str, str]) -> Iterator[Stack]:
+    """A stack for one test, not yet up."""
+    with stack(environment) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def chaos_s() -> float:
+    """How long things are killed."""
+    return float(os.environ.get("GPUFAAS_E2E_SECONDS", "15"))
+
+
+@pytest.fixture
+def rest(up: Stack) -> Rest:
+    """HTTP towards the shared one."""
+    return Rest(up)
+
+
+@pytest.fixture(params=["rest", pytest.param("faas-cli", marks=pytest.mark.faas_cli)])
+def driver(request: pytest.FixtureRequest, up: Stack, tmp_path: Path) -> Driver:
+    """Each way to use it."""
+    if request.param == "rest":
+        return RestDriver(up, tmp_path)
+    try:
+        program = faas_cli()
+    except NoFaasCli as error:
+        pytest.skip(str(error))
+    return CliDriver(up, tmp_path, program, os.environ.get("PATH", os.defpath))

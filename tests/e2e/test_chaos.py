@@ -1,0 +1,117 @@
+"""The example functions under mixed load, while processes of functions and models are killed.
+
+`GPUFAAS_E2E_SECONDS=60` has it go on for a minute.
+"""
+
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from tests.e2e.load import Asked, Failure, Load, counted, load, warm
+from tests.e2e.stack import ROOT, Rest, Stack, kill, until
+
+CALLERS = 2  # of each function
+EVERY_S = 1.5
+PAUSE_S = 0.05  # without it, the plain function takes the processors
+NAMES = ("classify", "generate", "pipeline", "hello")
+ONCE = ("generate", "hello")  # the others say that they may be asked again
+_BROKEN_OFF, _UNREACHABLE = 0, 502
+
+
+class Killed(NamedTuple):
+    """A function's process that was killed; large ones take a moment, and seem to listen in it."""
+
+    function: str
+    at_s: float
+    gone_s: float
+    served: int
+
+
+@pytest.fixture(scope="module")
+def examples(up: Stack) -> Iterator[list[Asked]]:
+    """The functions of stack.yml, each on a GPU that wants one."""
+    rest = Rest(up)
+    said: dict[str, Any] = yaml.safe_load((ROOT / "stack.yml").read_text())["functions"]
+    assert set(said) == set(NAMES)
+    for name, one in said.items():
+        fields = {"annotations": one["annotations"], "labels": one.get("labels", {})}
+        process = {"envProcess": "python runtime --gpu", "image": one["image"]}
+        rest.deploy(name, envVars=one.get("environment", {}), **process, **fields)
+    asked = [
+        Asked(name, (ROOT / "functions" / name / "example.json").read_bytes(), PAUSE_S)
+        for name in said
+    ]
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda one: warm(up, rest, one), (a for a in asked if a.name != "hello")))
+    yield asked
+    for name in said:
+        rest.remove(name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_only_calls_on_a_killed_process_fail_when_functions_and_models_die(
+    examples: list[Asked], up: Stack, chaos_s: float
+) -> None:
+    killed: list[Killed] = []
+    with load(up.url, examples, each=CALLERS) as found:
+        found.some_more(10)
+        end_s = time.monotonic() + chaos_s
+        # Of every third round, the models' processes.
+        for number in itertools.cycle(range(3)):
+            if time.monotonic() > end_s:
+                break
+            if number == 2:
+                kill(random.choice(up.workers()))
+            else:
+                killed += _kill_one(up, found, killed)
+            time.sleep(EVERY_S)
+        found.some_more(5)
+    _judge(found, killed)
+    until(lambda: len(up.workers()) > 0, "models have processes")
+
+
+def _kill_one(up: Stack, found: Load, killed: list[Killed]) -> list[Killed]:
+    """One that has served since it was last killed: a call need not survive any number of them."""
+    last = {one.function: one.served for one in killed}
+    serving = [name for name in NAMES if found.succeeded[name] > last.get(name, 0)]
+    name = random.choice(serving) if serving else ""
+    served, processes = found.succeeded[name], up.instances(name)
+    if not processes:
+        return []  # all are on their way back
+    at_s, pid = time.monotonic(), processes[0]
+    kill(pid)
+    # Its parent has buried it: until all its threads have ended, its socket may be open.
+    until(lambda: not Path(f"/proc/{pid}").exists(), "it is gone")
+    # Calls that it had answered may still have been counted after it was killed.
+    return [Killed(name, at_s, time.monotonic(), served + CALLERS)]
+
+
+def _judge(found: Load, killed: list[Killed]) -> None:
+    """Every failure has a process that was killed under it, and nothing else is excused."""
+    unexcused = [failure for failure in found.failures if not _excused(failure, killed)]
+    assert not unexcused, f"{counted(unexcused)} of {found.succeeded}; killed: {killed}"
+    assert killed
+    assert min(found.succeeded.values()) >= 15
+
+
+def _excused(failure: Failure, killed: list[Killed]) -> bool:
+    """Whether a process was killed under it; a stream that had begun can only break off."""
+    under = [
+        one
+        for one in killed
+        if one.function == failure.name
+        and failure.began_s <= one.gone_s
+        and one.at_s <= failure.ended_s
+    ]
+    known = failure.status == _UNREACHABLE or (
+        failure.status == _BROKEN_OFF and failure.name == "generate"
+    )
+    return bool(under) and known and failure.name in ONCE

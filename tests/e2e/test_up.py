@@ -1,0 +1,105 @@
+"""`gpufaas up` and `down`: what they tell, what comes back when killed, and what stays behind."""
+
+import os
+import signal
+import time
+
+import httpx
+
+from gpufaas.remote import NoAnswer
+from gpufaas.stack.folder import StackFolder
+from tests.e2e.handlers import GREETING, ON_GPU, PLAIN, write
+from tests.e2e.load import Asked, warm
+from tests.e2e.stack import PATIENCE_S, Rest, Stack, kill, stack, until
+
+PARTS = ("gpufaas.cli gateway", "gpufaas.cli gpu-manager", "gpufaas.cli scheduler", "--data-dir")
+
+
+def test_service_returns_when_any_part_is_killed(own: Stack) -> None:
+    own.start("--policy", "lb")
+    assert own.scheduler.get("/policy")["policy"] == "lb"
+    rest = Rest(own)
+    rest.deploy("greets", annotations={**write(own.work, "greets", GREETING), **PLAIN})
+    gpu = {"com.gpufaas.enabled": "true"}
+    rest.deploy("computes", annotations={**write(own.work, "computes", ON_GPU), **gpu})
+    warm(own, rest, Asked("computes"))
+    for words in PARTS:
+        before = own.part(words)
+        assert before, words
+        kill(before)
+        until(lambda: own.part(words) not in {0, before}, f"{words} again", own.said)  # noqa: B023 - it ends in this round
+        until(lambda: _answers(rest, "greets"), f"plain calls after {words}", own.said)
+        until(lambda: _answers(rest, "computes"), f"calls on GPUs after {words}", own.said)
+    until(lambda: _placed(own, rest), "calls are placed again", own.said)
+    assert own.scheduler.get("/policy")["policy"] == "lb"
+    began_s = time.monotonic()
+    done = own.run("down", "--state", str(own.state))
+    assert (done.returncode, done.stdout.strip()) == (0, "down"), done.stderr
+    assert time.monotonic() - began_s < PATIENCE_S
+    until(lambda: not own.left(), "nothing is left", lambda: str(own.left()), patience_s=5)
+
+
+def test_functions_are_there_again_when_it_was_interrupted_and_started_anew(own: Stack) -> None:
+    process = own.start()
+    rest = Rest(own)
+    rest.deploy("stays", annotations={**write(own.work, "stays", GREETING), **PLAIN})
+    password = own.password
+    os.killpg(process.pid, signal.SIGINT)  # Ctrl-C is for all that the terminal runs
+    assert process.wait(PATIENCE_S) == 0
+    assert not own.left()
+    process = own.start()
+    assert own.password == password
+    rest.ready("stays")
+    assert rest.call("stays", "you").text == "hello you"
+    # And then the one that supervises everything is killed.
+    assert own.instances("stays")
+    process.kill()
+    process.wait()
+    until(lambda: not own.left(), "nothing is left", lambda: str(own.left()), patience_s=10)
+    assert own.run("down", "--state", str(own.state)).stdout.startswith("nothing is up")
+
+
+def test_second_one_is_told_which_process_is_up_already(up: Stack) -> None:
+    first = StackFolder(up.state).running()
+    assert first is not None
+    process = up.launch()
+    assert process.wait(PATIENCE_S) != 0
+    said = up.output.read_text()
+    assert f"process {first.pid}" in said.splitlines()[-1], said
+    assert StackFolder(up.state).running() == first
+    assert Rest(up).http.get("/healthz").status_code == httpx.codes.OK
+
+
+def test_taken_port_is_told_with_the_remedy(up: Stack, environment: dict[str, str]) -> None:
+    with stack(environment) as other:
+        other.port = up.port
+        process = other.launch()
+        assert process.wait(PATIENCE_S) != 0
+        said = other.output.read_text()
+        assert f"127.0.0.1:{up.port} is not free for the gateway" in said
+        assert "--port" in said
+        assert not other.left()
+
+
+def test_unknown_policy_is_told_with_those_that_there_are(own: Stack) -> None:
+    process = own.launch("--policy", "guess")
+    assert process.wait(PATIENCE_S) != 0
+    assert "lalbo3" in own.output.read_text()
+    assert not own.left()
+
+
+def _answers(rest: Rest, name: str) -> bool:
+    try:
+        return rest.call(name, "you").status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+def _placed(own: Stack, rest: Rest) -> bool:
+    try:
+        before = own.scheduler.get("/cluster")
+        _answers(rest, "computes")
+        after = own.scheduler.get("/cluster")
+    except NoAnswer:
+        return False
+    return int(after["hits"] + after["misses"]) > int(before["hits"] + before["misses"])
