@@ -128,6 +128,23 @@ class Acquiring:
                 self._scheduling.release(lease, may_return=True)
             self._node.release(held, Why.RELEASED)
 
+    def where(self, session: Session, fields: Fields) -> dict[str, Any]:
+        """The node of a token's lease, and where it listens by the word of who signed it.
+
+        Whoever calls a function hands it the token, and could name any address beside it.
+        """
+        claims = self._presented.claims(session, read.token(fields, "token"))
+        if claims is None:
+            raise LeaseOver("the token came too late")
+        addresses = claims.addresses or self._sent_on.addresses_of(claims.node)
+        if not addresses and claims.node != self._node.name:
+            raise LeaseOver(f"nobody said where functions find node {claims.node}")
+        return {"lease": claims.lease, "node": claims.node, "addresses": list(addresses)}
+
+    def claimed(self, session: Session, fields: Fields) -> None:
+        """The session has come for a lease elsewhere: that node sees to its end."""
+        self._sent_on.claimed(session, LeaseId(read.whole(fields, "lease")))
+
     def ended(self, session: Session) -> None:
         """A session is gone: so are its leases."""
         for held in self._node.leases.held_by(session.key):

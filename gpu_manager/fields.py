@@ -39,7 +39,12 @@ def text_or_none(fields: Fields, name: str) -> str | None:
 
 def token_or_none(fields: Fields, name: str) -> str | None:
     """What a cluster has signed, or nothing."""
-    return None if fields.get(name) is None else text(fields, name, _MOST_TOKEN_CHARACTERS)
+    return None if fields.get(name) is None else token(fields, name)
+
+
+def token(fields: Fields, name: str) -> str:
+    """What a cluster has signed."""
+    return text(fields, name, _MOST_TOKEN_CHARACTERS)
 
 
 def digest(fields: Fields, name: str = "digest") -> str:

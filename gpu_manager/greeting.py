@@ -14,7 +14,7 @@ from gpu_manager.fields import Fields
 from gpu_manager.node import Node
 from gpu_manager.sessions import Session
 from torch_shim.errors import BadFrame
-from torch_shim.protocol import VERSION
+from torch_shim.protocol import LATER_REQUESTS, VERSION
 
 _PEER = struct.Struct("3i")  # process, user, group
 _SESSION_CHARACTERS = 64
@@ -80,4 +80,10 @@ def welcome(node: Node, session: Session, *, local: bool) -> dict[str, Any]:
         {"id": gpu.id, "name": gpu.device.name, "memory_bytes": gpu.device.memory_bytes}
         for gpu in node.gpus.values()
     ]
-    return {"node": node.name, "gpus": gpus, "nonce": session.nonce, "local": local}
+    return {
+        "node": node.name,
+        "gpus": gpus,
+        "nonce": session.nonce,
+        "local": local,
+        "knows": [kind.name for kind in LATER_REQUESTS],
+    }

@@ -6,7 +6,7 @@ import time
 
 from cache_manager.model import ModelId
 from gpu_manager.errors import NotAllowed
-from gpu_manager.leases import Held
+from gpu_manager.leases import Held, Why
 from gpu_manager.node import Node
 from gpu_manager.sessions import Session
 from scheduler.api import BadToken, LeaseClaims, LeaseTokens, RequestId
@@ -35,9 +35,19 @@ class PresentedLeases:
         if claims is None or claims.node != self._node.name:
             return None
         held = await self._arrived(claims)
-        if held is None or held.ending is not None or not set(models) <= set(held.models):
+        if held is None or held.ending is not None:
+            return None
+        if not set(models) <= set(held.models):
+            self._unfit(held)
             return None
         return held if held.holder in (None, session.key) else None
+
+    def claims(self, session: Session, token: str) -> LeaseClaims | None:
+        """What a token says of its lease, on whatever node that is; None where it came too late.
+
+        NotAllowed where the token is forged, or was given to another function.
+        """
+        return self._claims(session, token, time.time())
 
     def request(self, session: Session, token: str) -> RequestId:
         """The request that a token was given for; its lease may have been given back long ago.
@@ -47,6 +57,14 @@ class PresentedLeases:
         claims = self._claims(session, token, _NEVER_LATE_S)
         assert claims is not None, "no token expired before its cluster was there"
         return claims.request
+
+    def _unfit(self, held: Held) -> None:
+        """Who asks for other models now must not keep others from a GPU while it waits for one.
+
+        As many such calls as there are GPUs would wait for each other.
+        """
+        if held.holder is None:
+            self._node.release(held, Why.UNFIT)
 
     def _claims(self, session: Session, token: str, now_s: float) -> LeaseClaims | None:
         try:

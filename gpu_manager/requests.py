@@ -82,8 +82,14 @@ class ShimHandler:
             return Answer(await self._weights.upload(frame, fields))
         if frame.kind is Kind.CHUNK:
             return Answer(await self._weights.chunk(frame, fields))
+        if frame.kind is Kind.WHERE:
+            return Answer(self._acquiring.where(self._session, fields))
+        if frame.kind is Kind.PING:
+            return Answer({})
         if frame.kind is Kind.RELEASE:
             self._acquiring.release(self._session, fields)
+        elif frame.kind is Kind.CLAIMED:
+            self._acquiring.claimed(self._session, fields)
         elif frame.kind is Kind.FORGET:
             self._weights.forget(fields)
         else:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch_shim.channel import Channel
 from torch_shim.control import CONNECT_TIMEOUT_S, Answer, Control, connect
-from torch_shim.errors import ConnectionLost, RemoteFailure, Unreachable, WireError
+from torch_shim.errors import ConnectionLost, RemoteFailure, Unreachable
 from torch_shim.kept import Kept
 from torch_shim.protocol import VERSION, Failure, Kind
 from torch_shim.report import report
@@ -21,6 +21,9 @@ from torch_shim.wire import Wire
 log = logging.getLogger("gpufaas")
 
 _RETRY_S = 0.1
+# Nobody waits anew for a manager that was waited for in vain so lately: others that queued behind
+# would do so one after the other.
+_IN_VAIN_S = 1.0
 
 
 class Peer:
@@ -102,12 +105,18 @@ class Session:
         self._control: Control | None = None
         self._peers: dict[str, Peer] = {}
         self._calls = 0
+        self._in_vain_until_s = 0.0
+        self.retired = False  # for good: whoever still has it asks for another one
 
     @property
     def control(self) -> Control:
         """The connection, made anew when it was lost."""
         with self._lock:
             if self._control is None or self._control.lost is not None:
+                if self.retired:
+                    raise ConnectionLost(f"the session with {self.address} was idle for long")
+                if time.monotonic() < self._in_vain_until_s:
+                    raise Unreachable(self.address, "it did not answer a moment ago")
                 self._start_anew()
                 self._control = self._connect(self._patience_s)
             return self._control
@@ -122,17 +131,6 @@ class Session:
         """The name of the manager's node."""
         node: str = self.control.welcome["node"]
         return node
-
-    def node_now(self) -> str | None:
-        """The name of the manager's node; None where it does not answer at once."""
-        with self._lock:
-            if not self.connected:
-                try:
-                    self._start_anew()
-                    self._control = self._connect(0.0)
-                except WireError:
-                    return None
-            return self.node
 
     def holds(self, lease: Lease) -> bool:
         """Whether the lease is in force as far as we know."""
@@ -163,6 +161,28 @@ class Session:
         self._open(answer)
         peer = self._peer(answer.fields["workers"][digest])
         return Lease(answer.fields["lease"], digest, peer, self.name)
+
+    def where(self, token: str) -> Elsewhere:
+        """Where the lease of a token is, by this manager's word.
+
+        RemoteFailure where the token is forged, or (LEASE) is of no use any more.
+        """
+        control = self.control
+        if not control.knows(Kind.WHERE):
+            message = "our own GPU manager is too old to say where that lease is"
+            raise RemoteFailure(Failure.LEASE, message)
+        found = control.ask(Kind.WHERE, {"token": token}).fields
+        return Elsewhere(found["lease"], found["node"], tuple(found["addresses"]), token)
+
+    def claimed(self, number: int) -> None:
+        """A lease that was given elsewhere is in use there, and does not end with this session."""
+        control = self._control
+        if control is None or not control.knows(Kind.CLAIMED):
+            return
+        try:
+            control.tell(Kind.CLAIMED, {"lease": number})
+        except ConnectionLost as error:  # the session has ended, and with it what it was told of
+            log.info("%s was not told of a lease elsewhere: %s", self.address, error)
 
     def release(self, number: int) -> None:
         """A lease that was given elsewhere will not be used."""
@@ -201,15 +221,18 @@ class Session:
         with self._lock:
             self._peers.pop(lease.peer.name, None)
 
-    def close_if_idle(self, since_s: float) -> None:
-        """Hang up if no call was made since then."""
+    def retire_if_idle(self, since_s: float) -> bool:
+        """Hang up for good if no call was made since then; whether that is so."""
         with self._lock:
             control = self._control
-            if control is None or control.lost is not None or not control.idle_since(since_s):
-                return
-            if not self._calls and self.used_s < since_s:
+            quiet = control is None or control.lost is not None or control.idle_since(since_s)
+            if self.retired or not quiet or self._calls or self.used_s >= since_s:
+                return self.retired
+            if self.connected:
                 log.info("the session with %s was idle for long", self.address)
-                self.close()
+            self.retired = True
+            self.close()
+            return True
 
     def close(self) -> None:
         """Hang up."""
@@ -228,12 +251,16 @@ class Session:
     # -- inside ------------------------------------------------------------------------------
 
     def _connect(self, patience_s: float) -> Control:
-        deadline = time.monotonic() + patience_s
+        began_s = time.monotonic()
+        deadline = began_s + patience_s
         while True:
             try:
                 control = Control(self.address, self._credential, self.name)
             except (OSError, ConnectionLost) as error:
-                if time.monotonic() >= deadline:
+                now_s = time.monotonic()
+                if now_s >= deadline:
+                    if now_s >= began_s + _IN_VAIN_S:
+                        self._in_vain_until_s = now_s + _IN_VAIN_S
                     raise Unreachable(self.address, str(error)) from error
                 time.sleep(_RETRY_S)
             else:
@@ -282,13 +309,18 @@ class Session:
             wire = Wire(connect(self.address))
         except OSError as error:
             raise ConnectionLost(f"{self.address}: {error}") from error
+        wire.socket.settimeout(CONNECT_TIMEOUT_S)
         hello = {"version": VERSION, "credential": self._credential, "session": self.name}
         hello |= {"pid": os.getpid(), "role": "channel", "worker": worker}
-        wire.send(Kind.HELLO, [0, hello])
-        frame = wire.receive()
-        if frame.kind is not Kind.ANSWER:
+        try:
+            wire.send(Kind.HELLO, [0, hello])
+            frame = wire.receive()
+            if frame.kind is not Kind.ANSWER:
+                raise RemoteFailure(*frame.meta[1:4])
+        except BaseException:
             wire.close()
-            raise RemoteFailure(*frame.meta[1:4])
+            raise
+        wire.socket.settimeout(None)
         return wire.socket
 
     def _start_anew(self) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -13,6 +14,16 @@ from torch_shim.protocol import VERSION, Kind
 from torch_shim.wire import Buffer, Frame, Wire
 
 CONNECT_TIMEOUT_S = 5.0
+# How often who waits for an answer asks for a sign of life, and how many may stay away: a manager
+# answers at once, however long it takes to answer the request itself.
+PING_S = 2.0
+_MOST_SILENT = 5
+# It reads a piece of weights to its end first, and the last one when it has hashed all of them.
+_MOST_SILENT_TAKING = 60
+# So long no byte may leave before the manager counts as frozen.
+_SEND_TIMEOUT_S = 10
+# A manager takes 64 requests at once, and reads nothing more before it has answered one.
+_MOST_AT_ONCE = 60
 # A manager whose machine went away without a word is noticed after about this many seconds.
 _SILENCE_S = 15
 
@@ -29,23 +40,42 @@ class Answer:
 class _Waiting:
     """One request on its way."""
 
+    kind: Kind
     done: threading.Event = field(default_factory=threading.Event)
     frame: Frame | None = None
 
 
 class Control:
-    """One control connection; `welcome` is what the manager answered to HELLO."""
+    """One control connection of a session; `welcome` is what the manager answered to HELLO.
+
+    A manager that falls silent is given up, as one that hung up is.
+    """
 
     def __init__(self, address: str, credential: str, session: str) -> None:
+        self.session = session
+        self.welcome: dict[str, Any] = {}
         self.wire = Wire(connect(address))
+        seconds = struct.pack("ll", _SEND_TIMEOUT_S, 0)
+        self.wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
         self._sending = threading.Lock()
+        self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
         self._waiting: dict[int, _Waiting] = {}
         self._numbers = 0
+        self._heard = 0
         self._used_s = time.monotonic()
         self.lost: str | None = None  # why there is no connection any more
         threading.Thread(target=self._read, name="gpufaas-control", daemon=True).start()
         hello = {"version": VERSION, "credential": credential, "session": session}
-        self.welcome = self.ask(Kind.HELLO, hello | {"pid": os.getpid(), "role": "shim"}).fields
+        try:
+            answer = self.ask(Kind.HELLO, hello | {"pid": os.getpid(), "role": "shim"})
+        except BaseException:
+            self.close()
+            raise
+        self.welcome = answer.fields
+
+    def knows(self, kind: Kind) -> bool:
+        """Whether the manager knows this one of the requests that came later."""
+        return kind.name in self.welcome.get("knows", ())
 
     def ask(
         self,
@@ -55,20 +85,8 @@ class Control:
         descriptors: Sequence[int] = (),
     ) -> Answer:
         """Send a request and wait for its answer; RemoteFailure if it is refused."""
-        waiting = _Waiting()
-        self._used_s = time.monotonic()
-        with self._sending:
-            if self.lost is not None:
-                raise ConnectionLost(self.lost)
-            self._numbers += 1
-            number = self._numbers
-            self._waiting[number] = waiting
-            self.wire.send(kind, [number, fields], body, descriptors)
-        waiting.done.wait()
-        self._used_s = time.monotonic()
-        if waiting.frame is None:
-            raise ConnectionLost(self.lost)
-        frame = waiting.frame
+        with self._room:
+            frame = self._answer(kind, fields, body, descriptors)
         if frame.kind is Kind.REFUSED:
             _, failure, message, facts = frame.meta
             raise RemoteFailure(failure, message, facts)
@@ -81,11 +99,75 @@ class Control:
     def tell(self, kind: Kind, fields: dict[str, Any]) -> None:
         """Send something that has no answer."""
         with self._sending:
-            self.wire.send(kind, [0, fields])
+            if self.lost is not None:
+                raise ConnectionLost(self.lost)
+            self._send(kind, [0, fields])
 
     def close(self) -> None:
         """Hang up: the manager ends what this session holds."""
-        self.lost = "closed"
+        self._give_up("closed")
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _answer(
+        self,
+        kind: Kind,
+        fields: dict[str, Any],
+        body: Sequence[Buffer],
+        descriptors: Sequence[int],
+    ) -> Frame:
+        waiting = _Waiting(kind)
+        self._used_s = time.monotonic()
+        with self._sending:
+            if self.lost is not None:
+                raise ConnectionLost(self.lost)
+            self._numbers += 1
+            self._waiting[self._numbers] = waiting
+            self._send(kind, [self._numbers, fields], body, descriptors)
+        self._wait(waiting)
+        self._used_s = time.monotonic()
+        if waiting.frame is None:
+            raise ConnectionLost(self.lost)
+        return waiting.frame
+
+    def _wait(self, waiting: _Waiting) -> None:
+        """Until there is an answer, or nobody any more who could give one."""
+        if waiting.kind is Kind.HELLO:
+            if not waiting.done.wait(CONNECT_TIMEOUT_S):
+                self._give_up(f"it did not answer within {CONNECT_TIMEOUT_S:g} s")
+            return
+        if not self.knows(Kind.PING):
+            waiting.done.wait()
+            return
+        # Counted, not timed: a process that was stopped itself finds much time gone, and answers.
+        heard, silent = self._heard, 0
+        while not waiting.done.wait(PING_S):
+            if heard != self._heard:
+                heard, silent = self._heard, 0
+            taking = any(each.kind is Kind.CHUNK for each in list(self._waiting.values()))
+            if silent >= (_MOST_SILENT_TAKING if taking else _MOST_SILENT):
+                self._give_up(f"the manager gave no sign of life for {silent * PING_S:g} s")
+                return
+            silent += 1
+            self.tell(Kind.PING, {})
+
+    def _send(
+        self,
+        kind: Kind,
+        meta: Any,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """After half a frame nothing can be said any more."""
+        try:
+            self.wire.send(kind, meta, body, descriptors)
+        except ConnectionLost as error:
+            self._give_up(str(error))
+            raise
+
+    def _give_up(self, why: str) -> None:
+        """The reader finds the connection closed, and tells whoever waits."""
+        self.lost = self.lost or why
         try:
             self.wire.socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -95,8 +177,11 @@ class Control:
         try:
             while True:
                 frame = self.wire.receive()
+                self._heard += 1
                 if frame.kind is Kind.LEASE_ENDED:
                     continue  # the worker says so too, to whoever calls
+                if not frame.meta[0]:
+                    continue  # the answer to a PING
                 waiting = self._waiting.pop(frame.meta[0], None)
                 if waiting is None:
                     raise ConnectionLost(f"an answer to nothing: {frame.meta!r:.80}")

@@ -101,6 +101,7 @@ class Leasing:
         model = bring(session)
         lease = session.acquire(model.digest, batch, found.token)
         assert isinstance(lease, Lease), "a token is for one node"
+        self._nodes.own.claimed(found.number)
         return Right(session, model, lease)
 
 

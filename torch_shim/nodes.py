@@ -28,15 +28,27 @@ class Nodes:
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
 
-    def reach(self, addresses: Sequence[str], node: str | None) -> Session:
+    def holder(self, token: str, node: str | None) -> Session:
+        """A session with the GPU manager that has a token's lease; the token names that node.
+
+        Whoever calls a function can give it any token, and any address beside it. So none of their
+        addresses is dialled, and a manager that is not ours hears of us only by the word of ours.
+        """
+        if node is None or node == self.own.node:
+            return self.own
+        where = self.own.where(token)
+        return self.reach(where.addresses, where.node)
+
+    def reach(self, addresses: Sequence[str], node: str) -> Session:
         """A session with this node's GPU manager, which listens at these addresses.
 
-        One on the same machine goes before the others. Unreachable where none of them answers.
+        They are those that a GPU manager told. One on the same machine goes before the others.
+        Unreachable where none of them answers.
         """
         trouble = []
         for session in self._candidates(addresses, node):
             try:
-                if node is None or session.node == node:
+                if session.node == node:
                     return session
                 trouble.append(f"{session.address} is node {session.node}")
             except WireError as error:
@@ -48,7 +60,7 @@ class Nodes:
     def close(self) -> None:
         """Hang up everywhere."""
         self._stop_timer()
-        for session in [self.own, *self._others.values()]:
+        for session in [self.own, *list(self._others.values())]:
             session.close()
 
     def close_copies(self) -> None:
@@ -56,10 +68,10 @@ class Nodes:
         for session in [self.own, *self._others.values()]:
             session.close_copies()
 
-    def _candidates(self, addresses: Sequence[str], node: str | None) -> Iterator[Session]:
+    def _candidates(self, addresses: Sequence[str], node: str) -> Iterator[Session]:
         """The same path may stand for another manager on each machine: only its name tells."""
         own = self.own
-        if own.address in addresses or (node is not None and own.node_now() == node):
+        if own.address in addresses or (own.connected and own.node == node):
             yield own
         for address in addresses:
             if address != own.address and address.startswith("unix:") and _is_here(address):
@@ -71,7 +83,7 @@ class Nodes:
     def _other(self, address: str) -> Session:
         with self._lock:
             session = self._others.get(address)
-            if session is None:
+            if session is None or session.retired:
                 session = Session(address, self._credential, _AT_ONCE_S)
                 self._others[address] = session
             if self._timer is None:
@@ -90,14 +102,17 @@ class Nodes:
                 self._timer = None
 
     def _sweep(self) -> None:
-        """Close what was idle for long; come back as long as there is anything to close."""
-        for session in list(self._others.values()):
-            session.close_if_idle(time.monotonic() - self._idle_s)
+        """Part with what was idle for long; come back as long as there is anything to part with."""
+        since_s = time.monotonic() - self._idle_s
+        idle = [found for found in list(self._others.values()) if found.retire_if_idle(since_s)]
         with self._lock:
+            for session in idle:
+                if self._others.get(session.address) is session:
+                    del self._others[session.address]
             if self._timer is None:
                 return
             self._timer = None
-            if any(session.connected for session in self._others.values()):
+            if self._others:
                 self._start_timer()
 
 

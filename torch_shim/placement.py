@@ -21,7 +21,10 @@ _MOST_MODELS = 64
 
 
 class Given:
-    """One request: its lease's token, if any, and where the GPU manager is that knows it."""
+    """One request: its lease's token, if any, and where its caller says that the lease is.
+
+    `addresses` are a hint that nobody goes by: a GPU manager says where the lease is.
+    """
 
     def __init__(self, addresses: tuple[str, ...], token: str) -> None:
         self.addresses = addresses

@@ -48,8 +48,8 @@ class Presented:
 
     def __init__(self, given: Given, nodes: Nodes, habits: Habits | None) -> None:
         """Without habits the lease is kept to the request's end."""
-        self._addresses = given.addresses
-        self._node = given.node
+        # Not what was given itself: this is kept for as long as that is there.
+        self._shown, self._node = given.token, given.node
         self._models = given.models  # grows as the request calls more of them
         self._nodes = nodes
         self._habits = habits
@@ -109,7 +109,7 @@ class Presented:
     def _right(self, batch: int, bring: Bring) -> Right:
         session = self._session
         if session is None:
-            session = self._session = self._nodes.reach(self._addresses, self._node)
+            session = self._session = self._nodes.holder(self._shown, self._node)
         model = bring(session)
         lease = self._leases.get(model.digest)
         if lease is not None and session.holds(lease):
@@ -168,5 +168,6 @@ class Presented:
             session.release(found.number)
             raise
         assert isinstance(lease, Lease), "a token is for one node"
+        session.claimed(found.number)
         self._session, self._token = there, found.token
         self._leases[digest] = lease

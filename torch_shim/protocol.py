@@ -43,6 +43,9 @@ class Kind(IntEnum):
     RELEASE = 7
     FORGET = 8
     ADMIN = 9
+    PING = 10
+    WHERE = 11
+    CLAIMED = 12
     # manager -> shim or administrator
     ANSWER = 16
     REFUSED = 17
@@ -77,6 +80,11 @@ class Kind(IntEnum):
     FORK = 96
     FORKED = 97
     EXITED = 98
+
+
+# Requests that came later than their version: a manager says in its answer to HELLO that it knows
+# them, and a shim says them to no other one.
+LATER_REQUESTS = (Kind.PING, Kind.WHERE, Kind.CLAIMED)
 
 
 class Failure(StrEnum):

@@ -168,10 +168,10 @@ class Roots:
     def _bring(self, root: Root, session: Session) -> Model:
         """The model of `root`, once the node of this session has it."""
         model = root.model
-        if model is None or session.name not in model.delivered:
+        if model is None or not model.is_at(session):
             with root.lock:
                 model = root.model
-                if model is None or session.name not in model.delivered:
+                if model is None or not model.is_at(session):
                     model = root.model = self._weights.build(root.tensors(), session, model)
         if model is None:
             raise NoWeights

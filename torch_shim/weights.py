@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -29,6 +30,8 @@ from torch_shim.tensors import CudaTensor, NoTorchFunction
 log = logging.getLogger("gpufaas")
 
 _CHUNK_BYTES = 16 << 20
+# Of one session; one that is forgotten is offered once more.
+_MOST_ACCEPTED = 256
 
 
 class Place(NamedTuple):
@@ -43,6 +46,36 @@ class Place(NamedTuple):
 _Found = tuple[storages.Mark, torch.UntypedStorage, int]
 
 
+class Accepted:
+    """The digests that each session's manager has accepted, for as long as the session lasts.
+
+    A session that lost its connection has another name when it is made anew.
+    """
+
+    def __init__(self) -> None:
+        self._found: WeakKeyDictionary[Session, tuple[str, dict[str, None]]] = WeakKeyDictionary()
+
+    def add(self, digest: str, session: Session, name: str) -> None:
+        """The session has these weights under this name of its own."""
+        known, digests = self._found.get(session, ("", {}))
+        if known != name:
+            digests = {}
+            self._found[session] = name, digests
+        digests[digest] = None
+        if len(digests) > _MOST_ACCEPTED:
+            del digests[next(iter(digests))]
+
+    def has(self, digest: str, session: Session) -> bool:
+        """Whether the session, as it is now, has these weights."""
+        name, digests = self._found.get(session, ("", {}))
+        return name == session.name and digest in digests
+
+    def forget(self, digest: str) -> None:
+        """Some node does not have them."""
+        for _, digests in self._found.values():
+            digests.pop(digest, None)
+
+
 class Model:
     """The weights under one root module, as they were when the image was made."""
 
@@ -50,7 +83,11 @@ class Model:
         self.digest = digest
         self.table = table
         self._places = places
-        self.delivered: set[str] = set()  # the sessions whose nodes have it
+        self.delivered = Accepted()
+
+    def is_at(self, session: Session) -> bool:
+        """Whether the session's node has it."""
+        return self.delivered.has(self.digest, session)
 
     def is_of(self, digest: str, places: dict[int, Place]) -> bool:
         """Whether this is the model of these weights."""
@@ -73,7 +110,7 @@ class Weights:
     def __init__(self, memories: ImageMemories) -> None:
         self._memories = memories
         self._lock = threading.Lock()
-        self._accepted: set[tuple[str, str]] = set()  # digests, and the sessions that have them
+        self._accepted = Accepted()
 
     def build(
         self, tensors: Iterable[torch.Tensor], session: Session, known: Model | None = None
@@ -87,6 +124,7 @@ class Weights:
         if not table.storages:
             return None
         with self._lock:
+            name = session.control.session
             epochs = [mark.epoch for mark, _, _ in found]
             digest = self._brought(found, table, session)
         places = {
@@ -97,14 +135,14 @@ class Weights:
         }
         if known is None or not known.is_of(digest, places):
             known = Model(digest, table, places)
-        known.delivered.add(session.name)
+        known.delivered.add(digest, session, name)
         return known
 
     def forget(self, model: Model) -> None:
         """A node says that it does not have these weights: bring them anew wherever they go."""
         with self._lock:
-            self._accepted = {entry for entry in self._accepted if entry[0] != model.digest}
-            model.delivered.clear()
+            self._accepted.forget(model.digest)
+            model.delivered.forget(model.digest)
 
     def _brought(self, found: list[_Found], table: ImageTable, session: Session) -> str:
         """Have the node hold this content; the digest that names it there."""
@@ -112,7 +150,7 @@ class Weights:
         hashed = None
         if memory is not None and memory.sealed is None:
             hashed = self._settle(memory, session)
-            if (hashed, session.name) in self._accepted:
+            if self._accepted.has(hashed, session):
                 return hashed
         now = tuple((mark.epoch, version) for mark, _, version in found)
         if memory is not None and memory.sealed == now:
@@ -130,8 +168,8 @@ class Weights:
         """
         parts = parts_of(memory.descriptor, memory.table)
         digest = image_digest(parts)
-        copy = None
-        if (digest, session.name) not in self._accepted:
+        copy, name = None, session.control.session
+        if not self._accepted.has(digest, session):
             copy = _prove(parts, memory.table, digest, session)
         if copy is None:
             memory.seal()
@@ -141,7 +179,7 @@ class Weights:
         finally:
             if copy >= 0:
                 os.close(copy)
-        self._accepted.add((digest, session.name))
+        self._accepted.add(digest, session, name)
         return digest
 
     def _deliver(
@@ -153,7 +191,8 @@ class Weights:
         """
         parts = parts_of(descriptor, table)
         digest = hashed or image_digest(parts)
-        if (digest, session.name) not in self._accepted:
+        name = session.control.session
+        if not self._accepted.has(digest, session):
             copy = _prove(parts, table, digest, session) if hashed is None else None
             if copy is None:
                 try:
@@ -165,7 +204,7 @@ class Weights:
                     return self._deliver(descriptor, table, session)
             elif copy >= 0:
                 os.close(copy)
-            self._accepted.add((digest, session.name))
+            self._accepted.add(digest, session, name)
         return digest
 
 

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from gpu_manager import sent_on
 from scheduler.events import LoadFailed, RequestArrived
-from tests.cluster import Scheduler, a_scheduler, leases_of, soon
+from scheduler.leases import sign, verify
+from scheduler.model import LeaseId
+from tests.cluster import SECRET, Scheduler, a_scheduler, leases_of, soon
 from tests.joined import Joined, joined, model_of
 from tests.manager_client import Client, Refused, Weights, really, weights
 from tests.unit.gpu_manager.test_joined import given, token, uploaded
@@ -56,6 +59,106 @@ async def test_function_finds_its_lease_when_it_is_on_another_node(tmp_path: Pat
             assert [hosted.order.model for hosted in far.runtime.hosted] == [model_of(image)]
             channel.close()
             image.close()
+    await it.stop()
+
+
+@pytest.mark.parametrize("why", ["it was claimed", "it was told long ago", "many were told since"])
+def test_lease_elsewhere_stays_when_the_session_that_was_sent_there_ends(
+    tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its function may compute there while it has lost its own node's manager."""
+
+    @really
+    async def try_it() -> None:
+        it = await a_scheduler()
+        async with joined(tmp_path, it.url) as near:
+            client, image = await sent_away(it, near)
+            async with joined(tmp_path, it.url, name="n1") as far:
+                await soon(lambda: len(it.driver.status().gpus) == 2)
+                answer = await follow(client, image)
+                there = await far.client()
+                await there.upload(image)
+                token = answer["elsewhere"]["token"]
+                _, (channel,) = await there.acquire(image.digest, token=token, follow=True)
+                (session,) = near.manager._acquiring._sent_on._leases  # noqa: SLF001 - see below
+                if why == "it was claimed":
+                    await client.tell(Kind.CLAIMED, {"lease": answer["lease"]})
+                    await client.ask(Kind.PING, {})
+                    assert not near.manager._acquiring._sent_on._leases  # noqa: SLF001 - or it grows
+                elif why == "it was told long ago":
+                    monkeypatch.setattr(sent_on, "_UNSAID_S", 0.0)
+                else:
+                    monkeypatch.setattr(sent_on, "_REMEMBERED", 1)
+                    near.manager._acquiring._sent_on._remember(session, LeaseId(1))  # noqa: SLF001
+
+                client.close()
+                await soon(lambda: not near.manager._acquiring._sent_on._leases)  # noqa: SLF001
+                await asyncio.sleep(0.1)
+
+                assert answer["lease"] in leases_of(it)
+                there.close()
+                await soon(lambda: answer["lease"] not in leases_of(it))
+                channel.close()
+                image.close()
+        await it.stop()
+
+    try_it()
+
+
+@really
+async def test_token_says_where_its_lease_is_when_the_own_manager_is_asked(tmp_path: Path) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as near:
+        client, image = await sent_away(it, near)
+        async with joined(tmp_path, it.url, name="n1") as far:
+            await soon(lambda: len(it.driver.status().gpus) == 2)
+            answer = await follow(client, image)
+            away = answer["elsewhere"]
+            at = [str(far.manager.addresses[0])]
+            where, _ = await client.ask(Kind.WHERE, {"token": away["token"]})
+            assert where == {"lease": answer["lease"], "node": "n1", "addresses": at}
+
+            claims = verify(away["token"], SECRET, 0.0)
+            assert claims.addresses == tuple(at)
+            older = sign(claims._replace(addresses=()), SECRET)
+            assert (await client.ask(Kind.WHERE, {"token": older}))[0] == where  # it knows n1 now
+            image.close()
+    await it.stop()
+
+
+@pytest.mark.parametrize(
+    ("more", "failure"),
+    [({"function": "team/other"}, "not allowed"), ({"in_s": -1.0}, "lease not in force")],
+)
+def test_nobody_is_told_where_a_lease_is_when_its_token_is_not_good(
+    tmp_path: Path, more: dict[str, Any], failure: str
+) -> None:
+    @really
+    async def try_it() -> None:
+        it = await a_scheduler()
+        async with joined(tmp_path, it.url) as node:
+            client, image = await uploaded(node)
+            placement = await given(it, image)
+            with pytest.raises(Refused) as refused:
+                await client.ask(Kind.WHERE, {"token": token(placement, **more)})
+            assert refused.value.failure == failure
+            image.close()
+        await it.stop()
+
+    try_it()
+
+
+@really
+async def test_manager_gives_a_sign_of_life_when_a_request_waits(tmp_path: Path) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as near:
+        client, image = await sent_away(it, near)
+        assert {"PING", "WHERE", "CLAIMED"} <= set(client.welcome["knows"])
+        fields = {"models": [image.digest], "batch": 1, "request": None, "deadline_s": None}
+        await client.stream.send(Kind.ACQUIRE, [99, fields | {"workers": [], "follow": True}])
+        await client.stream.send(Kind.PING, [0, {}])
+        assert (await client.answer()).meta == [0, {}]
+        image.close()
     await it.stop()
 
 

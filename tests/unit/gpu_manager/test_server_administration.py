@@ -69,5 +69,5 @@ async def test_administration_is_refused_when_it_comes_from_elsewhere(tmp_path: 
         assert await refusal(client.hello(it.credential(), role="admin")) == "not allowed"
 
         administrator = await it.stranger(str(it.node.addresses[1]))
-        credential = it.node.credential("admin", "admin")
+        credential = it.node.credential("admin", "*")
         assert (await administrator.hello(credential, role="admin"))["local"] is False

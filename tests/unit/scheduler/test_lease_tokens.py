@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cache_manager.model import GpuId, NodeId
 from scheduler.errors import BadToken
 from scheduler.keys import derived_key
-from scheduler.leases import LeaseClaims, sign, verify
+from scheduler.leases import LeaseClaims, addresses_for_token, sign, verify
 from scheduler.model import LeaseId, RequestId, SlotId
 
 SECRET = b"a secret of the cluster"
@@ -27,8 +27,14 @@ CLAIMS = LeaseClaims(
 )
 
 
-@given(claims=st.from_type(LeaseClaims).filter(lambda claims: claims.expires_s > 0.0))
-def test_claims_are_the_same_when_a_token_is_read(claims: LeaseClaims) -> None:
+@given(
+    claims=st.from_type(LeaseClaims).filter(lambda claims: claims.expires_s > 0.0),
+    addresses=st.lists(st.text(max_size=20), max_size=3).map(tuple),
+)
+def test_claims_are_the_same_when_a_token_is_read(
+    claims: LeaseClaims, addresses: tuple[str, ...]
+) -> None:
+    claims = claims._replace(addresses=addresses)
     token = sign(claims, SECRET)
     assert verify(token, SECRET, 0.0) == claims
     assert token.isascii()
@@ -69,6 +75,25 @@ def test_token_is_refused_when_it_claims_what_this_version_does_not_know() -> No
     mac = base64.urlsafe_b64encode(hmac.digest(key, body.encode(), "sha256")).rstrip(b"=")
     with pytest.raises(BadToken, match="understands"):
         verify(f"{body}.{mac.decode()}", SECRET, 0.0)
+
+
+def test_token_is_read_when_who_signed_it_knew_no_addresses() -> None:
+    said = CLAIMS._asdict()
+    del said["addresses"]
+    body = base64.urlsafe_b64encode(json.dumps(said).encode()).rstrip(b"=").decode()
+    key = derived_key(SECRET, "lease tokens")
+    mac = base64.urlsafe_b64encode(hmac.digest(key, body.encode(), "sha256")).rstrip(b"=")
+    assert verify(f"{body}.{mac.decode()}", SECRET, 0.0) == CLAIMS
+    assert json.loads(base64.urlsafe_b64decode(sign(CLAIMS, SECRET).split(".")[0] + "==")) == said
+
+
+def test_token_fits_into_a_header_when_a_node_has_many_long_addresses() -> None:
+    addresses = tuple(f"unix:/{number}/{'a' * 95}" for number in range(20))
+    carried = addresses_for_token(addresses)
+    assert carried == addresses[:9]
+    claims = CLAIMS._replace(addresses=carried)
+    assert verify(sign(claims, SECRET), SECRET, 0.0) == claims
+    assert addresses_for_token(["x" * 5000, "tcp:b:1"]) == ()
 
 
 def test_keys_differ_when_their_purposes_do() -> None:

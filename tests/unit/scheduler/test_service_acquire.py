@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from cache_manager.model import ModelId
+from cache_manager.model import ModelId, NodeId
 from scheduler.actions import EndLease
 from scheduler.events import ModelRegistered
 from scheduler.leases import verify
@@ -46,6 +46,17 @@ async def test_token_binds_the_lease_to_request_function_slot_and_term() -> None
         assert (claims.request, claims.function, claims.slot) == ("r0", "team/reader", "g0")
         assert (claims.lease, claims.term) == (LeaseId(7 << 32), 7)
         assert said.body["term"] == 7
+
+
+@in_real_time
+async def test_token_says_where_its_node_listens() -> None:
+    async with leading() as world:
+        assert world.service._streams is not None  # noqa: SLF001 - see below
+        told = world.service._streams._addresses  # noqa: SLF001 - as a node says them in its Hello
+        told[NodeId("n0")] = ("unix:/a", "tcp:b:1")
+        said = await world.acquire("r0")
+        assert said.body["addresses"] == ["unix:/a", "tcp:b:1"]
+        assert verify(said.body["token"], SECRET, 0.0).addresses == ("unix:/a", "tcp:b:1")
 
 
 @in_real_time

@@ -1,6 +1,7 @@
 """The lease that a request was given: when it goes back, and where the request gets another one."""
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tests.unit.gpu_manager.test_joined import given, token, uploaded
 from torch_shim import placement
 from torch_shim.client import Session
 from torch_shim.habits import ENOUGH, Habits
+from torch_shim.leasing import Leasing
 from torch_shim.nodes import Nodes
 from torch_shim.presented import Presented, Right
 from torch_shim.protocol import Kind
@@ -87,6 +89,19 @@ async def test_lease_goes_back_when_the_last_call_was_answered(tmp_path: Path) -
         assert function.habits.calls([image.digest]) == 1
         image.close()
     await it.stop()
+
+
+def test_nothing_is_kept_of_requests_that_are_over() -> None:
+    nodes = Nodes("unix:@gpufaas-nobody", "")
+    leasing = Leasing(nodes)
+    for _ in range(3):
+        with placement.given("tcp:a:1", "x"):
+            found = placement.current()
+            assert found is not None
+            leasing._presented_by(found)  # noqa: SLF001 - as a call does
+            del found
+    gc.collect()
+    assert not leasing._presented  # noqa: SLF001 - it must not grow for ever
 
 
 @pytest.mark.parametrize("why", ["not sure", "no answer", "another call runs", "another asks"])
