@@ -21,7 +21,7 @@ ARGS ?=
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test lint format compat simulate reproduce bench bench-full lock clean FORCE
+.PHONY: help setup run test soak lint format compat simulate reproduce bench bench-full lock clean FORCE
 
 help: ## List the targets
 	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.12]'
@@ -33,8 +33,19 @@ setup: $(VENV)/.installed ## Create .venv with the pinned tools (does nothing wh
 run: setup ## Run everything here, deploy and invoke the examples, stay up (ARGS=--once: stop then)
 	@$(BIN)/gpufaas up --examples $(ARGS)
 
-test: lint ## Lint, then run the tests (ARGS goes to pytest)
+# What needs no quiet machine runs in two processes, what starts processes and takes times alone.
+TOGETHER := tests/architecture tests/scenarios tests/unit
+
+test: lint ## Lint, then run the tests (ARGS, if any, goes to pytest instead)
+ifeq ($(ARGS),)
+	$(BIN)/python -m pytest --numprocesses 2 $(TOGETHER)
+	$(BIN)/python -m pytest $(TOGETHER:%=--ignore=%)
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
+
+soak: setup ## A minute of the examples under load, their processes killed all the while
+	GPUFAAS_E2E_SECONDS=60 $(BIN)/python -m pytest tests/e2e/test_chaos.py
 
 lint: setup ## Check style, types and who imports whom
 	$(BIN)/ruff check .
@@ -60,12 +71,14 @@ bench: setup ## Measure, in a few minutes at most
 	@$(BIN)/python -m bench.shim
 	@$(BIN)/python -m bench.scheduler
 	@$(BIN)/python -m bench.live
+	@$(BIN)/python -m bench.gateway --without-peers --only calls
 
-bench-full: setup ## Measure everything
+bench-full: setup ## Measure everything (downloads Ray Serve and LitServe into out/peers)
 	@$(BIN)/python -m bench --full $(ARGS)
 	@$(BIN)/python -m bench.shim --full
 	@$(BIN)/python -m bench.scheduler --full
 	@$(BIN)/python -m bench.live --full
+	@$(BIN)/python -m bench.gateway --full
 
 lock: ## Resolve constraints.txt anew from pyproject.toml (needs python3.11, or LOCK_PYTHON)
 	@$(LOCK_PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \

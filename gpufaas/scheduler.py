@@ -16,7 +16,8 @@ from cache_manager import eviction
 from gpufaas.arguments import Commands
 from gpufaas.credentials import add_secret_option, cluster_secret, state_folder
 from gpufaas.errors import CommandError
-from gpufaas.etcd import etcd_server
+from gpufaas.etcd import EtcdServer, etcd_server
+from gpufaas.etcd_access import USER
 from gpufaas.garbage import settle
 from gpufaas.settings import host_and_port, read_settings
 from scheduler import policies
@@ -159,8 +160,8 @@ async def _store(etcd: Etcd) -> AsyncIterator[Store]:
     """The datastore that the settings ask for."""
     if etcd.start:
         async with (
-            etcd_server(Path(etcd.data_dir), log) as server,
-            EtcdStore(EtcdSettings((server.url,), etcd.prefix), log) as store,
+            etcd_server(Path(etcd.data_dir), log, guarded=True) as server,
+            EtcdStore(_of_our_own(server, etcd.prefix), log) as store,
         ):
             yield store
     elif etcd.endpoints:
@@ -171,6 +172,11 @@ async def _store(etcd: Etcd) -> AsyncIterator[Store]:
         memory = MemoryStore()
         yield memory
         await memory.close()
+
+
+def _of_our_own(server: EtcdServer, prefix: str) -> EtcdSettings:
+    assert server.access is not None, "it is guarded"
+    return EtcdSettings((server.url,), prefix, USER, server.access.password)
 
 
 def etcd_settings(etcd: Etcd) -> EtcdSettings:

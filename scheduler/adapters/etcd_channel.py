@@ -63,7 +63,7 @@ class EtcdSettings:
     key_file: Path | None = None
 
 
-class _PassExpired(StoreUnavailable):
+class PassExpired(StoreUnavailable):
     """With a new pass it can be done."""
 
 
@@ -103,7 +103,7 @@ class EtcdChannel:
         """One question and its answer."""
         try:
             return await self._ask(stub, method, request, timeout_s)
-        except _PassExpired:
+        except PassExpired:
             return await self._ask(stub, method, request, timeout_s)
 
     async def _ask(self, stub: str, method: str, request: Any, timeout_s: float) -> Any:
@@ -166,7 +166,7 @@ def explained(calls: Calls) -> Iterator[None]:
     except rpc.AioRpcError as error:
         if calls.metadata and _is_expired(error):
             calls.metadata = ()  # the next call asks for another
-            raise _PassExpired(error.details()) from error
+            raise PassExpired(error.details()) from error
         raise _ours(error) from error
     except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
         raise StoreUnavailable("the connection was closed") from error

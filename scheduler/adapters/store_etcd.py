@@ -8,7 +8,13 @@ from typing import Any, Self
 
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
 
-from scheduler.adapters.etcd_channel import CALL_S, EtcdChannel, EtcdSettings, explained
+from scheduler.adapters.etcd_channel import (
+    CALL_S,
+    EtcdChannel,
+    EtcdSettings,
+    PassExpired,
+    explained,
+)
 from scheduler.adapters.etcd_watch import Compacted, EtcdWatch, prefix_end
 from scheduler.errors import Fenced, LeaseGone, StoreError, StoreUnavailable
 from scheduler.ports import MAX_CHANGES, Changes, Fence, Listing, StoreLease
@@ -142,6 +148,12 @@ class EtcdStore:
 
     async def refresh(self, lease: StoreLease) -> bool:
         """See Store."""
+        try:
+            return await self._refresh(lease)
+        except PassExpired:
+            return await self._refresh(lease)
+
+    async def _refresh(self, lease: StoreLease) -> bool:
         calls = self._channel.calls
         await self._channel.enter(calls)
         stream = calls.lease.LeaseKeepAlive(metadata=calls.metadata)

@@ -1,0 +1,285 @@
+"""An etcd of our own that lets in nobody but its user, and what a store makes of its restarts."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
+
+from gpufaas.errors import EtcdFailed
+from scheduler.adapters.etcd_channel import EtcdChannel, EtcdSettings
+from scheduler.adapters.store_etcd import EtcdStore
+from scheduler.errors import StoreError, StoreUnavailable
+from tests.etcd_world import LOG, EtcdWorld, an_etcd, needs_etcd
+from tests.scheduler_process import scheduler_process
+
+pytestmark = [pytest.mark.etcd, needs_etcd]
+
+BACK_S = 15.0
+# Passes run out this soon after their last use, and are looked at once a second.
+SHORT_LIVED = ("--auth-token-ttl=1",)
+RUN_OUT_S = 3.5
+
+
+async def refused(settings: EtcdSettings) -> None:
+    """Neither reading nor writing works."""
+    store = EtcdStore(settings, LOG)
+    try:
+        with pytest.raises(StoreError):
+            await store.get("a")
+        with pytest.raises(StoreError):
+            await store.put("a", b"a stranger's")
+    finally:
+        await store.close()
+
+
+async def kept(world: EtcdWorld, key: str) -> bytes | None:
+    store = world.store()
+    try:
+        return await store.get(key)
+    finally:
+        await store.close()
+
+
+def test_a_stranger_is_refused_when_the_etcd_is_guarded(tmp_path: Path) -> None:
+    async def test() -> None:
+        data = tmp_path / "etcd"
+        async with an_etcd(data, guarded=True) as world:
+            async with world.store() as store:
+                await store.put("a", b"1")
+            assert await kept(world, "a") == b"1"
+            await refused(EtcdSettings((world.url,)))
+            await refused(replace(world.settings(), password="guess"))
+            assert (data / "password").stat().st_mode & 0o777 == 0o600
+            assert data.stat().st_mode & 0o077 == 0
+            assert not (data / "private:0").exists()
+
+    asyncio.run(test())
+
+
+def test_a_guarded_etcd_keeps_data_and_password_when_it_is_started_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        passwords = set()
+        for expected in (None, b"1"):
+            async with an_etcd(tmp_path, guarded=True) as world, world.store() as store:
+                assert await store.get("a") == expected
+                await store.put("a", b"1")
+                passwords.add(world.settings().password)
+        assert len(passwords) == 1
+        assert len(passwords.pop()) > 40
+
+    asyncio.run(test())
+
+
+def test_a_guarded_etcd_starts_when_its_folder_has_a_long_path(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with an_etcd(tmp_path / ("long" * 40), guarded=True) as world:
+            assert await kept(world, "a") is None
+            await refused(EtcdSettings((world.url,)))
+
+    asyncio.run(test())
+
+
+def test_an_etcd_of_before_is_guarded_and_forgets_users_when_it_is_started_again(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with an_etcd(tmp_path) as world:
+            async with world.store() as store:
+                await store.put("a", b"1")
+            await intruders(world.url)
+        async with an_etcd(tmp_path, guarded=True) as world:
+            assert await kept(world, "a") == b"1"
+            for name in ("eve", "root"):
+                await refused(EtcdSettings((world.url,), user=name, password="a stranger's"))
+            channel = EtcdChannel(world.settings(), LOG)
+            answer = await channel.call("auth", "UserList", rpc.AuthUserListRequest())
+            assert list(answer.users) == ["root"]
+            await channel.close()
+
+    asyncio.run(test())
+
+
+async def intruders(url: str) -> None:
+    """What anybody may do at an etcd that asks for nothing."""
+    channel = EtcdChannel(EtcdSettings((url,)), LOG)
+    for name in ("eve", "root"):
+        user = rpc.AuthUserAddRequest(name=name, password="a stranger's")
+        await channel.call("auth", "UserAdd", user)
+        role = rpc.AuthUserGrantRoleRequest(user=name, role="root")
+        await channel.call("auth", "UserGrantRole", role)
+    await channel.close()
+
+
+def test_a_guarded_etcd_does_not_start_when_the_password_is_another_or_is_open_to_others(
+    tmp_path: Path,
+) -> None:
+    async def start() -> None:
+        async with an_etcd(tmp_path, guarded=True):
+            pass
+
+    asyncio.run(start())
+    password = tmp_path / "password"
+    password.chmod(0o644)
+    with pytest.raises(EtcdFailed, match="chmod 600"):
+        asyncio.run(start())
+    password.chmod(0o600)
+    password.write_text("another")
+    with pytest.raises(EtcdFailed, match=r"password.*authenticate"):
+        asyncio.run(start())
+    password.write_text("\n")
+    with pytest.raises(EtcdFailed, match="empty"):
+        asyncio.run(start())
+
+
+class Followed:
+    """What a watch in the background brings."""
+
+    def __init__(self, store: EtcdStore) -> None:
+        self.values: dict[str, bytes | None] = {}
+        self._task = asyncio.create_task(self._follow(store))
+
+    async def _follow(self, store: EtcdStore) -> None:
+        async with aclosing(store.watch("m/")) as found:
+            async for changes in found:
+                self.values.update(changes.values)
+
+    async def brings(self, key: str, value: bytes) -> None:
+        async with asyncio.timeout(BACK_S):
+            while self.values.get(key) != value:
+                assert not self._task.done()
+                await asyncio.sleep(0.05)
+
+    async def end(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def patiently(doing: Callable[[], Awaitable[object]]) -> object:
+    """The answer, once etcd is back; until then it is away, and that it refuses us is no reason."""
+    reasons: list[str] = []
+    async with asyncio.timeout(BACK_S):
+        while True:
+            try:
+                answer = await doing()
+            except StoreUnavailable as error:
+                reasons.append(str(error))
+                await asyncio.sleep(0.1)
+            else:
+                assert not [reason for reason in reasons if "auth" in reason]
+                return answer
+
+
+@pytest.mark.parametrize("away_s", [0.0, 3.0], ids=["at once", "after a while"])
+def test_a_store_goes_on_when_a_guarded_etcd_is_killed_and_comes_back(
+    tmp_path: Path, away_s: float
+) -> None:
+    """Its passes were in its memory: calls, watches and leases need new ones."""
+
+    async def test() -> None:
+        async with an_etcd(tmp_path, guarded=True) as world, world.store() as store:
+            lease = await store.grant(60)
+            await store.put("m/leased", b"1", lease)
+            seen = Followed(store)
+            await seen.brings("m/leased", b"1")
+            await world.kill()
+            await asyncio.sleep(away_s)
+            await world.start()
+            assert await patiently(lambda: store.refresh(lease))
+            await patiently(lambda: store.put("m/a", b"2"))
+            await seen.brings("m/a", b"2")
+            await seen.end()
+            async with asyncio.timeout(BACK_S):
+                while not store.healthy:
+                    await asyncio.sleep(0.05)
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("asked", ["get", "put", "refresh", "grant", "list"])
+def test_a_store_is_let_in_again_when_its_pass_has_run_out(tmp_path: Path, asked: str) -> None:
+    async def test() -> None:
+        async with an_etcd(tmp_path, guarded=True, options=SHORT_LIVED) as world:
+            store = world.store()  # without the heartbeat, which would keep the pass alive
+            await store.put("a", b"1")
+            lease = await store.grant(60)
+            await asyncio.sleep(RUN_OUT_S)
+            calls: dict[str, Callable[[], Awaitable[object]]] = {
+                "get": lambda: store.get("a"),
+                "put": lambda: store.put("a", b"2"),
+                "refresh": lambda: store.refresh(lease),
+                "grant": lambda: store.grant(60),
+                "list": lambda: store.list(""),
+            }
+            assert await calls[asked]()
+            await store.close()
+
+    asyncio.run(test())
+
+
+def test_a_watch_is_let_in_again_when_a_pass_lives_no_longer_than_a_heartbeat(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with (
+            an_etcd(tmp_path, guarded=True, options=SHORT_LIVED) as world,
+            world.store() as store,
+        ):
+            for number in range(3):
+                seen = Followed(store)
+                await store.put(f"m/{number}", b"1")
+                await seen.brings(f"m/{number}", b"1")
+                await asyncio.sleep(1.3)
+                assert store.healthy
+                await seen.end()
+
+    asyncio.run(test())
+
+
+def test_a_scheduler_with_an_etcd_of_its_own_is_let_in_and_a_stranger_is_not(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        data = tmp_path / "etcd"
+        options = ("--start-etcd", "--etcd-data", str(data))
+        async with scheduler_process(tmp_path, *options) as scheduler:
+            async with asyncio.timeout(BACK_S):
+                while (health := await asyncio.to_thread(readiness, scheduler.url)) != "ok leads":
+                    assert not health.startswith("lost")
+                    await asyncio.sleep(0.1)
+            url = listening(data)
+            await refused(EtcdSettings((url,)))
+            password = (data / "password").read_text().strip()
+            store = EtcdStore(EtcdSettings((url,), user="root", password=password), LOG)
+            assert await store.get("leader") is not None
+            await store.close()
+            assert await scheduler.stop() == 0
+
+    asyncio.run(test())
+
+
+def readiness(url: str) -> str:
+    """What the scheduler says of its store, and whether it leads."""
+    connection = HTTPConnection(url.partition("//")[2], timeout=5)
+    try:
+        connection.request("GET", "/readyz")
+        said = json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+    return f"{said['store']} {'leads' if said['leading'] else 'waits'}"
+
+
+def listening(data: Path) -> str:
+    """Where the etcd with these data answers."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it ended meanwhile
+            words = path.read_text(errors="replace").split("\0")
+            if f"--data-dir={data / 'data'}" in words:
+                named = "--listen-client-urls="
+                return next(each for each in words if each.startswith(named)).removeprefix(named)
+    raise AssertionError("no etcd has these data")
