@@ -6,6 +6,7 @@ import json
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,14 +68,14 @@ def made_up(node: str) -> str:
 @pytest.mark.parametrize(
     ("shown", "failure"),
     [
-        (made_up("n9"), "not allowed"),
-        (token(function="team/other"), "not allowed"),
-        (token(in_s=-1.0), "lease not in force"),
-        (token(), "lease not in force"),  # by who signed it before tokens told addresses
+        (lambda: made_up("n9"), "not allowed"),
+        (lambda: token(function="team/other"), "not allowed"),
+        (lambda: token(in_s=-1.0), "lease not in force"),
+        (token, "lease not in force"),  # by who signed it before tokens told addresses
     ],
 )
 def test_address_of_a_caller_is_not_dialled_whatever_token_it_shows(
-    tmp_path: Path, shown: str, failure: str
+    tmp_path: Path, shown: Callable[[], str], failure: str
 ) -> None:
     @really
     async def try_it() -> None:
@@ -82,7 +83,7 @@ def test_address_of_a_caller_is_not_dialled_whatever_token_it_shows(
         with socket.create_server(("127.0.0.1", 0)) as evil:
             async with manager(secret_file=secret_file) as it:
                 nodes = nodes_of(it)
-                given = Given((f"tcp:127.0.0.1:{evil.getsockname()[1]}", it.address), shown)
+                given = Given((f"tcp:127.0.0.1:{evil.getsockname()[1]}", it.address), shown())
                 with pytest.raises(RemoteFailure) as refused:
                     await asyncio.to_thread(nodes.holder, given.token, given.node)
                 assert refused.value.failure == failure
@@ -117,7 +118,9 @@ async def test_node_is_found_at_the_addresses_that_were_signed_whatever_its_call
                 evil.accept()
 
 
-@pytest.mark.parametrize("shown", [token(node="node"), made_up("node"), "x"])
+@pytest.mark.parametrize(
+    "shown", [token(node="node"), made_up("node"), "x"], ids=["signed", "made up", "none"]
+)
 def test_own_manager_is_taken_without_asking_when_a_token_names_its_node_or_none(
     tmp_path: Path, shown: str
 ) -> None:
