@@ -101,7 +101,9 @@ class Worker:
 class ForkServer:
     """Makes workers. When its process has died, the next fork starts another one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, emulated: bool = False) -> None:
+        """`emulated` says that no worker will use CUDA."""
+        self._devices = "cpu" if emulated else "cuda"
         self._process: subprocess.Popen[bytes] | None = None
         self._stream: FrameStream | None = None
         self._numbers = itertools.count(1)
@@ -180,7 +182,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                _command(theirs.fileno()),
+                _command(theirs.fileno(), self._devices),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -211,7 +213,7 @@ def _discard(forking: "asyncio.Future[Worker]") -> None:
         worker.close()
 
 
-def _command(descriptor: int) -> list[str]:
+def _command(descriptor: int, devices: str) -> list[str]:
     """How the fork server is run: `python -m gpu_manager.worker`, the current directory aside.
 
     The place where this package was found comes last on its path, for runs from a source tree.
@@ -219,4 +221,4 @@ def _command(descriptor: int) -> list[str]:
     root = str(Path(gpu_manager.__file__).parents[1])
     start = f"import runpy, sys; sys.path.append({root!r}); "
     start += "runpy.run_module('gpu_manager.worker', run_name='__main__')"
-    return [sys.executable, "-P", "-c", start, str(descriptor), str(os.getpid())]
+    return [sys.executable, "-P", "-c", start, str(descriptor), str(os.getpid()), devices]

@@ -194,8 +194,9 @@ class ProcessRuntime:
     ) -> None:
         self._observer = observer
         self._settings = settings
-        self._server = ForkServer()
-        self._pool = Pool(self._server, tuple(dict.fromkeys(devices)), settings.pool)
+        kinds = tuple(dict.fromkeys(devices))
+        self._server = ForkServer(emulated=all(kind == "cpu" for kind in kinds))
+        self._pool = Pool(self._server, kinds, settings.pool)
         self._uids: dict[str, int] = {}
         self._numbers = itertools.count()
         self._hosted: dict[HostedProcess, asyncio.Task[None]] = {}

@@ -1,7 +1,7 @@
 """The fork server's process: bound to its manager, and cut off from the network, before all else.
 
-Run as `python -m gpu_manager.worker DESCRIPTOR PARENT`: its end of a socket pair with the
-manager, and the manager's process.
+Run as `python -m gpu_manager.worker DESCRIPTOR PARENT DEVICES`: its end of a socket pair with the
+manager, the manager's process, and `cpu` where all GPUs are emulated.
 """
 
 import importlib
@@ -17,4 +17,5 @@ if __name__ == "__main__":
     # they hold cores that the function needs: two resnet18s on two cores took 95 ms a call. With
     # no spinning each took 43, but one alone 47 instead of 26. This many: 75 and 30.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    importlib.import_module("gpu_manager.worker.forkserver").main(int(sys.argv[1]), missing)
+    server = importlib.import_module("gpu_manager.worker.forkserver")
+    server.main(int(sys.argv[1]), missing, emulated=sys.argv[3] == "cpu")
