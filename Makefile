@@ -34,7 +34,7 @@ run: setup ## Run everything here, deploy and invoke the examples, stay up (ARGS
 	@$(BIN)/gpufaas up --examples $(ARGS)
 
 # What needs no quiet machine runs in two processes, what starts processes and takes times alone.
-TOGETHER := tests/architecture tests/scenarios tests/unit
+TOGETHER := tests/architecture tests/contract tests/scenarios tests/unit
 
 test: lint ## Lint, then run the tests (ARGS, if any, goes to pytest instead)
 ifeq ($(ARGS),)

@@ -12,6 +12,7 @@ import pytest
 
 import torch_shim
 from gateway_ext.model import Endpoint, FunctionId
+from tests.faas_cli import NoFaasCli, faas_cli
 from tests.process_world import World, call, world
 from tests.worker_client import NodeThread, node_thread
 
@@ -27,9 +28,6 @@ def handle(event, context):
     with torch.no_grad():
         return {"device": device, "scores": model(torch.ones(1, 4, device=device)).tolist()}
 """
-needs_faas_cli = pytest.mark.skipif(
-    shutil.which("faas-cli") is None, reason="needs faas-cli on the PATH"
-)
 
 
 class Shim:
@@ -66,7 +64,6 @@ def test_function_computes_on_the_nodes_gpu_and_a_plain_one_on_its_own_cpu() -> 
 
 
 @pytest.mark.faas_cli
-@needs_faas_cli
 def test_new_function_of_the_template_runs_when_faas_cli_has_built_it(tmp_path: Path) -> None:
     _clone(tmp_path)
     _faas_cli(tmp_path, "new", "mine", "--lang", TEMPLATE)
@@ -87,7 +84,6 @@ def test_new_function_of_the_template_runs_when_faas_cli_has_built_it(tmp_path: 
 
 
 @pytest.mark.faas_cli
-@needs_faas_cli
 def test_build_has_all_that_a_container_needs_when_faas_cli_has_made_it(tmp_path: Path) -> None:
     _clone(tmp_path)
     _faas_cli(tmp_path, "build", "--shrinkwrap", "-f", "stack.yml")
@@ -136,9 +132,11 @@ def _clone(folder: Path) -> None:
 
 
 def _faas_cli(folder: Path, *arguments: str) -> None:
-    done = subprocess.run(
-        ["faas-cli", *arguments], cwd=folder, capture_output=True, text=True, check=False
-    )
+    try:
+        command = [str(faas_cli()), *arguments]
+    except NoFaasCli as error:
+        pytest.skip(str(error))
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
