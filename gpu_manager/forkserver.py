@@ -1,6 +1,7 @@
 """The manager's side of the fork server: start it, ask it for workers, know when each is gone."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -72,7 +73,9 @@ class Worker:
     def kill(self, cause: str) -> None:
         """End the process, whatever state it is in; the first cause given is the one reported."""
         self.cause = self.cause or cause
-        if not self.exited.done():
+        if self.exited.done():
+            return
+        with contextlib.suppress(ProcessLookupError):  # it is dead, and this loop is yet to see it
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def gone(self, cause: str) -> None:

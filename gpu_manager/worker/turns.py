@@ -6,12 +6,12 @@ wants a turn first takes the place next in line, and gives it up when the turn h
 that has just had a turn, and wants another one, stands behind one that waits.
 """
 
+import contextlib
 import fcntl
 import os
 import signal
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 
 # The bytes that are locked.
@@ -44,7 +44,8 @@ def kill_whose_turn(descriptor: int, pid: int) -> None:
         return
     try:
         if whose_turn(descriptor) == pid:
-            signal.pidfd_send_signal(process, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # dead since it was looked up
+                signal.pidfd_send_signal(process, signal.SIGKILL)
     finally:
         os.close(process)
 
@@ -75,7 +76,7 @@ class Turns:
     ) -> None:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, _TURN)
 
-    @contextmanager
+    @contextlib.contextmanager
     def let_others(self) -> Iterator[None]:
         """In a turn: wait for something else meanwhile, while others have theirs."""
         self.__exit__(None, None, None)
@@ -99,7 +100,7 @@ class NoTurns:
     ) -> None:
         pass
 
-    @contextmanager
+    @contextlib.contextmanager
     def let_others(self) -> Iterator[None]:
         """There are none."""
         yield
