@@ -21,7 +21,7 @@ ARGS ?=
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test soak lint format compat simulate reproduce bench bench-full lock clean FORCE
+.PHONY: help setup run test tools soak lint format compat simulate reproduce bench bench-full lock clean FORCE
 
 help: ## List the targets
 	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.12]'
@@ -36,13 +36,16 @@ run: setup ## Run everything here, deploy and invoke the examples, stay up (ARGS
 # What needs no quiet machine runs in two processes, what starts processes and takes times alone.
 TOGETHER := tests/architecture tests/contract tests/scenarios tests/unit
 
-test: lint ## Lint, then run the tests (ARGS, if any, goes to pytest instead)
+test: lint tools ## Lint, then run the tests (ARGS, if any, goes to pytest instead)
 ifeq ($(ARGS),)
 	$(BIN)/python -m pytest --numprocesses 2 $(TOGETHER)
 	$(BIN)/python -m pytest $(TOGETHER:%=--ignore=%)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+tools: ## Install what tests need beside Python (on Debian, as root; else say what lacks)
+	@tests/tools.sh
 
 soak: setup ## A minute of the examples under load, their processes killed all the while
 	GPUFAAS_E2E_SECONDS=60 $(BIN)/python -m pytest tests/e2e/test_chaos.py
