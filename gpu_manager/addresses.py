@@ -1,11 +1,17 @@
-"""Where a GPU manager listens: `unix:/path`, `unix:@name` (abstract) or `tcp:host:port`."""
+"""Where a GPU manager is: `unix:/path`, `unix:@name` (abstract), `tcp:host:port`, `tls:host:port`.
 
+A `tls` address that functions are told ends in `#` and the fingerprint of the certificate that they
+will be shown there.
+"""
+
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_manager.errors import BadSetting
 
 _PORTS = range(65536)
+_FINGERPRINT = re.compile(r"([0-9a-f]{64})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +48,23 @@ class TcpAddress:
     port: int
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"tcp:{host}:{self.port}"
+        return f"tcp:{_site(self.host, self.port)}"
 
 
-Address = UnixAddress | TcpAddress
+@dataclass(frozen=True, slots=True)
+class TlsAddress:
+    """The same, spoken to in TLS; the fingerprint names the certificate that is shown."""
+
+    host: str
+    port: int
+    fingerprint: str = ""
+
+    def __str__(self) -> str:
+        shown = f"#{self.fingerprint}" if self.fingerprint else ""
+        return f"tls:{_site(self.host, self.port)}{shown}"
+
+
+Address = UnixAddress | TcpAddress | TlsAddress
 
 
 def parse_address(text: str) -> Address:
@@ -54,8 +72,17 @@ def parse_address(text: str) -> Address:
     scheme, _, rest = text.partition(":")
     if scheme == "unix" and len(rest) > 1 and rest[0] in "@/":
         return UnixAddress(rest)
-    if scheme == "tcp":
-        host, _, port = rest.rpartition(":")
-        if host and port.isdecimal() and int(port) in _PORTS:
-            return TcpAddress(host.removeprefix("[").removesuffix("]"), int(port))
-    raise BadSetting("address", text, "unix:/path, unix:@name or tcp:host:port is wanted")
+    site, _, fingerprint = rest.partition("#")
+    host, _, port = site.rpartition(":")
+    if host and port.isdecimal() and int(port) in _PORTS:
+        host = host.removeprefix("[").removesuffix("]")
+        if scheme == "tcp" and not fingerprint:
+            return TcpAddress(host, int(port))
+        if scheme == "tls" and _FINGERPRINT.fullmatch(fingerprint.lower()):
+            return TlsAddress(host, int(port), fingerprint.lower())
+    wanted = "unix:/path, unix:@name, tcp:host:port or tls:host:port is wanted"
+    raise BadSetting("address", text, wanted)
+
+
+def _site(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

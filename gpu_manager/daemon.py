@@ -13,6 +13,7 @@ from gpu_manager.catalogue import Catalogue
 from gpu_manager.credentials import Credentials, fresh_secret, load_secret
 from gpu_manager.devices.base import Device
 from gpu_manager.devices.choose import choose
+from gpu_manager.errors import BadSetting
 from gpu_manager.host_memory import available_bytes
 from gpu_manager.ledger import Ledger
 from gpu_manager.node import Node
@@ -26,6 +27,7 @@ from gpu_manager.services import Services
 from gpu_manager.sessions import Sessions
 from gpu_manager.settings import NodeSettings
 from gpu_manager.spill import SpillDirectory
+from gpu_manager.tls import Certificate
 from gpu_manager.watch import Watch
 from gpu_manager.weight_requests import Library
 from gpu_manager.weights import WeightStore
@@ -83,7 +85,8 @@ class GpuManager:
                 acquiring=self._acquiring,
                 administration=Administration(self.node, self._store, catalogue, scheduling),
                 hello_s=settings.hello_s,
-            )
+            ),
+            _certificate(settings),
         )
         self._watch = Watch(self.node)
 
@@ -96,8 +99,8 @@ class GpuManager:
         """Take clients and orders."""
         try:
             self._server.listen(self._settings.listen)
-            listening = tuple(str(address) for address in self._server.addresses)
-            self.node.addresses = self._settings.advertise or listening
+            told = self._settings.advertise or self._server.addresses
+            self.node.addresses = tuple(str(self._server.shown(address)) for address in told)
             self._runtime = await self._make_runtime(self.node, self.devices)
             self._scheduling.attach(self.node.name, self.node)
             self.node.start(self._runtime, self._scheduling)
@@ -145,6 +148,14 @@ def _gpu(device: Device, node: NodeId, overlap: int) -> HostGpu:
 
 # What a process takes of a GPU before it holds a model, until that is measured.
 _CONTEXT_BYTES = {"cuda": 600 << 20, "cpu": 0}
+
+
+def _certificate(settings: NodeSettings) -> Certificate | None:
+    if settings.certificate is None or settings.key is None:
+        if settings.certificate is not settings.key:
+            raise BadSetting("certificate", str(settings.certificate), "it goes with a key")
+        return None
+    return Certificate(settings.certificate, settings.key)
 
 
 def _store(settings: NodeSettings) -> WeightStore:

@@ -20,6 +20,7 @@ from torch_shim.protocol import (
     read_header,
     unpack_meta,
 )
+from torch_shim.tls import carries_descriptors
 from torch_shim.wire import Buffer, Frame
 
 _READ_BYTES = 64 << 10
@@ -137,7 +138,7 @@ class FrameStream:
     ) -> None:
         connection.setblocking(False)
         self.socket = connection
-        self.local = connection.family == socket.AF_UNIX
+        self.local = carries_descriptors(connection)
         self._decoder = FrameDecoder(max_meta_bytes, max_body_bytes)
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()

@@ -4,9 +4,10 @@ import errno
 import fcntl
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
-from gpu_manager.addresses import Address, TcpAddress, UnixAddress
+from gpu_manager.addresses import Address, TcpAddress, TlsAddress, UnixAddress
 from gpu_manager.errors import AddressInUse, BadSetting
 
 _BACKLOG = 256
@@ -22,10 +23,10 @@ class Listener:
         self._lock: int | None = None
         self._file: Path | None = None
         try:
-            if isinstance(address, TcpAddress):
+            if not isinstance(address, UnixAddress):
                 self.socket = _tcp(address)
                 host, port = self.socket.getsockname()[:2]
-                self.address: Address = TcpAddress(host, port)
+                self.address: Address = replace(address, host=host, port=port)
                 return
             self.address = address
             if not address.abstract:
@@ -55,7 +56,7 @@ class Listener:
             self._lock = None
 
 
-def _tcp(address: TcpAddress) -> socket.socket:
+def _tcp(address: TcpAddress | TlsAddress) -> socket.socket:
     family, kind, protocol, _, where = socket.getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]

@@ -4,11 +4,14 @@ import asyncio
 import logging
 import socket
 from collections.abc import Iterable
+from dataclasses import replace
 
-from gpu_manager.addresses import Address
+from gpu_manager.addresses import Address, TlsAddress
 from gpu_manager.connection import Connection
+from gpu_manager.errors import BadSetting
 from gpu_manager.listening import Listener
 from gpu_manager.services import Services
+from gpu_manager.tls import Certificate
 
 log = logging.getLogger(__name__)
 
@@ -20,8 +23,10 @@ _SILENCE_S = 15
 class Server:
     """The manager's front door."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, certificate: Certificate | None = None) -> None:
+        """The certificate is for whoever comes by a `tls` address."""
         self._services = services
+        self._certificate = certificate
         self._listeners: list[Listener] = []
         self._accepting: set[asyncio.Task[None]] = set()
         self._connections: set[asyncio.Task[None]] = set()
@@ -40,7 +45,7 @@ class Server:
         """Take clients from now on; where one address cannot be had, none is kept."""
         try:
             for address in addresses:
-                self._listeners.append(Listener(address))
+                self._listeners.append(Listener(self.shown(address)))
         except BaseException:
             self.stop_listening()
             raise
@@ -48,6 +53,14 @@ class Server:
             task = asyncio.get_running_loop().create_task(self._accept(listener))
             self._accepting.add(task)
             log.info("listening at %s", listener.address)
+
+    def shown(self, address: Address) -> Address:
+        """An address as functions are told it: a `tls` one names the certificate of this node."""
+        if not isinstance(address, TlsAddress) or address.fingerprint:
+            return address
+        if self._certificate is None:
+            raise BadSetting("address", str(address), "it wants a certificate and its key")
+        return replace(address, fingerprint=self._certificate.fingerprint)
 
     def stop_listening(self) -> None:
         """Take no further client; those that are there stay."""
@@ -75,9 +88,19 @@ class Server:
                 await asyncio.sleep(_RETRY_S)
                 continue
             _watch_over(client)
-            task = loop.create_task(Connection(client, self._services).serve())
+            task = loop.create_task(self._serve(client, listener.address))
             self._connections.add(task)
             task.add_done_callback(self._ended)
+
+    async def _serve(self, client: socket.socket, address: Address) -> None:
+        if isinstance(address, TlsAddress):
+            assert self._certificate is not None, "it was asked for when listening began"
+            try:
+                client = await self._certificate.decrypted(client, self._services.hello_s)
+            except OSError as error:
+                log.warning("closed a connection at %s: no TLS: %s", address, error)
+                return
+        await Connection(client, self._services).serve()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._connections.discard(task)

@@ -23,14 +23,17 @@ class NodeSettings:
     """One node: its GPUs, its memory for weights, and where and to whom it listens.
 
     Without a secret file the credentials are good for the life of this process. In a cluster,
-    functions are told to look for it under `advertise`, or else where it listens. A model that was
+    functions are told to look for it under `advertise`, or else where it listens; who comes by a
+    `tls` address is shown the certificate. A model that was
     placed here waits for `weights_s` until its function has sent its weights. So many leases as
     `gpu_overlap` may be in force on a GPU at once; one request's work at a time runs on it.
     """
 
     node: str
     listen: tuple[Address, ...]
-    advertise: tuple[str, ...] = ()
+    advertise: tuple[Address, ...] = ()
+    certificate: Path | None = None
+    key: Path | None = None
     devices: str = "auto"
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES
     gpu_memory_bytes: int | None = None

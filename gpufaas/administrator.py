@@ -2,13 +2,13 @@
 
 import os
 import secrets
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu_manager.api import TcpAddress, parse_address
+from gpu_manager.api import parse_address
 from gpufaas.errors import CommandError
+from torch_shim.dialing import connect
 from torch_shim.errors import ShimError
 from torch_shim.protocol import VERSION, Kind
 from torch_shim.wire import Frame, Wire
@@ -25,7 +25,7 @@ def ask(address: str, credential: str, **fields: str | None) -> dict[str, Any]:
     """One administrative request and its answer; CommandError says why there is none."""
     hello = {"version": VERSION, "credential": credential, "session": secrets.token_hex(16)}
     try:
-        wire = Wire(connect(address))
+        wire = Wire(connect(str(parse_address(address))))
         try:
             wire.send(Kind.HELLO, [1, hello | {"pid": os.getpid(), "role": "admin"}])
             _answer(wire.receive())
@@ -35,20 +35,6 @@ def ask(address: str, credential: str, **fields: str | None) -> dict[str, Any]:
             wire.close()
     except (OSError, ShimError) as error:
         raise CommandError(f"no GPU manager answers at {address}: {error}") from error
-
-
-def connect(text: str) -> socket.socket:
-    """A socket to the manager at an address, as a person writes it."""
-    address = parse_address(text)
-    if isinstance(address, TcpAddress):
-        return socket.create_connection((address.host, address.port))
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.connect(address.bound)
-    except OSError:
-        connection.close()
-        raise
-    return connection
 
 
 def _answer(frame: Frame) -> dict[str, Any]:

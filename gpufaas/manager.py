@@ -31,8 +31,10 @@ def add_parser(commands: Commands) -> None:
         "--listen",
         action="append",
         metavar="ADDRESS",
-        help="unix:/path, unix:@name or tcp:host:port; may be given several times",
+        help="unix:/path, unix:@name, tcp:host:port or tls:host:port; may be given several times",
     )
+    add("--certificate", metavar="FILE", help="PEM, shown to who comes by a tls address")
+    add("--key", metavar="FILE", help="the certificate's key")
     add("--spill", metavar="DIR", help="where weights go that memory has no room for")
     add("--spill-size", default="64GiB", metavar="SIZE", help="how much may lie there (64GiB)")
     add("--secret-file", metavar="FILE", help="what credentials are made with; made if missing")
@@ -62,7 +64,9 @@ def _settings(options: argparse.Namespace) -> NodeSettings:
         spill=None if options.spill is None else Path(options.spill),
         spill_bytes=parse_size(options.spill_size),
         secret_file=_secret_file(options),
-        advertise=tuple(str(parse_address(text)) for text in options.advertise or ()),
+        advertise=tuple(parse_address(text) for text in options.advertise or ()),
+        certificate=None if options.certificate is None else Path(options.certificate),
+        key=None if options.key is None else Path(options.key),
     )
 
 

@@ -18,9 +18,9 @@ from gpu_manager.devices.base import Device
 from gpu_manager.frames import FrameStream
 from gpu_manager.images import ImageWriter
 from gpu_manager.runtime import Observer, Runtime
-from gpufaas.administrator import connect
 from gpufaas.node import EmbeddedNode, embedded_node
 from tests.in_memory_runtime import InMemoryRuntime
+from torch_shim.dialing import connect
 from torch_shim.digests import ImageTable, image_digest, lay_out, parts_of, possession_proof
 from torch_shim.errors import ConnectionLost
 from torch_shim.protocol import VERSION, Kind

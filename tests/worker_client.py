@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 from cache_manager.model import MIB
 from gpu_manager.api import NodeSettings, UnixAddress
-from gpufaas.administrator import connect
 from gpufaas.node import EmbeddedNode, embedded_node
 from tests.manager_client import Weights
 from torch_shim.channel import Channel
+from torch_shim.dialing import connect
 from torch_shim.errors import RemoteFailure, WireError
 from torch_shim.programs import Named, Program, Ref, Step, Tuple, digest_of
 from torch_shim.protocol import VERSION, Kind

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_shim.channel import Channel
-from torch_shim.control import CONNECT_TIMEOUT_S, Answer, Control, connect
+from torch_shim.control import Answer, Control
+from torch_shim.dialing import CONNECT_TIMEOUT_S, connect
 from torch_shim.errors import ConnectionLost, RemoteFailure, Unreachable
 from torch_shim.kept import Kept
 from torch_shim.protocol import VERSION, Failure, Kind

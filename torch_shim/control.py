@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_shim.dialing import CONNECT_TIMEOUT_S, connect
 from torch_shim.errors import ConnectionLost, RemoteFailure, WireError
 from torch_shim.protocol import VERSION, Kind
 from torch_shim.wire import Buffer, Frame, Wire
 
-CONNECT_TIMEOUT_S = 5.0
 # How often who waits for an answer asks for a sign of life, and how many may stay away: a manager
 # answers at once, however long it takes to answer the request itself.
 PING_S = 2.0
@@ -24,8 +24,6 @@ _MOST_SILENT_TAKING = 60
 _SEND_TIMEOUT_S = 10
 # A manager takes 64 requests at once, and reads nothing more before it has answered one.
 _MOST_AT_ONCE = 60
-# A manager whose machine went away without a word is noticed after about this many seconds.
-_SILENCE_S = 15
 
 
 @dataclass(slots=True)
@@ -194,36 +192,3 @@ class Control:
                 waiting.done.set()
             self._waiting.clear()
             self.wire.close()
-
-
-def connect(address: str) -> socket.socket:
-    """A stream socket to `unix:/path`, `unix:@name` or `tcp:host:port`."""
-    scheme, _, rest = address.partition(":")
-    if scheme == "unix":
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        where: Any = "\0" + rest[1:] if rest.startswith("@") else rest
-    elif scheme == "tcp":
-        host, _, port = rest.rpartition(":")
-        connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        _watch_over(connection)
-        where = (host.strip("[]"), int(port))
-    else:
-        raise ConnectionLost(f"no address of a GPU manager: {address!r}")
-    try:
-        connection.settimeout(CONNECT_TIMEOUT_S)
-        connection.connect(where)
-        connection.settimeout(None)
-    except OSError:
-        connection.close()
-        raise
-    return connection
-
-
-def _watch_over(connection: socket.socket) -> None:
-    """Questions are small and wanted at once; a dead machine must not be waited for."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENCE_S // 3)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _SILENCE_S // 3)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_S * 1000)

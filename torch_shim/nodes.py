@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torch_shim.client import Session
-from torch_shim.control import CONNECT_TIMEOUT_S
+from torch_shim.dialing import CONNECT_TIMEOUT_S
 from torch_shim.errors import Unreachable, WireError
 
 log = logging.getLogger("gpufaas")
@@ -77,7 +77,7 @@ class Nodes:
             if address != own.address and address.startswith("unix:") and _is_here(address):
                 yield self._other(address)
         for address in addresses:
-            if address != own.address and address.startswith("tcp:"):
+            if address != own.address and address.startswith(("tls:", "tcp:")):
                 yield self._other(address)
 
     def _other(self, address: str) -> Session:

@@ -20,6 +20,7 @@ from torch_shim.protocol import (
     read_header,
     unpack_meta,
 )
+from torch_shim.tls import carries_descriptors
 
 Buffer = bytes | bytearray | memoryview
 
@@ -44,7 +45,7 @@ class Wire:
 
     def __init__(self, connection: socket.socket, *, eager: bool = False) -> None:
         self.socket = connection
-        self.local = connection.family == socket.AF_UNIX
+        self.local = carries_descriptors(connection)
         self.max_meta_bytes = MAX_META_BYTES
         self.max_body_bytes = MAX_BODY_BYTES
         self.sent_bytes = 0

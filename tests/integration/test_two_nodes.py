@@ -13,6 +13,7 @@ from gpu_manager.credentials import load_secret
 from scheduler.client import Granted, SchedulerClient
 from scheduler.model import Request, RequestId
 from scheduler.service.access import Role, token
+from tests.certificates import self_signed
 from tests.integration.test_node import model
 from tests.two_nodes import TwoNodes, free_port
 
@@ -74,14 +75,19 @@ def cluster(tmp_path: Path) -> Iterator[TwoNodes]:
         yield found
 
 
-@pytest.mark.parametrize("wire", ["tcp", "unix"])
+@pytest.mark.parametrize("wire", ["tcp", "tls", "unix"])
 def test_function_computes_on_another_node_when_its_own_is_too_small(
     cluster: TwoNodes, wire: str
 ) -> None:
     own = f"unix:{cluster.folder / 'own.sock'}"
-    others = {"tcp": f"tcp:127.0.0.1:{free_port()}", "unix": f"unix:{cluster.folder / 'b.sock'}"}
+    site = f"127.0.0.1:{free_port()}"
+    there = f"{wire}:{cluster.folder / 'b.sock' if wire == 'unix' else site}"
+    secured = []
+    if wire == "tls":
+        certificate, key = self_signed(cluster.folder)
+        secured = ["--certificate", str(certificate), "--key", str(key)]
     cluster.node("own", own, memory="48MiB")
-    other = cluster.node("other", others[wire])
+    other = cluster.node("other", there, *secured)
     program = cluster.program(BY_ITSELF, own)
 
     assert program.ask().startswith("other ")
@@ -89,7 +95,7 @@ def test_function_computes_on_another_node_when_its_own_is_too_small(
 
     other.told(signal.SIGKILL)
     program.say()  # no other GPU will do: it waits
-    cluster.node("other", others[wire])
+    cluster.node("other", there, *secured)
     assert program.hear().startswith("other ")
 
 

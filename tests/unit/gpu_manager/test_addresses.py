@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_manager.addresses import TcpAddress, UnixAddress, parse_address
+from gpu_manager.addresses import TcpAddress, TlsAddress, UnixAddress, parse_address
 from gpu_manager.errors import BadSetting
 
 
@@ -13,6 +13,8 @@ from gpu_manager.errors import BadSetting
         ("unix:@gpufaas", UnixAddress("@gpufaas")),
         ("tcp:127.0.0.1:7070", TcpAddress("127.0.0.1", 7070)),
         ("tcp:[::1]:0", TcpAddress("::1", 0)),
+        ("tls:[::1]:7443", TlsAddress("::1", 7443)),
+        ("tls:gpu-1:7443#" + "ab" * 32, TlsAddress("gpu-1", 7443, "ab" * 32)),
     ],
 )
 def test_address_reads_as_it_was_written(text: str, address: object) -> None:
@@ -23,6 +25,7 @@ def test_address_reads_as_it_was_written(text: str, address: object) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "unix:", "unix:@", "unix:relative", "/run/x", "tcp:host", "tcp:host:", "tcp:host:65536",
+     "tcp:host:1#" + "ab" * 32, "tls:host:1#ab", "tls:host:1#" + "xy" * 32,
      "tcp::80", "tcp:host:-1", "http:host:80"],
 )  # fmt: skip
 def test_address_is_refused_when_nobody_could_listen_there(text: str) -> None:
