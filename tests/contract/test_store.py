@@ -67,7 +67,7 @@ async def _creation(store: Store, key: str, value: bytes = b"") -> int:
 
 
 async def _next(found: AsyncIterator[Changes]) -> Changes:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         return await anext(found)
 
 

@@ -121,7 +121,7 @@ async def test_standby_takes_over_when_the_leader_is_frozen(tmp_path: Path) -> N
             assert after.placement.lease > before.placement.lease
             first.thaw()
             async with first.client() as late:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     await late.release(after.placement.lease)
                     again = await late.acquire(request("r2"))
                 assert again.term == after.term

@@ -224,7 +224,7 @@ def test_a_leader_that_is_cut_off_leads_on_until_it_hears_of_the_next_one(tmp_pa
             assert a.leading
             await until(lambda: not a.confirmed, TAKEOVER_S)
             wire.heal()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await a.lost.wait()
             assert b.leading
             with pytest.raises(Fenced):

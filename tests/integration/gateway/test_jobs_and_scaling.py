@@ -38,7 +38,7 @@ class Stage:
         return found
 
     async def idle(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (found := await self.jobs())["calls"] or found["callbacks"]:
                 await asyncio.sleep(0.02)
 

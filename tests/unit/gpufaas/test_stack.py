@@ -41,7 +41,7 @@ def part(
 
 
 async def until(found: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not found():
             await asyncio.sleep(0.02)
 
