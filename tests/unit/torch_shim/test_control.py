@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from torch_shim import client, control
+from torch_shim import client, control, dialing
 from torch_shim.client import Lease, Peer, Session
 from torch_shim.control import Control
 from torch_shim.errors import ConnectionLost, Unreachable
@@ -27,7 +27,7 @@ Behaviour = Callable[["FakeManager", Wire], None]
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tenths of what is used in earnest."""
     monkeypatch.setattr(control, "PING_S", 0.05)
-    for module in (control, client):
+    for module in (control, client, dialing):
         monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 0.3)
 
 
@@ -123,7 +123,7 @@ def test_threads_that_queue_behind_one_that_waited_in_vain_do_not_wait_each(
             for each in [pool.submit(lambda: session.control) for _ in range(8)]:
                 with pytest.raises(Unreachable):
                     each.result()
-            assert time.monotonic() - began_s < 2 * control.CONNECT_TIMEOUT_S
+            assert time.monotonic() - began_s < 2 * dialing.CONNECT_TIMEOUT_S
         time.sleep(client._IN_VAIN_S)  # noqa: SLF001 - then it is tried again
         with pytest.raises(Unreachable, match="did not answer within"):
             _ = session.control
