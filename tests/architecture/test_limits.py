@@ -11,9 +11,10 @@ PACKAGES = ("cache_manager", "scheduler", "gpu_manager", "torch_shim", "gateway_
 FOLDERS = (*PACKAGES, "bench", "tests", "functions")
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 REGISTRIES = [".".join(parts) for parts in (("pypi", "org"), ("pythonhosted", "org"))] + [
-    ".".join(parts) for parts in (("docker", "io"), ("ghcr", "io"), ("quay", "io"))
+    # Debian has a package of the first one's name.
+    ".".join(parts) for parts in (("docker", "io/"), ("ghcr", "io"), ("quay", "io"))
 ]
-TEXT = {".py", ".toml", ".txt", ".md", ".yml", ".yaml", ".cfg", ".csv", ""}
+TEXT = {".py", ".sh", ".tpl", ".json", ".toml", ".txt", ".md", ".yml", ".yaml", ".cfg", ".csv", ""}
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 
 
