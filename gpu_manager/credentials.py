@@ -77,8 +77,11 @@ def load_secret(path: Path) -> bytes:
 
 def _read(path: Path) -> bytes:
     with path.open("rb") as file:
-        mode = os.fstat(file.fileno()).st_mode
-        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        found = os.fstat(file.fileno())
+        mode = found.st_mode
+        # Whose file it is not, as with secrets that Kubernetes mounts, reads it as its group alone.
+        least = stat.S_IRGRP if found.st_uid != os.geteuid() else 0
+        if mode & (stat.S_IRWXG | stat.S_IRWXO) & ~least:
             detail = f"others may use it (mode {stat.S_IMODE(mode):o}); chmod 600 it"
             raise BadSetting("secret file", str(path), detail)
         return file.read()

@@ -7,9 +7,12 @@ set -euo pipefail
 TOOLS=(
   chromium:chromium
   debootstrap:debootstrap
+  docker-compose:docker-compose
   dockerd:docker.io
+  ip:iproute2
   iptables:iptables
   nats-server:nats-server
+  openssl:openssl
   prometheus:prometheus
   promtool:prometheus
 )

@@ -7,12 +7,15 @@ from types import MappingProxyType
 
 from gateway_ext.errors import BadRequest
 from gateway_ext.ports import Injection, Provider
+from gateway_ext.providers.docker.provider import DockerProvider
+from gateway_ext.providers.docker.settings import DockerSettings
 from gateway_ext.providers.process.provider import ProcessProvider
 from gateway_ext.providers.process.settings import ProcessSettings
 from gateway_ext.providers.upstream.provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
 
 _FUNCTIONS = "functions"
+_CONTAINERS = "containers"
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _PROXIES = frozenset({"http_proxy", "https_proxy", "no_proxy", "all_proxy"})
 _CERTIFICATES = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"})
@@ -31,7 +34,9 @@ def make_provider(
         return ProcessProvider(_process(settings, environment), injection)
     if settings.provider == "upstream":
         return UpstreamProvider(settings, injection)
-    raise BadRequest(f"provider: {settings.provider!r}: process or upstream is wanted")
+    if settings.provider == "docker":
+        return DockerProvider(_docker(settings), injection)
+    raise BadRequest(f"provider: {settings.provider!r}: process, docker or upstream is wanted")
 
 
 def _process(settings: GatewaySettings, environment: Mapping[str, str]) -> ProcessSettings:
@@ -43,6 +48,24 @@ def _process(settings: GatewaySettings, environment: Mapping[str, str]) -> Proce
         base_python=Path(settings.base_python or sys.executable),
         visible=tuple(Path(folder) for folder in settings.visible),
         pip_environment=for_pip,
+        drain_s=settings.drain_s,
+    )
+
+
+def _docker(settings: GatewaySettings) -> DockerSettings:
+    tls, registries = settings.docker_tls_dir, settings.docker_config
+    return DockerSettings(
+        state=Path(settings.state_dir) / _CONTAINERS,
+        url=settings.docker_url,
+        tls=Path(tls) if tls else None,
+        name=settings.docker_name,
+        network=settings.docker_network,
+        gpu_mount=settings.docker_gpu_mount,
+        pull=settings.docker_pull,
+        registries=Path(registries) if registries else None,
+        pids=settings.docker_pids,
+        tmp_bytes=settings.docker_tmp_bytes,
+        stop_at_end=settings.docker_stop_at_end,
         drain_s=settings.drain_s,
     )
 

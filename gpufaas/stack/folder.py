@@ -56,7 +56,7 @@ class StackFolder:
     @property
     def node_address(self) -> str:
         """Where functions find the GPU manager."""
-        path = self.root / "node.sock"
+        path = self._node / "node.sock"
         if len(os.fsencode(path)) <= _LONGEST_SOCKET:
             return f"unix:{path}"
         return f"unix:@gpufaas-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
@@ -71,6 +71,8 @@ class StackFolder:
             self.root.mkdir(parents=True, exist_ok=True)
             self.root.chmod(_PASSABLE)
             (self.root / "logs").mkdir(mode=0o700, exist_ok=True)
+            self._node.mkdir(exist_ok=True)
+            self._node.chmod(_PASSABLE)
         except OSError as error:
             raise CommandError(f"{self.root}: {error.strerror}") from error
 
@@ -103,6 +105,11 @@ class StackFolder:
             except BlockingIOError:
                 return self._recorded()
         return None
+
+    @property
+    def _node(self) -> Path:
+        """The socket's alone: functions in containers see all of its folder."""
+        return self.root / "node"
 
     @property
     def _record(self) -> Path:

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway_ext import quantities, wishes
-from gateway_ext.model import Deployment, Endpoint
+from gateway_ext.model import Deployment
 from gateway_ext.ports import Injection
+from gateway_ext.providers.function_log import FunctionLog
 from gateway_ext.providers.process import builds
 from gateway_ext.providers.process.instance import Instance, Place
 from gateway_ext.providers.process.launching import RUNTIME, Orders, interpreter_folders
-from gateway_ext.providers.process.logs import FunctionLog
-from gateway_ext.providers.process.replica import Replica, Watch
 from gateway_ext.providers.process.settings import ProcessSettings
 from gateway_ext.providers.process.store import Record
+from gateway_ext.providers.replica import Watch
+from gateway_ext.providers.replicas import Replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Kit:
     mark: str
 
 
-class Generation:
+class Generation(Replicas[Instance]):
     """Replicas that run one build in one environment."""
 
     def __init__(
@@ -39,40 +40,18 @@ class Generation:
         log: FunctionLog,
         changed: Callable[[], None],
     ) -> None:
+        super().__init__(Watch(self._make, changed, log, kit.settings))
         self.record = record
-        self.replicas: list[Replica] = []
         self._orders = _orders(record, python, kit)
         memory = _memory_bytes(record.deployment)
         self._place = Place(kit.sockets, log, kit.mark, memory)
-        self._watch = Watch(self._make, changed, log, kit.settings)
-
-    def resize(self, wanted: int) -> list[Replica]:
-        """Has this many replicas; gives those that are too many, which get no new call."""
-        while len(self.replicas) < wanted:
-            self.replicas.append(Replica(self._watch))
-        leaving = sorted(self.replicas, key=lambda replica: replica.ready)
-        leaving = leaving[: len(self.replicas) - wanted]
-        for replica in leaving:
-            self.replicas.remove(replica)
-            replica.leave()
-        return leaving
 
     @property
-    def endpoints(self) -> list[Endpoint]:
-        """Where it can be called now."""
-        return [r.instance.endpoint for r in self.replicas if r.ready and r.instance is not None]
+    def deployment(self) -> Deployment:
+        """What they run."""
+        return self.record.deployment
 
-    @property
-    def instances(self) -> list[Instance]:
-        """Those that live, ready or not."""
-        return [r.instance for r in self.replicas if r.instance is not None]
-
-    @property
-    def trouble(self) -> str:
-        """What is amiss with one of them, if anything is."""
-        return next((replica.trouble for replica in self.replicas if replica.trouble), "")
-
-    def _make(self) -> Instance:
+    async def _make(self) -> Instance:
         return Instance(self.record.deployment.id.name[:40], self._orders, self._place)
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gateway_ext.model import Endpoint
+from gateway_ext.providers.function_log import FunctionLog
 from gateway_ext.providers.process import processes
 from gateway_ext.providers.process.launching import MARK, Orders, launch
-from gateway_ext.providers.process.logs import FunctionLog, Lines
+from gateway_ext.providers.process.lines import Lines
 
 _BACKLOG = 1024
 _ASK_S, _LATER_ASK_S, _SOON_S = 0.02, 0.2, 2.0

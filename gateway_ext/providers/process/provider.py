@@ -11,16 +11,12 @@ from datetime import UTC, datetime
 from gateway_ext import wishes
 from gateway_ext.errors import (
     BadDeployment,
-    BadRequest,
-    NamespaceExists,
     ProviderFailed,
     SecretInUse,
     UnknownFunction,
-    UnknownNamespace,
     UnknownSecret,
 )
 from gateway_ext.model import (
-    DEFAULT_NAMESPACE,
     Deployment,
     FunctionId,
     FunctionStatus,
@@ -28,15 +24,16 @@ from gateway_ext.model import (
     Namespace,
 )
 from gateway_ext.ports import Injection, Listener, LogQuery
+from gateway_ext.providers.namespaces import Namespaces
 from gateway_ext.providers.process import builds, processes
 from gateway_ext.providers.process.environments import Environments
 from gateway_ext.providers.process.function import Function
 from gateway_ext.providers.process.generation import Kit, home_folder, secrets_folder
 from gateway_ext.providers.process.instance import Instance
 from gateway_ext.providers.process.launching import users_refused
-from gateway_ext.providers.process.secrets import Secrets
 from gateway_ext.providers.process.settings import ProcessSettings
 from gateway_ext.providers.process.store import Record, Store
+from gateway_ext.providers.secrets import Secrets
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +53,7 @@ class ProcessProvider:
         mark = hashlib.sha256(os.fsencode(self._store.folder)).hexdigest()[:12]
         self._kit = Kit(settings, self._store.sockets, injection, mark)
         self._functions: dict[FunctionId, Function] = {}
-        self._namespaces: dict[str, Namespace] = {}
+        self._namespaces = Namespaces(self._store.folder / "namespaces.json")
         self._leaving: set[asyncio.Task[None]] = set()
         self._uids_leaving: set[int] = set()
         self._deploying = asyncio.Lock()
@@ -71,7 +68,7 @@ class ProcessProvider:
         killed = await asyncio.to_thread(processes.end_marked, f"{self._kit.mark}/")
         if killed:
             log.warning("%d processes of an earlier gateway were still there: killed", killed)
-        self._namespaces = self._store.namespaces()
+        self._namespaces.open()
         await self._settle_users()
         for record in records:
             self._add(await asyncio.to_thread(self._with_user, record)).begin()
@@ -80,7 +77,7 @@ class ProcessProvider:
 
     async def close(self) -> None:
         """Stop everything; it comes back with the next start."""
-        if not self._store.ours:
+        if not self._store.lock.ours:
             return  # what runs there is another gateway's
         if self._watching is not None:
             self._watching.cancel()
@@ -92,13 +89,13 @@ class ProcessProvider:
         if self._leaving:
             await asyncio.wait(self._leaving)
         await asyncio.to_thread(processes.end_marked, f"{self._kit.mark}/")
-        self._store.close()
+        self._store.lock.give_back()
 
     async def deploy(self, deployment: Deployment, *, update: bool) -> None:
         """Accept it; its environment and its instances are made behind."""
         wished = wishes.of(deployment)
         async with self._deploying:
-            self._check_namespace(deployment.id.namespace)
+            self._namespaces.check(deployment.id.namespace)
             present = self._functions.get(deployment.id)
             if present is None and update:
                 raise UnknownFunction(deployment.id)
@@ -141,7 +138,7 @@ class ProcessProvider:
 
     async def functions(self, namespace: str) -> Sequence[FunctionStatus]:
         """Everything deployed in a namespace, by name."""
-        self._check_namespace(namespace)
+        self._namespaces.check(namespace)
         ids = sorted(one for one in self._functions if one.namespace == namespace)
         return [await self._functions[one].status(usage=False) for one in ids]
 
@@ -155,12 +152,12 @@ class ProcessProvider:
 
     async def secrets(self, namespace: str) -> Sequence[str]:
         """Names only."""
-        self._check_namespace(namespace)
+        self._namespaces.check(namespace)
         return self._secrets.names(namespace)
 
     async def create_secret(self, namespace: str, name: str, value: bytes) -> None:
         """SecretExists where there is one."""
-        self._check_namespace(namespace)
+        self._namespaces.check(namespace)
         self._secrets.create(namespace, name, value)
 
     async def update_secret(self, namespace: str, name: str, value: bytes) -> None:
@@ -179,33 +176,24 @@ class ProcessProvider:
 
     async def namespaces(self) -> Sequence[Namespace]:
         """The default one is always there."""
-        found = {DEFAULT_NAMESPACE: Namespace(DEFAULT_NAMESPACE), **self._namespaces}
-        return [found[name] for name in sorted(found)]
+        return self._namespaces.all()
 
     async def create_namespace(self, namespace: Namespace) -> None:
         """NamespaceExists where there is one."""
-        if namespace.name in self._namespaces or namespace.name == DEFAULT_NAMESPACE:
-            raise NamespaceExists(namespace.name)
-        self._namespaces[namespace.name] = namespace
-        self._store.save_namespaces(self._namespaces)
+        self._namespaces.create(namespace)
 
     async def update_namespace(self, namespace: Namespace) -> None:
         """UnknownNamespace where there is none."""
-        self._check_namespace(namespace.name)
-        self._namespaces[namespace.name] = namespace
-        self._store.save_namespaces(self._namespaces)
+        self._namespaces.update(namespace)
 
     async def remove_namespace(self, name: str) -> None:
         """With all its functions and secrets."""
-        self._check_namespace(name)
-        if name == DEFAULT_NAMESPACE:
-            raise BadRequest(f"the namespace {name} stays")
+        self._namespaces.check_removable(name)
         for function in [one for one in self._functions if one.namespace == name]:
             await self.remove(function)
         for secret in self._secrets.names(name):
             self._secrets.remove(name, secret)
-        del self._namespaces[name]
-        self._store.save_namespaces(self._namespaces)
+        self._namespaces.remove(name)
 
     async def _settle_users(self) -> None:
         """Finds out whether this system allows users of their own, in a container for example."""
@@ -264,10 +252,6 @@ class ProcessProvider:
             if uid not in taken and uid not in self._uids_leaving:
                 return uid
         raise ProviderFailed("there are more functions than user ids for them")
-
-    def _check_namespace(self, name: str) -> None:
-        if name != DEFAULT_NAMESPACE and name not in self._namespaces:
-            raise UnknownNamespace(name)
 
     def _check_secrets(self, deployment: Deployment) -> None:
         known = self._secrets.names(deployment.id.namespace)

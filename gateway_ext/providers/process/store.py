@@ -1,19 +1,20 @@
 """What the process provider remembers on disk, so that a new gateway brings all of it back."""
 
-import fcntl
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from gateway_ext.errors import ProviderFailed
-from gateway_ext.model import Deployment, FunctionId, Namespace, Resources
-from gateway_ext.providers.process.files import put
+from gateway_ext.model import Deployment, FunctionId
+from gateway_ext.providers import deployments
+from gateway_ext.providers.files import put
+from gateway_ext.providers.state_lock import StateLock
 
 _RECORD = "record.json"
 _LONGEST_SOCKET = 100  # bytes; the system's own limit is 108
@@ -38,8 +39,7 @@ class Store:
         self.folder = folder.absolute()
         self.sockets = self.folder / "run"
         self._functions = self.folder / "functions"
-        self._namespaces = self.folder / "namespaces.json"
-        self._lock: TextIO | None = None
+        self.lock = StateLock(self.folder)
 
     def open(self) -> list[Record]:
         """Everything that was deployed; ProviderFailed where another gateway is at it."""
@@ -54,21 +54,10 @@ class Store:
         ):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(mode)
-        self._take_lock()
+        self.lock.take()
         for left in self.sockets.iterdir():
             left.unlink()
         return list(self._records())
-
-    @property
-    def ours(self) -> bool:
-        """Whether this gateway has it."""
-        return self._lock is not None
-
-    def close(self) -> None:
-        """Another gateway may have it."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
 
     def new_folder(self, function: FunctionId, gid: int | None) -> Path:
         """A folder for a function that is deployed for the first time."""
@@ -91,27 +80,6 @@ class Store:
         """Remove a function's folder."""
         shutil.rmtree(folder, ignore_errors=True)
 
-    def namespaces(self) -> dict[str, Namespace]:
-        """Those that people made."""
-        if not self._namespaces.exists():
-            return {}
-        read = json.loads(self._namespaces.read_bytes())
-        return {name: Namespace(name, *maps) for name, maps in read.items()}
-
-    def save_namespaces(self, namespaces: Mapping[str, Namespace]) -> None:
-        """Remember them so."""
-        said = {n.name: [dict(n.labels), dict(n.annotations)] for n in namespaces.values()}
-        put(self._namespaces, json.dumps(said).encode(), 0o600)
-
-    def _take_lock(self) -> None:
-        lock = (self.folder / "lock").open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise ProviderFailed(f"another gateway has its state in {self.folder}") from error
-        self._lock = lock
-
     def _records(self) -> Iterator[Record]:
         for folder in sorted(self._functions.iterdir()):
             path = folder / _RECORD
@@ -122,15 +90,8 @@ class Store:
 
 
 def _written(record: Record) -> dict[str, Any]:
-    deployment = record.deployment
-    plain = replace(
-        deployment,
-        environment=dict(deployment.environment),
-        labels=dict(deployment.labels),
-        annotations=dict(deployment.annotations),
-    )
     return {
-        "deployment": asdict(plain) | {"id": list(deployment.id)},
+        "deployment": deployments.written(record.deployment),
         "build": record.build.name,
         "created_at": record.created_at.isoformat(),
         "wanted": record.wanted,
@@ -139,13 +100,8 @@ def _written(record: Record) -> dict[str, Any]:
 
 
 def _read(written: dict[str, Any], folder: Path) -> Record:
-    said = written["deployment"]
-    for key in ("limits", "requests"):
-        said[key] = None if said[key] is None else Resources(**said[key])
-    for key in ("constraints", "secrets"):
-        said[key] = tuple(said[key])
     return Record(
-        deployment=Deployment(**said | {"id": FunctionId(*said["id"])}),
+        deployment=deployments.read(written["deployment"]),
         folder=folder,
         build=folder / written["build"],
         created_at=datetime.fromisoformat(written["created_at"]),

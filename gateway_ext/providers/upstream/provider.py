@@ -41,6 +41,7 @@ from gateway_ext.settings import GatewaySettings
 _log = logging.getLogger(__name__)
 
 _FILE = "upstream.json"
+_SHIM_PATH = "PYTHONPATH"
 
 
 class UpstreamProvider:
@@ -246,10 +247,15 @@ class UpstreamProvider:
         return lock
 
     def _injected(self, deployment: Deployment) -> Mapping[str, str]:
-        """What wakes the shim up, in functions that want a GPU."""
+        """What wakes the shim up, in functions that want a GPU.
+
+        Not where the shim lies: that would be its place on our machine, and the images of our
+        template say where it is in them.
+        """
         if self._injection is None or not wishes.of(deployment).gpu:
             return {}
-        return self._injection.environment(deployment.id)
+        found = self._injection.environment(deployment.id)
+        return {name: value for name, value in found.items() if name != _SHIM_PATH}
 
     def _completed(self, status: FunctionStatus) -> FunctionStatus:
         """As it was deployed through us; what others wrote there may be wrong, which is told."""

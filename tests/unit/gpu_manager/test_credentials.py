@@ -1,5 +1,6 @@
 """Credentials: only the manager's own secret makes them, and its file is its owner's alone."""
 
+import os
 import stat
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from gpu_manager.credentials import (
     load_secret,
 )
 from gpu_manager.errors import BadSetting
+from tests import needs
 
 RESNET = Identity("team-a", "resnet")
 
@@ -76,6 +78,26 @@ def test_secret_file_is_refused_when_it_protects_nothing(
     path.chmod(mode)
 
     with pytest.raises(BadSetting, match=detail):
+        load_secret(path)
+
+
+def _of_another_user(path: Path, mode: int) -> Path:
+    needs.root()
+    path.write_bytes(b"x" * 32)
+    path.chmod(mode)
+    os.chown(path, 4_711, os.getegid())
+    return path
+
+
+def test_secret_file_of_another_user_is_read_when_our_group_alone_may(tmp_path: Path) -> None:
+    assert load_secret(_of_another_user(tmp_path / "secret", 0o440)) == b"x" * 32
+
+
+@pytest.mark.parametrize("mode", [0o460, 0o444])
+def test_secret_file_of_another_user_is_refused_when_more_may(tmp_path: Path, mode: int) -> None:
+    path = _of_another_user(tmp_path / "secret", mode)
+
+    with pytest.raises(BadSetting, match="chmod 600"):
         load_secret(path)
 
 

@@ -105,7 +105,7 @@ def test_folder_is_the_named_one_then_that_of_the_environment(tmp_path: Path) ->
 
 
 def test_node_address_is_abstract_when_the_path_is_too_long_for_a_socket() -> None:
-    assert StackFolder(Path("/s")).node_address == "unix:/s/node.sock"
+    assert StackFolder(Path("/s")).node_address == "unix:/s/node/node.sock"
     long = StackFolder(Path("/") / ("x" * 120)).node_address
     assert long.startswith("unix:@gpufaas-")
     assert long != StackFolder(Path("/") / ("y" * 120)).node_address

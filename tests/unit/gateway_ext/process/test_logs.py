@@ -9,7 +9,8 @@ import pytest
 
 from gateway_ext.model import FunctionId, LogLine
 from gateway_ext.ports import LogQuery
-from gateway_ext.providers.process.logs import FunctionLog, Lines
+from gateway_ext.providers.function_log import FunctionLog
+from gateway_ext.providers.process.lines import Lines
 
 F = FunctionId("openfaas-fn", "f")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gateway_ext.errors import SecretExists, UnknownSecret
-from gateway_ext.providers.process.files import put
+from gateway_ext.providers.files import put
 
 
 class Secrets:

@@ -1,26 +1,24 @@
 """What a function's instances write: kept on disk within bounds, read back, followed."""
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
 
 from gateway_ext.model import FunctionId, LogLine
 from gateway_ext.ports import LogQuery
 
 log = logging.getLogger(__name__)
 
-_MAX_LINE_BYTES = 64 << 10
-_MAX_AHEAD = 4096  # lines that a follower may be behind
+MAX_LINE_BYTES = 64 << 10
 # What an instance may write: beyond it waits, so that it takes a small part of the gateway's time.
-_LINES_PER_S = 50_000
-_BYTES_PER_S = 16 << 20
-_SHORTEST_PAUSE_S = 0.005
+LINES_PER_S = 50_000
+BYTES_PER_S = 16 << 20
+SHORTEST_PAUSE_S = 0.005
+_MAX_AHEAD = 4096  # lines that a follower may be behind
 
 
 class FunctionLog:
@@ -38,12 +36,13 @@ class FunctionLog:
     def write(self, instance: str, *texts: str) -> None:
         """Lines that an instance has written just now."""
         now = datetime.now(UTC)
-        start = f"[{json.dumps(now.isoformat())}, {json.dumps(instance)}, "
-        self._keep("".join(f"{start}{json.dumps(text)}]\n" for text in texts).encode())
-        if self._followers:
-            lines = [LogLine(self._function, instance, now, text) for text in texts]
-            for follower in self._followers:
-                follower.hear(lines)
+        self.add([LogLine(self._function, instance, now, text) for text in texts])
+
+    def add(self, lines: Sequence[LogLine]) -> None:
+        """Lines whose time is known, one instance's in their order."""
+        self._keep("".join(map(_encoded, lines)).encode())
+        for follower in self._followers:
+            follower.hear(lines)
 
     async def read(self, query: LogQuery) -> AsyncIterator[LogLine]:
         """What is there, then what comes, where the query wants that."""
@@ -70,6 +69,14 @@ class FunctionLog:
             if line is not None and line.instance == instance and line.text.strip():
                 return line.text.strip()
         return ""
+
+    def last_at(self, instance: str) -> datetime | None:
+        """When the newest line of an instance that is kept was written."""
+        for text in reversed(self._raw()):
+            line = _decoded(self._function, text)
+            if line is not None and line.instance == instance:
+                return line.at
+        return None
 
     def close(self) -> None:
         """No line comes any more: those who follow hear that."""
@@ -107,51 +114,6 @@ class FunctionLog:
         full.close()
 
 
-class Lines(asyncio.Protocol):
-    """The end of a pipe that an instance writes into."""
-
-    def __init__(self, log: FunctionLog, instance: str) -> None:
-        self._log = log
-        self._instance = instance
-        self._rest = b""
-        self.ended = asyncio.get_running_loop().create_future()
-        self._transport: asyncio.ReadTransport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The pipe is read from now on."""
-        self._transport = cast(asyncio.ReadTransport, transport)  # uvloop's are, by their methods
-
-    def data_received(self, data: bytes) -> None:
-        """Part of a line, or several."""
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        while len(self._rest) > _MAX_LINE_BYTES:
-            whole.append(self._rest[:_MAX_LINE_BYTES])
-            self._rest = self._rest[_MAX_LINE_BYTES:]
-        self._keep(whole)
-        pause_s = max(len(whole) / _LINES_PER_S, len(data) / _BYTES_PER_S)
-        if pause_s > _SHORTEST_PAUSE_S and self._transport is not None:
-            self._transport.pause_reading()
-            asyncio.get_running_loop().call_later(pause_s, self._read_on)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody holds the other end any more."""
-        del exc
-        self._keep([self._rest] if self._rest else [])
-        self._rest = b""
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-    def _read_on(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def _keep(self, lines: list[bytes]) -> None:
-        texts = [line[:_MAX_LINE_BYTES].decode(errors="replace").rstrip("\r") for line in lines]
-        if texts:
-            with contextlib.suppress(ValueError):  # the log was closed: the function is gone
-                self._log.write(self._instance, *texts)
-
-
 class _Follower:
     """Who hears of every new line; the oldest are dropped where it does not keep up."""
 
@@ -160,7 +122,7 @@ class _Follower:
         self._lines: deque[LogLine] = deque(maxlen=_MAX_AHEAD)
         self._some = asyncio.Event()
 
-    def hear(self, lines: list[LogLine]) -> None:
+    def hear(self, lines: Sequence[LogLine]) -> None:
         self._lines.extend(lines)
         self._some.set()
 
@@ -180,6 +142,10 @@ def _wanted(line: LogLine, query: LogQuery) -> bool:
     if query.instance and line.instance != query.instance:
         return False
     return query.since is None or line.at >= query.since
+
+
+def _encoded(line: LogLine) -> str:
+    return f"{json.dumps([line.at.isoformat(), line.instance, line.text])}\n"
 
 
 def _decoded(function: FunctionId, text: bytes) -> LogLine | None:

@@ -1,0 +1,1 @@
+"""Functions as containers of a Docker Engine."""

@@ -1,0 +1,287 @@
+"""Runs functions as containers of a Docker Engine, and goes on with those that run already."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from secrets import token_hex
+from typing import Any
+
+from gateway_ext import wishes
+from gateway_ext.errors import (
+    BadDeployment,
+    ProviderFailed,
+    SecretInUse,
+    UnknownFunction,
+    UnknownSecret,
+)
+from gateway_ext.model import Deployment, FunctionId, FunctionStatus, LogLine, Namespace
+from gateway_ext.ports import Injection, Listener, LogQuery
+from gateway_ext.providers.docker import spec
+from gateway_ext.providers.docker.engine import Container, Engine, Image
+from gateway_ext.providers.docker.fleet import Fleet
+from gateway_ext.providers.docker.function import Function
+from gateway_ext.providers.docker.generation import Kit
+from gateway_ext.providers.docker.images import Images
+from gateway_ext.providers.docker.settings import DockerSettings
+from gateway_ext.providers.docker.store import Record, Release, Store
+from gateway_ext.providers.docker.transport import EngineRefused, Transport
+from gateway_ext.providers.docker.volumes import Volumes
+from gateway_ext.providers.namespaces import Namespaces
+from gateway_ext.providers.secrets import Secrets
+
+log = logging.getLogger(__name__)
+
+
+class DockerProvider:
+    """Implements `gateway_ext.ports.Provider`."""
+
+    name = "docker"
+
+    def __init__(self, settings: DockerSettings, injection: Injection | None = None) -> None:
+        settings.check()
+        self._settings = settings
+        self._store = Store(settings.state)
+        self._secrets = Secrets(self._store.folder / "secrets")
+        self._namespaces = Namespaces(self._store.folder / "namespaces.json")
+        self._transport = Transport(settings.url, settings.tls)
+        engine = Engine(self._transport, settings.name)
+        self._kit = Kit(
+            settings,
+            engine,
+            Fleet(engine, settings),
+            Images(engine, settings.pull, settings.registries),
+            Volumes(engine, settings.name, self._secrets.value),
+            injection,
+        )
+        self._functions: dict[FunctionId, Function] = {}
+        self._resuming: dict[FunctionId, Function] = {}  # until the Engine was asked about them
+        self._leaving: dict[asyncio.Task[None], Function] = {}
+        self._deploying = asyncio.Lock()
+        self._watching: asyncio.Task[None] | None = None
+        self._listener: Listener
+
+    async def start(self, listener: Listener) -> None:
+        """Go on with what was deployed; an Engine that is away is waited for behind."""
+        self._listener = listener
+        records = await asyncio.to_thread(self._store.open)
+        self._namespaces.open()
+        self._transport.open()
+        for record in records:
+            function = self._add(self._renewed(record))
+            self._resuming[function.deployment.id] = function
+            function.tell()
+        self._watching = asyncio.create_task(self._kit.fleet.watch(self._settle))
+        await self._kit.fleet.first_look()
+
+    async def close(self) -> None:
+        """Containers go on, and are found by the next gateway; or end, where that is set."""
+        if not self._store.lock.ours:
+            return  # what runs there is another gateway's
+        functions, self._functions = list(self._functions.values()), {}
+        if self._settings.stop_at_end:
+            await asyncio.gather(*(function.stop(drain=False) for function in functions))
+        if self._leaving:  # what is not gone by then, the next gateway removes
+            patience_s = self._settings.drain_s + self._settings.stop_s
+            await asyncio.wait(list(self._leaving), timeout=patience_s)
+        for task in self._leaving:
+            task.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+        if not self._settings.stop_at_end:
+            await asyncio.gather(*(function.let_go() for function in functions))
+        if self._settings.stop_at_end or not functions:
+            await self._kit.fleet.remove_network()
+        await self._kit.images.close()
+        await self._transport.close()
+        self._store.lock.give_back()
+
+    async def deploy(self, deployment: Deployment, *, update: bool) -> None:
+        """Accept it. What is wrong with its image is told if that is known soon enough."""
+        wished = wishes.of(deployment)
+        spec.check(deployment)
+        self._check(deployment, update=update)
+        image = await self._kit.images.within(deployment.image, self._settings.pull_answer_s)
+        if image is not None:
+            self._kit.check(deployment, image)
+        async with self._deploying:
+            self._check(deployment, update=update)  # it was waited meanwhile
+            release = self._release(deployment, image)
+            function = self._functions.get(deployment.id)
+            if function is not None:
+                function.update(release, max(function.wanted, wished.scale_min))
+            else:
+                function = self._add(await self._new_record(release, wished.scale_min))
+                function.begin()
+        if passed_over := spec.ignored(deployment):
+            text = f"constraints mean nothing to one Docker Engine: {', '.join(passed_over)}"
+            log.warning("%s: %s", deployment.id, text)
+            function.say(text)
+
+    async def remove(self, function: FunctionId) -> None:
+        """Forget it at once; its containers end behind, when their calls have."""
+        async with self._deploying:
+            found = self._functions.pop(function, None)
+            if found is None:
+                raise UnknownFunction(function)
+            self._resuming.pop(function, None)
+            self._store.forget(found.record)
+            self._listener.function_gone(function)
+        task = asyncio.create_task(self._take_down(found))
+        self._leaving[task] = found
+        task.add_done_callback(self._taken_down)
+
+    async def scale(self, function: FunctionId, replicas: int) -> None:
+        """Ask for this many replicas."""
+        self._found(function).scale(replicas)
+
+    async def functions(self, namespace: str) -> Sequence[FunctionStatus]:
+        """Everything deployed in a namespace, by name."""
+        self._namespaces.check(namespace)
+        ids = sorted(one for one in self._functions if one.namespace == namespace)
+        return [await self._functions[one].status(usage=False) for one in ids]
+
+    async def function(self, function: FunctionId, *, usage: bool) -> FunctionStatus:
+        """One of them."""
+        return await self._found(function).status(usage=usage)
+
+    def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
+        """Lines, oldest first."""
+        return self._found(query.function).log.read(query)
+
+    async def secrets(self, namespace: str) -> Sequence[str]:
+        """Names only."""
+        self._namespaces.check(namespace)
+        return self._secrets.names(namespace)
+
+    async def create_secret(self, namespace: str, name: str, value: bytes) -> None:
+        """SecretExists where there is one."""
+        self._namespaces.check(namespace)
+        self._secrets.create(namespace, name, value)
+
+    async def update_secret(self, namespace: str, name: str, value: bytes) -> None:
+        """Functions that have it mounted see the new value in their file."""
+        self._secrets.update(namespace, name, value)
+        for function in self._using(namespace, name):
+            await function.refresh_secrets(name)
+
+    async def remove_secret(self, namespace: str, name: str) -> None:
+        """SecretInUse where a function has it mounted."""
+        if name not in self._secrets.names(namespace):
+            raise UnknownSecret(namespace, name)
+        for function in self._using(namespace, name):
+            raise SecretInUse(name, function.deployment.id)
+        self._secrets.remove(namespace, name)
+
+    async def namespaces(self) -> Sequence[Namespace]:
+        """The default one is always there."""
+        return self._namespaces.all()
+
+    async def create_namespace(self, namespace: Namespace) -> None:
+        """NamespaceExists where there is one."""
+        self._namespaces.create(namespace)
+
+    async def update_namespace(self, namespace: Namespace) -> None:
+        """UnknownNamespace where there is none."""
+        self._namespaces.update(namespace)
+
+    async def remove_namespace(self, name: str) -> None:
+        """With all its functions and secrets."""
+        self._namespaces.check_removable(name)
+        for function in [one for one in self._functions if one.namespace == name]:
+            await self.remove(function)
+        for secret in self._secrets.names(name):
+            self._secrets.remove(name, secret)
+        self._namespaces.remove(name)
+
+    # -- what runs on the Engine ----------------------------------------------------------------
+
+    async def _settle(self, unclaimed: Sequence[Container]) -> None:
+        """Functions go on with their containers; of others that are ours nobody knows any more."""
+        by_function: defaultdict[str, list[Container]] = defaultdict(list)
+        for container in unclaimed:
+            by_function[container.function].append(container)
+        async with self._deploying:
+            for function_id, function in list(self._resuming.items()):
+                await function.resume(by_function.get(str(function_id), []))
+                del self._resuming[function_id]
+        await self._clear(unclaimed)
+
+    async def _clear(self, unclaimed: Sequence[Container]) -> None:
+        for container in unclaimed:
+            if not self._kit.fleet.has(container.name):
+                log.info("container %s is nobody's any more: removed", container.name)
+                await self._try(self._kit.engine.remove(container.name))
+        await self._try(self._kit.volumes.prune(self._releases))
+
+    async def _try(self, removal: Coroutine[Any, Any, None]) -> None:
+        """What cannot be removed now is tried again with the next look."""
+        try:
+            await removal
+        except EngineRefused as refused:
+            log.warning("what is nobody's is still there: %s", refused)
+
+    def _releases(self) -> set[str]:
+        present = [*self._functions.values(), *self._leaving.values()]
+        return {one.id for each in present for one in each.releases}
+
+    def _renewed(self, record: Record) -> Record:
+        """Another release, where a function would be told otherwise today who its manager is."""
+        release = record.release
+        injected = spec.lasting(self._kit.injected(release.deployment))
+        if injected == release.injected:
+            return record
+        before = record.before if record.before is not None else release
+        renewed = replace(release, id=token_hex(6), injected=injected)
+        return replace(record, release=renewed, before=before if before.image else None)
+
+    def _add(self, record: Record) -> Function:
+        function = Function(record, self._kit, self._store, self._listener)
+        self._functions[record.release.deployment.id] = function
+        return function
+
+    def _found(self, function: FunctionId) -> Function:
+        found = self._functions.get(function)
+        if found is None:
+            raise UnknownFunction(function)
+        return found
+
+    def _check(self, deployment: Deployment, *, update: bool) -> None:
+        self._namespaces.check(deployment.id.namespace)
+        if update:
+            self._found(deployment.id)
+        known = self._secrets.names(deployment.id.namespace)
+        missing = [name for name in deployment.secrets if name not in known]
+        if missing:
+            namespace = deployment.id.namespace
+            raise BadDeployment(f"there is no secret {', '.join(missing)} in {namespace}")
+
+    def _release(self, deployment: Deployment, image: Image | None) -> Release:
+        injected = spec.lasting(self._kit.injected(deployment))
+        return Release(token_hex(6), deployment, image, injected)
+
+    async def _new_record(self, release: Release, wanted: int) -> Record:
+        folder = await asyncio.to_thread(self._store.new_folder, release.deployment.id)
+        return Record(release, None, folder, datetime.now(UTC), wanted)
+
+    def _using(self, namespace: str, secret: str) -> list[Function]:
+        return [
+            function
+            for id_, function in list(self._functions.items())
+            if id_.namespace == namespace and secret in function.secrets
+        ]
+
+    async def _take_down(self, function: Function) -> None:
+        try:
+            await function.stop(drain=True)
+        finally:
+            await asyncio.to_thread(self._store.discard, function.record.folder)
+
+    def _taken_down(self, task: asyncio.Task[None]) -> None:
+        function = self._leaving.pop(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            told = None if isinstance(error, ProviderFailed) else error
+            log.error("%s was not removed well: %s", function.deployment.id, error, exc_info=told)

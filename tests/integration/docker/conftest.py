@@ -1,0 +1,42 @@
+"""One Docker Engine for all tests of this folder, which run where its containers can be reached."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docker_base import base_image
+from tests.docker_engine import Engine, engine
+from tests.integration.docker.world import Images
+
+# Without what the first one waits for: the base image, should it have to be made.
+_ONE_S = 90
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(_ONE_S, func_only=True))
+            item.add_marker(pytest.mark.docker)
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[Engine]:
+    with engine() as found:
+        base_image(found)
+        yield found
+
+
+@pytest.fixture(scope="session")
+def images(docker_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Images:
+    return Images(docker_engine, tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(autouse=True)
+def _inside(docker_engine: Engine) -> Iterator[None]:
+    with docker_engine.inside():
+        yield
+    left = docker_engine.containers("label=com.gpufaas.gateway")
+    if left:
+        docker_engine.docker("rm", "--force", "--volumes", *left)
+    assert not left, "a test leaves no containers"
