@@ -21,7 +21,7 @@ ARGS ?=
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test tools soak lint format compat simulate reproduce bench bench-full lock clean FORCE
+.PHONY: help setup run test tools soak lint format compat simulate reproduce bench bench-full pictures lock clean FORCE
 
 help: ## List the targets
 	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.12]'
@@ -82,6 +82,11 @@ bench-full: setup ## Measure everything (downloads Ray Serve and LitServe into o
 	@$(BIN)/python -m bench.scheduler --full
 	@$(BIN)/python -m bench.live --full
 	@$(BIN)/python -m bench.gateway --full
+	@$(BIN)/python -m bench.page --keep
+	@$(BIN)/python -m bench.page_load --keep
+
+pictures: setup tools ## Take the pictures of the page that README and docs show (needs Chromium)
+	@$(BIN)/python -m bench.page_pictures
 
 lock: ## Resolve constraints.txt anew from pyproject.toml (needs python3.11, or LOCK_PYTHON)
 	@$(LOCK_PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \

@@ -13,15 +13,19 @@ DEMAND_SPAN_S = 60.0
 
 
 class Resident:
-    """One model in one GPU's memory: used by leases, waited for by requests, pinned by a person."""
+    """One model in one GPU's memory: used by leases, waited for by requests, pinned by a person.
 
-    __slots__ = ("bytes", "model", "pinned", "used_s", "users", "waiters")
+    `uses` counts the leases since it came.
+    """
+
+    __slots__ = ("bytes", "model", "pinned", "used_s", "users", "uses", "waiters")
 
     def __init__(self, model: ModelId, size_bytes: int, used_s: float) -> None:
         self.model = model
         self.bytes = size_bytes
         self.used_s = used_s
         self.users = 0
+        self.uses = 0
         self.waiters = 0
         self.pinned = False
 
@@ -235,6 +239,7 @@ class CacheIndex:
         residents = cache.residents
         resident = residents.pop(model)
         resident.used_s = now
+        resident.uses += 1
         residents[model] = resident
 
     def asked(self, model: ModelId, now: float) -> None:

@@ -10,6 +10,7 @@ from gateway_ext.auth import Auth
 from gateway_ext.errors import NotAllowed
 from gateway_ext.refusals import headers_of, status_of
 from gateway_ext.system_meters import SystemMeters
+from scheduler import own_process
 
 _ABOUT = b"gpufaas: OpenFaaS functions on shared GPUs. Functions answer at /function/NAME.\n"
 _METRICS = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
@@ -29,8 +30,8 @@ class Readiness(NamedTuple):
 class Parts:
     """What answers: every application is given the paths that its name says.
 
-    `jobs` has /async-function and /system/jobs, where it is given. With no `auth` everybody may
-    do everything.
+    `jobs` has /async-function and /system/jobs, `page` has /ui, `traces` has /system/traces, where
+    they are given. With no `auth` everybody may do everything.
     """
 
     invoke: App
@@ -40,7 +41,10 @@ class Parts:
     readiness: Callable[[], Readiness]
     metrics: Callable[[], bytes]
     system_meters: SystemMeters
+    metrics_auth: bool = False
     jobs: App | None = None
+    page: App | None = None
+    traces: App | None = None
 
 
 def make_app(parts: Parts) -> App:
@@ -65,6 +69,7 @@ class _Rest:
             "function": parts.invoke,
             "system": self._system,
             "async-function": parts.jobs or _nothing,
+            "ui": self._page if parts.page else _nothing,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,25 +92,35 @@ class _Rest:
             await send(message)
 
         try:
-            await self._guarded(scope, receive, counted)
+            if await self._may(scope, counted):
+                await self._part_of_system(scope["path"])(scope, receive, counted)
         finally:
             took_s = perf_counter() - began_s
             self._parts.system_meters.answered(scope["method"], scope["path"], status, took_s)
 
-    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The page asks for the same credentials."""
+        assert self._parts.page is not None, "it has a path"
+        if await self._may(scope, send):
+            await self._parts.page(scope, receive, send)
+
+    async def _may(self, scope: Scope, send: Send) -> bool:
+        """Whether this is somebody who may; who may not is told so."""
         if self._parts.auth is not None:
             try:
                 self._parts.auth.check(_authorization(scope))
             except NotAllowed as error:
                 await say(send, status_of(error), str(error), headers_of(error))
-                return
-        await self._part_of_system(scope["path"])(scope, receive, send)
+                return False
+        return True
 
     def _part_of_system(self, path: str) -> App:
         if path == "/system/logs":
             return self._parts.logs
         if path == "/system/jobs" or path.startswith("/system/jobs/"):
             return self._parts.jobs or _nothing
+        if path == "/system/traces" or path.startswith("/system/traces/"):
+            return self._parts.traces or _nothing
         return self._parts.system
 
     async def _health(self, scope: Scope, send: Send) -> None:
@@ -114,7 +129,9 @@ class _Rest:
             return
         path = scope["path"]
         if path == "/metrics":
-            shown = self._parts.metrics() + self._parts.system_meters.text()
+            if self._parts.metrics_auth and not await self._may(scope, send):
+                return
+            shown = self._parts.metrics() + self._parts.system_meters.text() + own_process.page()
             await answer(send, 200, shown, _METRICS)
         elif path == "/readyz":
             ready, text = self._parts.readiness()

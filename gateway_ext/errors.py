@@ -5,6 +5,7 @@ GatewayError
 │   ├── BadDeployment     a function that cannot be deployed so
 │   └── WrongMethod       this path does not take that method
 ├── NotAllowed            no credentials, or wrong ones
+├── CrossSite             another site's page asks, with the credentials that a browser keeps
 ├── Unknown
 │   ├── UnknownFunction
 │   ├── UnknownSecret
@@ -17,14 +18,19 @@ GatewayError
 │   └── JobExists
 ├── Unsupported           this provider cannot do it
 ├── TooLarge              a body beyond the limit
+├── TooSlow               a body that does not come
 ├── Busy                  a function's queue is full: try again after `retry_after_s`
 ├── NoInstance            nothing of the function is ready, and nothing becomes so
 ├── Unreachable           an instance broke off; `sent` says whether it may have begun
 ├── TimedOut              the function took longer than it may
 ├── CallerGone            nobody waits for the answer any more
 ├── NoGpu                 the scheduler gave no lease; `status` is what the caller is told
+├── Declined              the scheduler did not do what the page asked it; `status` likewise
 ├── ProviderFailed        the provider did not do what it should have
 └── QueueFailed           the queue of jobs cannot keep what it should
+    ├── QueueAway         it cannot be reached now: try again after `retry_after_s`
+    ├── BodyLost          what it had kept of a job is gone
+    └── ClaimLost         a job is another's, or nobody's, by now
 """
 
 from gateway_ext.model import FunctionId
@@ -54,6 +60,10 @@ class NotAllowed(GatewayError):
 
     def __init__(self) -> None:
         super().__init__("invalid credentials")
+
+
+class CrossSite(GatewayError):
+    """Another site's page asks, with the credentials that a browser keeps."""
 
 
 class Unknown(GatewayError):
@@ -133,6 +143,13 @@ class TooLarge(GatewayError):
         self.limit_bytes = limit_bytes
 
 
+class TooSlow(GatewayError):
+    """A body that does not come."""
+
+    def __init__(self, after_s: float) -> None:
+        super().__init__(f"the body did not come within {after_s:g} s")
+
+
 class Busy(GatewayError):
     """A function's queue is full."""
 
@@ -179,9 +196,36 @@ class NoGpu(GatewayError):
         self.retry_after_s = retry_after_s
 
 
+class Declined(GatewayError):
+    """The scheduler did not do what the page asked it; `status` is what the page is told."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
 class ProviderFailed(GatewayError):
     """The provider did not do what it should have."""
 
 
 class QueueFailed(GatewayError):
     """The queue of jobs cannot keep what it should."""
+
+
+class QueueAway(QueueFailed):
+    """It cannot be reached now."""
+
+    def __init__(self, why: str, retry_after_s: float = 5.0) -> None:
+        super().__init__(f"the job queue cannot be reached: {why}")
+        self.retry_after_s = retry_after_s
+
+
+class BodyLost(QueueFailed):
+    """What it had kept of a job is gone."""
+
+
+class ClaimLost(QueueFailed):
+    """Who says what became of a job does not have it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"job {number} is not claimed, or by another")

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gateway_ext import headers
 from gateway_ext.asgi import Receive
@@ -13,6 +13,7 @@ from gateway_ext.leasing import Lease, Leasing
 from gateway_ext.limits import InvokeSettings
 from gateway_ext.meters import Meters
 from gateway_ext.table import Function, Instance
+from gateway_ext.tracing.journey import Journey
 from gateway_ext.upload import Upload
 from gateway_ext.upstream_http import Client, Connection
 
@@ -42,12 +43,20 @@ class Call:
     rest: bytes
     query: bytes
     asked: headers.Asked
-    call_id: str
+    journey: Journey
     own_id: bool
     client: bytes = b""
     body: bytes = b""
-    began_s: float = field(default_factory=time.monotonic)
-    began_ns: int = field(default_factory=time.time_ns)
+
+    @property
+    def call_id(self) -> str:
+        """Its id."""
+        return self.journey.call_id
+
+    @property
+    def began_s(self) -> float:
+        """When it came, by the monotonic clock."""
+        return self.journey.began_s
 
 
 class Exchange:
@@ -83,12 +92,14 @@ class Exchange:
         await self._upload.begin()
         if self.call.function.wishes.gpu:  # a slow caller is not to hold a GPU
             await self._upload.ahead(_UPLOAD_S)
+        self.call.journey.received_s = time.monotonic()
         attempt = 1
         while True:
             try:
                 return await self._try()
             except Unreachable as error:
                 failed, sent = self._instance, error.sent
+                self._note(str(error))
                 self._let_go(lease=sent)
                 if attempt >= self._parts.settings.attempts or not self._may_repeat(sent=sent):
                     raise
@@ -113,6 +124,7 @@ class Exchange:
         if self._ended:
             return
         self._ended = True
+        self._note("" if self.interruption is None else str(self.interruption))
         self._timer.cancel()
         self._upload.close()
         self._let_go(lease=True)
@@ -120,14 +132,17 @@ class Exchange:
     async def _try(self) -> Connection:
         call, parts = self.call, self._parts
         function = call.function
+        attempt = call.journey.attempt()
         instance = function.take(self._avoid)
         if instance is None:
             instance = await self._turn()
         self._instance = instance
+        attempt.instance, attempt.seated_s = instance.address, time.monotonic()
         if function.wishes.gpu and parts.leasing is not None and self._lease is None:
             self._lease = await parts.leasing.acquire(
-                function, call.call_id, self._deadline_s, own_id=call.own_id
+                function, call.journey, self._deadline_s, own_id=call.own_id
             )
+        attempt.asked_s = time.monotonic()
         connection = parts.client.idle(instance.address)
         if connection is None:
             connection = await parts.client.connect(instance.address, function.id)
@@ -143,6 +158,7 @@ class Exchange:
             answered = connection.ask(function.id, self._head(instance), head_only=head_only)
             upload.pour(connection)
             await answered
+        attempt.answered_s = time.monotonic()
         return connection
 
     async def _turn(self) -> Instance:
@@ -169,11 +185,22 @@ class Exchange:
         target = [instance.prefix, call.rest or b"/"]
         if call.query:
             target += (b"?", call.query)
-        extra = [b"x-call-id: ", call.call_id.encode("latin-1")]
-        extra.append(b"\r\nx-start-time: %d\r\n" % call.began_ns)
+        journey = call.journey
+        extra = [b"x-call-id: ", journey.call_id.encode("latin-1")]
+        extra.append(b"\r\nx-start-time: %d\r\n" % journey.began_ns)
+        extra += journey.lines()
         if self._lease is not None:
             extra += self._lease.lines
         return headers.request_head(call.method.encode(), target, call.asked, extra, call.client)
+
+    def _note(self, error: str) -> None:
+        """What this attempt came to, and what its function told of it behind its answer."""
+        attempt = self.call.journey.attempts[-1] if self.call.journey.attempts else None
+        if attempt is None or attempt.ended_s:
+            return
+        attempt.ended_s, attempt.error = time.monotonic(), error
+        if self._connection is not None and self._connection.told:
+            attempt.tells(self._connection.told)
 
     def _may_repeat(self, *, sent: bool) -> bool:
         """Only what no function can have begun, unless it says that it may begin twice."""

@@ -17,6 +17,7 @@ from gateway_ext.auth import Auth, Credentials, credentials_in
 from gateway_ext.errors import BadRequest
 from gateway_ext.invoke import Invoke
 from gateway_ext.jobs.app import Jobs, jobs_of
+from gateway_ext.jobs.choosing import check_queue
 from gateway_ext.keeping import Keeping, KeepingPace, Pinning
 from gateway_ext.leasing import Leases, Leasing
 from gateway_ext.limits import InvokeSettings
@@ -30,6 +31,12 @@ from gateway_ext.settings import GatewaySettings
 from gateway_ext.system import make_system
 from gateway_ext.system_meters import SystemMeters
 from gateway_ext.table import Function, Functions
+from gateway_ext.tracing.routes import TraceRoutes
+from gateway_ext.tracing.tracer import Tracer, TracerSettings
+from gateway_ext.ui.cluster import Cluster, Console
+from gateway_ext.ui.feed import Feed, FeedPace
+from gateway_ext.ui.letters import Letters
+from gateway_ext.ui.routes import make_page
 from gateway_ext.upstream_http import Client
 
 _log = logging.getLogger(__name__)
@@ -43,7 +50,9 @@ class Gateway:
 
     `leases` is who lends GPUs (`scheduler.client.SchedulerClient`, opened and closed by its
     owner); with none, functions ask for theirs by themselves. `pinning` is who keeps models in GPU
-    memory (another such client, an administrator's), `capacity` says what the GPUs have.
+    memory (another such client, an administrator's), `capacity` says what the GPUs have. `tracer`
+    remembers calls, and may send their traces on. `console` (`scheduler.console.Console`) is asked
+    for what the page shows; with none there is no page.
     """
 
     def __init__(
@@ -54,6 +63,8 @@ class Gateway:
         *,
         pinning: Pinning | None = None,
         capacity: Capacity | None = None,
+        tracer: Tracer | None = None,
+        console: Console | None = None,
     ) -> None:
         _check(settings)
         self._settings = replace(settings, release=settings.release or _version())
@@ -61,10 +72,13 @@ class Gateway:
         self._leases = leases
         self._pinning = pinning
         self._capacity = capacity
+        self._console = console
+        self._feed: Feed | None = None
         self._logs = Logs(provider)
+        self.tracer = tracer or Tracer(TracerSettings())
         self._exits = contextlib.AsyncExitStack()
         self._serving = False
-        self.meters = Meters()
+        self.meters = Meters(most_names=settings.metric_names)
         self._scaler: Scaler | None = None
         wishes_of = partial(wishes.of, default_timeout_s=settings.timeout_s)
         self.functions = Functions(on_change=self._changed, wishes_of=wishes_of)
@@ -87,7 +101,7 @@ class Gateway:
             await self._provider.start(self.functions)
             app = await self._started(exits)
             await exits.enter_async_context(serving(app, listener, self._settings.drain_s))
-            exits.callback(self._logs.close)
+            exits.callback(self._nobody_follows)
             self._exits = exits.pop_all()
         self._serving = True
         _log.info("the gateway answers at %s", self.url)
@@ -118,13 +132,18 @@ class Gateway:
         )
         leasing = None if self._leases is None else Leasing(self._leases, self.meters)
         client, meters = Client(invocation), self.meters
-        invoke = Invoke(self.functions, client, leasing, invocation, meters, wake=self._wake)
+        meters.add(self.tracer.families)
+        invoke = Invoke(
+            *(self.functions, client, leasing, invocation, meters),
+            wake=self._wake,
+            tracer=self.tracer,
+        )
         exits.push_async_callback(invoke.close)
         jobs = await exits.enter_async_context(jobs_of(settings, self.functions, invoke, _log))
-        meters.registry.register(jobs.meters)
+        meters.add(partial(jobs.meters.families, meters.functions))
         if settings.scaling:
             self._scaler = await exits.enter_async_context(self._make_scaler(jobs))
-            self._scaler.register(meters.registry)
+            meters.add(partial(self._scaler.families, meters.functions))
         if self._pinning is not None:
             keeping = Keeping(self.functions, self._pinning, KeepingPace())
             await exits.enter_async_context(keeping)
@@ -135,14 +154,32 @@ class Gateway:
             auth=None if self.credentials is None else Auth(self.credentials),
             readiness=self.readiness,
             metrics=self.meters.text,
+            metrics_auth=settings.metrics_auth,
             system_meters=SystemMeters(),
             jobs=jobs.app,
+            traces=TraceRoutes(self.tracer),
+            page=await self._page(jobs, exits),
         )
         return make_app(parts)
 
+    async def _page(self, jobs: Jobs, exits: contextlib.AsyncExitStack) -> App | None:
+        if self._console is None:
+            return None
+        cluster = Cluster(self._console, self.functions, self.meters, Letters(jobs.queue))
+        self._feed = await exits.enter_async_context(
+            Feed(cluster, FeedPace(self._settings.page_every_s))
+        )
+        return make_page(self._feed, cluster)
+
+    def _nobody_follows(self) -> None:
+        """Answers that would go on for ever end now."""
+        self._logs.close()
+        if self._feed is not None:
+            self._feed.close()
+
     def _make_scaler(self, jobs: Jobs) -> Scaler:
         def queued(function: FunctionId) -> int:
-            return jobs.queue.waiting().get(function, 0)
+            return jobs.queue.tally.calls.get(function, 0)
 
         pace = ScalerSettings(every_s=self._settings.scale_every_s)
         scale = self._provider.scale
@@ -154,6 +191,10 @@ class Gateway:
             self._scaler.wake(function)
 
     def _changed(self, function: Function) -> None:
+        if function.gone:
+            self.meters.gone(function.label)
+        else:
+            self.meters.serves(function.label, [one.instance for one in function.endpoints])
         if self._scaler is not None:
             self._scaler.changed(function)
 
@@ -170,6 +211,7 @@ def _check(settings: GatewaySettings) -> None:
     if settings.role not in _ROLES:
         raise BadRequest(f"role: {settings.role!r}: one of {', '.join(sorted(_ROLES))} is wanted")
     host_and_port(settings.listen)
+    check_queue(settings)
 
 
 def _credentials(settings: GatewaySettings) -> Credentials | None:

@@ -2,15 +2,19 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gateway_ext.asgi import Header
 from gateway_ext.errors import BadRequest, Unsupported
+from scheduler.traces import TRACEPARENT, TRACESTATE
 
 CALL_ID = b"x-call-id"
 DURATION = b"x-duration-seconds"
 START_TIME = b"x-start-time"
 MODELS = b"x-gpu-models"
+TOLD = b"x-gpu-trace"
 
+_TRACE, _STATE = TRACEPARENT.encode(), TRACESTATE.encode()
 _GPU = b"x-gpu-"
 _GPU_LENGTH = len(_GPU)
 _HOP_BY_HOP = frozenset(
@@ -22,7 +26,7 @@ _HOP_BY_HOP = frozenset(
 # Said anew, or of no use to a function: the gateway itself answers `Expect`.
 _READ = _HOP_BY_HOP | {
     *(b"content-length", b"expect", b"host", b"x-forwarded-for", b"x-forwarded-host"),
-    *(CALL_ID, START_TIME),
+    *(CALL_ID, START_TIME, _TRACE, _STATE),
 }
 _NOT_BACK = _HOP_BY_HOP | {CALL_ID, START_TIME, DURATION}
 _CALL_ID_BYTES = 256
@@ -35,6 +39,8 @@ class Asked:
 
     lines: list[bytes] = field(default_factory=list)
     call_id: bytes = b""
+    trace: bytes = b""
+    trace_state: bytes = b""
     host: bytes = b""
     forwarded_host: bytes = b""
     forwarded_for: list[bytes] = field(default_factory=list)
@@ -89,9 +95,17 @@ def request_head(
     return b"".join(lines)
 
 
-def answered(headers: Iterable[Header]) -> tuple[list[Header], bytes]:
-    """The headers of an answer that go back to the caller, and what it says of its models."""
-    models = b""
+class Answered(NamedTuple):
+    """The headers of an answer that go back, and what it says of its models and of its time."""
+
+    back: list[Header]
+    models: bytes
+    told: bytes
+
+
+def answered(headers: Iterable[Header]) -> Answered:
+    """Read the headers of an answer, whose names are in lower case."""
+    models = told = b""
     back: list[Header] = []
     named: set[bytes] = set()
     for header in headers:
@@ -103,8 +117,12 @@ def answered(headers: Iterable[Header]) -> tuple[list[Header], bytes]:
             back.append(header)
         elif name == MODELS:
             models = header[1]
+        elif name == TOLD:
+            told = header[1]
     named -= {b"close"} | _HOP_BY_HOP
-    return ([header for header in back if header[0] not in named] if named else back), models
+    if named:
+        back = [header for header in back if header[0] not in named]
+    return Answered(back, models, told)
 
 
 def _note(found: Asked, name: bytes, value: bytes) -> None:
@@ -118,6 +136,11 @@ def _note(found: Asked, name: bytes, value: bytes) -> None:
         found.chunked = True
     elif name == CALL_ID:
         found.call_id = value[:_CALL_ID_BYTES]
+    elif name == _TRACE:
+        # Of several none can be the right one: together they are not valid.
+        found.trace = b",".join((found.trace, value)) if found.trace else value
+    elif name == _STATE:
+        found.trace_state = b",".join((found.trace_state, value)) if found.trace_state else value
     elif name == b"x-forwarded-for":
         found.forwarded_for.append(value)
     elif name == b"x-forwarded-host":

@@ -3,12 +3,11 @@
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import NamedTuple
 
 from gateway_ext import asgi, headers, refusals
-from gateway_ext.asgi import Header, Receive, Scope, Send
+from gateway_ext.asgi import Header, Message, Receive, Scope, Send
 from gateway_ext.errors import (
     BadRequest,
     CallerGone,
@@ -24,7 +23,9 @@ from gateway_ext.limits import InvokeSettings
 from gateway_ext.meters import Load, Meters
 from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId
 from gateway_ext.table import Function, Functions
+from gateway_ext.tracing.tracer import Tracer, TracerSettings
 from gateway_ext.upstream_http import Client, Connection
+from scheduler.about import ABOUT
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,13 @@ METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"}
 _SERVER_ERROR, _GONE = 500, 499
 _LENGTHS = (b"content-length", b"transfer-encoding")
 _BODILESS = (204, 304)
+
+
+class Streamed(NamedTuple):
+    """A body of a call from inside that is read while it is sent."""
+
+    size_bytes: int
+    pieces: AsyncIterator[bytes]
 
 
 class Direct(NamedTuple):
@@ -56,7 +64,9 @@ class Invoke:
         meters: Meters,
         *,
         wake: Callable[[Function], None] | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
+        self.tracer = Tracer(TracerSettings()) if tracer is None else tracer
         self._functions = functions
         self._parts = Parts(client, leasing, settings, meters, wake)
         meters.loads = self._loads
@@ -72,11 +82,17 @@ class Invoke:
         peer = scope.get("client")
         call.client = peer[0].encode("latin-1") if peer else b""
         self._begin(call)
-        relay = _Relay(Exchange(self._parts, call, receive), send, self._parts.meters)
-        await relay.run()
+        ABOUT.set(call.journey)
+        exchange = Exchange(self._parts, call, receive)
+        await _Relay(exchange, send, self._parts.meters, self.tracer).run()
 
     async def direct(
-        self, method: str, path: bytes, query: bytes, said: Iterable[Header], body: bytes
+        self,
+        method: str,
+        path: bytes,
+        query: bytes,
+        said: Iterable[Header],
+        body: bytes | Streamed,
     ) -> Direct:
         """Call a function from inside; `path` begins with /function/, header names are lower case.
 
@@ -84,10 +100,21 @@ class Invoke:
         off, where it is read.
         """
         others = [header for header in said if header[0] not in _LENGTHS]
-        call = self._call(method, path, query, [*others, (b"content-length", b"%d" % len(body))])
-        call.body = body
+        length = body.size_bytes if isinstance(body, Streamed) else len(body)
+        call = self._call(method, path, query, [*others, (b"content-length", b"%d" % length)])
+        receive: Receive | None = None
+        if isinstance(body, Streamed):
+            receive = _received(body)
+        else:
+            call.body = body
+        call.journey.again = True
         self._begin(call)
-        return await _direct(Exchange(self._parts, call, None), self._parts.meters)
+        before = ABOUT.set(call.journey)
+        try:
+            exchange = Exchange(self._parts, call, receive)
+            return await _direct(exchange, self._parts.meters, self.tracer)
+        finally:
+            ABOUT.reset(before)
 
     async def close(self) -> None:
         """Give back what the scheduler lent, and close the connections."""
@@ -103,8 +130,10 @@ class Invoke:
         most_bytes = self._parts.settings.max_body_bytes
         if asked.length is not None and asked.length > most_bytes:
             raise TooLarge(most_bytes)
-        call_id = asked.call_id.decode("latin-1") or str(uuid.uuid4())
-        return Call(function, method, rest, query, asked, call_id, own_id=not asked.call_id)
+        call_id, trace = asked.call_id.decode("latin-1"), (asked.trace, asked.trace_state)
+        gpu = function.wishes.gpu
+        journey = self.tracer.begin(call_id, function.label, method, trace, gpu=gpu)
+        return Call(function, method, rest, query, asked, journey, own_id=not asked.call_id)
 
     def _begin(self, call: Call) -> None:
         call.function.called()
@@ -136,12 +165,13 @@ class Invoke:
 class _Relay:
     """Passes the answer of one call on to its caller."""
 
-    __slots__ = ("_exchange", "_meters", "_send", "_status")
+    __slots__ = ("_exchange", "_meters", "_send", "_status", "_tracer")
 
-    def __init__(self, exchange: Exchange, send: Send, meters: Meters) -> None:
+    def __init__(self, exchange: Exchange, send: Send, meters: Meters, tracer: Tracer) -> None:
         self._exchange = exchange
         self._send = send
         self._meters = meters
+        self._tracer = tracer
         self._status = 0
 
     async def run(self) -> None:
@@ -154,7 +184,7 @@ class _Relay:
         except asyncio.CancelledError:
             reason = exchange.broken_off()
             if reason is None:
-                self._ended(_GONE)
+                self._ended(_GONE, "it was broken off")
                 raise
             await self._fail(reason)
         finally:
@@ -195,24 +225,42 @@ class _Relay:
         call = self._exchange.call
         _note(call, error)
         if isinstance(error, CallerGone):
-            self._ended(_GONE)
+            self._ended(_GONE, str(error))
         elif self._status:
             self._meters.cut(call.function.label, type(error).__name__)
-            self._ended(self._status)
+            self._ended(self._status, str(error))
         else:
             status = refusals.status_of(error)
-            self._ended(status)
+            self._ended(status, str(error))
             said = [*refusals.headers_of(error), *_ours(call)]
             await asgi.say(self._send, status, str(error), said)
 
-    def _ended(self, status: int) -> None:
+    def _ended(self, status: int, error: str = "") -> None:
         call = self._exchange.call
-        self._meters.ended(call.function.label, status, time.monotonic() - call.began_s)
+        self._tracer.ended(call.journey, status, error)
+        self._meters.ended(call.function.label, status, call.journey.ended_s - call.began_s)
 
 
-async def _direct(exchange: Exchange, meters: Meters) -> Direct:
+def _received(body: Streamed) -> Receive:
+    """A body from inside as ASGI has it; its caller never leaves, but is cancelled."""
+    left_bytes = body.size_bytes
+
+    async def receive() -> Message:
+        nonlocal left_bytes
+        piece = await anext(body.pieces, b"")
+        if not piece:
+            if left_bytes:
+                raise BadRequest(f"the body lacks its last {left_bytes} bytes")
+            await asyncio.Event().wait()
+        left_bytes -= len(piece)
+        return {"type": "http.request", "body": piece, "more_body": left_bytes > 0}
+
+    return receive
+
+
+async def _direct(exchange: Exchange, meters: Meters, tracer: Tracer) -> Direct:
     call = exchange.call
-    code, connection = _GONE, None
+    code, connection, why = _GONE, None, "it was broken off"
     try:
         connection = await exchange.answer()
         code = connection.status
@@ -221,22 +269,24 @@ async def _direct(exchange: Exchange, meters: Meters) -> Direct:
         if reason is None:
             raise
         _note(call, reason)
-        code = refusals.status_of(reason)
+        code, why = refusals.status_of(reason), str(reason)
         raise reason from None
     except GatewayError as error:
         _note(call, error)
-        code = refusals.status_of(error)
+        code, why = refusals.status_of(error), str(error)
         raise
     finally:
         meters.ended(call.function.label, code, time.monotonic() - call.began_s)
         if connection is None:
             exchange.end()
+            tracer.ended(call.journey, code, why)
     exchange.outlive_its_task()
     back = _back(call, connection)
     if not connection.complete:
-        return Direct(connection.status, back, _pieces(exchange, connection))
+        return Direct(connection.status, back, _pieces(exchange, connection, tracer))
     status, body = connection.status, connection.take()
     exchange.end()
+    tracer.ended(call.journey, status)
     return Direct(status, back, _whole(body))
 
 
@@ -245,7 +295,10 @@ async def _whole(body: bytes) -> AsyncIterator[bytes]:
         yield body
 
 
-async def _pieces(exchange: Exchange, connection: Connection) -> AsyncIterator[bytes]:
+async def _pieces(
+    exchange: Exchange, connection: Connection, tracer: Tracer
+) -> AsyncIterator[bytes]:
+    status, why = connection.status, "it was not read to its end"
     try:
         more = True
         while more:
@@ -254,16 +307,22 @@ async def _pieces(exchange: Exchange, connection: Connection) -> AsyncIterator[b
             body, more = connection.take(), not connection.complete
             if body:
                 yield body
+        why = ""
     except Unreachable as error:
-        _note(exchange.call, exchange.interruption or error)
-        raise exchange.interruption or error from error
+        told = exchange.interruption or error
+        _note(exchange.call, told)
+        why = str(told)
+        raise told from error
     finally:
         exchange.end()
+        tracer.ended(exchange.call.journey, status, why)
 
 
 def _back(call: Call, connection: Connection) -> list[Header]:
     """The headers of the answer; what it says of its models is learned."""
-    back, models = headers.answered(connection.headers)
+    back, models, told = headers.answered(connection.headers)
+    if told:
+        call.journey.attempts[-1].tells(told)
     if connection.status in _BODILESS:  # a length without a body is a broken answer to our server
         back = [header for header in back if header[0] not in _LENGTHS]
     if models:
@@ -275,7 +334,7 @@ def _back(call: Call, connection: Connection) -> list[Header]:
 def _ours(call: Call) -> list[Header]:
     return [
         (headers.CALL_ID, call.call_id.encode("latin-1")),
-        (headers.START_TIME, b"%d" % call.began_ns),
+        (headers.START_TIME, b"%d" % call.journey.began_ns),
         (headers.DURATION, b"%.6f" % (time.monotonic() - call.began_s)),
     ]
 

@@ -10,7 +10,17 @@ from typing import NamedTuple, Protocol
 from gateway_ext import refusals
 from gateway_ext.meters import Meters
 from gateway_ext.table import Function
-from scheduler.api import Cancelled, Failed, LeaseId, Refused, Request, RequestId, SchedulerError
+from gateway_ext.tracing.journey import LEASE, Journey
+from scheduler.api import (
+    Cancelled,
+    Failed,
+    LeaseId,
+    Refused,
+    Request,
+    RequestId,
+    SchedulerError,
+    TraceContext,
+)
 from scheduler.client import Granted
 
 log = logging.getLogger(__name__)
@@ -22,8 +32,8 @@ _FAREWELL_S = 5.0
 class Leases(Protocol):
     """Where leases come from: `scheduler.client.SchedulerClient`."""
 
-    async def acquire(self, request: Request) -> Granted:
-        """Wait for a lease; cancelling the task cancels the request."""
+    async def acquire(self, request: Request, trace: TraceContext | None = None) -> Granted:
+        """Wait for a lease, for this trace; cancelling the task cancels the request."""
         ...
 
     async def release(self, lease: LeaseId) -> None:
@@ -51,7 +61,7 @@ class Leasing:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def acquire(
-        self, function: Function, call_id: str, deadline_s: float, *, own_id: bool
+        self, function: Function, journey: Journey, deadline_s: float, *, own_id: bool
     ) -> Lease | None:
         """A lease for the models that the call is expected to use, waited for until `deadline_s`.
 
@@ -62,10 +72,13 @@ class Leasing:
         learned = function.learned
         if not learned.models:
             return None
+        call_id, attempt = journey.call_id, journey.attempts[-1]
         request = _request(function, call_id, deadline_s, own_id=own_id)
+        attempt.request = request.id
         asked_s = time.monotonic()
         try:
-            granted = await self._leases.acquire(request)
+            trace = journey.context(LEASE, attempt.number)
+            granted = await self._leases.acquire(request, trace)
         except asyncio.CancelledError:
             # The answer may have been on its way, and nobody else would give this lease back.
             self._later(self._cancel(request.id))
@@ -75,12 +88,14 @@ class Leasing:
             log.info("call %s: %s goes on without a lease: %s", call_id, function.id, error)
             learned.forget()
             self._meters.lease("refused", time.monotonic() - asked_s)
+            attempt.leased_s = time.monotonic()
             return None
         except SchedulerError as error:
             self._meters.lease(type(error).__name__, time.monotonic() - asked_s)
             raise refusals.no_gpu(error) from error
         hit = "hit" if granted.placement.hit else "miss"
-        self._meters.lease(hit, time.monotonic() - asked_s)
+        attempt.leased_s, attempt.placement = time.monotonic(), granted.placement
+        self._meters.lease(hit, attempt.leased_s - asked_s)
         return Lease(granted.placement.lease, _lines(granted))
 
     def release(self, lease: Lease) -> None:

@@ -1,22 +1,22 @@
 """What Prometheus is told of calls: counted in plain dicts, made into text when it is asked for."""
 
-from bisect import bisect_left
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from http import HTTPStatus
+from operator import add
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-    UnknownMetricFamily,
-)
-from prometheus_client.registry import Collector
+from gateway_ext import declared
+from scheduler.exposition import Family, Histogram, Names, Values, gauge, page
 
-_OURS = "gpufaas_gateway"
-_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+MOST_NAMES = 1_000
+_CODES = {status.value: str(status.value) for status in HTTPStatus} | {499: "499"}
+_HUNDRED = 100
+_FAILED = "5"
+BOUNDS_S = declared.SECONDS.bounds
+
+Source = Callable[[], Iterable[Family]]
 
 
 class Load(NamedTuple):
@@ -28,141 +28,131 @@ class Load(NamedTuple):
     waiting: int
 
 
-class Times:
-    """A histogram of seconds."""
+class Meters:
+    """Counts of the gateway. `loads` is asked at every scrape for the functions of the moment.
 
-    __slots__ = ("buckets", "sum_s")
+    At most `most_names` functions have numbers of their own, the rest are `other`; what was
+    removed vanishes.
+    """
 
-    def __init__(self) -> None:
-        self.buckets = [0] * (len(_BOUNDS_S) + 1)
-        self.sum_s = 0.0
-
-    def add(self, seconds: float) -> None:
-        """One more."""
-        self.buckets[bisect_left(_BOUNDS_S, seconds)] += 1
-        self.sum_s += seconds
-
-    def shown(self) -> list[tuple[str, float]]:
-        """Cumulated, as Prometheus wants them."""
-        total, shown = 0, []
-        for bound, count in zip((*map(str, _BOUNDS_S), "+Inf"), self.buckets, strict=True):
-            total += count
-            shown.append((bound, float(total)))
-        return shown
-
-
-class Meters(Collector):
-    """Counts of the gateway. `loads` is asked at every scrape for the functions of the moment."""
-
-    def __init__(self, loads: Callable[[], Iterable[Load]] = tuple) -> None:
-        self.registry = CollectorRegistry()
-        self.registry.register(self)
+    def __init__(
+        self,
+        loads: Callable[[], Iterable[Load]] | None = None,
+        most_names: int = MOST_NAMES,
+    ) -> None:
         self.loads = loads
-        self._started: Counter[str] = Counter()
-        self._ended: dict[tuple[str, int], Times] = {}
-        self._leases: dict[str, Times] = {}
-        self._refused: Counter[int] = Counter()
-        self._retries: Counter[str] = Counter()
-        self._cut: Counter[tuple[str, str]] = Counter()
+        self.functions = Names(most_names)
+        self._sources: list[Source] = []
+        self._answered: Counter[str] = Counter()
+        self._instances: dict[str, frozenset[str]] = {}
+        self._invocations = Values(declared.INVOCATIONS)
+        self._seconds = Histogram(declared.SECONDS)
+        self._begun = Values(declared.STARTED_CALLS)
+        self._leases = Histogram(declared.LEASES)
+        self._refused = Values(declared.REFUSED)
+        self._retries = Values(declared.RETRIES)
+        self._cut = Values(declared.CUT)
+        self._instances_started = Values(declared.INSTANCES_STARTED)
+        self._started = gauge(declared.STARTED, [((), time.time())])
+
+    def add(self, source: Source) -> None:
+        """Show this too; it is asked at every scrape."""
+        self._sources.append(source)
 
     def started(self, function: str) -> None:
         """A call of a known function has come."""
-        self._started[function] += 1
+        self._begun.add((self.functions.of(function),))
 
     def ended(self, function: str, code: int, seconds: float) -> None:
         """It was answered so, or left by its caller (499)."""
-        times = self._ended.get((function, code))
-        if times is None:
-            times = self._ended[function, code] = Times()
-        times.add(seconds)
+        labels = (_CODES.get(code) or _class(code), self.functions.of(function))
+        self._answered[function] += 1
+        self._invocations.add(labels)
+        self._seconds.add(labels, seconds)
 
     def refused(self, code: int) -> None:
         """A call that is of no known function."""
-        self._refused[code] += 1
+        self._refused.add((str(code),))
 
     def lease(self, result: str, seconds: float) -> None:
         """The scheduler answered so after so long."""
-        self._leases.setdefault(result, Times()).add(seconds)
+        self._leases.add((result,), seconds)
 
     def retried(self, function: str) -> None:
         """A call was tried once more."""
-        self._retries[function] += 1
+        self._retries.add((self.functions.of(function),))
 
     def cut(self, function: str, why: str) -> None:
         """An answer ended before its end: its status had been sent already."""
-        self._cut[function, why] += 1
+        self._cut.add((self.functions.of(function), why))
+
+    def serves(self, function: str, instances: Sequence[str]) -> None:
+        """These instances take its calls from now on."""
+        now = frozenset(instances)
+        new = now - self._instances.get(function, frozenset())
+        self._instances[function] = now
+        if new:
+            self._instances_started.add((self.functions.of(function),), len(new))
+
+    def gone(self, function: str) -> None:
+        """It was removed."""
+        self.functions.forget(function)
+        self._answered.pop(function, None)
+        self._instances.pop(function, None)
+        for family in self._counted():
+            if declared.FUNCTION in family.metric.labels:
+                family.forget(declared.FUNCTION, function)
 
     def invocations_of(self, function: str) -> int:
         """How many calls of a function were answered."""
-        return sum(sum(t.buckets) for (name, _), t in self._ended.items() if name == function)
+        return self._answered[function]
+
+    def failures(self) -> Counter[str]:
+        """How many calls of each function were answered with a 5xx."""
+        found: Counter[str] = Counter()
+        for (code, function), count in self._invocations.values.items():
+            if code.startswith(_FAILED):
+                found[function] += int(count)
+        return found
+
+    def seconds(self, functions: Container[str]) -> dict[str, list[int]]:
+        """Of these functions, how many answers took up to each bound of `BOUNDS_S`, or longer."""
+        found: dict[str, list[int]] = {}
+        for (_, function), counts in self._seconds.counts():
+            if function not in functions:
+                continue
+            before = found.get(function)
+            found[function] = list(counts) if before is None else list(map(add, before, counts))
+        return found
 
     def text(self) -> bytes:
         """Everything in Prometheus's text format."""
-        return generate_latest(self.registry)
+        return page(self._families())
 
-    def describe(self) -> Iterator[Metric]:
-        """Nothing: no name is taken before the first scrape."""
-        return iter(())
+    def _families(self) -> Iterator[Family]:
+        """First those of the moment: they say which functions are gone."""
+        yield from self._of_the_moment()
+        yield from self._counted()
+        for source in self._sources:
+            yield from source()
 
-    def collect(self) -> Iterator[Metric]:
-        """The families of now: first those that dashboards for OpenFaaS read, then ours."""
-        yield from self._as_openfaas()
-        yield from self._ours()
-        yield from _loads(list(self.loads()))
+    def _of_the_moment(self) -> Iterator[Family]:
+        if self.loads is None:
+            return
+        loads = [(load, (self.functions.of(load.function),)) for load in self.loads()]
+        known = {load.function for load, _ in loads}
+        for function in self.functions:  # calls that outlived their function
+            if function not in known:
+                self.gone(function)
+        yield gauge(declared.FUNCTIONS, [((), len(loads))])
+        yield gauge(declared.REPLICAS, [(labels, load.replicas) for load, labels in loads])
+        yield gauge(declared.IN_FLIGHT, [(labels, load.inflight) for load, labels in loads])
+        yield gauge(declared.WAITING, [(labels, load.waiting) for load, labels in loads])
 
-    def _as_openfaas(self) -> Iterator[Metric]:
-        labels = ("function_name", "code")
-        total = CounterMetricFamily(
-            "gateway_function_invocation", "Function invocations", labels=labels
-        )
-        seconds = HistogramMetricFamily(
-            "gateway_functions_seconds", "Seconds that functions took", labels=labels
-        )
-        for (function, code), times in sorted(self._ended.items()):
-            total.add_metric((function, str(code)), sum(times.buckets))
-            seconds.add_metric((function, str(code)), times.shown(), times.sum_s)
-        # A counter, but OpenFaaS's name for it has no `_total`.
-        started = UnknownMetricFamily(
-            "gateway_function_invocation_started", "Invocations begun", labels=("function_name",)
-        )
-        for function, count in sorted(self._started.items()):
-            started.add_metric((function,), count)
-        yield from (total, seconds, started)
-
-    def _ours(self) -> Iterator[Metric]:
-        leases = HistogramMetricFamily(
-            f"{_OURS}_lease_seconds", "Waiting for a lease, by result", labels=("result",)
-        )
-        for result, times in sorted(self._leases.items()):
-            leases.add_metric((result,), times.shown(), times.sum_s)
-        refused = CounterMetricFamily(
-            f"{_OURS}_refused_calls", "Calls that name no function", labels=("code",)
-        )
-        for code, count in sorted(self._refused.items()):
-            refused.add_metric((str(code),), count)
-        retries = CounterMetricFamily(
-            f"{_OURS}_retries", "Calls tried once more", labels=("function_name",)
-        )
-        for function, count in sorted(self._retries.items()):
-            retries.add_metric((function,), count)
-        cut = CounterMetricFamily(
-            f"{_OURS}_cut_answers", "Answers broken off", labels=("function_name", "why")
-        )
-        for (function, why), count in sorted(self._cut.items()):
-            cut.add_metric((function, why), count)
-        yield from (leases, refused, retries, cut)
+    def _counted(self) -> list[Values | Histogram]:
+        return [each for each in vars(self).values() if isinstance(each, Values | Histogram)]
 
 
-def _loads(loads: list[Load]) -> Iterator[Metric]:
-    replicas = _gauge("gateway_service_count", "Ready replicas")
-    inflight = _gauge(f"{_OURS}_calls_in_flight", "Calls that instances have")
-    waiting = _gauge(f"{_OURS}_calls_waiting", "Calls that wait for an instance")
-    for load in loads:
-        replicas.add_metric((load.function,), load.replicas)
-        inflight.add_metric((load.function,), load.inflight)
-        waiting.add_metric((load.function,), load.waiting)
-    yield from (replicas, inflight, waiting)
-
-
-def _gauge(name: str, says: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, says, labels=("function_name",))
+def _class(code: int) -> str:
+    """A function may answer whatever it likes: what has no name is one of ten."""
+    return f"{code // _HUNDRED}xx"

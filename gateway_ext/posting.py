@@ -8,10 +8,12 @@ from gateway_ext.errors import Unreachable
 from gateway_ext.limits import InvokeSettings
 from gateway_ext.model import FunctionId
 from gateway_ext.upstream_http import Client, Connection
+from scheduler.traces import TRACEPARENT, TRACESTATE
 
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 _SCHEDULER = FunctionId("", "scheduler")
 _PORT = 80
+_TRACE = (TRACEPARENT, TRACESTATE)
 
 
 class Posting:
@@ -27,11 +29,12 @@ class Posting:
         """The status and the body of the answer; ConnectionError where there is none."""
         address, head = self._where.get(url) or self._found(url, headers)
         body = _ENCODE(fields).encode()
+        size = b"%d\r\n%b" % (len(body), _trace(headers))
         try:
             connection = self._client.idle(address)
             if connection is None:
                 connection = await self._client.connect(address, _SCHEDULER)
-            return await _asked(connection, b"%b%d\r\n\r\n%b" % (head, len(body), body))
+            return await _asked(connection, b"%b%b\r\n%b" % (head, size, body))
         except Unreachable as error:
             raise ConnectionError(str(error)) from error
 
@@ -40,16 +43,24 @@ class Posting:
         self._client.close()
 
     def _found(self, url: str, headers: Mapping[str, str]) -> tuple[str, bytes]:
-        """Where a URL leads, and the head of what is sent there up to the length of the body."""
+        """Where a URL leads, and the head of what is sent there up to the length of the body.
+
+        The trace is another one each time, and is said behind that.
+        """
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None:
             raise ValueError(f"{url} is no URL of plain HTTP")
         lines = [f"POST {parts.path} HTTP/1.1", f"host: {parts.netloc}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
+        lines += [f"{name}: {value}" for name, value in headers.items() if name not in _TRACE]
         lines += ["content-type: application/json", "content-length: "]
         address = f"tcp:{parts.hostname}:{parts.port or _PORT}"
         found = self._where[url] = address, "\r\n".join(lines).encode("latin-1")
         return found
+
+
+def _trace(headers: Mapping[str, str]) -> bytes:
+    found = [f"{name}: {headers[name]}\r\n" for name in _TRACE if name in headers]
+    return "".join(found).encode("latin-1")
 
 
 async def _asked(connection: Connection, data: bytes) -> tuple[int, bytes]:

@@ -14,16 +14,19 @@ _STATUS: Sequence[tuple[type[errors.GatewayError], int]] = (
     (errors.WrongMethod, 405),
     (errors.BadRequest, 400),
     (errors.NotAllowed, 401),
+    (errors.CrossSite, 403),
     (errors.Unknown, 404),
     (errors.Conflict, 409),
     (errors.Unsupported, 501),
     (errors.TooLarge, 413),
+    (errors.TooSlow, 408),
     (errors.Busy, 429),
     (errors.CallerGone, 499),
     (errors.NoInstance, 503),
     (errors.Unreachable, 502),
     (errors.TimedOut, 504),
     (errors.ProviderFailed, 500),
+    (errors.QueueAway, 503),
     (errors.QueueFailed, 500),
 )
 
@@ -42,15 +45,18 @@ _OF_SCHEDULER: Sequence[tuple[type[scheduler.SchedulerError], int, str]] = (
 
 def status_of(error: errors.GatewayError) -> int:
     """What the caller is told."""
-    if isinstance(error, errors.NoGpu):
+    if isinstance(error, errors.NoGpu | errors.Declined):
         return error.status
     return next((status for kind, status in _STATUS if isinstance(error, kind)), _OTHER)
 
 
 def headers_of(error: errors.GatewayError) -> list[Header]:
     """What goes with it: when to try again, how to log in."""
-    if isinstance(error, errors.Busy | errors.NoGpu) and error.retry_after_s is not None:
+    later = errors.Busy | errors.NoGpu | errors.QueueAway
+    if isinstance(error, later) and error.retry_after_s is not None:
         return [(b"retry-after", b"%d" % max(1, round(error.retry_after_s)))]
+    if isinstance(error, errors.TooSlow):
+        return [(b"connection", b"close")]  # the rest of it would be read as the next request
     if isinstance(error, errors.NotAllowed):
         return [(b"www-authenticate", b'Basic realm="Restricted"')]
     return []

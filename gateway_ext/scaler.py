@@ -7,19 +7,15 @@ from dataclasses import dataclass, field
 from logging import Logger
 from typing import Self
 
-from prometheus_client import Histogram
-from prometheus_client.core import CollectorRegistry, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
+from gateway_ext import declared
 from gateway_ext.errors import GatewayError, UnknownFunction
 from gateway_ext.model import FunctionId
 from gateway_ext.scaling import Observed, Pace, Past, decide
 from gateway_ext.table import Function, Functions
+from scheduler.exposition import Family, Histogram, Names, gauge
 
 Scale = Callable[[FunctionId, int], Awaitable[None]]
 
-_OURS = "gpufaas_gateway"
-_WAKE_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
 _LATE = "the provider took longer than {:g} s"
 
 
@@ -54,7 +50,7 @@ class _Hand:
     woken_at_s: float | None = None
 
 
-class Scaler(Collector):
+class Scaler:
     """Asks for replicas, never twice at once for one function; use it as a context.
 
     `queued` says how many async calls a function has that are still to be made. `now_s` is the
@@ -79,13 +75,7 @@ class Scaler(Collector):
         self._hands: dict[FunctionId, _Hand] = {}
         self._loop: asyncio.Task[None] | None = None
         self._closed = False
-        self._wakes = Histogram(
-            "wake_seconds",
-            "From the first call of a function without replicas to one that is ready",
-            namespace=_OURS,
-            buckets=_WAKE_S,
-            registry=None,
-        )
+        self._wakes = Histogram(declared.WAKES)
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.create_task(self._watch(), name="scaler")
@@ -116,19 +106,11 @@ class Scaler(Collector):
             hand.asked = None
         self._awake(function, hand)
 
-    def register(self, registry: CollectorRegistry) -> None:
-        """Show replicas and wakes there."""
-        registry.register(self)
-        registry.register(self._wakes)
-
-    def collect(self) -> Iterator[Metric]:
-        """The families of now."""
-        wanted = GaugeMetricFamily(
-            f"{_OURS}_replicas_wanted", "Replicas that were asked for", labels=["function_name"]
-        )
-        for function in self._functions:
-            wanted.add_metric([function.label], function.wanted)
-        yield wanted
+    def families(self, names: Names) -> Iterator[Family]:
+        """For Prometheus: replicas and wakes; `names` have numbers of their own."""
+        wanted = [((names.of(each.label),), each.wanted) for each in self._functions]
+        yield gauge(declared.WANTED, wanted)
+        yield self._wakes
 
     async def _watch(self) -> None:
         while True:
@@ -218,7 +200,7 @@ class Scaler(Collector):
 
     def _awake(self, function: Function, hand: _Hand) -> None:
         if hand.woken_at_s is not None and function.endpoints:
-            self._wakes.observe(self._now_s() - hand.woken_at_s)
+            self._wakes.add((), self._now_s() - hand.woken_at_s)
             hand.woken_at_s = None
 
     def _forget(self, function: FunctionId) -> None:

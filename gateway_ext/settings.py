@@ -8,8 +8,8 @@ class GatewaySettings:
     """One gateway; its keys are those of `gpufaas.toml`, table `[gateway]`.
 
     `role` is what `/system/info` answers: `gateway` to faas-cli, or `provider` behind the gateway
-    of OpenFaaS. `provider` is who runs functions: `process` or `upstream`. `secrets_dir` holds
-    `basic-auth-user` and `basic-auth-password`, as OpenFaaS mounts them; empty is the folder
+    of OpenFaaS. `provider` is who runs functions: `process`, `docker` or `upstream`. `secrets_dir`
+    holds `basic-auth-user` and `basic-auth-password`, as OpenFaaS mounts them; empty is the folder
     `secrets` in `state_dir`, where they are made when they are missing. Without a `state_dir` the
     command line chooses one. What a body may have,
     `max_body_bytes`, is far above what a browser or a queue sends; bodies are streamed, never held.
@@ -34,16 +34,43 @@ class GatewaySettings:
     connect_s: float = 2.0
     drain_s: float = 30.0
     max_replicas: int = 1_000
+    # So many functions have metrics of their own; who may read them without credentials.
+    metric_names: int = 1_000
+    metrics_auth: bool = False
 
     # Jobs: calls through /async-function.
     async_concurrency: int = 16
     async_attempts: int = 10
     async_max_body_bytes: int = 64 << 20
     callback_private: bool = True
+    # How long a caller has for a body; how much waits, of one function and in all; for how long,
+    # and how much, dead letters are kept.
+    async_body_s: float = 300.0
+    async_max_waiting: int = 100_000
+    async_max_waiting_bytes: int = 16 << 30
+    async_dead_days: float = 30.0
+    async_dead_letters: int = 10_000
+    async_dead_bytes: int = 4 << 30
+
+    # Where jobs are kept: `sqlite` in `state_dir`, or NATS JetStream, `nats://HOST:PORT[,...]` or
+    # `tls://...`, which gateways with one `queue_prefix` share. `queue_password_file` has the
+    # password of `queue_user`, or a token where that is empty. `queue_replicas` is how many servers
+    # have each job.
+    queue: str = "sqlite"
+    queue_user: str = ""
+    queue_password_file: str = ""
+    queue_ca_file: str = ""
+    queue_cert_file: str = ""
+    queue_key_file: str = ""
+    queue_replicas: int = 1
+    queue_prefix: str = "gpufaas"
 
     # Scaling: how often it is looked at.
     scaling: bool = True
     scale_every_s: float = 1.0
+
+    # The page: how often those who watch it are told what has changed.
+    page_every_s: float = 1.0
 
     # The process provider: where builds are, folders that a deployment may name, whose Python, and
     # what functions must reach although a folder above is closed to their users.
@@ -51,6 +78,21 @@ class GatewaySettings:
     roots: tuple[str, ...] = (".",)
     base_python: str = ""
     visible: tuple[str, ...] = ()
+
+    # The docker provider: which Engine (and the folder with ca.pem, cert.pem, key.pem for one over
+    # TLS), the name that marks what is this gateway's there, the network of functions, what is
+    # mounted where GPU functions look for their manager's socket (empty: that folder itself), when
+    # images are pulled (`missing`, `always`, `never`) and with whose credentials (a config.json).
+    docker_url: str = "unix:///var/run/docker.sock"
+    docker_tls_dir: str = ""
+    docker_name: str = "gpufaas"
+    docker_network: str = "gpufaas-functions"
+    docker_gpu_mount: str = ""
+    docker_pull: str = "missing"
+    docker_config: str = ""
+    docker_pids: int = 4096
+    docker_tmp_bytes: int = 256 << 20
+    docker_stop_at_end: bool = False
 
     # An upstream provider: any that speaks faas-provider, over plain HTTP. Labels and annotations
     # that begin so are kept here and not told to it.

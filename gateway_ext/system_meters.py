@@ -1,6 +1,9 @@
 """What a provider's dashboards read: its answers by method, path and code, and their times."""
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from collections.abc import Iterable
+
+from gateway_ext import declared
+from scheduler.exposition import Family, Histogram, Values, page
 
 _KNOWN = frozenset(
     "/system/" + name
@@ -16,17 +19,8 @@ class SystemMeters:
     """Counts answers below /system."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        labels = ("code", "method", "path")
-        self._requests = Counter(
-            "provider_http_requests", "Answers below /system", labels, registry=self._registry
-        )
-        self._times = Histogram(
-            "provider_http_request_duration_seconds",
-            "From the request's head to the answer's end",
-            labels,
-            registry=self._registry,
-        )
+        self._requests = Values(declared.SYSTEM_REQUESTS)
+        self._times = Histogram(declared.SYSTEM_SECONDS)
 
     def answered(self, method: str, path: str, status: int, took_s: float) -> None:
         """One request was; names in its path are left out, since there may be any number."""
@@ -36,9 +30,13 @@ class SystemMeters:
             method if method in _METHODS else "other",
             shown if shown in _KNOWN else "other",
         )
-        self._requests.labels(*labels).inc()
-        self._times.labels(*labels).observe(took_s)
+        self._requests.add(labels)
+        self._times.add(labels, took_s)
+
+    def families(self) -> Iterable[Family]:
+        """What was counted."""
+        return (self._requests, self._times)
 
     def text(self) -> bytes:
         """In Prometheus's text format."""
-        return generate_latest(self._registry)
+        return page(self.families())

@@ -6,6 +6,7 @@ from typing import cast
 
 import httptools
 
+from gateway_ext import headers
 from gateway_ext.asgi import Header
 from gateway_ext.errors import Unreachable
 from gateway_ext.limits import InvokeSettings
@@ -34,7 +35,7 @@ class Connection(asyncio.Protocol):
         "address", "reused", "idle_since_s", "status", "headers", "complete", "headed", "closed",
         "_loop", "_owner", "_transport", "_parser", "_function", "_head_only", "_most_head_bytes",
         "_head_bytes", "_quiet_bytes", "_interim", "_lasts", "_idle", "_spoilt", "_parts",
-        "_buffered_bytes", "_paused", "_waiter", "_writable", "_error",
+        "_buffered_bytes", "_paused", "_waiter", "_writable", "_error", "told",
     )  # fmt: skip
 
     def __init__(self, owner: "Client", address: str, max_head_bytes: int) -> None:
@@ -129,6 +130,7 @@ class Connection(asyncio.Protocol):
         self._head_only = head_only
         self.status = 0
         self.headers: list[Header] = []
+        self.told = b""  # behind the body
         self.headed = False
         self.complete = False
         self._interim = False
@@ -216,8 +218,10 @@ class Connection(asyncio.Protocol):
     # -- the parser's side -----------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; those after the body are dropped."""
+        """A header; of those after the body only what an instance tells of its time is kept."""
         if self.headed:
+            if name.lower() == headers.TOLD:
+                self.told = value
             return
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > self._most_head_bytes:

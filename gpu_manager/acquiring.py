@@ -17,6 +17,7 @@ from gpu_manager.runtime import Hosted
 from gpu_manager.sent_on import SentOn
 from gpu_manager.sessions import Session, fresh_request_id
 from gpu_manager.weight_requests import Library
+from scheduler.about import ABOUT
 from scheduler.api import (
     Cancelled,
     Estimate,
@@ -26,6 +27,9 @@ from scheduler.api import (
     Refused,
     Request,
     RequestId,
+    TraceContext,
+    Work,
+    trace_of,
 )
 
 _ATTEMPTS = 3  # workers may die between the grant of a lease and its first use
@@ -33,11 +37,15 @@ _ATTEMPTS = 3  # workers may die between the grant of a lease and its first use
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A lease on this node, with its workers; `times` are seconds in the queue and of loading."""
+    """A lease on this node, with its workers; `times` are seconds in the queue and of loading.
+
+    `request` is that which was made for it just now, if one was.
+    """
 
     placement: Placement
     workers: dict[ModelId, Hosted]
     times: tuple[float, float]
+    request: RequestId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +99,14 @@ class Acquiring:
     ) -> tuple[dict[str, Any], list[socket.socket]]:
         """Wait for a lease; the answer, and the shim's ends of new channels where local."""
         wish = self._wish(session, fields)
+        work = Work(_trace(fields), function=str(session.identity))
+        ABOUT.set(work)  # nothing else is done in this task
         granted = await self._granted(session, fields, wish)
         placement = granted.placement
+        work.lease = placement.lease
         answer = {"lease": placement.lease, "gpu": placement.gpu, "hit": placement.hit}
+        if granted.request is not None:
+            answer["request"] = granted.request
         if isinstance(granted, Away):
             where = self._sent_on.answer(session, granted.request, placement)
             return answer | {"queue_s": granted.queue_s, "elsewhere": where}, []
@@ -218,7 +231,7 @@ class Acquiring:
         except NoWorker as error:
             raise LeaseOver(f"its request's next lease ended at once: {error}") from error
         load_s = asyncio.get_running_loop().time() - asked_s - queue_s
-        return Granted(placement, workers, (queue_s, load_s))
+        return Granted(placement, workers, (queue_s, load_s), request)
 
     async def _asked(self, session: Session, fields: Fields, wish: _Wish) -> Granted | Away:
         """A lease of the session's own, as the scheduler gives it."""
@@ -245,7 +258,8 @@ class Acquiring:
                 lost = error
                 continue
             ready_s = asyncio.get_running_loop().time()
-            return Granted(placement, workers, (placed_s - asked_s, ready_s - placed_s))
+            times = (placed_s - asked_s, ready_s - placed_s)
+            return Granted(placement, workers, times, request.id)
         raise lost
 
     def _still_here(self, session: Session, wish: _Wish, placement: Placement) -> None:
@@ -306,6 +320,12 @@ def _request(
         deadline_s=None if deadline_s is None else now_s + deadline_s,
         near=near,
     )
+
+
+def _trace(fields: Fields) -> TraceContext | None:
+    """That of the graph call which wants the lease; shims of before do not say any."""
+    said = read.text_or_none(fields, "trace")
+    return None if said is None else trace_of(said)
 
 
 def _placement(held: Held, node: Node, *, hit: bool) -> Placement:

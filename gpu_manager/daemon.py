@@ -1,11 +1,12 @@
 """The life of a GPU manager: builds its parts in order, drains, and takes them down again."""
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from cache_manager.model import NodeId
+from gpu_manager import declared
 from gpu_manager.acquiring import Acquiring
 from gpu_manager.addresses import Address
 from gpu_manager.administration import Administration
@@ -14,8 +15,10 @@ from gpu_manager.credentials import Credentials, fresh_secret, load_secret
 from gpu_manager.devices.base import Device
 from gpu_manager.devices.choose import choose
 from gpu_manager.errors import BadSetting
+from gpu_manager.exporter import Exporter
 from gpu_manager.host_memory import available_bytes
 from gpu_manager.ledger import Ledger
+from gpu_manager.meters import of_gpus, of_weights
 from gpu_manager.node import Node
 from gpu_manager.ports import Neighbours, Scheduling
 from gpu_manager.presented import PresentedLeases
@@ -33,6 +36,7 @@ from gpu_manager.weight_requests import Library
 from gpu_manager.weights import WeightStore
 from gpu_manager.worker.turns import make_turns
 from scheduler.api import GpuSpec, LeaseTokens, SlotId, SlotSpec
+from scheduler.exposition import Family, gauge, page
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +93,8 @@ class GpuManager:
             _certificate(settings),
         )
         self._watch = Watch(self.node)
+        self._sessions = sessions
+        self._exporter = Exporter(self.metrics, self._trouble)
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -105,12 +111,15 @@ class GpuManager:
             self._scheduling.attach(self.node.name, self.node)
             self.node.start(self._runtime, self._scheduling)
             self._watch.start()
+            if self._settings.metrics is not None:
+                await self._exporter.start(*self._settings.metrics)
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> None:
         """Take no new client or request, let calls in flight end, leave nothing behind."""
+        await self._exporter.stop()
         self._acquiring.stop()
         self._server.stop_listening()
         self._watch.stop()
@@ -123,6 +132,29 @@ class GpuManager:
         self._store.close()
         for gpu in self.node.gpus.values():
             gpu.close()
+
+    def metrics(self) -> bytes:
+        """Everything that Prometheus is told."""
+        return page(self._families())
+
+    @property
+    def metrics_address(self) -> tuple[str, int]:
+        """Where Prometheus is answered, if that is wished."""
+        return self._exporter.address
+
+    def _families(self) -> Iterator[Family]:
+        yield gauge(declared.ATTACHED, [((), float(self._scheduling.connected))])
+        yield gauge(declared.SESSIONS, [((), len(self._sessions))])
+        yield gauge(declared.LEASES, [((), len(self.node.leases))])
+        yield from self.node.meters.families()
+        yield from of_gpus(self.node.gpus.values())
+        yield from of_weights(self._store.status())
+
+    def _trouble(self) -> str:
+        """Why no call can be served here now; empty where one can."""
+        if not self._scheduling.connected:
+            return "no scheduler is reached"
+        return "every GPU is lost" if all(gpu.lost for gpu in self.node.gpus.values()) else ""
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -14,7 +14,7 @@ from gpu_manager.fields import Fields
 from gpu_manager.node import Node
 from gpu_manager.sessions import Session
 from torch_shim.errors import BadFrame
-from torch_shim.protocol import LATER_REQUESTS, VERSION
+from torch_shim.protocol import LATER_REQUESTS, TRACE, VERSION
 
 _PEER = struct.Struct("3i")  # process, user, group
 _SESSION_CHARACTERS = 64
@@ -85,5 +85,5 @@ def welcome(node: Node, session: Session, *, local: bool) -> dict[str, Any]:
         "gpus": gpus,
         "nonce": session.nonce,
         "local": local,
-        "knows": [kind.name for kind in LATER_REQUESTS],
+        "knows": [*(kind.name for kind in LATER_REQUESTS), TRACE],
     }

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from cache_manager.model import ModelId, NodeId, Tier
 from gpu_manager.catalogue import Catalogue, Model
 from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, StoreError
+from gpu_manager.meters import NodeMeters
 from gpu_manager.residents import HostGpu, Resident
 from gpu_manager.runtime import Emulation, Hosted, LoadOrder, Runtime
 from gpu_manager.settings import GIB, NodeSettings
@@ -26,6 +27,25 @@ log = logging.getLogger(__name__)
 _LOOK_S = 1.0  # how often to see whether weights that do not come are still wanted
 
 
+class _Phases:
+    """How long each part of a load took."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._before_s = now_s()
+        self._took_s: dict[str, float] = {}
+
+    def ended(self, phase: str) -> None:
+        """This part is over, and the next begins."""
+        before_s, self._before_s = self._before_s, self._now_s()
+        self._took_s[phase] = self._before_s - before_s
+
+    def took_s(self, transfer_s: float) -> dict[str, float]:
+        """Every part; what the worker did not measure as its own went into having a worker."""
+        worker_s = max(0.0, self._now_s() - self._before_s - transfer_s)
+        return {**self._took_s, "worker": worker_s, "transfer": transfer_s}
+
+
 class Loader:
     """Loads and unloads; what comes of it is reported to the scheduler."""
 
@@ -37,6 +57,7 @@ class Loader:
         runtime: Runtime,
         reports: Reports,
         short: Callable[[], None],
+        meters: NodeMeters,
     ) -> None:
         """`short` is told after memory pressure was reported and has passed."""
         self._settings = settings
@@ -46,6 +67,7 @@ class Loader:
         self._runtime = runtime
         self._reports = reports
         self._short = short
+        self._meters = meters
         self._loop = asyncio.get_running_loop()
 
     def load(
@@ -97,11 +119,14 @@ class Loader:
         if before:
             await asyncio.wait(before)
         source = self._tier(resident.model)
+        phases = _Phases(self._loop.time)
         try:
             await self._make_room(gpu, resident)
+            phases.ended("room")
             begun_s = self._loop.time()
             await self._weights(resident.model, over)
-            hosted = await self._bring(gpu, resident)
+            phases.ended("weights")
+            hosted = await self._bring(gpu, resident, phases)
         except (LoadFailure, StoreError) as error:
             log.warning("%s: %s", gpu.id, error)
             self._failed(gpu, resident, lease, error)
@@ -110,6 +135,7 @@ class Loader:
         gpu.ledger.loaded(resident.model, hosted.memory_bytes)
         resident.arrived(hosted, now_s)
         gpu.settle()
+        self._meters.loaded(source.name.lower(), now_s - begun_s, phases.took_s(hosted.load_s))
         log.info("%s is on %s after %.3f s", resident.model, gpu.id, now_s - begun_s)
         more = hosted.memory_bytes > resident.reserved_bytes
         size_bytes = hosted.memory_bytes if more else None
@@ -123,6 +149,7 @@ class Loader:
             del gpu.residents[resident.model]
         resident.lost(error)
         self._forget(gpu, resident)
+        self._meters.load_failed(gpu.id)
         self._reports.report(LoadFailed(gpu.id, resident.model, str(error), lease=lease))
 
     async def _make_room(self, gpu: HostGpu, resident: Resident) -> None:
@@ -152,10 +179,11 @@ class Loader:
                 return
             await self._catalogue.arrived.within(min(left_s, _LOOK_S))
 
-    async def _bring(self, gpu: HostGpu, resident: Resident) -> Hosted:
+    async def _bring(self, gpu: HostGpu, resident: Resident, phases: "_Phases") -> Hosted:
         """Twice where need be: a worker that dies while it loads may have been unlucky."""
         model = self._catalogue.get(resident.model)
         resident.hold = await self._open(model.digest)
+        phases.ended("read")
         order = self._order(gpu, model, resident.hold)
         try:
             return await self._runtime.load(order)

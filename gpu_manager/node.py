@@ -15,6 +15,7 @@ from gpu_manager.change import Change
 from gpu_manager.errors import NoWorker
 from gpu_manager.leases import Held, Leases, SessionKey, Why
 from gpu_manager.loading import Loader
+from gpu_manager.meters import NodeMeters
 from gpu_manager.residents import HostGpu
 from gpu_manager.runs import RunReports
 from gpu_manager.runtime import Hosted, Relief, Runtime
@@ -60,6 +61,7 @@ class Node:
         self.name = NodeId(settings.node)
         self.gpus = {gpu.id: gpu for gpu in gpus}
         self.leases = Leases(settings.leases)
+        self.meters = NodeMeters(self.gpus, settings.metric_names)
         self.lease_ended: Callable[[SessionKey, LeaseId], None] = _nobody
         self.granted = Change()
         self.addresses: tuple[str, ...] = ()
@@ -75,8 +77,9 @@ class Node:
         """Tell the scheduler what is here, and take its orders from now on."""
         self._reports = reports
         self._runs = RunReports(reports)
+        settings = self._settings
         self._loader = Loader(
-            self._settings, self._store, self._catalogue, runtime, reports, self.resync
+            settings, self._store, self._catalogue, runtime, reports, self.resync, self.meters
         )
         reports.report(self.snapshot())
 
@@ -242,9 +245,11 @@ class Node:
         if self.leases.get(held.id) is not held:
             return  # it was ended twice, the second time with less patience
         self.leases.forget(held.id)
+        self.meters.lease_ended(held.ending)
         log.debug("lease %d on %s has ended: %s", held.id, held.slot, held.ending)
         if held.holder is not None:
             self.lease_ended(held.holder, held.id)
+        self._runs.flush()  # what ran under this lease is told while the lease is known
         self._reports.report(SlotFreed(held.slot, held.id))
 
     async def _prefetched(self, lease: LeaseId, last: asyncio.Task[None] | None) -> None:
@@ -257,8 +262,16 @@ class Node:
 
     # -- what workers say -----------------------------------------------------------------------
 
-    def ran(self, hosted: Hosted, lease: int, batch: int, run_s: float, peak_bytes: int) -> None:
-        """A call ended well."""
+    def ran(
+        self,
+        hosted: Hosted,
+        lease: int,
+        batch: int,
+        run_s: float,
+        peak_bytes: int,
+        calls: int = 1,
+    ) -> None:
+        """Calls ended well."""
         gpu = self.gpus[GpuId(hosted.order.gpu)]
         resident = gpu.resident_of(hosted)
         if resident is None:
@@ -276,6 +289,7 @@ class Node:
         gpu.ledger.ran(resident.model, None, batch, peak_bytes)
         if gpu.ledger.measured_bytes(resident.model) != before:
             gpu.settle()
+        self.meters.ran(gpu.id, resident.model, calls, run_s)
         slot = gpu.slot if held is None else held.slot
         self._runs.ran(slot, resident.model, batch, run_s, peak_bytes)
 
@@ -286,6 +300,7 @@ class Node:
         if resident is None:
             return Relief(hosted.order.limit_bytes, retry=False)
         log.info("%s needs %d bytes on %s (lease %d)", resident.model, need_bytes, gpu.id, lease)
+        self.meters.pressed(gpu.id)
         relieved = gpu.ledger.ever_fits(need_bytes) and await self._relieve(gpu, hosted, need_bytes)
         if gpu.resident_of(hosted) is None:
             return Relief(hosted.order.limit_bytes, retry=False)
@@ -314,6 +329,7 @@ class Node:
         if resident is None:
             return
         del gpu.residents[resident.model]
+        self.meters.died(gpu.id)
         self._loader.lost(gpu, resident, cause)
         for held in self.leases.using(gpu.id, resident.model):
             if held.ending is None:

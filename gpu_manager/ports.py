@@ -34,6 +34,11 @@ class OrderTaker(NodeLink, Protocol):
 class Scheduling(Reports, Protocol):
     """The scheduler as a GPU manager sees it, in this process or elsewhere."""
 
+    @property
+    def connected(self) -> bool:
+        """Whether it is reached at the moment."""
+        ...
+
     def attach(self, node: NodeId, link: OrderTaker) -> None:
         """Give this node's orders to this link."""
         ...

@@ -93,10 +93,19 @@ class Hosted(Protocol):
 class Observer(Protocol):
     """Who wants to know what hosted models do; called on the event loop."""
 
-    def ran(self, hosted: Hosted, lease: int, batch: int, run_s: float, peak_bytes: int) -> None:
-        """A call ended well. Peak: all the memory the model took at its highest so far.
+    def ran(
+        self,
+        hosted: Hosted,
+        lease: int,
+        batch: int,
+        run_s: float,
+        peak_bytes: int,
+        calls: int = 1,
+    ) -> None:
+        """Calls ended well. Peak: all the memory the model took at its highest so far.
 
-        `batch` is the first dimension of the call's largest input, 0 where it has none.
+        `batch` is the first dimension of the call's largest input, 0 where it has none; `run_s` is
+        what each call took.
         """
 
     async def pressure(self, hosted: Hosted, lease: int, need_bytes: int) -> Relief:

@@ -27,6 +27,8 @@ class NodeSettings:
     `tls` address is shown the certificate. A model that was
     placed here waits for `weights_s` until its function has sent its weights. So many leases as
     `gpu_overlap` may be in force on a GPU at once; one request's work at a time runs on it.
+    Prometheus and health checks are answered at the host and port `metrics`; at most
+    `metric_names` models have metrics of their own.
     """
 
     node: str
@@ -49,3 +51,5 @@ class NodeSettings:
     room_s: float = 10.0
     weights_s: float = 120.0
     drain_s: float = 5.0
+    metrics: tuple[str, int] | None = None
+    metric_names: int = 1_000

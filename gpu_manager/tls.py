@@ -49,7 +49,14 @@ class Certificate:
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         task = loop.create_task(_carry(reader, writer, encrypting))
         _CARRYING.add(task)
-        task.add_done_callback(_CARRYING.discard)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            """Also of one that was cancelled before it began."""
+            _CARRYING.discard(task)
+            encrypting.close()
+            transport.abort()
+
+        task.add_done_callback(ended)
         return clear
 
 
@@ -69,7 +76,17 @@ async def _carry(
             way.cancel()
         await asyncio.wait(ways)
         plain.close()
-        writer.close()
+        await _goodbye(writer)
+
+
+async def _goodbye(writer: asyncio.StreamWriter) -> None:
+    """Say that nothing more comes, and close; a client that does not answer is not waited for."""
+    writer.close()
+    try:
+        async with asyncio.timeout(_GOODBYE_S):
+            await writer.wait_closed()
+    except (OSError, TimeoutError):
+        return
 
 
 async def _inwards(reader: asyncio.StreamReader, plain: socket.socket) -> None:

@@ -39,6 +39,7 @@ class Watch:
         for gpu in list(self._node.gpus.values()):
             for event in gpu.device.health():
                 log.warning("%s: %s", gpu.id, event.what)
+                self._node.meters.ailing(gpu.id, fatal=event.fatal)
                 if event.fatal and not gpu.lost:
                     self._node.lose(gpu, event.what)
             changed |= _reconcile(gpu)

@@ -13,6 +13,7 @@ from gpu_manager.forkserver import ForkServer, Worker
 from gpu_manager.pool import Pool, PoolSettings
 from gpu_manager.runtime import Hosted, LoadOrder, Observer
 from gpu_manager.worker import orders
+from scheduler.api import trace_of
 from torch_shim.errors import WireError
 
 log = logging.getLogger(__name__)
@@ -166,7 +167,8 @@ class HostedProcess:
     def _take(self, order: orders.Order) -> None:
         if isinstance(order, orders.Ran):
             self._memory_bytes = max(self._memory_bytes, order.peak_bytes)
-            self._observer.ran(self, order.lease, order.batch, order.run_s, self._memory_bytes)
+            peak_bytes = self._memory_bytes
+            self._observer.ran(self, order.lease, order.batch, order.run_s, peak_bytes, order.calls)
         elif isinstance(order, orders.Ended):
             ending = self._ending.pop(order.lease, None)
             if ending is not None:
@@ -176,7 +178,10 @@ class HostedProcess:
             self._pressures.add(task)
             task.add_done_callback(self._pressures.discard)
         elif isinstance(order, orders.Note):
-            log.info("worker %s of %s: %.500s", self._worker.name, self._order.model, order.text)
+            trace = trace_of(order.trace)
+            known = {} if trace is None else {"trace_id": trace.trace_id}
+            text, model = order.text, self._order.model
+            log.info("worker %s of %s: %.500s", self._worker.name, model, text, extra=known)
 
     async def _relieve(self, order: orders.Pressure) -> None:
         relief = await self._observer.pressure(self, order.lease, order.need_bytes)

@@ -3,6 +3,8 @@
 import argparse
 from typing import TypeAlias
 
+from gpufaas.logs import FORMATS
+
 # What `add_subparsers` answers: the standard library gives it no public name, nor a subscript.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001
 
@@ -14,3 +16,8 @@ def add_verb(verbs: Commands, name: str, help_text: str) -> argparse.ArgumentPar
     options have no defaults: those of the command hold.
     """
     return verbs.add_parser(name, help=help_text, argument_default=argparse.SUPPRESS)
+
+
+def add_log_format_option(parser: argparse.ArgumentParser) -> None:
+    """How log lines look; GPUFAAS_LOG_FORMAT says it for all processes of a stack."""
+    parser.add_argument("--log-format", choices=FORMATS, help="of log lines (text)")

@@ -36,7 +36,8 @@ def cluster_secret(named: str | None, environment: Mapping[str, str]) -> bytes:
 
 def default_secret_file(environment: Mapping[str, str]) -> Path:
     """Where this user's schedulers and commands look for the secret."""
-    return state_folder(environment) / "secret"
+    named = environment.get("GPUFAAS_SCHEDULER_SECRET_FILE")
+    return Path(named) if named else state_folder(environment) / "secret"
 
 
 def state_folder(environment: Mapping[str, str]) -> Path:

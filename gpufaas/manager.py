@@ -13,11 +13,13 @@ from pathlib import Path
 from gpu_manager.api import GpuManager, NodeSettings, parse_address, parse_size
 from gpu_manager.credentials import load_secret
 from gpufaas.administrator import default_address
-from gpufaas.arguments import Commands
+from gpufaas.arguments import Commands, add_log_format_option
 from gpufaas.credentials import default_secret_file
 from gpufaas.devices import add_device_options, node_settings
 from gpufaas.joined import joined_node
+from gpufaas.logs import FORMATS, configure_logs
 from gpufaas.node import embedded_node
+from gpufaas.settings import host_and_port
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +47,15 @@ def add_parser(commands: Commands) -> None:
         metavar="ADDRESS",
         help="where functions elsewhere find this node (where it listens)",
     )
+    add("--metrics", metavar="HOST:PORT", help="where to answer Prometheus and health checks")
     add_device_options(parser, log_level="info")
+    add_log_format_option(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
-    level = getattr(logging, options.log_level.upper())
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    form = options.log_format or options.environment.get("GPUFAAS_LOG_FORMAT") or FORMATS[0]
+    configure_logs(options.log_level, form)
     asyncio.run(_serve(_settings(options), options))
     return 0
 
@@ -63,6 +67,7 @@ def _settings(options: argparse.Namespace) -> NodeSettings:
         node_settings(options, options.node, listen),
         spill=None if options.spill is None else Path(options.spill),
         spill_bytes=parse_size(options.spill_size),
+        metrics=None if options.metrics is None else host_and_port(options.metrics),
         secret_file=_secret_file(options),
         advertise=tuple(parse_address(text) for text in options.advertise or ()),
         certificate=None if options.certificate is None else Path(options.certificate),

@@ -5,7 +5,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +13,15 @@ from pathlib import Path
 import uvloop
 
 from cache_manager import eviction
-from gpufaas.arguments import Commands
+from gpufaas.arguments import Commands, add_log_format_option
+from gpufaas.collector import collector
 from gpufaas.credentials import add_secret_option, cluster_secret, state_folder
 from gpufaas.errors import CommandError
 from gpufaas.etcd import EtcdServer, etcd_server
 from gpufaas.etcd_access import USER
 from gpufaas.garbage import settle
-from gpufaas.settings import host_and_port, read_settings
+from gpufaas.logs import configure_logs
+from gpufaas.settings import Tracing, host_and_port, read_settings
 from scheduler import policies
 from scheduler.adapters.etcd_channel import EtcdSettings
 from scheduler.adapters.store_etcd import EtcdStore
@@ -60,6 +62,7 @@ def add_parser(commands: Commands) -> None:
     add("--models-keep-days", metavar="N", help="forget models that nobody used for so long (30)")
     add("--record", metavar="FILE", help="append all that happens there, for `gpufaas replay`")
     add("--log-level", choices=["debug", "info", "warning", "error"], help="(info)")
+    add_log_format_option(parser)
     add_secret_option(parser)
     parser.set_defaults(run=_run)
 
@@ -76,6 +79,7 @@ def _run(options: argparse.Namespace) -> int:
         "scheduler.record": options.record,
         "scheduler.secret_file": options.secret_file,
         "scheduler.log_level": options.log_level,
+        "log_format": options.log_format,
         "etcd.endpoints": options.etcd,
         "etcd.start": options.start_etcd,
         "etcd.data_dir": options.etcd_data,
@@ -86,16 +90,16 @@ def _run(options: argparse.Namespace) -> int:
         "etcd.password_file": options.etcd_password_file,
         "etcd.models_keep_days": options.models_keep_days,
     }
-    settings = read_settings(options.config, options.environment, flags).of_scheduler
+    everything = read_settings(options.config, options.environment, flags)
+    settings = everything.of_scheduler
     secret = cluster_secret(settings.scheduler.secret_file, options.environment)
     if settings.etcd.start and not settings.etcd.data_dir:
         data = state_folder(options.environment) / "etcd"
         settings = replace(settings, etcd=replace(settings.etcd, data_dir=str(data)))
-    level = getattr(logging, settings.scheduler.log_level.upper())
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logs(settings.scheduler.log_level, everything.log_format)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, secret))
+            runner.run(_serve(settings, secret, everything.tracing, options.environment))
     except ExceptionGroup as group:
         by_store, others = group.split(StoreError)
         if by_store is None or others is not None:
@@ -112,7 +116,9 @@ def _first(group: BaseExceptionGroup[StoreError]) -> BaseException:
     return found
 
 
-async def _serve(settings: Settings, secret: bytes) -> None:
+async def _serve(
+    settings: Settings, secret: bytes, tracing: Tracing, environment: Mapping[str, str]
+) -> None:
     """Until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -121,8 +127,12 @@ async def _serve(settings: Settings, secret: bytes) -> None:
     listener = _listener(settings.scheduler.listen)
     url = settings.scheduler.advertise or _url(listener)
     name = settings.scheduler.name or url.partition("//")[2]
-    async with recording(settings.scheduler.record) as recorder, _store(settings.etcd) as store:
-        service = Service(settings, secret, name, url, recorder)
+    async with (
+        recording(settings.scheduler.record) as recorder,
+        _store(settings.etcd) as store,
+        collector(tracing, environment) as sink,
+    ):
+        service = Service(settings, secret, name, url, recorder, sink)
         async with serving(service.app, listener):
             settle()
             log.info("%s answers at %s, documentation at %s/docs", name, url, url)

@@ -15,6 +15,7 @@ from cache_manager import eviction
 from gateway_ext.settings import GatewaySettings
 from gpu_manager.sizes import parse_size
 from gpufaas.errors import CommandError
+from gpufaas.logs import FORMATS
 from scheduler import policies
 from scheduler.service.settings import Etcd, Serving, Settings
 
@@ -38,6 +39,21 @@ class Node:
     gpu_overlap: int = 1
     emulate_load: str = "0"
     emulate_run: str = "0"
+    metrics: str = "127.0.0.1:7701"
+
+
+@dataclass(frozen=True, slots=True)
+class Tracing:
+    """Traces of calls: how many the gateway remembers, and where they are sent, if anywhere.
+
+    `endpoint` is a collector's URL (OTLP over HTTP); a file with a `Name: value` a line may say
+    what headers it wants. `ratio` is how many of the calls that bring no trace are sent.
+    """
+
+    endpoint: str = ""
+    headers_file: str = ""
+    ratio: float = 1.0
+    keep: int = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +62,13 @@ class Everything:
 
     policy: str = "lalbo3"
     eviction: str = "lru"
+    log_format: str = "text"
     parameters: Mapping[str, float] = field(default_factory=dict)
     scheduler: Serving = field(default_factory=Serving)
     etcd: Etcd = field(default_factory=Etcd)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     node: Node = field(default_factory=Node)
+    tracing: Tracing = field(default_factory=Tracing)
 
     @property
     def of_scheduler(self) -> Settings:
@@ -82,7 +100,14 @@ def _checked(settings: Everything) -> Everything:
     eviction.make(settings.eviction)
     host_and_port(settings.scheduler.listen)
     host_and_port(settings.gateway.listen)
+    if settings.node.metrics:
+        host_and_port(settings.node.metrics)
     _check_etcd(settings.etcd)
+    if settings.log_format not in FORMATS:
+        wanted = " or ".join(FORMATS)
+        raise CommandError(f"log_format = {settings.log_format!r}: {wanted} is wanted")
+    if settings.tracing.ratio > 1:
+        raise CommandError("[tracing] ratio: from 0 to 1")
     return settings
 
 

@@ -159,6 +159,7 @@ def _plan(
         environment=options.environment,
         config=options.config,
         node_name=socket.gethostname(),
+        node_metrics=_or_any_port(settings.node.metrics, Everything().node.metrics, "metrics"),
         scheduler_url=f"http://{_scheduler_address(settings)}",
         gateway_url=f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}",
         etcd_urls=etcd.urls,
@@ -219,14 +220,28 @@ def _free(listen: str, whose: str, remedy: str) -> None:
 
 
 def _scheduler_address(settings: Everything) -> str:
-    """Where the scheduler is to listen: any free port, where the usual one is taken."""
+    usual = Everything().scheduler.listen
+    return _or_any_port(settings.scheduler.listen, usual, "the scheduler")
+
+
+def _or_any_port(listen: str, usual: str, whose: str) -> str:
+    """Where one of the parts is to listen: at any free port, where the usual one is taken."""
+    if not listen:
+        return ""
     try:
-        _free(settings.scheduler.listen, "the scheduler", "")
+        _free(listen, whose, "")
     except CommandError:
-        if settings.scheduler.listen != Everything().scheduler.listen:
+        if listen != usual:
             raise
         return f"127.0.0.1:{free_port()}"
-    return settings.scheduler.listen
+    return listen
+
+
+def _metrics_urls(plan: Plan) -> str:
+    urls = [plan.scheduler_url, plan.gateway_url]
+    if plan.node_metrics:
+        urls.append(f"http://{plan.node_metrics}")
+    return "  ".join(f"{url}/metrics" for url in urls)
 
 
 def _welcome(plan: Plan, took_s: float) -> str:
@@ -239,8 +254,10 @@ def _welcome(plan: Plan, took_s: float) -> str:
 
   gateway      {gateway}      user {user}, password {password}
                                           (kept in {secrets})
+  the page     {gateway}/ui/
   scheduler    {plan.scheduler_url}      policy {plan.settings.policy}; documentation at /docs
   GPU manager  {plan.node_address}
+  metrics      {_metrics_urls(plan)}
   logs         {plan.folder.root / "logs"}
 
 Next:
@@ -248,5 +265,5 @@ Next:
   faas-cli deploy -f stack.yml
   curl {gateway}/function/hello -d you
 
-`gpufaas status` shows the GPUs live; Ctrl-C, or `gpufaas down`, stops everything.
+The page, or `gpufaas top`, shows it live; Ctrl-C, or `gpufaas down`, stops everything.
 """

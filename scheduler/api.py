@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cache_manager.model import GpuId, ModelId, NodeId, Tier
+from scheduler.about import About, Work
 from scheduler.actions import Demote, Dispatch, EndLease, Prepare
 from scheduler.errors import (
     BadToken,
@@ -61,11 +62,22 @@ from scheduler.status import (
     SlotStatus,
     Status,
 )
+from scheduler.traces import (
+    Attributes,
+    Sink,
+    Span,
+    SpanKind,
+    TraceContext,
+    plain_span,
+    trace_of,
+)
 
 __all__ = [
+    "About",
     "Acquired",
     "AfterLoss",
     "Answer",
+    "Attributes",
     "BadToken",
     "BadValue",
     "Cancellable",
@@ -120,14 +132,21 @@ __all__ = [
     "RunFinished",
     "Scheduler",
     "SchedulerError",
+    "Sink",
     "SlotFreed",
     "SlotId",
     "SlotSpec",
     "SlotStatus",
+    "Span",
+    "SpanKind",
     "Status",
     "Tier",
     "TooLarge",
+    "TraceContext",
+    "Work",
     "addresses_for_token",
+    "plain_span",
+    "trace_of",
 ]
 
 

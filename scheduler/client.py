@@ -7,6 +7,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -31,6 +32,7 @@ from scheduler.errors import (
     Unreachable,
 )
 from scheduler.model import Estimate, LeaseId, Placement, Request, RequestId, SlotId
+from scheduler.traces import TraceContext, headers_of
 from scheduler.waits import Waits
 
 # A scheduler that took longer to answer than connecting may take had the request: it led.
@@ -49,7 +51,7 @@ _ALIVE = {
 }
 _OK, _DONE, _UNAUTHORIZED = 200, 204, 401
 _NOT_LEADING = "not-leading"
-_LISTED = "listed"  # what an answer is called that is no object
+LISTED = "listed"  # what an answer is called that is no object
 
 # Posts JSON with these headers to a URL, and returns the status and the body of the answer; what
 # goes wrong on the way is an OSError or a ValueError.
@@ -123,8 +125,8 @@ class SchedulerClient:
         if self._session is not None:
             await self._session.close()
 
-    async def acquire(self, request: Request) -> Granted:
-        """Wait for a lease; cancelling the task cancels the request.
+    async def acquire(self, request: Request, trace: TraceContext | None = None) -> Granted:
+        """Wait for a lease, for this trace; cancelling the task cancels the request.
 
         Raises RequestEnded where the request ends instead, NoGpus where there is no GPU, Refused
         where it makes no sense, Unreachable where no scheduler answers.
@@ -134,7 +136,7 @@ class SchedulerClient:
         def fields() -> Mapping[str, object]:
             return _fields(request, arrived_s, time.monotonic())
 
-        return _granted(await self._insist("/acquire", fields, request.id))
+        return _granted(await self._insist("/acquire", fields, request.id, trace))
 
     async def wanted(self, request: RequestId) -> Granted:
         """Wait for another lease after one that was released with `may_return`."""
@@ -165,7 +167,7 @@ class SchedulerClient:
         said = await self._insist("/models", lambda: None, RequestId(""))
         return frozenset(
             ModelId(model["model"])
-            for model in said[_LISTED]
+            for model in said[LISTED]
             if any(holder["pinned"] for holder in model["holders"])
         )
 
@@ -175,7 +177,11 @@ class SchedulerClient:
     # -- asking until there is an answer ----------------------------------------------------------
 
     async def _insist(
-        self, path: str, fields: Callable[[], Mapping[str, object] | None], request: RequestId
+        self,
+        path: str,
+        fields: Callable[[], Mapping[str, object] | None],
+        request: RequestId,
+        trace: TraceContext | None = None,
     ) -> Mapping[str, Any]:
         """The answer of whoever leads; an error of the request's own is raised at once."""
         silent_since_s = time.monotonic()
@@ -183,7 +189,7 @@ class SchedulerClient:
         while True:
             at, asked_s = self._at, time.monotonic()
             try:
-                status, said = await self._waits.answer(at, self._ask(at, path, fields()))
+                status, said = await self._waits.answer(at, self._ask(at, path, fields(), trace))
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 trouble = f"{at}: {error!r}"
                 self._try_next(at)
@@ -209,16 +215,22 @@ class SchedulerClient:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _ask(
-        self, at: str, path: str, fields: Mapping[str, object] | None
+        self,
+        at: str,
+        path: str,
+        fields: Mapping[str, object] | None,
+        trace: TraceContext | None = None,
     ) -> tuple[int, Mapping[str, Any]]:
         """What it answers to these fields, or to nothing: then it is only asked what there is."""
         if fields is None:
             status, body = await self._get(at + path)
         else:
-            status, body = await self._post(at + path, self._headers, fields)
+            # A header, and no field: schedulers of before refuse fields that they do not know.
+            headers = self._headers if trace is None else self._headers | headers_of(trace)
+            status, body = await self._post(at + path, headers, fields)
         said = {} if status == _DONE else json.loads(body)
         if isinstance(said, list):
-            said = {_LISTED: said}
+            said = {LISTED: said}
         if not isinstance(said, dict):
             raise ValueError("it answers no JSON object")
         return status, said
@@ -269,7 +281,8 @@ class SchedulerClient:
         since_s = time.monotonic() - _REPEATED_S
         self._to_repeat.extend(fields for at_s, fields in self._released if at_s >= since_s)
         if self._to_repeat and (self._repeating is None or self._repeating.done()):
-            self._repeating = asyncio.create_task(self._repeat())
+            # Of no one call, whichever it was that met the new leader.
+            self._repeating = asyncio.create_task(self._repeat(), context=Context())
 
     async def _repeat(self) -> None:
         while self._to_repeat:

@@ -18,7 +18,7 @@ from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, FunctionId
 from gateway_ext.serving import listen, serving
 from gateway_ext.table import Function, Functions
 from gateway_ext.upstream_http import Client
-from scheduler.api import Estimate, LeaseId, Placement, Request, RequestId, SlotId
+from scheduler.api import Estimate, LeaseId, Placement, Request, RequestId, SlotId, TraceContext
 from scheduler.client import Granted
 from tests.fake_function import FakeFunction
 
@@ -152,6 +152,7 @@ class FakeLeases:
 
     def __init__(self) -> None:
         self.asked: list[Request] = []
+        self.traces: list[TraceContext | None] = []
         self.released: list[LeaseId] = []
         self.cancelled: list[RequestId] = []
         self.errors: list[Exception] = []
@@ -161,8 +162,9 @@ class FakeLeases:
         self.releasing.set()
         self._numbers = itertools.count(1)
 
-    async def acquire(self, request: Request) -> Granted:
+    async def acquire(self, request: Request, trace: TraceContext | None = None) -> Granted:
         self.asked.append(request)
+        self.traces.append(trace)
         await self.open.wait()
         if self.errors:
             raise self.errors.pop(0)

@@ -15,6 +15,7 @@ from gateway_ext.gateway import Gateway
 from gateway_ext.keeping import Pinning
 from gateway_ext.ports import Capacity, Provider
 from gateway_ext.settings import GatewaySettings
+from gateway_ext.ui.cluster import Console
 from tests.memory_provider import MemoryProvider
 
 USER, PASSWORD = "admin", "a password of the tests"
@@ -68,6 +69,7 @@ async def gateway_world(
     *,
     pinning: Pinning | None = None,
     capacity: Capacity | None = None,
+    console: Console | None = None,
     **more: Any,
 ) -> AsyncIterator[World]:
     """A gateway with this provider (else one in memory that starts nothing)."""
@@ -77,7 +79,12 @@ async def gateway_world(
     (secrets_dir / "basic-auth-password").write_text(PASSWORD + "\n")
     usual: dict[str, Any] = {"listen": "127.0.0.1:0", "state_dir": str(state_dir), "drain_s": 1.0}
     settings = GatewaySettings(**usual | more)
-    gateway = Gateway(settings, provider or MemoryProvider(), pinning=pinning, capacity=capacity)
+    gateway = Gateway(
+        *(settings, provider or MemoryProvider()),
+        pinning=pinning,
+        capacity=capacity,
+        console=console,
+    )
     async with (
         gateway,
         aiohttp.ClientSession() as session,

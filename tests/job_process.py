@@ -1,8 +1,8 @@
 """A process that keeps jobs and makes them, for tests that kill it.
 
-`python -m tests.job_process FOLDER CALLBACK_URL`: every line on standard input is the id of a job
-to keep; it is said on standard output once it is kept. Each call that is made is written into
-FOLDER/made. It runs until it is killed, or is told `end` and has made everything.
+`python -m tests.job_process FOLDER CALLBACK_URL [NATS_URL]`: every line on standard input is the
+id of a job to keep; it is said on standard output once it is kept. Each call that is made is
+written into FOLDER/made. It runs until it is killed, or is told `end` and has made everything.
 """
 
 import asyncio
@@ -11,15 +11,19 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
+from gateway_ext.errors import GatewayError
+from gateway_ext.jobs.bodies import Body, whole
 from gateway_ext.jobs.calls import Answer
 from gateway_ext.jobs.model import Call
+from gateway_ext.jobs.queue import JobQueue
 from gateway_ext.jobs.retry import BackOff, Patience
-from gateway_ext.jobs.sqlite_queue import QueueLimits, SqliteQueue
+from gateway_ext.jobs.tally import QueueLimits
 from gateway_ext.jobs.worker import Worker, WorkerSettings
 from tests.job_world import LOG, a_queue, call, put
+from tests.nats_world import a_shared_queue, settings_for
 
 PATIENCE = Patience(attempts=1000, back_off=BackOff(first_s=0.01, most_s=0.05))
 SETTINGS = WorkerSettings(patience=PATIENCE, callback_patience=PATIENCE)
@@ -39,23 +43,30 @@ class Writing:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     @asynccontextmanager
-    async def call(self, one: Call, body: bytes) -> AsyncIterator[Answer]:
+    async def call(self, one: Call, body: Body) -> AsyncIterator[Answer]:
         if time.time_ns() % 5 == 0:
             yield Answer(503, (), _body(b"not now"))
             return
-        right = body == body_of(one.id)
+        content = await whole(body)
+        right = content == body_of(one.id)
         os.write(self._file, f"{one.id} {'right' if right else 'wrong'}\n".encode())
         await asyncio.sleep(0.005)
-        yield Answer(200, (), _body(body[::-1]))
+        yield Answer(200, (), _body(content[::-1]))
 
 
 async def _body(content: bytes) -> AsyncIterator[bytes]:
     yield content
 
 
-async def _main(folder: Path, callback_url: str) -> None:
+def _queue(folder: Path, nats_url: str) -> AbstractAsyncContextManager[JobQueue]:
+    if not nats_url:
+        return a_queue(folder, LIMITS)
+    return a_shared_queue(folder, settings_for(nats_url), LIMITS)
+
+
+async def _main(folder: Path, callback_url: str, nats_url: str = "") -> None:
     async with (
-        a_queue(folder, LIMITS) as queue,
+        _queue(folder, nats_url) as queue,
         Worker(queue, Writing(folder / "made"), lambda _: None, SETTINGS, LOG),
     ):
         print("open", flush=True)  # noqa: T201 - this is what the test reads
@@ -63,15 +74,22 @@ async def _main(folder: Path, callback_url: str) -> None:
             while (line := (await asyncio.to_thread(sys.stdin.readline)).strip()) != "end":
                 url = callback_url if int(line) % 3 else ""
                 keeping.create_task(_keep(queue, line, url))
-        while (counts := await queue.counts()).calls or counts.callbacks:
+        while (counts := queue.tally.counts()).calls or counts.callbacks:
             await asyncio.sleep(0.01)
         print(f"dead {counts.dead}", flush=True)  # noqa: T201
 
 
-async def _keep(queue: SqliteQueue, call_id: str, url: str) -> None:
-    await put(queue, call(call_id, queued_at_s=time.time(), callback_url=url), body_of(call_id))
+async def _keep(queue: JobQueue, call_id: str, url: str) -> None:
+    one = call(call_id, queued_at_s=time.time(), callback_url=url)
+    while True:  # as a caller does who is told to come again
+        try:
+            await put(queue, one, body_of(call_id))
+            break
+        except GatewayError as error:
+            LOG.error("call %s is not kept: %s", call_id, error)
+            await asyncio.sleep(0.1)
     print(call_id, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(Path(sys.argv[1]), sys.argv[2]))
+    asyncio.run(_main(Path(sys.argv[1]), *sys.argv[2:]))

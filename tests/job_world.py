@@ -10,10 +10,12 @@ from pathlib import Path
 
 from gateway_ext.asgi import Header
 from gateway_ext.errors import GatewayError
+from gateway_ext.jobs.bodies import Body, whole
 from gateway_ext.jobs.calls import Answer
 from gateway_ext.jobs.model import Call, JobNumber, Kind, Lane, call_lane
 from gateway_ext.jobs.queue import JobQueue
-from gateway_ext.jobs.sqlite_queue import QueueLimits, SqliteQueue, sqlite_queue
+from gateway_ext.jobs.sqlite.queue import SqliteQueue, sqlite_queue
+from gateway_ext.jobs.tally import QueueLimits
 from gateway_ext.model import FunctionId
 
 LOG = logging.getLogger("tests.jobs")
@@ -51,8 +53,11 @@ async def a_queue(folder: Path, limits: QueueLimits | None = None) -> AsyncItera
 
 async def put(queue: JobQueue, one: Call, body: bytes = b"hello") -> bool:
     spool = queue.spool()
-    await spool.write(body)
-    return await queue.put(one, spool)
+    try:
+        await spool.write(body)
+        return await queue.put(one, spool)
+    finally:
+        await spool.discard()
 
 
 async def claimed(queue: JobQueue, function: FunctionId = ECHO, at_s: float = 1e12) -> JobNumber:
@@ -87,13 +92,14 @@ class Functions:
         return sum(one == call_id for one, _ in self.made)
 
     @asynccontextmanager
-    async def call(self, one: Call, body: bytes) -> AsyncIterator[Answer]:
+    async def call(self, one: Call, body: Body) -> AsyncIterator[Answer]:
         before = self.times(one.id)
+        content = await whole(body)
         self.made.append((one.id, time.monotonic()))
         self.now += 1
         self.most = max(self.most, self.now)
         try:
-            said = self.behave(one, body, before)
+            said = self.behave(one, content, before)
             if isinstance(said, GatewayError):
                 raise said
             await asyncio.sleep(said.after_s)

@@ -42,8 +42,16 @@ class Watcher:
         self.pressures: list[tuple[int, int]] = []
         self.relief = Relief(0, retry=False)
 
-    def ran(self, hosted: Hosted, lease: int, batch: int, run_s: float, peak_bytes: int) -> None:
-        del hosted
+    def ran(
+        self,
+        hosted: Hosted,
+        lease: int,
+        batch: int,
+        run_s: float,
+        peak_bytes: int,
+        calls: int = 1,
+    ) -> None:
+        del hosted, calls
         self.runs.append((lease, batch, run_s, peak_bytes))
 
     async def pressure(self, hosted: Hosted, lease: int, need_bytes: int) -> Relief:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_shim import storages
+from torch_shim import placement, storages
 from torch_shim.background import Tracer
 from torch_shim.patching import replace
 from torch_shim.report import report
@@ -89,7 +89,8 @@ class Calls:
             if capture is not None:
                 return capture.call(root, module, args, kwargs)
             report.local_call("Dynamo is being imported", 0, root.name)
-            return self._native(module, *args, **kwargs)
+            with placement.timed_here("Dynamo is being imported"):
+                return self._native(module, *args, **kwargs)
         finally:
             local.root = None
 

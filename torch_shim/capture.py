@@ -13,6 +13,7 @@ from torch._dynamo import lookup_backend
 from torch._dynamo import run as run_untraced
 from torch._dynamo.exc import TorchDynamoException
 
+from torch_shim import placement
 from torch_shim.background import Stage, Tracer, trace
 from torch_shim.callstate import CallState
 from torch_shim.classes import Methods
@@ -55,7 +56,8 @@ class Capture:
         if entry.stage is not Stage.TRACED:
             self._trace(root, entry, module, args, kwargs)
             report.local_call("its graph is being traced", 0, root.name)
-            return self._call_module(module, *args, **kwargs)
+            with placement.timed_here("its graph is being traced"):
+                return self._call_module(module, *args, **kwargs)
         before = self._roots.graphs_run()
         answer = entry.untraced(module, *args, **kwargs)
         if self._roots.graphs_run() == before:  # no graph's guards held: it ran as it is

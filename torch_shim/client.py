@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch_shim import timings
 from torch_shim.channel import Channel
 from torch_shim.control import Answer, Control
 from torch_shim.dialing import CONNECT_TIMEOUT_S, connect
 from torch_shim.errors import ConnectionLost, RemoteFailure, Unreachable
 from torch_shim.kept import Kept
-from torch_shim.protocol import VERSION, Failure, Kind
+from torch_shim.protocol import TRACE, VERSION, Failure, Kind
 from torch_shim.report import report
 from torch_shim.wire import Wire
 
@@ -133,6 +134,12 @@ class Session:
         node: str = self.control.welcome["node"]
         return node
 
+    @property
+    def traces(self) -> bool:
+        """Whether the manager's workers know what a trace is."""
+        control = self._control
+        return control is not None and TRACE in control.welcome.get("knows", ())
+
     def holds(self, lease: Lease) -> bool:
         """Whether the lease is in force as far as we know."""
         return not lease.over and lease.session == self.name
@@ -152,13 +159,19 @@ class Session:
         any more; with a token `again`, another one for its request, which gave that one back.
         """
         named = {"token": token, "lease": lease} | ({"again": True} if again else {})
+        timing = timings.current()
+        begun_us = 0 if timing is None else timing.now_us
         answer = self._ask_acquire(digest, batch, workers=self._known(), **named)
         elsewhere = answer.fields.get("elsewhere")
+        queue_s, load_s = answer.fields["queue_s"], answer.fields.get("load_s", 0.0)
+        if timing is not None:
+            request = str(answer.fields.get("request") or "")
+            timing.acquired(begun_us, answer.fields["lease"], queue_s, load_s, request)
         if elsewhere is not None:
             addresses = tuple(elsewhere["addresses"])
             number, node = answer.fields["lease"], elsewhere["node"]
             return Elsewhere(number, node, addresses, elsewhere["token"])
-        report.acquired(answer.fields["queue_s"], answer.fields["load_s"])
+        report.acquired(queue_s, load_s)
         self._open(answer)
         peer = self._peer(answer.fields["workers"][digest])
         return Lease(answer.fields["lease"], digest, peer, self.name)
@@ -281,6 +294,9 @@ class Session:
 
     def _ask_acquire(self, digest: str, batch: int, **more: Any) -> Answer:
         fields = {"models": [digest], "batch": batch, "request": None, "deadline_s": None}
+        timing = timings.current()
+        if timing is not None:
+            more["trace"] = timing.header
         return self.control.ask(Kind.ACQUIRE, fields | {"follow": True} | more)
 
     def _known(self) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_shim import storages
+from torch_shim import placement, storages
 from torch_shim.callstate import CallState
 from torch_shim.dynamo import on_gpu
 from torch_shim.encode import NotShippable, argument, encode
@@ -103,7 +103,8 @@ class Graph:
         if self.operators:
             root = self._roots.current
             report.local_call(reason, self._missed, root.name if root else "a compiled function")
-        outputs = list(self._local(*args))
+        with placement.timed_here(reason):
+            outputs = list(self._local(*args))
         if self._writes:
             for value in args:
                 if isinstance(value, CudaTensor):

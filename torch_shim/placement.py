@@ -2,7 +2,8 @@
 
 A function's runtime says around every request
 
-    with placement.given(headers.get("X-Gpu-Address"), headers.get("X-Gpu-Lease")):
+    address, lease = headers.get("X-Gpu-Address"), headers.get("X-Gpu-Lease")
+    with placement.given(address, lease, trace=headers.get("traceparent")):
         handle(request)
         answer.headers["X-Gpu-Models"] = ",".join(placement.used())
 
@@ -13,11 +14,14 @@ and the calls in it, in asyncio tasks, and in threads that were started with a c
 import base64
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+
+from torch_shim.timings import CallTiming, Timings
 
 # Nobody expects more of a request, and the names of all have to fit into a header.
 _MOST_MODELS = 64
+_UNTIMED: AbstractContextManager[None] = nullcontext()
 
 
 class Given:
@@ -26,8 +30,9 @@ class Given:
     `addresses` are a hint that nobody goes by: a GPU manager says where the lease is.
     """
 
-    def __init__(self, addresses: tuple[str, ...], token: str) -> None:
+    def __init__(self, addresses: tuple[str, ...], token: str, trace: str = "") -> None:
         self.addresses = addresses
+        self.timings = Timings(trace) if trace else None
         self.token = token
         self.node = node_of(token)
         self.over = False  # the request has been answered: whoever still runs asks by itself
@@ -49,15 +54,18 @@ _current: ContextVar[Given | None] = ContextVar("gpufaas_placement", default=Non
 
 
 @contextmanager
-def given(addresses: str | Iterable[str] | None, token: str | None) -> Iterator[None]:
+def given(
+    addresses: str | Iterable[str] | None, token: str | None, *, trace: str | None = None
+) -> Iterator[None]:
     """The calls inside use the lease of this token; without one they ask by themselves.
 
-    Addresses are separated by commas where they come in one text.
+    Addresses are separated by commas where they come in one text. `trace` is the request's
+    `traceparent`: where there is one, `told` says what the calls took.
     """
     if isinstance(addresses, str):
         addresses = addresses.split(",")
     found = tuple(address.strip() for address in addresses or () if address.strip())
-    request = Given(found, token if token and found else "")
+    request = Given(found, token if token and found else "", trace or "")
     before = _current.set(request)
     try:
         yield
@@ -82,6 +90,29 @@ def used() -> list[str]:
     """The digests of the models whose graphs this request has called, in order of first use."""
     found = _current.get()
     return [] if found is None else list(found.models)
+
+
+def told() -> list[str]:
+    """What the graph calls of this request took, as the header X-Gpu-Trace has it."""
+    found = _current.get()
+    return [] if found is None or found.timings is None else found.timings.told()
+
+
+def timed() -> AbstractContextManager[CallTiming | None]:
+    """A graph call of the request that this code serves, if any, is made in here."""
+    found = _current.get()
+    if found is None or found.over or found.timings is None:
+        return _UNTIMED
+    return found.timings.call()
+
+
+@contextmanager
+def timed_here(reason: str) -> Iterator[None]:
+    """The function's own processor does in here what a worker could not, for this reason."""
+    with timed() as timing:
+        if timing is not None:
+            timing.ran_locally(reason)
+        yield
 
 
 def note(digest: str) -> None:

@@ -85,6 +85,8 @@ class Kind(IntEnum):
 # Requests that came later than their version: a manager says in its answer to HELLO that it knows
 # them, and a shim says them to no other one.
 LATER_REQUESTS = (Kind.PING, Kind.WHERE, Kind.CLAIMED)
+# Beside them a manager says this, whose workers take a trace in a call's options.
+TRACE = "TRACE"
 
 
 class Failure(StrEnum):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_shim import storages
+from torch_shim import placement, storages
 from torch_shim.arena import tensor_over
 from torch_shim.channel import Channel
 from torch_shim.client import Lease
@@ -17,6 +17,7 @@ from torch_shim.presented import Right
 from torch_shim.programs import Program, digest_of
 from torch_shim.protocol import Failure
 from torch_shim.report import report
+from torch_shim.timings import CallTiming
 from torch_shim.transfer import IMAGE, NAME_OF, Results, Shipment, alias, view
 from torch_shim.weights import Model
 from torch_shim.wire import Frame
@@ -107,6 +108,12 @@ class RemoteProgram:
 
         `right` gives a lease for a batch, and another one when that has ended.
         """
+        with placement.timed() as timing:
+            return self._run(args, right, timing)
+
+    def _run(
+        self, args: Sequence[Any], right: Callable[[int], Right], timing: CallTiming | None
+    ) -> list[Any]:
         batch = _batch(args)
         rng = torch.default_generator.get_state().numpy().tobytes() if self.random else None
         crashes = resends = 0
@@ -126,8 +133,11 @@ class RemoteProgram:
             answered = False
             found.begins()
             try:
-                outputs = self._once(args, model, channel, lease, rng)
+                trace = timing.header if timing is not None and session.traces else None
+                outputs, times = self._once(args, model, channel, lease, rng, trace)
                 answered = True
+                if timing is not None:
+                    timing.answered(lease.number, model.digest, batch, times)
             except RemoteFailure as failure:
                 if failure.failure == Failure.LEASE:
                     lease.over = True
@@ -160,7 +170,8 @@ class RemoteProgram:
         channel: Channel,
         lease: Lease,
         rng: bytes | None,
-    ) -> list[Any]:
+        trace: str | None,
+    ) -> tuple[list[Any], list[float]]:
         kept = lease.peer.kept
         bound = self._binding(args, model)
         channel.define(self.number, self.digest, self.packed)
@@ -168,7 +179,7 @@ class RemoteProgram:
         unbound = [(position, args[position]) for position in bound.others]
         shipment = Shipment(unbound, len(args), kept)
         keys = [storages.new_key() if keep else 0 for keep in self._worth_keeping]
-        options = [_autocast(), rng, keys, _default_dtype()]
+        options = [_autocast(), rng, keys, _default_dtype(), *([trace] if trace else [])]
         meta = [lease.number, self.number, bound.number, shipment.inputs, options]
         if channel.wire.local:
             arena = channel.room(shipment.size_bytes + self._result_bytes)
@@ -195,7 +206,8 @@ class RemoteProgram:
         args: Sequence[Any],
         kept: Kept,
         keys: list[int],
-    ) -> list[Any]:
+    ) -> tuple[list[Any], list[float]]:
+        """The outputs, and the worker's times."""
         results = Results(frame, channel)
         self._result_bytes = max(self._result_bytes, results.size_bytes)
         self._worth_keeping = [entry[1] >= KEEP_RESULTS_FROM_BYTES for entry in results.storages]
@@ -220,7 +232,7 @@ class RemoteProgram:
                 position = -1 - described[0]
                 outputs.append(alias(args[position], shipment.sent(position), described))
         report.graph_call(self.operators, shipment.size_bytes, results.size_bytes, results.times)
-        return outputs
+        return outputs, results.times
 
     def _change(
         self, value: torch.Tensor, data: torch.Tensor, shipment: Shipment, position: int

@@ -1,25 +1,27 @@
-"""Jobs of one gateway, put together: the queue on disk, its workers, and their two applications."""
+"""Jobs of one gateway, put together: the queue, its workers, and their two applications."""
 
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from logging import Logger
-from pathlib import Path
 
 from gateway_ext.asgi import App, Receive, Scope, Send
 from gateway_ext.invoke import Invoke
+from gateway_ext.jobs.choosing import open_queue
+from gateway_ext.jobs.expiring import expiring
 from gateway_ext.jobs.fairness import Limits
 from gateway_ext.jobs.intake import Intake
 from gateway_ext.jobs.job_meters import JobMeters
+from gateway_ext.jobs.queue import JobQueue
 from gateway_ext.jobs.retry import Patience
 from gateway_ext.jobs.routes import make_job_routes
-from gateway_ext.jobs.sqlite_queue import QueueLimits, SqliteQueue, sqlite_queue
 from gateway_ext.jobs.through_invoke import ThroughInvoke
 from gateway_ext.jobs.worker import Worker, WorkerSettings
 from gateway_ext.model import FunctionId
 from gateway_ext.settings import GatewaySettings
 from gateway_ext.table import Functions
+from gateway_ext.tracing.tracer import Tracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Jobs:
     """`app` answers /async-function and /system/jobs."""
 
     app: App
-    queue: SqliteQueue
+    queue: JobQueue
     meters: JobMeters
 
 
@@ -35,9 +37,8 @@ class Jobs:
 async def jobs_of(
     settings: GatewaySettings, functions: Functions, invoke: Invoke, log: Logger
 ) -> AsyncIterator[Jobs]:
-    """Open the queue below the state folder and work it off, until this is left."""
-    limits = QueueLimits(body_bytes=settings.async_max_body_bytes)
-    queue = await sqlite_queue(Path(settings.state_dir) / "jobs", limits, log)
+    """Open the queue that the settings ask for and work it off, until this is left."""
+    queue = await open_queue(settings, log)
     try:
         worker = Worker(
             queue,
@@ -45,22 +46,29 @@ async def jobs_of(
             lambda function: _attempts(functions, function),
             _worker_settings(settings),
             log,
+            invoke.tracer,
         )
-        async with worker:
-            app = _app(settings, functions, queue, worker)
+        async with worker, expiring(queue, log):
+            app = _app(settings, functions, queue, worker, invoke.tracer)
             yield Jobs(app, queue, JobMeters(queue, worker.endings))
     finally:
         await queue.close()
 
 
 def _app(
-    settings: GatewaySettings, functions: Functions, queue: SqliteQueue, worker: Worker
+    settings: GatewaySettings,
+    functions: Functions,
+    queue: JobQueue,
+    worker: Worker,
+    tracer: Tracer,
 ) -> App:
     intake = Intake(
         functions.by_path,
         queue,
         max_body_bytes=settings.async_max_body_bytes,
+        body_s=settings.async_body_s,
         callback_private=settings.callback_private,
+        tracer=tracer,
     )
     routes = make_job_routes(queue, lambda: worker.running, time.time)
 

@@ -8,16 +8,20 @@ from aiohttp.resolver import DefaultResolver
 
 from gateway_ext.asgi import Header
 from gateway_ext.jobs.addresses import PublicResolver
+from gateway_ext.jobs.bodies import Body, Held
 from gateway_ext.jobs.caller import asked_wait_s
 from gateway_ext.jobs.endings import Again, Dead, Done, Ending
 from gateway_ext.jobs.model import Call, Job, Result
 from gateway_ext.jobs.retry import GiveUp, Later, Patience, Tried
+from gateway_ext.tracing.tracer import Tracer, TracerSettings, carrying, said_in
+from scheduler.api import SpanKind, TraceContext
 
 _NOT_PASSED_ON = frozenset(
     {
         *("connection", "content-length", "host", "keep-alive", "te", "trailer", "upgrade"),
         *("proxy-authenticate", "proxy-authorization", "transfer-encoding", "expect"),
         *("x-call-id", "x-duration-seconds", "x-function-status", "x-function-name"),
+        *("traceparent", "tracestate"),
     }
 )
 _REQUEST_TIMEOUT = 408
@@ -34,7 +38,9 @@ class Callbacks:
         patience: Patience,
         now_s: Callable[[], float],
         chance: Random,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer or Tracer(TracerSettings())
         self._session = session
         self._patience = patience
         self._now_s = now_s
@@ -45,7 +51,8 @@ class Callbacks:
         assert job.result is not None  # it waits for its callback, so it has one
         tried = await self._post(job.call, job.result, job.body)
         if tried is None:
-            return Dead(job.result.failure) if job.result.failure else Done()
+            failure = job.result.failure
+            return Dead(failure, job.result.status) if failure else Done()
         verdict = self._patience.verdict(
             tried,
             attempts=job.attempts,
@@ -56,15 +63,26 @@ class Callbacks:
         if isinstance(verdict, Later):
             return Again(verdict.wait_s, f"callback: {tried.why}", counts=verdict.counts)
         why = verdict.why if isinstance(verdict, GiveUp) else tried.why
-        return Dead(f"callback: {why}")
+        return Dead(f"callback: {why}", tried.status)
 
-    async def _post(self, call: Call, result: Result, body: bytes) -> Tried | None:
-        """None where it was delivered."""
-        headers = _headers(call, result)
+    async def _post(self, call: Call, result: Result, body: Body) -> Tried | None:
+        """None where it was delivered; its request belongs to the call's trace."""
+        name, said = f"callback {call.function}", said_in(call.headers)
+        with self._tracer.step(call.id, name, said, SpanKind.CLIENT) as step:
+            tried = await self._sent(call, result, body, step.trace)
+            step.error = "" if tried is None else tried.why
+        return tried
+
+    async def _sent(
+        self, call: Call, result: Result, body: Body, trace: TraceContext
+    ) -> Tried | None:
+        headers = [*_headers(call, result), *map(_shown, carrying((), trace))]
+        headers.append(("content-length", str(body.size_bytes)))
+        data = body.content if isinstance(body, Held) else body.pieces()
         try:
             # A redirect could lead anywhere, and would turn the POST into a GET.
             async with self._session.post(
-                call.callback_url, data=body, headers=headers, allow_redirects=False
+                call.callback_url, data=data, headers=headers, allow_redirects=False
             ) as answer:
                 if answer.ok and answer.status < 300:  # noqa: PLR2004 - the statuses of success
                     return None

@@ -6,7 +6,15 @@ from email.utils import parsedate_to_datetime
 from random import Random
 
 from gateway_ext.asgi import Header
-from gateway_ext.errors import Busy, GatewayError, NoGpu, QueueFailed, Unknown, Unreachable
+from gateway_ext.errors import (
+    BodyLost,
+    Busy,
+    GatewayError,
+    NoGpu,
+    QueueFailed,
+    Unknown,
+    Unreachable,
+)
 from gateway_ext.jobs.addresses import callback_lane
 from gateway_ext.jobs.calls import Answer, Calls
 from gateway_ext.jobs.endings import Again, Answered, Dead, Done, Ending
@@ -44,6 +52,9 @@ class Caller:
         spool = self._queue.spool()
         try:
             return await self._attempt(job, spool, began_s)
+        except BodyLost as error:
+            await spool.discard()
+            return Dead(str(error))
         except QueueFailed as error:
             await spool.discard()
             return Again(1.0, str(error), counts=False)
@@ -127,4 +138,4 @@ def _again(later: Later, tried: Tried) -> Again:
 def _ending(job: Job, result: Result, spool: Spool) -> Ending:
     if job.call.callback_url:
         return Answered(result, spool, callback_lane(job.call.callback_url))
-    return Dead(result.failure) if result.failure else Done()
+    return Dead(result.failure, result.status) if result.failure else Done()

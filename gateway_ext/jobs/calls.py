@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway_ext.asgi import Header
+from gateway_ext.jobs.bodies import Body
 from gateway_ext.jobs.model import Call
 
 
@@ -21,7 +22,7 @@ class Answer:
 class Calls(Protocol):
     """Calls functions, with everything that a call from outside has: leases, limits, waking."""
 
-    def call(self, call: Call, body: bytes) -> AbstractAsyncContextManager[Answer]:
+    def call(self, call: Call, body: Body) -> AbstractAsyncContextManager[Answer]:
         """The answer, for as long as it is read; what goes wrong is one of `gateway_ext.errors`.
 
         Reading the body raises them as well, where the function breaks off.

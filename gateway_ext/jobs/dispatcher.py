@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from logging import Logger
 from typing import assert_never
 
-from gateway_ext.errors import QueueFailed
+from gateway_ext.errors import ClaimLost, QueueFailed
 from gateway_ext.jobs.endings import Again, Answered, Dead, Done, Ending
 from gateway_ext.jobs.fairness import Limits, choose
 from gateway_ext.jobs.model import Job, Kind, Lane
@@ -16,7 +16,7 @@ from gateway_ext.jobs.retry import BackOff
 Handle = Callable[[Job], Awaitable[Ending]]
 
 # How soon the queue itself is asked again where it failed, say because the disk is full.
-_QUEUE = BackOff(first_s=0.5, most_s=30.0, jitter=0.0)
+_QUEUE = BackOff(first_s=0.5, most_s=10.0, jitter=0.0)
 _BUG_S = 30.0
 
 
@@ -142,10 +142,22 @@ class Dispatcher:
 
     async def _end(self, job: Job, ending: Ending) -> None:
         """Write it down, however long the queue cannot: else nobody has this job any more."""
+        try:
+            await self._write_down(job, ending)
+        finally:
+            if isinstance(ending, Answered):
+                await ending.body.discard()
+
+    async def _write_down(self, job: Job, ending: Ending) -> None:
         failures = 0
         while True:
             try:
                 await self._conclude(job, ending)
+            except ClaimLost as error:
+                # It was written down before, or another gateway took this one for dead.
+                self._log.warning("call %s: %s", job.call.id, error)
+                self.endings["lost"] += 1
+                return
             except QueueFailed as error:
                 failures += 1
                 wait_s = _QUEUE.wait_s(failures, 1.0)
@@ -165,8 +177,8 @@ class Dispatcher:
                 await self._queue.again(number, now_s + after_s, why, counts=counts)
             case Answered(result, body, lane):
                 await self._queue.answered(number, result, body, lane, now_s)
-            case Dead(why):
+            case Dead(why, status):
                 self._log.warning("call %s to %s is dead: %s", job.call.id, job.call.function, why)
-                await self._queue.bury(number, why, now_s)
+                await self._queue.bury(number, why, now_s, status)
             case _:
                 assert_never(ending)

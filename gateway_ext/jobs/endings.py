@@ -31,9 +31,10 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """Make a dead letter of it."""
+    """Make a dead letter of it; `status` is what was answered last, 0 where nothing was."""
 
     why: str
+    status: int = 0
 
 
 Ending = Done | Again | Answered | Dead

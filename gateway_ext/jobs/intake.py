@@ -1,21 +1,34 @@
 """Takes calls of async functions in: 202 once a job is kept, and not before."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 from uuid import uuid4
 
-from gateway_ext.asgi import Header, Receive, Scope, Send, answer, say
-from gateway_ext.errors import BadRequest, CallerGone, GatewayError, TooLarge, Unknown, WrongMethod
+from gateway_ext.asgi import Header, Message, Receive, Scope, Send, answer, say
+from gateway_ext.errors import (
+    BadRequest,
+    CallerGone,
+    GatewayError,
+    TooLarge,
+    TooSlow,
+    Unknown,
+    WrongMethod,
+)
 from gateway_ext.jobs.addresses import checked_url
 from gateway_ext.jobs.model import Call
 from gateway_ext.jobs.queue import JobQueue, Spool
 from gateway_ext.model import FunctionId
 from gateway_ext.refusals import headers_of, status_of
+from gateway_ext.tracing.tracer import Tracer, TracerSettings, carrying, said_in
+from scheduler.api import SpanKind
 
 PREFIX = b"/async-function/"
 
 _CALL_ID_BYTES = 256
+_PAUSE_S = 30.0
 _DROPPED = frozenset(
     {
         *(b"connection", b"content-length", b"expect", b"keep-alive", b"te", b"trailer"),
@@ -54,11 +67,16 @@ class Intake:
         *,
         max_body_bytes: int,
         callback_private: bool,
+        body_s: float = 300.0,
+        tracer: Tracer | None = None,
     ) -> None:
+        """A body must come within `body_s`, and no pause in it be longer than half a minute."""
+        self._tracer = tracer or Tracer(TracerSettings())
         self._by_path = by_path
         self._queue = queue
         self._max_body_bytes = max_body_bytes
         self._callback_private = callback_private
+        self._body_s = body_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -73,14 +91,19 @@ class Intake:
 
     async def _take(self, scope: Scope, receive: Receive) -> str:
         call = self._call(scope)
+        name, said = f"queue {call.function}", said_in(call.headers)
+        with self._tracer.step(call.id, name, said, SpanKind.PRODUCER) as step:
+            await self._keep(replace(call, headers=carrying(call.headers, step.trace)), receive)
+        return call.id
+
+    async def _keep(self, call: Call, receive: Receive) -> None:
         body = self._queue.spool()
         try:
-            await self._read(receive, body)
+            await self._read_in_time(receive, body)
             # False: the same call is kept already, and that is as good.
             await self._queue.put(call, body)
         finally:
             await body.discard()
-        return call.id
 
     def _call(self, scope: Scope) -> Call:
         if scope["method"] != "POST":
@@ -122,11 +145,18 @@ class Intake:
             length_bytes=int(length) if length.isdigit() else 0,
         )
 
+    async def _read_in_time(self, receive: Receive, body: Spool) -> None:
+        try:
+            async with asyncio.timeout(self._body_s):
+                await self._read(receive, body)
+        except TimeoutError as error:
+            raise TooSlow(self._body_s) from error
+
     async def _read(self, receive: Receive, body: Spool) -> None:
         size_bytes = 0
         more = True
         while more:
-            message = await receive()
+            message = await self._next(receive)
             if message["type"] == "http.disconnect":
                 raise CallerGone
             chunk: bytes = message.get("body", b"")
@@ -136,6 +166,13 @@ class Intake:
                 raise TooLarge(self._max_body_bytes)
             if chunk:
                 await body.write(chunk)
+
+    async def _next(self, receive: Receive) -> Message:
+        try:
+            async with asyncio.timeout(_PAUSE_S):
+                return await receive()
+        except TimeoutError as error:
+            raise TooSlow(_PAUSE_S) from error
 
 
 def _forwarded(scope: Scope, said: dict[bytes, bytes]) -> list[Header]:

@@ -1,17 +1,15 @@
 """What Prometheus is told of jobs."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
+from gateway_ext import declared
 from gateway_ext.jobs.model import Kind
 from gateway_ext.jobs.queue import JobQueue
+from scheduler.exposition import Family, Labels, Names, gauge
 
-_OURS = "gpufaas_gateway"
 
-
-class JobMeters(Collector):
+class JobMeters:
     """How many calls are queued for each function, and how jobs ended."""
 
     def __init__(
@@ -20,17 +18,21 @@ class JobMeters(Collector):
         self._queue = queue
         self._endings = endings
 
-    def collect(self) -> Iterator[Metric]:
-        """The families of now."""
-        queued = GaugeMetricFamily(
-            f"{_OURS}_jobs_queued", "Async calls not yet made", labels=["function_name"]
-        )
-        for function, count in sorted(self._queue.waiting().items()):
-            queued.add_metric([str(function)], count)
-        yield queued
-        ended = CounterMetricFamily(
-            f"{_OURS}_job_attempts", "Attempts by what came of them", labels=["kind", "outcome"]
-        )
-        for (kind, outcome), count in sorted(self._endings().items()):
-            ended.add_metric([kind.name.lower(), outcome], count)
-        yield ended
+    def families(self, functions: Names) -> Iterator[Family]:
+        """The families of now; `functions` have numbers of their own."""
+        tally = self._queue.tally
+        queued: list[tuple[Labels, float]] = [((function,), 0.0) for function in functions]
+        for function, count in tally.calls.items():
+            queued.append(((functions.of(str(function)),), count))
+        yield gauge(declared.JOBS_QUEUED, queued)
+        since_s = tally.oldest_queued_at_s
+        oldest_s = 0.0 if since_s is None else max(0.0, time.time() - since_s)
+        yield gauge(declared.JOBS_OLDEST, [((), oldest_s)])
+        yield gauge(declared.JOB_CALLBACKS, [((), tally.callbacks)])
+        yield gauge(declared.JOBS_DEAD, [((), tally.dead)])
+        yield gauge(declared.JOBS_AWAY, [((), float(self._queue.away))])
+        endings: list[tuple[Labels, float]] = [
+            ((kind.name.lower(), outcome), count)
+            for (kind, outcome), count in self._endings().items()
+        ]
+        yield gauge(declared.JOB_ATTEMPTS, endings)

@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import NamedTuple, NewType
 
 from gateway_ext.asgi import Header
+from gateway_ext.jobs.bodies import Body
 from gateway_ext.model import FunctionId
 
 JobNumber = NewType("JobNumber", int)  # never given twice
@@ -66,7 +67,7 @@ class Job:
 
     number: JobNumber
     call: Call
-    body: bytes
+    body: Body
     attempts: int = 0
     deferrals: int = 0
     result: Result | None = None
@@ -83,6 +84,8 @@ class DeadLetter:
     why: str
     died_at_s: float
     result: Result | None = None
+    size_bytes: int = 0
+    last_status: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """What the workers ask of a job queue. What it said it has done survives the process's death."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from gateway_ext.jobs.bodies import Body
 from gateway_ext.jobs.model import (
     Call,
-    Counts,
     DeadLetter,
     Head,
     Job,
@@ -14,11 +14,16 @@ from gateway_ext.jobs.model import (
     Lane,
     Result,
 )
-from gateway_ext.model import FunctionId
+from gateway_ext.jobs.tally import Tally
 
 
 class Spool(Protocol):
     """A body on its way into the queue, wherever it is kept."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How much has been written."""
+        ...
 
     async def write(self, chunk: bytes) -> None:
         """Add to it; TooLarge beyond the queue's limit."""
@@ -32,9 +37,19 @@ class Spool(Protocol):
 class JobQueue(Protocol):
     """Jobs that wait, are claimed, or dead. What it cannot do is raised as QueueFailed.
 
-    A claimed job is the claimer's until it says what became of it. What a dead process had claimed
-    is claimed by nobody.
+    A claimed job is the claimer's until it says what became of it; ClaimLost where it is not (any
+    more). What a dead process had claimed is claimed by nobody.
     """
+
+    @property
+    def tally(self) -> Tally:
+        """What there is; known at once, without waiting."""
+        ...
+
+    @property
+    def away(self) -> bool:
+        """Whether it cannot be reached now."""
+        ...
 
     def watch(self, told: Callable[[], None]) -> None:
         """Call this, in the event loop, whenever something waits that did not before."""
@@ -45,7 +60,10 @@ class JobQueue(Protocol):
         ...
 
     async def put(self, call: Call, body: Spool) -> bool:
-        """Keep a call for good; False where one of the same id and function is kept already."""
+        """Keep a call for good; False where one of the same id and function is kept already.
+
+        Busy where there are too many.
+        """
         ...
 
     async def heads(self, kind: Kind) -> Sequence[Head]:
@@ -70,15 +88,15 @@ class JobQueue(Protocol):
         """Forget a claimed job."""
         ...
 
-    async def bury(self, job: JobNumber, why: str, at_s: float) -> None:
-        """Make a dead letter of a claimed job."""
+    async def bury(self, job: JobNumber, why: str, at_s: float, status: int = 0) -> None:
+        """Make a dead letter of a claimed job; `status` is what was answered last."""
         ...
 
     async def dead(self, after: int, limit: int) -> Sequence[DeadLetter]:
         """Dead letters with higher numbers than `after`, lowest first."""
         ...
 
-    async def dead_letter(self, number: JobNumber) -> tuple[DeadLetter, bytes]:
+    async def dead_letter(self, number: JobNumber) -> tuple[DeadLetter, Body]:
         """One of them, with the body of its call; UnknownJob where there is none."""
         ...
 
@@ -93,12 +111,8 @@ class JobQueue(Protocol):
         """Forget a dead letter; UnknownJob where there is none."""
         ...
 
-    def waiting(self) -> Mapping[FunctionId, int]:
-        """How many calls of each function are kept, not yet made; at once, and without waiting."""
-        ...
-
-    async def counts(self) -> Counts:
-        """How many there are of each."""
+    async def expire(self, now_s: float) -> int:
+        """Forget the dead letters that are too old, or too many; how many those were."""
         ...
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from gateway_ext.answers import done, failed, shown
 from gateway_ext.asgi import App
 from gateway_ext.errors import BadRequest, GatewayError, UnknownJob
+from gateway_ext.jobs.bodies import whole
 from gateway_ext.jobs.model import DeadLetter, JobNumber
 from gateway_ext.jobs.queue import JobQueue
 
@@ -48,13 +49,17 @@ class _Jobs:
 
     async def counts(self, request: Request) -> Response:
         del request
-        counts = await self._queue.counts()
+        tally = self._queue.tally
+        counts = tally.counts()
         functions = {str(function): count for function, count in sorted(counts.calls.items())}
         return shown(
             {
                 "calls": sum(functions.values()),
                 "callbacks": counts.callbacks,
                 "dead": counts.dead,
+                "bytes": tally.alive_bytes,
+                "deadBytes": tally.dead_bytes,
+                "away": self._queue.away,
                 "running": self._running(),
                 "functions": functions,
             }
@@ -69,7 +74,7 @@ class _Jobs:
         letter, body = await self._queue.dead_letter(_named(request))
         said = letter.call.headers
         headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in said]
-        text = base64.b64encode(body).decode()
+        text = base64.b64encode(await whole(body)).decode()
         return shown({**_letter(letter), "headers": headers, "body": text})
 
     async def replay(self, request: Request) -> Response:
@@ -106,10 +111,13 @@ def _letter(letter: DeadLetter) -> dict[str, Any]:
         "query": call.query.decode("latin-1"),
         "failedAt": letter.kind.name.lower(),
         "attempts": letter.attempts,
+        "bytes": letter.size_bytes,
         "why": letter.why,
         "queuedAt": _time(call.queued_at_s),
         "diedAt": _time(letter.died_at_s),
     }
+    if letter.last_status:
+        found["lastStatus"] = letter.last_status
     if call.callback_url:
         found["callbackUrl"] = call.callback_url
     if letter.result is not None:

@@ -4,9 +4,13 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from gateway_ext.errors import GatewayError
-from gateway_ext.invoke import PREFIX, Invoke
+from gateway_ext.invoke import PREFIX, Invoke, Streamed
+from gateway_ext.jobs.bodies import Body, whole
 from gateway_ext.jobs.calls import Answer
 from gateway_ext.jobs.model import Call
+
+# What is held whole can be sent to another instance where the first one breaks off.
+_HELD_BYTES = 1 << 20
 
 
 class ThroughInvoke:
@@ -16,11 +20,15 @@ class ThroughInvoke:
         self._invoke = invoke
 
     @asynccontextmanager
-    async def call(self, call: Call, body: bytes) -> AsyncIterator[Answer]:
+    async def call(self, call: Call, body: Body) -> AsyncIterator[Answer]:
         """The answer, for as long as it is read."""
         path = PREFIX.encode() + str(call.function).encode() + call.path
         said = [*call.headers, (b"x-call-id", call.id.encode("latin-1"))]
-        answer = await self._invoke.direct(call.method, path, call.query, said, body)
+        small = body.size_bytes <= _HELD_BYTES
+        content: bytes | Streamed = (
+            await whole(body) if small else Streamed(body.size_bytes, body.pieces())
+        )
+        answer = await self._invoke.direct(call.method, path, call.query, said, content)
         try:
             yield Answer(answer.status, answer.headers, answer.body)
         finally:

@@ -19,6 +19,7 @@ from gateway_ext.jobs.model import Kind, call_lane
 from gateway_ext.jobs.queue import JobQueue
 from gateway_ext.jobs.retry import Patience
 from gateway_ext.model import FunctionId
+from gateway_ext.tracing.tracer import Tracer
 
 _CALLS = Limits()
 _CALLBACKS = Limits(overall=32, per_lane=4)
@@ -47,8 +48,10 @@ class Worker:
         attempts_of: Callable[[FunctionId], int | None],
         settings: WorkerSettings,
         log: Logger,
+        tracer: Tracer | None = None,
     ) -> None:
         """`attempts_of` says what a function wishes for, None where it does not say."""
+        self._tracer = tracer
         self._queue = queue
         self._calls = calls
         self._attempts_of = attempts_of
@@ -71,7 +74,8 @@ class Worker:
             private=settings.callback_private, timeout_s=settings.callback_timeout_s
         )
         caller = Caller(self._calls, self._queue, self._patience_of, time.time, chance)
-        sender = Callbacks(self._session, settings.callback_patience, time.time, chance)
+        patience = settings.callback_patience
+        sender = Callbacks(self._session, patience, time.time, chance, self._tracer)
         self._dispatchers = [
             Dispatcher(
                 *(self._queue, Kind.CALL, settings.calls, caller.handle),

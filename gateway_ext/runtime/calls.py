@@ -5,11 +5,11 @@ A generator runs in one thread from its first piece to its last: what torch keep
 """
 
 import asyncio
-import sys
 import threading
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any
 
@@ -18,6 +18,8 @@ from gateway_ext.runtime.connection import Connection
 from gateway_ext.runtime.event import Context, Event
 from gateway_ext.runtime.gpu import NoPlacements
 from gateway_ext.runtime.handler import Handle, runs_in_loop
+from gateway_ext.runtime.log_lines import Say
+from gateway_ext.runtime.told import Pairs, Timing
 
 _PIECES_AHEAD = 16
 
@@ -34,11 +36,13 @@ class Calls:
         timeout_s: float,
         gpu: NoPlacements,
         exhausted: Callable[[], None],
+        say: Say,
     ) -> None:
         self.handle = handle
         self.hostname = hostname
         self.timeout_s = timeout_s
         self.gpu = gpu
+        self.say = say
         self.loop = asyncio.get_running_loop()
         self.pool = ThreadPoolExecutor(threads, "handler")
         self.live: set[Call] = set()
@@ -75,6 +79,7 @@ class Call:
         self._calls = calls
         self._event = event
         self._connection = connection
+        self._timing = Timing(event.headers)
         self._context = copy_context()
         self._over = False  # answered, given up or broken off: whatever comes is not wanted
         self._started = False  # a stream's head is out
@@ -133,7 +138,7 @@ class Call:
     def _in_thread(self) -> None:
         self._calls.in_threads.add(self)
         try:
-            with self._calls.gpu.given(self._event.headers):
+            with self._given():
                 returned = self._calls.handle(self._event, Context(self._calls.hostname))
                 if isinstance(returned, Awaitable):
                     self._hand_to_loop(self.run_in_loop, returned)
@@ -144,13 +149,33 @@ class Call:
                 elif answer.pieces is not None:
                     self._pump(answer, answer.pieces)
                 else:
-                    answer.headers += self._calls.gpu.used()
+                    answer.headers += self._said()
                     self._hand_to_loop(self._reply, answer)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its answer
             self._hand_to_loop(self._fail, error)
         finally:
             self._calls.in_threads.discard(self)
             self._hand_to_loop(self._left_thread)
+
+    @contextmanager
+    def _given(self) -> Iterator[None]:
+        """The handler's call belongs in here; what its time went to is known when it is left."""
+        self._timing.begins()
+        with self._calls.gpu.given(self._event.headers):
+            try:
+                yield
+            finally:
+                self._timing.ends(self._calls.gpu.told())
+
+    def _said(self) -> Pairs:
+        """What the gateway is told beside a whole answer."""
+        self._timing.ends(self._calls.gpu.told())
+        return self._calls.gpu.used() + self._timing.header()
+
+    def _trailers(self) -> Pairs:
+        """What it is told behind a stream."""
+        self._timing.ends(self._calls.gpu.told())
+        return self._timing.header()
 
     def _pump(self, answer: Answer, pieces: Iterator[object]) -> None:
         try:
@@ -164,12 +189,13 @@ class Call:
             close = getattr(pieces, "close", None)
             if close is not None:
                 close()
-        self._hand_to_loop(self._finish_stream, self._used(answer))
+        self._hand_to_loop(self._finish_stream, self._used(answer), self._trailers())
 
     def _used(self, answer: Answer) -> Answer:
         """Once more than one piece is out, nobody reads headers any more."""
         if not self._started:
-            answer = Answer(answer.status, answer.headers + self._calls.gpu.used())
+            more = self._calls.gpu.used() + self._timing.announced()
+            answer = Answer(answer.status, answer.headers + more)
         return answer
 
     def _hand_to_loop(self, step: Callable[..., object], *values: Any) -> None:
@@ -180,7 +206,7 @@ class Call:
 
     async def _in_loop(self, returned: object) -> None:
         try:
-            with self._calls.gpu.given(self._event.headers):
+            with self._given():
                 if returned is None:
                     returned = self._calls.handle(self._event, Context(self._calls.hostname))
                 if isinstance(returned, Awaitable):
@@ -191,7 +217,7 @@ class Call:
                 elif answer.pieces is not None:
                     await asyncio.to_thread(self._pump, answer, answer.pieces)
                 else:
-                    answer.headers += self._calls.gpu.used()
+                    answer.headers += self._said()
                     self._reply(answer)
         except asyncio.CancelledError as error:
             # Of ours when the client left or the time was up; else the handler's own failure.
@@ -214,7 +240,7 @@ class Call:
             close = getattr(pieces, "aclose", None)
             if close is not None:
                 await close()
-        self._finish_stream(self._used(answer))
+        self._finish_stream(self._used(answer), self._trailers())
 
     def _send(self, head: Answer, data: bytes) -> None:
         if self._over:
@@ -223,11 +249,11 @@ class Call:
         self._connection.piece(data)
         self._connection.when_room(self._room.release)
 
-    def _finish_stream(self, head: Answer) -> None:
+    def _finish_stream(self, head: Answer, trailers: Pairs) -> None:
         if not self._over:
             self._start(head)
             self._end()
-            self._connection.end_stream()
+            self._connection.end_stream(trailers)
 
     def _start(self, head: Answer) -> None:
         if not self._started:
@@ -245,7 +271,8 @@ class Call:
         if self._started:
             self._connection.break_off()
         else:
-            self._connection.refuse(500, f"the function raised {type(error).__name__}")
+            why = f"the function raised {type(error).__name__}"
+            self._connection.refuse(500, why, headers=self._timing.header())
 
     def _left_thread(self) -> None:
         if self._stuck:
@@ -254,6 +281,5 @@ class Call:
 
     def _say(self, what: str) -> None:
         call_id = self._event.headers.get("x-call-id", "-")
-        text = f"[{call_id}] {self._event.method} {self._event.path} {what}"
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        text = f"{self._event.method} {self._event.path} {what}"
+        self._calls.say(text, call_id, self._timing.trace_id)

@@ -3,7 +3,7 @@
 import asyncio
 import http
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gateway_ext.runtime.answer import Answer
@@ -13,7 +13,8 @@ _MAX_AHEAD_BYTES = 256 << 10  # of what a client sends before its last answer is
 _REASONS = {status.value: status.phrase for status in http.HTTPStatus}
 _NO_BODY = {204, 304}
 
-Pairs = list[tuple[str, str]]
+Pair = tuple[str, str]
+Pairs = list[Pair]
 
 
 class Call(Protocol):
@@ -136,12 +137,13 @@ class Connection(asyncio.Protocol):
             data = b"%x\r\n%b\r\n" % (len(data), data)
         self._transport.write(data)
 
-    def end_stream(self) -> None:
-        """That was all of it."""
+    def end_stream(self, trailers: Pairs) -> None:
+        """That was all of it; trailers are said where the client can read any."""
         if self.lost:
             return
         if self._chunked and not self._mute:
-            self._transport.write(b"0\r\n\r\n")
+            lines = "".join(f"{name}: {value}\r\n" for name, value in trailers)
+            self._transport.write(f"0\r\n{lines}\r\n".encode("latin-1"))
         self._done()
 
     def break_off(self) -> None:
@@ -149,12 +151,14 @@ class Connection(asyncio.Protocol):
         self._call = None
         self._transport.abort()
 
-    def refuse(self, status: int, why: str, *, last: bool = False) -> None:
+    def refuse(
+        self, status: int, why: str, *, last: bool = False, headers: Sequence[Pair] = ()
+    ) -> None:
         """A short answer of the runtime's own."""
         self._last = self._last or last
         retry = [("Retry-After", "1")] if status in (429, 503) else []
         text = ("Content-Type", "text/plain; charset=utf-8")
-        self.answer(Answer(status, [text, *retry], f"{why}\n".encode()))
+        self.answer(Answer(status, [text, *retry, *headers], f"{why}\n".encode()))
 
     def finish(self) -> None:
         """Take no further request: close at once, or after the answer that is due."""

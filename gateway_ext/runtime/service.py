@@ -17,6 +17,7 @@ from gateway_ext.runtime.connection import Connection
 from gateway_ext.runtime.event import Event
 from gateway_ext.runtime.gpu import placements
 from gateway_ext.runtime.handler import Handle
+from gateway_ext.runtime.log_lines import say_as_json, say_plainly
 from gateway_ext.runtime.parsing import Head
 from gateway_ext.runtime.settings import RuntimeSettings
 
@@ -119,6 +120,7 @@ class Service:
             timeout_s=self._settings.exec_timeout_s,
             gpu=placements(gpu=self._settings.gpu),
             exhausted=self._give_way,
+            say=say_as_json if self._settings.log_json else say_plainly,
         )
 
     def _give_way(self) -> None:

@@ -32,6 +32,7 @@ class RuntimeSettings:
     max_body_bytes: int = 1 << 30
     hostname: str = "localhost"
     gpu: bool = False
+    log_json: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "RuntimeSettings":
@@ -49,6 +50,7 @@ class RuntimeSettings:
             max_body_bytes=_count(environment, "GPUFAAS_MAX_BODY_BYTES", 1 << 30),
             hostname=environment.get("HOSTNAME") or "localhost",
             gpu=environment.get("GPUFAAS_ENABLED") == "1",
+            log_json=environment.get("GPUFAAS_LOG_FORMAT") == "json",
         )
 
 

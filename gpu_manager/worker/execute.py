@@ -40,7 +40,8 @@ _OPERATOR_ERRORS = (
     NameError,
 )
 _MOST_SHAPES = 4096  # whose memory need is remembered
-_CALL_FIELDS, _OPTION_FIELDS = 5, 4
+_CALL_FIELDS, _OPTION_FIELDS = 5, (4, 5)
+_TRACE_CHARACTERS = 128
 
 # Copies a result's bytes to where the shim will read them.
 Deliver = Callable[["Answer"], None]
@@ -56,6 +57,7 @@ class Options(NamedTuple):
     rng: bytes | None
     keys: list[int]
     default_dtype: torch.dtype
+    trace: str = ""
 
     def mode(self) -> Mode:
         """What of it changes the numbers that a program computes."""
@@ -74,7 +76,10 @@ class Call(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a call gave: the result, the generator's state, times, and numbers for the manager."""
+    """What a call gave: the result, the generator's state, times, and numbers for the manager.
+
+    The times are seconds: waiting for the GPU, transfer, compute, and of the transfer that back.
+    """
 
     result: Result
     end_bytes: int
@@ -95,9 +100,11 @@ def read_call(meta: Any, channel: ChannelState) -> Call:
 
 def read_options(options: Any) -> Options:
     """Check a call's options."""
-    if not isinstance(options, list) or len(options) != _OPTION_FIELDS:
-        raise Refused(Failure.BAD_FRAME, "options have four fields")
-    autocast, rng, keys, default = options
+    if not isinstance(options, list) or len(options) not in _OPTION_FIELDS:
+        raise Refused(Failure.BAD_FRAME, "options have four fields, or five")
+    autocast, rng, keys, default, trace = (*options, "")[:5]
+    if not isinstance(trace, str) or len(trace) > _TRACE_CHARACTERS:
+        raise Refused(Failure.BAD_FRAME, "a trace is a short text")
     if autocast is not None:
         if not isinstance(autocast, list) or len(autocast) != len(("dtype", "cache")):
             raise Refused(Failure.BAD_FRAME, "autocast is a dtype and whether to cache")
@@ -106,7 +113,8 @@ def read_options(options: Any) -> Options:
         raise Refused(Failure.BAD_FRAME, "a generator's state is bytes")
     if not isinstance(keys, list) or not all(type(key) is int for key in keys):
         raise Refused(Failure.BAD_FRAME, "keys are numbers")
-    return Options(autocast, rng, keys, torch.float32 if default is None else _dtype(default))
+    dtype = torch.float32 if default is None else _dtype(default)
+    return Options(autocast, rng, keys, dtype, trace)
 
 
 class Executor:
@@ -156,7 +164,7 @@ class Executor:
             self._leases.check(call.lease)
             begun_s = time.perf_counter()
             inputs = self._inputs(call, channel, body)
-            times = [begun_s - asked_s, time.perf_counter() - begun_s, 0.0]
+            times = [begun_s - asked_s, time.perf_counter() - begun_s, 0.0, 0.0]
             return self._answer(call, inputs, channel, times, deliver)
 
     def _inputs(self, call: Call, channel: ChannelState, body: memoryview) -> Inputs:

@@ -51,7 +51,9 @@ class _Worker:
         self._leases = Leases(self._ended)
         self._relief = Relief(self._tell)
         self._ran = RanReports(self._tell)
-        self._reports = Reports(self._after_call, lambda text: self._tell(orders.Note(text)))
+        self._reports = Reports(
+            self._after_call, lambda text, trace: self._tell(orders.Note(text, trace))
+        )
         self._table: OperatorTable | None = None
         self._executor: Executor | None = None
         self._programs: Programs | None = None
@@ -152,4 +154,4 @@ class _Worker:
     def _broke(self, arguments: threading.ExceptHookArgs) -> None:
         """A channel's thread hit a fault of ours: the channel is gone, the worker goes on."""
         kind, error = arguments.exc_type.__name__, arguments.exc_value
-        self._tell(orders.Note(f"a channel ended by {kind}: {error}"[:500]))
+        self._tell(orders.Note(f"a channel ended by {kind}: {error}"[:500], ""))

@@ -114,9 +114,10 @@ class Pressure(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Worker to manager: something for the log."""
+    """Worker to manager: something for the log, and the `traceparent` that it is about, or none."""
 
     text: str
+    trace: str
 
 
 class Fork(NamedTuple):

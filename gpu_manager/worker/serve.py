@@ -65,7 +65,7 @@ class Reports(NamedTuple):
     """Whom a channel tells what the manager should know."""
 
     ran: Callable[[int, Answer], None]
-    note: Callable[[str], None]
+    note: Callable[[str, str], None]  # and the trace that it is about, if that is known
 
 
 class ChannelServer:
@@ -88,6 +88,7 @@ class ChannelServer:
         self._reports = reports
         self._state = ChannelState(executor.sessions.open(session))
         self._share: Any = None
+        self._trace = ""  # of the last call
         self._handlers: dict[Kind, Callable[[Frame], None]] = {
             Kind.ARENA: self._take_arena,
             Kind.DEFINE: self._define,
@@ -105,7 +106,8 @@ class ChannelServer:
         except ConnectionLost:
             pass
         except (BadFrame, MemoryError) as error:
-            self._reports.note(f"channel of session {self._session} closed: {error}")
+            text = f"channel of session {self._session} closed: {error}"
+            self._reports.note(text, self._trace)
         finally:
             self._wire.close()
             self._executor.sessions.close(self._session)
@@ -161,6 +163,7 @@ class ChannelServer:
 
     def _call(self, frame: Frame) -> None:
         call = read_call(frame.meta, self._state)
+        self._trace = call.options.trace
         self._leases.enter(call.lease)
         try:
             delivery = _Delivery(self._executor.device, self._state.arena)
@@ -202,7 +205,8 @@ class _Delivery:
             memory = self._room(end)
         places = [memory[start : start + size] for start, size in zip(offsets, sizes, strict=True)]
         self._device.send(answer.result.parts, places)
-        answer.times[1] += time.perf_counter() - begun_s
+        answer.times[3] = time.perf_counter() - begun_s
+        answer.times[1] += answer.times[3]
 
     def _room(self, size_bytes: int) -> memoryview:
         if self._arena is None:

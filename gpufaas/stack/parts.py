@@ -28,6 +28,7 @@ class Plan:
     environment: Mapping[str, str]
     config: str | None
     node_name: str
+    node_metrics: str
     scheduler_url: str
     gateway_url: str
     etcd_urls: tuple[str, ...]
@@ -69,6 +70,8 @@ class Plan:
             *("--emulate-load", node.emulate_load, "--emulate-run", node.emulate_run),
             *(("--gpu-memory", node.gpu_memory) if node.gpu_memory else ()),
             *(("--store-memory", node.store_memory) if node.store_memory else ()),
+            *(("--metrics", self.node_metrics) if self.node_metrics else ()),
+            *("--log-format", self.settings.log_format),
         ]
 
         async def ready() -> bool:

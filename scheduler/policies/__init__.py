@@ -5,7 +5,7 @@ from dataclasses import fields
 from importlib import import_module
 from inspect import getdoc
 from pkgutil import iter_modules
-from typing import NamedTuple
+from typing import NamedTuple, get_args, get_type_hints
 
 from scheduler.errors import BadParameter, UnknownPolicy
 from scheduler.policies.base import Policy
@@ -15,12 +15,13 @@ _NOT_POLICIES = frozenset({"base"})
 
 
 class Described(NamedTuple):
-    """A policy as it says of itself what it does, and its parameters at their defaults."""
+    """A policy as it says of itself what it does, and its parameters: defaults and meanings."""
 
     name: str
     summary: str
     rule: str
     parameters: dict[str, float]
+    meanings: dict[str, str]
 
 
 def available() -> tuple[str, ...]:
@@ -51,7 +52,7 @@ def describe(name: str) -> Described:
     kind = _kind(name)
     summary = (import_module(kind.__module__).__doc__ or "").partition("\n")[0]
     parameters: dict[str, float] = {each.name: getattr(kind(), each.name) for each in fields(kind)}
-    return Described(name, summary, getdoc(kind) or "", parameters)
+    return Described(name, summary, getdoc(kind) or "", parameters, _meanings(kind))
 
 
 def _kind(name: str) -> type:
@@ -64,6 +65,12 @@ def _kind(name: str) -> type:
 def _parameters(name: str) -> dict[str, type]:
     """Each parameter's type: that of its default."""
     return {field.name: type(field.default) for field in fields(_kind(name))}
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """What each parameter is for: said beside its type, `Annotated[int, "this"]`."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {each.name: "".join(get_args(hints[each.name])[1:]) for each in fields(kind)}
 
 
 def _checked(policy: str, parameter: str, value: object, kind: type) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 from scheduler.errors import BadParameter
 from scheduler.policies.base import Decision, Place, Queue, RequestView, Skip, SlotView, View
@@ -24,7 +25,7 @@ class Policy:
     - "Frequency" counts the requests a GPU was given, through its local queue or directly.
     """
 
-    o3_limit: int = 25
+    o3_limit: Annotated[int, "how often a request may be passed over by hits; 0 is LALB"] = 25
 
     def __post_init__(self) -> None:
         if self.o3_limit < 0:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import Annotated
 
 from cache_manager.model import ModelId
 from scheduler.errors import BadParameter
@@ -28,12 +29,14 @@ class Policy:
     all other copies are busy. At most `candidates` models and GPUs are weighed.
     """
 
-    patience: int = 25
-    rivals: float = 0.6
-    backlog: float = 1.4
-    idle_discount: float = 0.4
-    memory: float = 16.0
-    candidates: int = 8
+    patience: Annotated[int, "how many later requests for each slot may overtake the first"] = 25
+    rivals: Annotated[float, "weight of the work that waits for what is on a busy holder"] = 0.6
+    backlog: Annotated[float, "weight of a holder's share of what waits for the same models"] = 1.4
+    idle_discount: Annotated[float, "how much cheaper a load is while all GPUs are idle"] = 0.4
+    memory: Annotated[
+        float, "over how many loads' worth of inference a copy is expected to pay"
+    ] = 16.0
+    candidates: Annotated[int, "how many models and GPUs are weighed at most"] = 8
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -12,9 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocket
 
 from cache_manager.api import router as models_router
+from scheduler import own_process
 from scheduler.errors import BadRequest, NotAllowed, SchedulerError
+from scheduler.exposition import CONTENT_TYPE
 from scheduler.service import failures
 from scheduler.service.access import Access, Role
+from scheduler.service.feed_routes import feed_router
 from scheduler.service.health import Health
 from scheduler.service.hot import HotPath, Leading, Receive, Scope, Send
 from scheduler.service.metrics import Meters
@@ -40,15 +43,19 @@ class Whole(Service, Leading, Protocol):
         """Whether it could answer a caller."""
         ...
 
+    def metrics(self) -> bytes:
+        """Everything that Prometheus is told."""
+        ...
+
     async def node_stream(self, websocket: WebSocket) -> None:
         """Serve one GPU manager's stream."""
         ...
 
 
-def make_app(service: Whole, access: Access, meters: Meters) -> Asgi:
-    """The whole application."""
+def make_app(service: Whole, access: Access, meters: Meters, *, metrics_auth: bool = False) -> Asgi:
+    """The whole application; with `metrics_auth`, Prometheus has to show credentials too."""
     hot = HotPath(service, access, meters)
-    management = _management(service, access, meters)
+    management = _management(service, access, meters, metrics_auth=metrics_auth)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] in hot.routes:
@@ -59,14 +66,15 @@ def make_app(service: Whole, access: Access, meters: Meters) -> Asgi:
     return app
 
 
-def _management(service: Whole, access: Access, meters: Meters) -> FastAPI:
+def _management(service: Whole, access: Access, meters: Meters, *, metrics_auth: bool) -> FastAPI:
     app = FastAPI(title="gpufaas scheduler", description=_ABOUT, version=_version())
     schemes = [Depends(scheme(auto_error=False)) for scheme in (HTTPBearer, HTTPBasic)]
     view = [*schemes, Depends(_lets_in(access, Role.CALLER))]
     change = [*schemes, Depends(_lets_in(access, Role.ADMIN))]
     app.include_router(router(service, view, change))
+    app.include_router(feed_router(service, meters, view))
     app.include_router(models_router(LeaderResidency(service.office), view, change))
-    _add_health(app, service, meters)
+    _add_health(app, service, view if metrics_auth else [])
     app.add_api_websocket_route("/nodes/{node}/stream", service.node_stream)
     app.add_exception_handler(SchedulerError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -74,7 +82,7 @@ def _management(service: Whole, access: Access, meters: Meters) -> FastAPI:
     return app
 
 
-def _add_health(app: FastAPI, service: Whole, meters: Meters) -> None:
+def _add_health(app: FastAPI, service: Whole, may_measure: list[Any]) -> None:
     @app.get("/healthz", tags=["health"], summary="Whether the process is alive")
     async def healthz() -> dict[str, bool]:
         return {"alive": True}
@@ -85,13 +93,20 @@ def _add_health(app: FastAPI, service: Whole, meters: Meters) -> None:
         response.status_code = 200 if health.ready else 503
         return health
 
-    @app.get("/metrics", tags=["health"], summary="For Prometheus", response_class=Response)
+    @app.get(
+        "/metrics",
+        tags=["health"],
+        summary="For Prometheus",
+        response_class=Response,
+        dependencies=may_measure,
+    )
     async def metrics() -> Response:
-        return Response(meters.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(service.metrics() + own_process.page(), media_type=CONTENT_TYPE)
 
 
-def _lets_in(access: Access, least: Role) -> Callable[[Request], None]:
-    def check(request: Request) -> None:
+def _lets_in(access: Access, least: Role) -> Callable[[Request], Awaitable[None]]:
+    # No plain function: it would be called in another thread.
+    async def check(request: Request) -> None:
         role = access.role(request.headers.get("authorization", "").encode("latin-1"))
         if role is None:
             raise NotAllowed("the Authorization header names nobody who may", known=False)

@@ -41,7 +41,7 @@ from scheduler.service.journal import Journal
 from scheduler.service.links import Links
 from scheduler.service.survey import gpus_of
 from scheduler.service.timers import Timers
-from scheduler.status import Status
+from scheduler.status import Counts, Status
 
 Recorder = Callable[[float, Event], None]
 Observer = Callable[[float, Event, Sequence[Action]], None]
@@ -94,6 +94,11 @@ class Driver:
         self._links.attach(node, link)
         self._contention.joined(node)
         self._drain()
+
+    @property
+    def connected(self) -> bool:
+        """Always: for nodes in this process."""
+        return not self._closed
 
     def detach(self, node: NodeId, running: AfterLoss = AfterLoss.FAIL) -> None:
         """The node is gone with its GPUs; `running` is for requests that hold leases there.
@@ -169,8 +174,12 @@ class Driver:
             nodes=self._links.nodes(),
             waiting=waiting,
             waiting_locally=placer.queued - waiting,
-            counts=self._journal.counts(),
+            counts=self.counts(),
         )
+
+    def counts(self) -> Counts:
+        """What was decided since the start."""
+        return self._journal.counts()
 
     async def survey(self) -> Status:
         """The status, for those to whom a scheduler elsewhere would have to be asked."""

@@ -1,6 +1,6 @@
 """What was decided of the last requests, and what really happened to them afterwards."""
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -135,6 +135,15 @@ class History:
         """The requests that arrived last, the latest first."""
         records = list(self._records.values())
         return records[: -most - 1 : -1]
+
+    def newest(self) -> Iterator[Record]:
+        """All of them, the latest first; nothing may be taken in meanwhile."""
+        return reversed(self._records.values())
+
+    def dispatched_s(self, lease: LeaseId) -> float | None:
+        """When a lease that is in force was given; None for one that an earlier leader gave."""
+        held = self._held.get(lease)
+        return None if held is None else held.happened.dispatched_s
 
     def watch(self, request: RequestId, watcher: Watcher) -> None:
         """Tell of every decision about this request."""

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from pydantic_core import to_json
 
+from scheduler.about import ABOUT, Work
 from scheduler.api import Placement
 from scheduler.errors import BadRequest, Cancelled, NotAllowed, NotLeading, SchedulerError
 from scheduler.model import Request, RequestId
@@ -14,6 +15,7 @@ from scheduler.service.access import Access
 from scheduler.service.metrics import Meters
 from scheduler.service.office import Office
 from scheduler.service.progress import Progress
+from scheduler.traces import TRACEPARENT, TRACESTATE, TraceContext, trace_of
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -23,6 +25,7 @@ Send = Callable[[Message], Awaitable[None]]
 _MOST_BYTES = 1 << 20
 _JSON = (b"content-type", b"application/json")
 _LINES = (b"content-type", b"application/jsonl")
+_TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()
 _EMPTY = {"type": "http.response.body"}
 
 
@@ -69,6 +72,7 @@ class HotPath:
         office = self._leading.office()
         body = await _body(receive)
         request = asks.acquire(body, office.clock.now_s())
+        ABOUT.set(Work(_trace(scope), function=request.function, request=request.id))
         if b"progress=1" in scope["query_string"]:
             return await self._tell_progress(office, request, receive, send)
         presence = Presence(receive)
@@ -85,9 +89,9 @@ class HotPath:
         return await self._placed(send, placement, request)
 
     async def _wanted(self, scope: Scope, receive: Receive, send: Send) -> int:
-        del scope
         office = self._leading.office()
         request_id = asks.request(await _body(receive))
+        ABOUT.set(Work(_trace(scope), request=request_id))
         presence = Presence(receive)
         try:
             placement = await office.driver.wanted(request_id)
@@ -211,6 +215,14 @@ def _request(office: Office, request_id: RequestId) -> Request:
     if pending is None:  # it ended in the moment in which it was answered
         raise Cancelled(request_id, "it has ended")
     return pending.request
+
+
+def _trace(scope: Scope) -> TraceContext | None:
+    said = _header(scope, _TRACEPARENT)
+    if not said:
+        return None
+    state = _header(scope, _TRACESTATE)
+    return trace_of(said.decode("latin-1"), state.decode("latin-1"))
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

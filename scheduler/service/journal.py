@@ -62,9 +62,13 @@ class Journal:
             self._log.info("%s leaves %s: %s", action.model, action.gpu, action.reason)
         elif isinstance(action, Finish):
             self._finished[action.outcome] += 1
-            self._log.debug("request %s: %s %s", action.request, action.outcome, action.reason)
+            about = {"request": action.request}
+            text = "request %s: %s %s"
+            self._log.debug(text, action.request, action.outcome, action.reason, extra=about)
         elif isinstance(action, EnqueueLocally):
-            self._log.debug("request %s waits for %s: %s", action[0], action.slot, action.rule)
+            about = {"request": action.request}
+            text = "request %s waits for %s: %s"
+            self._log.debug(text, action.request, action.slot, action.rule, extra=about)
             self._explain(action)
         elif isinstance(action, Refuse):
             self.refused(action.event, action.reason)
@@ -95,6 +99,8 @@ class Journal:
             action.slot,
             "hit" if action.hit else "miss",
             action.rule,
+            # One placement may follow from what happened to somebody else's request.
+            extra={"request": ",".join(action.requests), "lease": action.lease},
         )
         self._explain(action)
 

@@ -1,142 +1,177 @@
-"""What Prometheus is told: counts of the driver as they are, times as they were measured."""
+"""What a scheduler counts for Prometheus, in plain dicts, from the start of its process on."""
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from scheduler.actions import Dispatch
+from scheduler.exposition import Family, Histogram, Names, Times, Values
+from scheduler.model import LeaseId
+from scheduler.service import declared
 from scheduler.service.history import Happened, Listener
-from scheduler.status import GpuStatus, Status
 
-_NAMESPACE = "gpufaas_scheduler"
-_SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_ERRORS_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+MOST_NAMES = 1_000
+# GPUs, models and functions that were not met for so long (up to twice) make room for others.
+_FORGET_S = 86_400.0
 
 
 class Meters(Listener):
-    """Times of requests and leases, and how often each route was answered in which way."""
+    """Counters and histograms.
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+    At most so many GPUs, models and functions have numbers of their own; others are `other`.
+    """
+
+    def __init__(self, most_names: int = MOST_NAMES) -> None:
+        self.gpus = Names(most_names)
+        self.models = Names(most_names)
+        self.functions = Names(most_names)
+        self._names = {"gpu": self.gpus, "model": self.models, "function": self.functions}
+        self._swept_s = time.monotonic()
+        self.started_unix_s = time.time()
         self.answered: Counter[tuple[str, int]] = Counter()
-        self._waited = self._histogram("wait_seconds", "From arrival to the first lease", _SHORT_S)
-        self._held = self._histogram("lease_seconds", "From dispatch to the slot's end", _SHORT_S)
-        self._load = self._histogram("load_seconds", "One model's measured load", _SHORT_S)
-        self._late = self._histogram(
-            "estimate_error_seconds",
-            "Between the estimated and the measured load and run of a lease",
-            _ERRORS_S,
-        )
+        self.terms = Values(declared.TERMS)
+        self.loads = Values(declared.LOADS)
+        self.gpu_loads = Values(declared.GPU_LOADS)
+        self.gpu_load = Values(declared.GPU_LOAD)
+        self.model_loads = Values(declared.MODEL_LOADS)
+        self.model_load = Values(declared.MODEL_LOAD)
+        self.load_failures = Values(declared.LOAD_FAILURES)
+        self.run_failures = Values(declared.RUN_FAILURES)
+        self.gpu_evictions = Values(declared.GPU_EVICTIONS)
+        self.model_evictions = Values(declared.MODEL_EVICTIONS)
+        self.fleet_events = Values(declared.FLEET_EVENTS)
+        self.pressure = Values(declared.PRESSURE)
+        self._leases = Values(declared.LEASES)
+        self._policy_placements = Values(declared.POLICY_PLACEMENTS)
+        self._gpu_placements = Values(declared.GPU_PLACEMENTS)
+        self._model_placements = Values(declared.MODEL_PLACEMENTS)
+        self._function_placements = Values(declared.FUNCTION_PLACEMENTS)
+        self._gpu_waited = Values(declared.GPU_WAITED)
+        self._model_waited = Values(declared.MODEL_WAITED)
+        self._function_waited = Values(declared.FUNCTION_WAITED)
+        self._gpu_held = Values(declared.GPU_HELD)
+        self._model_held = Values(declared.MODEL_HELD)
+        self._function_held = Values(declared.FUNCTION_HELD)
+        self._model_estimated = Values(declared.MODEL_ESTIMATED)
+        self._model_measured = Values(declared.MODEL_MEASURED)
+        self._policy_waited = Histogram(declared.POLICY_WAITED)
+        self._held = Histogram(declared.HELD)
+        self._load = Histogram(declared.LOAD)
+        self._decided = Histogram(declared.DECIDED)
+        self._late = Histogram(declared.ESTIMATE_ERROR)
+        self._ratio = Histogram(declared.ESTIMATE_RATIO)
+        self._of_lease: dict[LeaseId, Sequence[str]] = {}
 
-    def granted(self, waited_s: float) -> None:
-        self._waited.observe(waited_s)
+        for event in ("joined", "lost", "draining", "silent", "heard"):
+            self.fleet_events.put((event,), 0.0)
+
+    def met(self, gpu: str) -> None:
+        """A GPU is there: an increase is only seen of what was there before."""
+        labels = (self.gpus.of(gpu),)
+        for each in (self.load_failures, self.pressure, self.gpu_loads, self.gpu_load):
+            each.add(labels, 0.0)
+        self._gpu_held.add(labels, 0.0)
+        for reason in ("room", "pressure", "asked"):
+            self.gpu_evictions.add((*labels, reason), 0.0)
+
+    # -- what was decided -----------------------------------------------------------------------
+
+    def decisions(self, policy: str) -> Times:
+        """How long the core takes under this policy; to be added to with every event."""
+        return self._decided.of((policy,))
+
+    def placed(
+        self,
+        policy: str,
+        gpu: str,
+        models: Sequence[str],
+        function: str,
+        result: str,
+        waited_s: float | None,
+    ) -> None:
+        """A request was given a lease; its first one, if it is said how long it has waited."""
+        self._policy_placements.add((policy, result))
+        self._gpu_placements.add((gpu, result))
+        self._function_placements.add((function, result))
+        for model in models:
+            self._model_placements.add((model, result))
+        if waited_s is None:
+            return
+        self._policy_waited.add((policy,), waited_s)
+        self._gpu_waited.add((gpu,), waited_s)
+        self._function_waited.add((function,), waited_s)
+        for model in models:
+            self._model_waited.add((model,), waited_s)
+
+    def leased(self, lease: LeaseId, functions: Sequence[str]) -> None:
+        """This lease is in force, for requests of these functions."""
+        self._leases.add(())
+        self._of_lease[lease] = functions
+
+    def forget_leases(self, alive: Collection[LeaseId]) -> None:
+        """Leases that went with their GPU are never reported as freed."""
+        for lease in [lease for lease in self._of_lease if lease not in alive]:
+            del self._of_lease[lease]
+
+    def compared(self, what: str, model: str, estimated_s: float, measured_s: float) -> None:
+        """What was expected of a model's load or run, and what came."""
+        if measured_s > 0.0:
+            self._ratio.add((what,), estimated_s / measured_s)
+        self._model_estimated.add((model,), estimated_s)
+        self._model_measured.add((model,), measured_s)
+
+    # -- what the history notices ---------------------------------------------------------------
 
     def loaded(self, load_s: float) -> None:
-        self._load.observe(load_s)
+        self._load.add((), load_s)
 
     def freed(self, dispatch: Dispatch, happened: Happened) -> None:
-        freed_s = happened.freed_s
-        if freed_s is not None:
-            self._held.observe(freed_s - happened.dispatched_s)
+        functions = self._of_lease.pop(dispatch.lease, ())
+        models = [self.models.of(model) for model in dispatch.models]
+        if happened.freed_s is not None:
+            held_s = happened.freed_s - happened.dispatched_s
+            self._held.add((), held_s)
+            self._gpu_held.add((self.gpus.of(dispatch.gpu),), held_s)
+            for model in models:
+                self._model_held.add((model,), held_s)
+            for function in functions:
+                self._function_held.add((function,), held_s / len(functions))
         if happened.runs:
             measured_s = happened.load_s + happened.run_s
-            self._late.observe(abs(measured_s - dispatch.estimate.total_s))
+            self._late.add((), abs(measured_s - dispatch.estimate.total_s))
 
-    def text(self) -> bytes:
-        """Everything in Prometheus's text format."""
-        return generate_latest(self.registry)
+    # -- what is shown --------------------------------------------------------------------------
 
-    def _histogram(self, name: str, says: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, says, namespace=_NAMESPACE, buckets=buckets, registry=self.registry)
+    def gpu_seconds(self) -> Mapping[str, float]:
+        """What each function's leases that have ended took of GPUs."""
+        return {function: held_s for (function,), held_s in self._function_held.values.items()}
 
+    def placements(self) -> Counter[str]:
+        """How many requests were given a lease, by result: hit, miss, false_miss."""
+        found: Counter[str] = Counter()
+        for (_, result), count in self._policy_placements.values.items():
+            found[result] += int(count)
+        return found
 
-class Facts(Collector):
-    """What is asked for at every scrape; a standby has only what it knows of itself."""
-
-    def __init__(
-        self,
-        meters: Meters,
-        status: Callable[[], Status | None],
-        own: Callable[[], dict[str, tuple[str, float]]],
-    ) -> None:
-        self._meters = meters
-        self._status = status
-        self._own = own
-        meters.registry.register(self)
-
-    def collect(self) -> Iterator[Metric]:
-        """The families of now."""
-        for name, (says, value) in self._own().items():
-            yield GaugeMetricFamily(f"{_NAMESPACE}_{name}", says, value)
-        answered = _counter("http_requests", "Answers by route and status", "route", "status")
-        for (route, code), count in sorted(self._meters.answered.items()):
-            answered.add_metric([route, str(code)], count)
+    def families(self) -> Iterator[Family]:
+        """Everything that was counted."""
+        if time.monotonic() - self._swept_s > _FORGET_S:
+            self.sweep()
+        yield from self._counted()
+        yield self._policy_waited.pooled(declared.WAITED)
+        answered = Values(declared.HTTP_REQUESTS)
+        for (route, status), count in self.answered.items():
+            answered.put((route, str(status)), count)
         yield answered
-        status = self._status()
-        if status is not None:
-            yield from _counts(status)
-            yield from _queues(status)
-            yield from _gpus(status)
 
-    def describe(self) -> Iterator[Metric]:
-        """Nothing: no name is taken before the first scrape."""
-        return iter(())
+    def sweep(self) -> None:
+        """Let go of what was not met since this was last called."""
+        self._swept_s = time.monotonic()
+        for label, names in self._names.items():
+            for name in names.sweep():
+                for family in self._counted():
+                    if label in family.metric.labels:
+                        family.forget(label, name)
 
-
-def _counts(status: Status) -> Iterator[Metric]:
-    counts = status.counts
-    placements = _counter("placements", "Requests that were given a lease", "result")
-    placements.add_metric(["hit"], counts.hits)
-    placements.add_metric(["miss"], counts.misses)
-    yield placements
-    ended = _counter("requests_ended", "Requests by how they ended", "outcome")
-    for outcome, count in counts.finished.items():
-        ended.add_metric([outcome], count)
-    yield ended
-    for name, says, value in (
-        ("evictions", "Models that had to leave a GPU", counts.evictions),
-        ("prefetches", "Models that were loaded ahead", counts.prefetches),
-        ("refusals", "Events that were not obeyed", counts.refusals),
-    ):
-        yield CounterMetricFamily(f"{_NAMESPACE}_{name}", says, value)
-
-
-def _queues(status: Status) -> Iterator[Metric]:
-    waiting = _gauge("waiting_requests", "Requests that wait, by queue", "queue")
-    waiting.add_metric(["global"], status.waiting)
-    waiting.add_metric(["local"], status.waiting_locally)
-    yield waiting
-    policy = _gauge("policy_info", "The policy in force", "policy")
-    policy.add_metric([status.policy], 1)
-    yield policy
-    yield GaugeMetricFamily(f"{_NAMESPACE}_nodes", "Nodes that are attached", len(status.nodes))
-
-
-def _gpus(status: Status) -> Iterator[Metric]:
-    memory = _gauge("gpu_memory_bytes", "A GPU's memory, by what it is for", "gpu", "kind")
-    models = _gauge("gpu_models", "Models that a GPU holds", "gpu")
-    leases = _gauge("gpu_leases", "Leases in force on a GPU", "gpu")
-    waiting = _gauge("gpu_waiting_requests", "Requests in a GPU's local queues", "gpu")
-    for gpu in status.gpus:
-        memory.add_metric([gpu.id, "total"], gpu.memory_bytes)
-        memory.add_metric([gpu.id, "used"], gpu.used_bytes)
-        memory.add_metric([gpu.id, "withheld"], gpu.withheld_bytes)
-        models.add_metric([gpu.id], len(gpu.residents))
-        leases.add_metric([gpu.id], _leases(gpu))
-        waiting.add_metric([gpu.id], sum(len(slot.queue) for slot in gpu.slots))
-    yield from (memory, models, leases, waiting)
-
-
-def _leases(gpu: GpuStatus) -> int:
-    return sum(len(slot.leases) for slot in gpu.slots)
-
-
-def _counter(name: str, says: str, *labels: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"{_NAMESPACE}_{name}", says, labels=labels)
-
-
-def _gauge(name: str, says: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"{_NAMESPACE}_{name}", says, labels=labels)
+    def _counted(self) -> list[Values | Histogram]:
+        return [each for each in vars(self).values() if isinstance(each, Values | Histogram)]

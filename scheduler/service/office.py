@@ -12,6 +12,7 @@ from scheduler.events import GpuJoined, NodeSnapshot, PolicySet
 from scheduler.model import CoreSettings, LeaseId
 from scheduler.recording import VERSION, Beginning, known
 from scheduler.service.clock import MonotonicClock
+from scheduler.service.counting import Counting
 from scheduler.service.driver import Driver, Observer
 from scheduler.service.history import History
 from scheduler.service.metrics import Meters
@@ -19,6 +20,8 @@ from scheduler.service.recorder import Recorder
 from scheduler.service.records import PolicyChoice
 from scheduler.service.recovery import Recovered
 from scheduler.service.settings import Settings
+from scheduler.service.traced import Traces
+from scheduler.traces import Sink
 
 log = logging.getLogger("scheduler")
 
@@ -41,6 +44,7 @@ class Office:
         meters: Meters,
         recovered: Recovered | None = None,
         recorder: Recorder | None = None,
+        sink: Sink | None = None,
     ) -> None:
         serving = settings.scheduler
         explained = _WhileFew(serving.explain_slots)
@@ -63,6 +67,10 @@ class Office:
         self.closed = False
         self.observers: list[Callable[[], None]] = []
         self.history = History(serving.history, meters, self.core.placer.leases)
+        self.traces = Traces(self.history, serving.history, self.clock.now_s, sink)
+        self._counting = Counting(self.core, meters, self.clock.now_s)
+        meters.terms.add(())
+        self.placed_before = meters.placements()
         recovered = recovered or Recovered()
         recovered.restore(self.core)
         self._recorder = recorder
@@ -123,7 +131,10 @@ class Office:
         )
 
     def _observe(self, now: float, event: CoreEvent, actions: Sequence[Action]) -> None:
+        took_s = self.clock.now_s() - now
+        self._counting(now, event, actions)
         self.history(now, event, actions)
+        self.traces(now, event, actions, took_s)
         if self._recorder is not None:
             self._recorder(now, event, actions)
         kind = type(event)

@@ -13,6 +13,7 @@ from scheduler.service import shown
 from scheduler.service.explained import RequestShown, explained
 from scheduler.service.office import Office
 from scheduler.service.shown import ClusterShown, QueueShown
+from scheduler.traces import plain_span
 
 _SHOWN = 100
 _MOST_SHOWN = 10_000
@@ -46,12 +47,13 @@ class PolicyChoice(BaseModel):
 
 
 class PolicyShown(BaseModel):
-    """A policy in its own words; `parameters` holds the defaults."""
+    """A policy in its own words; `parameters` holds the defaults, `meanings` what they are for."""
 
     name: str
     summary: str
     rule: str
-    parameters: dict[str, float]
+    parameters: dict[str, int | float]
+    meanings: dict[str, str]
 
 
 def router(service: Service, view: Sequence[Any], change: Sequence[Any]) -> APIRouter:
@@ -59,24 +61,7 @@ def router(service: Service, view: Sequence[Any], change: Sequence[Any]) -> APIR
     routes = APIRouter()
     get = routes.get
 
-    @get("/policy", tags=["policy"], dependencies=view, summary="The policy in force")
-    async def policy() -> PolicyChoice:
-        office = service.office()
-        name = office.driver.status().policy
-        parameters = policies.describe(name).parameters | office.parameters
-        return PolicyChoice(policy=name, parameters=parameters)
-
-    @routes.put("/policy", tags=["policy"], dependencies=change, summary="Decide by another one")
-    async def set_policy(choice: PolicyChoice) -> PolicyChoice:
-        service.office()
-        policies.make(choice.policy, choice.parameters)
-        await service.set_policy(choice.policy, choice.parameters)
-        return choice
-
-    @get("/policies", tags=["policy"], dependencies=view, summary="What there is to choose from")
-    async def every_policy() -> list[PolicyShown]:
-        every = (policies.describe(name) for name in policies.available())
-        return [PolicyShown(**described._asdict()) for described in every]
+    _add_policy(routes, service, view, change)
 
     @get("/cluster", tags=["cluster"], dependencies=view, summary="GPUs, counts, latencies")
     async def cluster() -> ClusterShown:
@@ -103,4 +88,45 @@ def router(service: Service, view: Sequence[Any], change: Sequence[Any]) -> APIR
             raise Unknown("request among the latest:", request)
         return explained(record, office.clock.now_s())
 
+    @get(
+        "/traces/{request:path}",
+        tags=["explain"],
+        dependencies=view,
+        summary="The spans of a request: its wait, decisions, leases and loads",
+    )
+    async def traces(request: str) -> dict[str, Any]:
+        spans = service.office().traces.spans(RequestId(request))
+        if not spans:
+            raise Unknown("request among the latest:", request)
+        return {"request": request, "spans": [plain_span(span) for span in spans]}
+
     return routes
+
+
+def _add_policy(
+    routes: APIRouter, service: Service, view: Sequence[Any], change: Sequence[Any]
+) -> None:
+    """What decides, and what could."""
+
+    @routes.get("/policy", tags=["policy"], dependencies=view, summary="The policy in force")
+    async def policy() -> PolicyChoice:
+        office = service.office()
+        name = office.driver.status().policy
+        parameters = policies.describe(name).parameters | office.parameters
+        return PolicyChoice(policy=name, parameters=parameters)
+
+    # POST too: our client for programs, which finds the leader, posts.
+    @routes.post("/policy", dependencies=change, include_in_schema=False)
+    @routes.put("/policy", tags=["policy"], dependencies=change, summary="Decide by another one")
+    async def set_policy(choice: PolicyChoice) -> PolicyChoice:
+        service.office()
+        policies.make(choice.policy, choice.parameters)
+        await service.set_policy(choice.policy, choice.parameters)
+        return choice
+
+    @routes.get(
+        "/policies", tags=["policy"], dependencies=view, summary="What there is to choose from"
+    )
+    async def every_policy() -> list[PolicyShown]:
+        every = (policies.describe(name) for name in policies.available())
+        return [PolicyShown(**described._asdict()) for described in every]

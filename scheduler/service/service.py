@@ -18,12 +18,14 @@ from scheduler.errors import NotLeading, StoreError
 from scheduler.leases import LeaseClaims, LeaseTokens, addresses_for_token
 from scheduler.model import Request
 from scheduler.ports import Store
+from scheduler.service import declared
 from scheduler.service.access import Access
 from scheduler.service.app import Asgi, make_app
+from scheduler.service.facts import Facts
 from scheduler.service.health import Health
 from scheduler.service.keeper import Keeper
 from scheduler.service.leader import LeaderInfo, Leadership
-from scheduler.service.metrics import Facts, Meters
+from scheduler.service.metrics import Meters
 from scheduler.service.nodes import NodeStreams, turn_away
 from scheduler.service.office import Office
 from scheduler.service.policy import InForce, follow_policy
@@ -33,6 +35,7 @@ from scheduler.service.recovery import Recovered, recover
 from scheduler.service.rivals import standing_by, watch_rivals
 from scheduler.service.settings import Settings
 from scheduler.status import Status
+from scheduler.traces import Sink
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +52,15 @@ class Service:
         name: str,
         url: str,
         recorder: Recorder | None = None,
+        sink: Sink | None = None,
     ) -> None:
+        """`sink` is told of the traces of requests, where it is given."""
         self.name = name
         self.url = url
         self._settings = settings
         self._secret = secret
         self._recorder = recorder
+        self._sink = sink
         self._tokens = LeaseTokens(secret)
         self._store: Store = MemoryStore()
         self._office: Office | None = None
@@ -64,9 +70,10 @@ class Service:
         self._policy: InForce | None = None
         self._keeper: Keeper | None = None
         self._met = 0
-        self.meters = Meters()
-        Facts(self.meters, self._status, self._own)
-        self.app: Asgi = make_app(self, Access(secret), self.meters)
+        self.meters = Meters(settings.scheduler.metric_names)
+        self.metrics = Facts(self.meters, self._status, self._own, sink).text
+        guarded = settings.scheduler.metrics_auth
+        self.app: Asgi = make_app(self, Access(secret), self.meters, metrics_auth=guarded)
 
     async def run(self, store: Store) -> None:
         """Campaign and lead, again and again, until this is cancelled; then hand over."""
@@ -139,7 +146,8 @@ class Service:
         """Be the leader of this term for as long as the context lasts."""
         choice = choice or self._configured()
         settings = replace(self._settings, policy=choice.name, parameters=choice.parameters)
-        office = Office(settings, term, get_running_loop(), self.meters, recovered, self._recorder)
+        loop, recorder = get_running_loop(), self._recorder
+        office = Office(settings, term, loop, self.meters, recovered, recorder, self._sink)
         if candidacy is not None:
             office.rises_with(lambda: candidacy.term)
 
@@ -249,20 +257,14 @@ class Service:
     def _status(self) -> Status | None:
         return None if self._office is None else self._office.driver.status()
 
-    def _own(self) -> dict[str, tuple[str, float]]:
+    def _own(self) -> dict[str, float]:
         health = self.health()
         return {
-            "leading": ("Whether this scheduler leads", float(health.leading)),
-            "term": ("The leader's term, 0 on a standby", float(health.term or 0)),
-            "leadership_confirmed": (
-                "Whether the datastore says that this scheduler leads",
-                float(health.confirmed),
-            ),
-            "store_behind_seconds": (
-                "How long something has waited to be written to the datastore",
-                0.0 if self._keeper is None else self._keeper.behind_s,
-            ),
-            "store_healthy": ("Whether the datastore answers", float(health.store != "lost")),
+            declared.LEADING.name: float(health.leading),
+            declared.TERM.name: float(health.term or 0),
+            declared.CONFIRMED.name: float(health.confirmed),
+            declared.STORE_BEHIND.name: 0.0 if self._keeper is None else self._keeper.behind_s,
+            declared.STORE_HEALTHY.name: float(health.store != "lost"),
         }
 
 

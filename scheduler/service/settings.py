@@ -14,7 +14,9 @@ class Serving:
     Requests wait `attach_grace_s` for the first GPU after a start, since GPU managers need a
     moment to attach; later ones are refused at once while there is none. Decisions are explained
     with their candidates while there are at most `explain_slots` slots: it costs a look at each.
-    `record` names a file to which everything that happens is appended, to be replayed.
+    `record` names a file to which everything that happens is appended, to be replayed. At most
+    `metric_names` GPUs, models and functions each have metrics of their own, which are shown to
+    everybody unless `metrics_auth` asks for credentials.
     """
 
     listen: str = "127.0.0.1:7700"
@@ -29,6 +31,8 @@ class Serving:
     history: int = 2_000
     explain_slots: int = 64
     record: str = ""
+    metrics_auth: bool = False
+    metric_names: int = 1_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ FOLDERS = (*PACKAGES, "bench", "tests", "functions")
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 REGISTRIES = [".".join(parts) for parts in (("pypi", "org"), ("pythonhosted", "org"))] + [
     # Debian has a package of the first one's name.
-    ".".join(parts) for parts in (("docker", "io/"), ("ghcr", "io"), ("quay", "io"))
+    ".".join(parts)
+    for parts in (("docker", "io/"), ("ghcr", "io"), ("quay", "io"))
 ]
 TEXT = {".py", ".sh", ".tpl", ".json", ".toml", ".txt", ".md", ".yml", ".yaml", ".cfg", ".csv", ""}
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -1,45 +1,15 @@
-"""What every job queue must do: the one in SQLite, opened anew where a test says so."""
+"""What every job queue must do with a job, in SQLite and on NATS; opened anew where wanted."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gateway_ext.errors import Busy, JobExists, QueueFailed, TooLarge, UnknownJob
-from gateway_ext.jobs.model import JobNumber, Kind, Lane, Result, call_lane
-from gateway_ext.jobs.queue import JobQueue
-from gateway_ext.jobs.sqlite_queue import QueueLimits
+from gateway_ext.errors import QueueFailed, TooLarge
+from gateway_ext.jobs.bodies import whole
+from gateway_ext.jobs.model import Kind, Lane, Result, call_lane
 from gateway_ext.model import FunctionId
-from tests.job_world import CALLBACKS, ECHO, a_queue, call, claimed, put
-
-Open = Callable[[], AbstractAsyncContextManager[JobQueue]]
-Run = Callable[[Callable[[Open], Coroutine[Any, Any, None]]], None]
-
-OTHER = FunctionId("team", "other")
-LANE = call_lane(ECHO)
-LIMITS = QueueLimits(body_bytes=100_000, inline_bytes=1_000, waiting_per_function=5)
-LARGE = bytes(range(250)) * 200
-
-
-@asynccontextmanager
-async def _sqlite(folder: Path) -> AsyncIterator[JobQueue]:
-    async with a_queue(folder, LIMITS) as queue:
-        yield queue
-
-
-@pytest.fixture(params=["sqlite"])
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
-    """Runs a test against each queue; what the test is given opens it, as often as it likes."""
-    opened = partial({"sqlite": _sqlite}[request.param], tmp_path)
-
-    def play(test: Callable[[Open], Coroutine[Any, Any, None]]) -> None:
-        asyncio.run(test(opened))
-
-    return play
+from tests.job_queues import LANE, LARGE, OTHER, Open, Run
+from tests.job_world import CALLBACKS, ECHO, call, claimed, put
 
 
 def test_call_comes_back_as_it_was_put(run: Run) -> None:
@@ -50,7 +20,8 @@ def test_call_comes_back_as_it_was_put(run: Run) -> None:
         async with opened() as queue:
             (job,) = await queue.claim([LANE], 100.0)
             assert job.call == wanted
-            assert (job.body, job.attempts, job.deferrals, job.result) == (b"body", 0, 0, None)
+            assert await whole(job.body) == b"body"
+            assert (job.attempts, job.deferrals, job.result) == (0, 0, None)
 
     run(test)
 
@@ -66,7 +37,7 @@ def test_body_survives_whatever_its_size(run: Run, body: bytes) -> None:
             await spool.discard()
         async with opened() as queue:
             (job,) = await queue.claim([LANE], 100.0)
-            assert job.body == body
+            assert await whole(job.body) == body
 
     run(test)
 
@@ -91,11 +62,11 @@ def test_same_id_is_kept_once_until_it_is_done(run: Run) -> None:
             assert not await put(queue, call(), LARGE)
             assert await put(queue, call(function=OTHER))
             (job,) = await queue.claim([LANE, LANE], 100.0)
-            assert job.body == b"first"
+            assert await whole(job.body) == b"first"
             assert not await put(queue, call())
             await queue.done(job.number)
             assert await put(queue, call())
-            assert queue.waiting() == {ECHO: 1, OTHER: 1}
+            assert queue.tally.calls == {ECHO: 1, OTHER: 1}
 
     run(test)
 
@@ -135,7 +106,7 @@ def test_claim_of_a_closed_queue_is_nobodys_when_it_is_opened_again(run: Run) ->
             await claimed(queue)
             assert await queue.claim([LANE], 100.0) == []
         async with opened() as queue:
-            assert queue.waiting() == {ECHO: 1}
+            assert queue.tally.calls == {ECHO: 1}
             await claimed(queue)
 
     run(test)
@@ -150,7 +121,7 @@ def test_attempts_and_deferrals_are_counted_apart(run: Run) -> None:
             assert await queue.claim([LANE], 499.0) == []
             (job,) = await queue.claim([LANE], 500.0)
             assert (job.attempts, job.deferrals) == (1, 2)
-            assert queue.waiting() == {ECHO: 1}
+            assert queue.tally.calls == {ECHO: 1}
 
     run(test)
 
@@ -168,15 +139,15 @@ def test_result_waits_in_the_lane_of_its_callback(run: Run, failure: str) -> Non
             await spool.write(LARGE[::-1])
             await queue.answered(number, result, spool, CALLBACKS, 7.0)
             await spool.discard()
-            assert queue.waiting() == {}
+            assert queue.tally.calls == {}
         async with opened() as queue:
             assert await queue.heads(Kind.CALL) == []
             assert list(await queue.heads(Kind.CALLBACK)) == [(CALLBACKS, 7.0)]
             (job,) = await queue.claim([CALLBACKS], 7.0)
-            assert (job.number, job.result, job.body) == (number, result, LARGE[::-1])
+            assert (job.number, job.result, await whole(job.body)) == (number, result, LARGE[::-1])
             assert job.attempts == 0
             await queue.done(number)
-            counts = await queue.counts()
+            counts = queue.tally.counts()
             assert (counts.calls, counts.callbacks, counts.dead) == ({}, 0, 0)
 
     run(test)
@@ -193,110 +164,6 @@ def test_what_is_not_claimed_cannot_be_ended(run: Run) -> None:
             with pytest.raises(QueueFailed):
                 await queue.again(number, 1.0, "", counts=True)
             assert await put(queue, call())  # one that fails does not spoil what comes with it
-
-    run(test)
-
-
-def test_dead_letters_are_listed_in_pages_and_shown_with_their_bodies(run: Run) -> None:
-    async def test(opened: Open) -> None:
-        async with opened() as queue:
-            numbers = []
-            for name in "abc":
-                await put(queue, call(name), LARGE)
-                numbers.append(await claimed(queue))
-                await queue.bury(numbers[-1], f"why {name}", 200.0)
-            assert queue.waiting() == {}
-        async with opened() as queue:
-            first = await queue.dead(0, 2)
-            rest = await queue.dead(first[-1].number, 2)
-            assert [one.number for one in (*first, *rest)] == numbers
-            letter, body = await queue.dead_letter(numbers[1])
-            assert (letter.call, letter.why, letter.died_at_s) == (call("b"), "why b", 200.0)
-            assert (letter.kind, letter.attempts, body) == (Kind.CALL, 1, LARGE)
-            assert (await queue.counts()).dead == 3
-
-    run(test)
-
-
-def test_replayed_letter_waits_as_if_nothing_had_been_tried(run: Run) -> None:
-    async def test(opened: Open) -> None:
-        async with opened() as queue:
-            await put(queue, call(), LARGE)
-            number = await claimed(queue)
-            await queue.bury(number, "why", 200.0)
-            await queue.replay(number, 300.0)
-            assert queue.waiting() == {ECHO: 1}
-            (job,) = await queue.claim([LANE], 300.0)
-            assert (job.number, job.attempts, job.body) == (number, 0, LARGE)
-            assert await queue.dead(0, 10) == []
-
-    run(test)
-
-
-def test_replay_calls_again_only_where_the_call_had_failed(run: Run) -> None:
-    async def test(opened: Open) -> None:
-        async with opened() as queue:
-            for name, failure in (("fine", ""), ("failed", "it broke")):
-                await put(queue, call(name, callback_url="http://there/"))
-                number = await claimed(queue)
-                spool = queue.spool()
-                await spool.write(b"result")
-                await queue.answered(number, Result(200, (), 0.1, failure), spool, CALLBACKS, 1.0)
-                (job,) = await queue.claim([CALLBACKS], 1.0)
-                await queue.bury(job.number, "no such receiver", 2.0)
-            for letter in await queue.dead(0, 10):
-                assert letter.kind == Kind.CALLBACK
-                await queue.replay(letter.number, 3.0)
-            (back,) = await queue.claim([CALLBACKS], 3.0)
-            (again,) = await queue.claim([LANE], 3.0)
-            assert (back.call.id, back.body) == ("fine", b"result")
-            assert (again.call.id, again.body, again.result) == ("failed", b"hello", None)
-
-    run(test)
-
-
-def test_replay_is_refused_while_the_same_id_waits(run: Run) -> None:
-    async def test(opened: Open) -> None:
-        async with opened() as queue:
-            await put(queue, call())
-            number = await claimed(queue)
-            await queue.bury(number, "why", 1.0)
-            assert await put(queue, call())
-            with pytest.raises(JobExists):
-                await queue.replay(number, 2.0)
-            assert (await queue.counts()).dead == 1
-
-    run(test)
-
-
-def test_discarded_letter_is_gone_and_its_number_is_not_given_again(run: Run) -> None:
-    async def test(opened: Open) -> None:
-        async with opened() as queue:
-            await put(queue, call())
-            number = await claimed(queue)
-            await queue.bury(number, "why", 1.0)
-            await queue.discard(number)
-            for refused in (queue.discard(number), queue.replay(number, 1.0)):
-                with pytest.raises(UnknownJob):
-                    await refused
-            with pytest.raises(UnknownJob):
-                await queue.dead_letter(JobNumber(number))
-            await put(queue, call())
-            assert await claimed(queue) > number
-
-    run(test)
-
-
-def test_function_has_only_so_many_jobs(run: Run) -> None:
-    async def test(opened: Open) -> None:
-        async with opened() as queue:
-            for at in range(5):
-                await put(queue, call(str(at)))
-            with pytest.raises(Busy):
-                await put(queue, call("one more"))
-            assert await put(queue, call("one more", OTHER))
-            await queue.done(await claimed(queue))
-            assert await put(queue, call("one more"))
 
     run(test)
 

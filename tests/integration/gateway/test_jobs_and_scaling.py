@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gateway_ext.model import Deployment, FunctionId
 from tests.fake_function import Behaviour, FakeFunction, Got, a_function, says, writes
 from tests.gateway_world import World, gateway_world
 from tests.job_world import soon
 from tests.memory_provider import MemoryProvider
+from tests.nats_world import NatsServer, nats_server
 
 ECHO = FunctionId("openfaas-fn", "echo")
 ZERO = {"com.openfaas.scale.zero": "true", "com.openfaas.scale.zero-duration": "1s"}
@@ -98,6 +101,56 @@ def test_async_call_is_made_once_and_called_back(tmp_path: Path) -> None:
             assert done in metrics.splitlines()
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("on_nats", [False, True])
+def test_large_bodies_go_through_whole_and_none_is_left(tmp_path: Path, *, on_nats: bool) -> None:
+    body, result = bytes(range(256)) * 20_000, bytes(range(255)) * 13_000
+
+    async def test(**more: Any) -> None:
+        async with (
+            a_stage(tmp_path / "state", says(result), **more) as stage,
+            a_receiver() as receiver,
+        ):
+            await stage.world.deploy("echo")
+            headers = {"X-Callback-Url": receiver.url, "X-Call-Id": "mine"}
+            said = await stage.world.ask("POST", "/async-function/echo", body, headers=headers)
+            assert said.status == 202
+            await stage.idle()
+            assert [got.body for got in stage.got] == [body]
+            assert [got.body for got in receiver.got] == [result]
+            assert (await stage.jobs())["bytes"] == 0
+
+    if not on_nats:
+        asyncio.run(test())
+        assert list((tmp_path / "state" / "jobs" / "bodies").iterdir()) == []
+        return
+    with nats_server(tmp_path / "nats") as server:
+        asyncio.run(test(queue=server.url))
+
+
+def test_gateway_serves_calls_and_tells_of_its_queue_when_nats_is_away(tmp_path: Path) -> None:
+    async def test(server: NatsServer) -> None:
+        async with a_stage(tmp_path / "state", says(b"now"), queue=server.url) as stage:
+            await stage.world.deploy("echo")
+            server.kill()
+            async with asyncio.timeout(20):
+                while not (await stage.jobs())["away"]:
+                    await asyncio.sleep(0.02)
+            refused = await stage.world.ask("POST", "/async-function/echo", b"x")
+            assert refused.status == 503
+            assert "cannot be reached" in refused.body
+            assert (await stage.world.ask("POST", "/function/echo", b"x")).body == "now"
+            metrics = (await stage.world.get("/metrics")).body
+            assert "gpufaas_gateway_jobs_queue_away 1" in metrics
+            server.start()
+            async with asyncio.timeout(20):
+                while (await stage.world.ask("POST", "/async-function/echo")).status != 202:
+                    await asyncio.sleep(0.05)
+            await stage.idle()
+
+    with nats_server(tmp_path / "nats") as server:
+        asyncio.run(test(server))
 
 
 def test_jobs_want_credentials_and_calls_do_not(tmp_path: Path) -> None:

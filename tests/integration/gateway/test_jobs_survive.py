@@ -5,7 +5,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -13,6 +13,7 @@ from random import Random
 import pytest
 
 from tests.job_process import body_of
+from tests.nats_world import NatsServer, a_shared_queue, messages, nats_server, settings_for
 
 ROOT = Path(__file__).parents[3]
 KILLS = 8
@@ -55,8 +56,8 @@ async def a_receiver() -> AsyncIterator[Receiver]:
 
 
 @asynccontextmanager
-async def a_process(folder: Path, url: str) -> AsyncIterator[Process]:
-    program = (sys.executable, "-m", "tests.job_process", str(folder), url)
+async def a_process(folder: Path, url: str, nats_url: str = "") -> AsyncIterator[Process]:
+    program = (sys.executable, "-m", "tests.job_process", str(folder), url, nats_url)
     process = await asyncio.create_subprocess_exec(*program, cwd=ROOT, stdin=PIPE, stdout=PIPE)
     assert process.stdout is not None
     try:
@@ -75,10 +76,11 @@ async def tell(process: Process, ids: list[str], kept: set[str]) -> None:
     try:
         for call_id in ids:
             process.stdin.write(f"{call_id}\n".encode())
-        while line := (await process.stdout.readline()).decode().strip():
-            kept.add(line)
-            if kept >= set(ids):
+        while not kept >= set(ids):
+            line = (await process.stdout.readline()).decode().strip()
+            if not line:
                 return
+            kept.add(line)
     except ConnectionError:
         return  # it was killed
 
@@ -122,6 +124,81 @@ def test_no_accepted_job_is_lost_when_the_process_is_killed_again_and_again(
     assert {verdict for _, verdict in lines} == {"right"}
     assert killed_with_work >= 2, "the test killed nothing in the middle"
     assert list((tmp_path / "bodies").iterdir()) == []
+
+
+@dataclass
+class Told:
+    """What is to be kept, and what was said to be."""
+
+    ids: list[str] = field(default_factory=list)
+    kept: set[str] = field(default_factory=set)
+
+
+async def one_turn(
+    server: NatsServer, folders: tuple[Path, Path], url: str, told: Told, number: int
+) -> None:
+    """Two gateways are told what to keep; one of them, or their server, is killed meanwhile."""
+    chance = Random(number)
+    async with (
+        a_process(folders[0], url, server.url) as first,
+        a_process(folders[1], url, server.url) as second,
+    ):
+        telling = [
+            asyncio.create_task(tell(each, told.ids[at::2], told.kept))
+            for at, each in enumerate((first, second))
+        ]
+        await asyncio.sleep(chance.uniform(0.05, 0.3))
+        if number % 3:
+            (first, second)[number % 2].kill()
+            await asyncio.sleep(chance.uniform(0.0, 0.2))
+        else:
+            server.kill()
+            server.start()
+        for each in (first, second):
+            with suppress(ProcessLookupError):  # one of them is dead already
+                each.kill()
+        await asyncio.gather(*telling)
+
+
+@pytest.mark.slow
+def test_no_accepted_job_is_lost_when_gateways_and_their_server_are_killed(
+    tmp_path: Path,
+) -> None:
+    """Two gateways have one queue on NATS; each turn ends with a kill -9 of one of the three."""
+    told = Told()
+    folders = (tmp_path / "a", tmp_path / "b")
+
+    async def test(server: NatsServer) -> None:
+        async with a_receiver() as receiver:
+            for number in range(6):
+                told.ids = [one for one in told.ids if one not in told.kept]
+                told.ids += [str(number * 100 + at) for at in range(100)]
+                await one_turn(server, folders, receiver.url, told, number)
+            async with a_process(folders[0], receiver.url, server.url) as process:
+                await tell(process, [one for one in told.ids if one not in told.kept], told.kept)
+                assert process.stdin is not None
+                assert process.stdout is not None
+                process.stdin.write(b"end\n")
+                last = await asyncio.wait_for(process.stdout.readline(), 60)
+                assert last.decode().split() == ["dead", "0"]
+            assert receiver.wrong == []
+            assert {one for one in told.kept if int(one) % 3} <= set(receiver.got)
+        # What the killed had begun to write goes as well.
+        tidy = settings_for(server.url, orphan_s=0.6)
+        async with a_shared_queue(tmp_path / "c", tidy), asyncio.timeout(20):
+            while await messages(server, "gpufaas_parts"):
+                await asyncio.sleep(0.1)
+
+    for folder in folders:
+        folder.mkdir()
+    with nats_server(tmp_path / "nats") as server:
+        asyncio.run(test(server))
+    lines = [
+        line.split() for folder in folders for line in (folder / "made").read_text().splitlines()
+    ]
+    assert len(told.kept) == 600
+    assert {call_id for call_id, _ in lines} >= told.kept
+    assert {verdict for _, verdict in lines} == {"right"}
 
 
 def made(folder: Path) -> set[str]:

@@ -32,7 +32,8 @@ class Injected:
         self.address = address
 
     def environment(self, function: FunctionId) -> Mapping[str, str]:
-        return {"GPUFAAS_ENABLED": "1", "GPUFAAS_ADDRESS": f"{self.address}/{function}"}
+        ours = {"GPUFAAS_ENABLED": "1", "GPUFAAS_ADDRESS": f"{self.address}/{function}"}
+        return ours | {"PYTHONPATH": "/on/the/gateway/only"}
 
 
 @dataclass
@@ -150,12 +151,12 @@ async def test_our_labels_stay_here_and_answers_have_them(tmp_path: Path) -> Non
 @in_real_time
 async def test_only_gpu_functions_are_injected_and_nobody_is_shown_what(tmp_path: Path) -> None:
     async with both(tmp_path, Injected()) as world:
-        own = {"GPUFAAS_ENABLED": "mine", "a": "1"}
+        own = {"GPUFAAS_ENABLED": "mine", "a": "1", "PYTHONPATH": "/in/the/image"}
         await world.near.deploy("f", **GPU, envVars=own)
         await world.near.deploy("plain", envVars={"b": "2"})
         told = world.memory.running[F].deployment.environment
         address = "tcp:node:1/f.openfaas-fn"
-        assert told == {"a": "1", "GPUFAAS_ENABLED": "1", "GPUFAAS_ADDRESS": address}
+        assert told == own | {"GPUFAAS_ENABLED": "1", "GPUFAAS_ADDRESS": address}
         plain = world.memory.running[FunctionId("openfaas-fn", "plain")].deployment
         assert plain.environment == {"b": "2"}
         assert (await world.near.get("/system/function/f")).body["envVars"] == own

@@ -55,3 +55,47 @@ def test_meters_count_what_is_ours() -> None:
         f'gpufaas_gateway_cut_answers_total{{function_name="{F}",why="TimedOut"}} 1.0',
     ):
         assert line in text
+
+
+def test_function_that_is_gone_vanishes_even_if_a_call_outlived_it() -> None:
+    loads = [Load(F, 1, 0, 0), Load("g.openfaas-fn", 1, 0, 0)]
+    meters = Meters(lambda: loads)
+    for function in (F, "g.openfaas-fn"):
+        meters.started(function)
+        meters.serves(function, ["one"])
+    del loads[0]
+    meters.gone(F)
+    meters.ended(F, 200, 0.1)
+    text = meters.text().decode()
+    assert F not in text
+    assert "g.openfaas-fn" in text
+    assert meters.invocations_of(F) == 0
+
+
+def test_functions_beyond_the_bound_are_counted_together_and_still_each_for_itself() -> None:
+    meters = Meters(most_names=1)
+    for function in (F, "g.openfaas-fn", "h.openfaas-fn"):
+        meters.started(function)
+        meters.ended(function, 200, 0.1)
+    text = meters.text().decode()
+    assert 'gateway_function_invocation_started{function_name="other"} 2.0' in text
+    assert 'gateway_function_invocation_total{code="200",function_name="other"} 2.0' in text
+    assert meters.invocations_of("h.openfaas-fn") == 1
+
+
+def test_codes_that_have_no_name_are_one_of_ten() -> None:
+    meters = Meters()
+    for code in (200, 499, 742, 743):
+        meters.ended(F, code, 0.1)
+    codes = {
+        line.split('"')[1] for line in meters.text().decode().splitlines() if "_total{" in line
+    }
+    assert codes == {"200", "499", "7xx"}
+
+
+def test_instances_that_are_new_are_counted() -> None:
+    meters = Meters()
+    for instances in (["a", "b"], ["a", "b"], ["b", "c"], [], ["a"]):
+        meters.serves(F, instances)
+    text = meters.text().decode()
+    assert f'gpufaas_gateway_instances_started_total{{function_name="{F}"}} 4.0' in text

@@ -9,6 +9,7 @@ from gateway_ext.leasing import Leasing
 from gateway_ext.meters import Meters
 from gateway_ext.posting import Posting
 from gateway_ext.table import Function
+from gateway_ext.tracing.journey import Journey
 from gateway_ext.wishes import Wishes
 from scheduler.client import SchedulerClient
 from scheduler.errors import NoGpus, Unreachable
@@ -21,6 +22,12 @@ from tests.fake_node import fake_node
 from tests.service_world import SECRET, World, a_world, eventually, in_real_time, leading
 
 BERT = 64 * "b"
+
+
+def a_journey(call_id: str) -> Journey:
+    journey = Journey(call_id, "echo", "POST", 32 * "a", 1, gpu=True, sampled=False)
+    journey.attempt()
+    return journey
 
 
 def a_client(*worlds: World, posting: Posting, patience_s: float = 5.0) -> SchedulerClient:
@@ -86,15 +93,17 @@ async def test_request_is_cancelled_when_its_task_is() -> None:
         function = Function(a_deployment(), Wishes(gpu=True))
         function.learned.saw(BERT.encode())
         now_s = asyncio.get_running_loop().time()
-        first = await leasing.acquire(function, "c0", now_s + 9, own_id=True)
+        first = await leasing.acquire(function, a_journey("c0"), now_s + 9, own_id=True)
         assert first is not None
-        waiting = asyncio.create_task(leasing.acquire(function, "c1", now_s + 9, own_id=True))
+        waiting = asyncio.create_task(
+            leasing.acquire(function, a_journey("c1"), now_s + 9, own_id=True)
+        )
         await eventually(lambda: cluster.waiting.count == 1)
         waiting.cancel()
         await eventually(lambda: cluster.waiting.count == 0)
         leasing.release(first)
         await leasing.close()
-        again = await leasing.acquire(function, "c2", now_s + 9, own_id=True)
+        again = await leasing.acquire(function, a_journey("c2"), now_s + 9, own_id=True)
         assert again is not None
         leasing.release(again)
         await leasing.close()

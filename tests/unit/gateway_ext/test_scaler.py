@@ -2,19 +2,20 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from gateway_ext.errors import ProviderFailed, UnknownFunction
 from gateway_ext.model import Deployment, Endpoint, FunctionId
 from gateway_ext.scaler import Scaler, ScalerSettings
 from gateway_ext.scaling import Pace
 from gateway_ext.table import Function, Functions
+from scheduler.exposition import Names, page
 from tests.virtual_time import until, virtually
 
 ECHO = FunctionId("openfaas-fn", "echo")
@@ -122,13 +123,12 @@ async def test_hundred_callers_wake_a_function_with_one_order() -> None:
         came_s = await asyncio.gather(*(one_call(stage) for _ in range(100)))
         assert stage.asked == [(10.3, 1)]
         assert came_s == pytest.approx([12.8] * 100)
-        registry = CollectorRegistry()
-        stage.scaler.register(registry)
-        name = "gpufaas_gateway_wake_seconds"
-        assert registry.get_sample_value(f"{name}_count") == 1
-        assert registry.get_sample_value(f"{name}_sum") == pytest.approx(2.5)
-        wanted = "gpufaas_gateway_replicas_wanted"
-        assert registry.get_sample_value(wanted, {"function_name": str(ECHO)}) == 1
+        shown = page(stage.scaler.families(Names(10))).decode()
+        (waited,) = re.findall(r"gpufaas_gateway_wake_seconds_sum (\S+)", shown)
+        assert float(waited) == pytest.approx(2.5)
+        assert "gpufaas_gateway_wake_seconds_count 1.0" in shown
+        wanted = f'gpufaas_gateway_replicas_wanted{{function_name="{ECHO}"}} 1.0'
+        assert wanted in shown.splitlines()
 
 
 @virtually

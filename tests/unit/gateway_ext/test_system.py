@@ -377,6 +377,14 @@ async def test_nobody_is_asked_for_credentials_when_auth_is_off(tmp_path: Path) 
 
 
 @in_real_time
+async def test_metrics_want_the_password_when_that_is_set(tmp_path: Path) -> None:
+    async with gateway_world(tmp_path, metrics_auth=True) as world:
+        assert (await world.get("/metrics", who=NOBODY)).status == 401
+        assert (await world.get("/metrics")).status == 200
+        assert (await world.get("/healthz", who=NOBODY)).status == 200
+
+
+@in_real_time
 async def test_health_and_metrics_are_open(tmp_path: Path) -> None:
     async with gateway_world(tmp_path) as world:
         assert (await world.get("/healthz", who=NOBODY)).body == ""

@@ -223,6 +223,7 @@ class LocalWorker:
         self.ended: list[int] = []
         self.ran: list[int] = []
         self.notes: list[str] = []
+        self.traces: list[str] = []  # that the notes are about
         self.pressures: list[int] = []
         self.relief: tuple[int | None, bool] = (None, False)
         self.device = CpuDevice()
@@ -241,7 +242,7 @@ class LocalWorker:
     def connect(self, session: str = "s", arena_bytes: int = 0) -> Caller:
         """A new channel."""
         ours, theirs = socket.socketpair()
-        reports = Reports(lambda lease, _: self.ran.append(lease), self.notes.append)
+        reports = Reports(lambda lease, _: self.ran.append(lease), self._note)
         server = ChannelServer(theirs, session, self.executor, self.leases, self.programs, reports)
         thread = threading.Thread(target=server.serve, daemon=True)
         thread.start()
@@ -253,6 +254,10 @@ class LocalWorker:
         for thread in self._threads:
             thread.join(10)
             assert not thread.is_alive()
+
+    def _note(self, text: str, trace: str) -> None:
+        self.notes.append(text)
+        self.traces.append(trace)
 
     def _relieve(self, _: int, need_bytes: int) -> tuple[int | None, bool]:
         self.pressures.append(need_bytes)

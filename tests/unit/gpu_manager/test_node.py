@@ -14,6 +14,7 @@ from scheduler.api import (
     ModelLoaded,
     RunFailed,
     RunFinished,
+    SlotFreed,
 )
 from tests.gpu_node import GPU, GUESS_BYTES, world
 from tests.virtual_time import until, virtually
@@ -228,6 +229,18 @@ async def test_runs_are_told_as_one_when_they_come_close_together() -> None:
         assert run.peak_bytes == 40 * MIB
         assert it.residents() == {model: 40 * MIB}
         assert it.node.gpus[GPU].ledger.granted_bytes == 40 * MIB
+
+
+@virtually
+async def test_run_is_told_before_the_end_of_its_lease_is() -> None:
+    async with world() as it:
+        held, worker = await it.hold(it.add(16))
+        await worker.call(held.id, 0.01)
+        it.node.release(held, Why.RELEASED)
+        await until(2.0)
+
+        told = [type(event) for event in it.events]
+        assert told.index(RunFinished) < told.index(SlotFreed)
 
 
 @virtually

@@ -22,7 +22,7 @@ EXAMPLES: list[orders.Order] = [
     orders.Channel("s", "f"),
     orders.Ran(1, 3, 32, 0.125, 1 << 33),
     orders.Pressure(1, 2, 3),
-    orders.Note("text"),
+    orders.Note("text", ""),
     orders.Fork(1),
     orders.Forked(1, 4711),
 ]

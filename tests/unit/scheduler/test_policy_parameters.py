@@ -4,6 +4,7 @@ from math import inf, nan
 
 import pytest
 
+from scheduler import policies
 from scheduler.events import PolicySet
 from tests.builders import a_core, request
 from tests.world import World, placements, refused
@@ -44,3 +45,10 @@ def test_old_policy_goes_on_when_a_parameter_is_refused(
     assert parameter in reason
     assert len(actions) == 1
     assert placements(world.arrive(request("r1"))) == [("r1", "queue of g0")], "as rr does"
+
+
+@pytest.mark.parametrize("policy", policies.available())
+def test_every_parameter_says_what_it_is_for(policy: str) -> None:
+    described = policies.describe(policy)
+    assert described.meanings.keys() == described.parameters.keys()
+    assert all(described.meanings.values())

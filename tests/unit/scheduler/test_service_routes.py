@@ -255,7 +255,15 @@ async def test_metrics_count_requests_and_answers() -> None:
         assert 'gpufaas_scheduler_http_requests_total{route="/acquire",status="200"} 2.0' in text
         assert "gpufaas_scheduler_wait_seconds_count 2.0" in text
         assert "gpufaas_scheduler_leading 1.0" in text
-        assert "bert" not in text
+        assert 'gpufaas_scheduler_model_placements_total{model="bert",result="hit"} 1.0' in text
+
+
+@in_real_time
+async def test_metrics_want_a_token_when_that_is_set() -> None:
+    async with leading(role=Role.CALLER, metrics_auth=True) as world:
+        assert (await world.get("/metrics", headers={"Authorization": ""})).status == 401
+        assert (await world.get("/metrics")).status == 200
+        assert (await world.get("/healthz", headers={"Authorization": ""})).status == 200
 
 
 @in_real_time

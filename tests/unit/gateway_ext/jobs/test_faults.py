@@ -3,15 +3,17 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gateway_ext.errors import QueueFailed
-from gateway_ext.jobs.committer import Committer, Turn
-from gateway_ext.jobs.model import Head, JobNumber, Kind
-from gateway_ext.jobs.sqlite_queue import QueueLimits, SqliteQueue
+from gateway_ext.errors import BodyLost, ClaimLost, QueueFailed
+from gateway_ext.jobs.model import Head, Job, JobNumber, Kind, Lane
+from gateway_ext.jobs.sqlite.committer import Committer, Turn
+from gateway_ext.jobs.sqlite.queue import SqliteQueue
+from gateway_ext.jobs.tally import QueueLimits
 from gateway_ext.jobs.worker import Worker, WorkerSettings
 from tests.job_world import ECHO, LOG, Functions, Said, call, put, soon
 
@@ -47,13 +49,67 @@ def test_job_is_made_and_ended_although_the_queue_failed(
         queue.heads_fail, queue.done_fails = heads, done
         async with Worker(queue, functions, lambda _: None, WorkerSettings(), LOG):
             await put(queue, call(queued_at_s=time.time()))
-            await soon(lambda: not queue.waiting())
+            await soon(lambda: not queue.tally.calls)
         await queue.close()
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(test())
     assert functions.times("c1") == 1
     assert "next try in 0.5 s" in caplog.text
+
+
+class Losing(SqliteQueue):
+    """Another gateway took the job for one of a dead one."""
+
+    async def done(self, job: JobNumber) -> None:
+        await super().done(job)
+        raise ClaimLost(job)
+
+
+def test_job_that_is_another_gateways_by_now_is_let_go(tmp_path: Path) -> None:
+    async def test() -> None:
+        queue = Losing(tmp_path, QueueLimits(), LOG)
+        await queue.open()
+        functions = Functions(lambda *_: Said())
+        async with Worker(queue, functions, lambda _: None, WorkerSettings(), LOG) as worker:
+            await put(queue, call(queued_at_s=time.time()))
+            await soon(lambda: not queue.tally.calls and not worker.running)
+            assert worker.endings() == {(Kind.CALL, "lost"): 1}
+        await queue.close()
+
+    asyncio.run(test())
+
+
+class Torn:
+    """A body whose end is gone."""
+
+    size_bytes = 5 << 20
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        yield b"x" * 1000
+        raise BodyLost("part 7 of its body is gone")
+
+
+class Handing(SqliteQueue):
+    """Hands jobs out with bodies that are torn."""
+
+    async def claim(self, lanes: Sequence[Lane], now_s: float) -> Sequence[Job]:
+        return [replace(job, body=Torn()) for job in await super().claim(lanes, now_s)]
+
+
+def test_job_whose_body_is_gone_is_dead_at_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        queue = Handing(tmp_path, QueueLimits(), LOG)
+        await queue.open()
+        functions = Functions(lambda *_: Said())
+        async with Worker(queue, functions, lambda _: None, WorkerSettings(), LOG):
+            await put(queue, call(queued_at_s=time.time()))
+            await soon(lambda: queue.tally.dead)
+        (letter,) = await queue.dead(0, 10)
+        assert letter.why == "part 7 of its body is gone"
+        await queue.close()
+
+    asyncio.run(test())
 
 
 def _nothing(_: Turn) -> None:

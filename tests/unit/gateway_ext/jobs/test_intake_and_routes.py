@@ -13,10 +13,12 @@ import httpx
 import pytest
 
 from gateway_ext.errors import QueueFailed
+from gateway_ext.jobs.bodies import whole
 from gateway_ext.jobs.intake import Intake
 from gateway_ext.jobs.model import call_lane
 from gateway_ext.jobs.routes import make_job_routes
-from gateway_ext.jobs.sqlite_queue import QueueLimits, SqliteQueue
+from gateway_ext.jobs.sqlite.queue import SqliteQueue
+from gateway_ext.jobs.tally import QueueLimits
 from gateway_ext.model import FunctionId
 from tests.job_world import ECHO, a_queue, call, claimed, put
 
@@ -71,7 +73,11 @@ def test_call_is_kept_as_it_was_sent(tmp_path: Path, body: bytes) -> None:
             assert (answer.status_code, answer.content) == (202, b"")
             assert answer.headers["x-call-id"] == "mine"
             (job,) = await queue.claim([call_lane(ECHO)], 1e12)
-            assert (job.call.path, job.call.query, job.body) == (b"/a%2Fb/c", b"q=%20", body)
+            assert (job.call.path, job.call.query, await whole(job.body)) == (
+                b"/a%2Fb/c",
+                b"q=%20",
+                body,
+            )
             assert (job.call.id, job.call.callback_url) == ("mine", "http://there/")
             said = dict(job.call.headers)
             assert said[b"content-type"] == b"a/b"
@@ -99,7 +105,7 @@ def test_same_id_is_accepted_and_queued_once(tmp_path: Path) -> None:
             for _ in range(2):
                 answer = await client.post(URL, headers={"x-call-id": "mine"})
                 assert answer.status_code == 202
-            assert queue.waiting() == {ECHO: 1}
+            assert queue.tally.calls == {ECHO: 1}
 
     asyncio.run(test())
 
@@ -125,7 +131,7 @@ def test_call_is_refused_and_nothing_is_left_when_it_is_wrong(
             answer = await client.request(method, url, content=content, headers=headers)
             assert answer.status_code == status
             assert answer.text
-            assert queue.waiting() == {}
+            assert queue.tally.calls == {}
             assert list((tmp_path / "bodies").iterdir()) == []
 
     asyncio.run(test())
@@ -175,7 +181,41 @@ def test_caller_who_leaves_leaves_nothing(tmp_path: Path) -> None:
             intake = Intake(by_path, queue, max_body_bytes=10_000, callback_private=True)
             scope = {"method": "POST", "path": URL, "headers": [], "query_string": b""}
             await intake(scope, receive, send)
-            assert queue.waiting() == {}
+            assert queue.tally.calls == {}
+            assert list((tmp_path / "bodies").iterdir()) == []
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(("body_s", "pause_s"), [(0.2, 30.0), (30.0, 0.1)])
+def test_body_that_does_not_come_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body_s: float, pause_s: float
+) -> None:
+    monkeypatch.setattr("gateway_ext.jobs.intake._PAUSE_S", pause_s)
+    sent: list[dict[str, Any]] = []
+    pieces = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal pieces
+        pieces += 1
+        await asyncio.sleep(0.02 if pieces < 4 or body_s < 1.0 else 60.0)
+        return {"type": "http.request", "body": b"x" * 2_000, "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def test() -> None:
+        limits = QueueLimits(inline_bytes=1000, body_bytes=1 << 20)
+        async with a_queue(tmp_path, limits) as queue:
+            intake = Intake(
+                by_path, queue, max_body_bytes=1 << 20, callback_private=True, body_s=body_s
+            )
+            scope = {"method": "POST", "path": URL, "headers": [], "query_string": b""}
+            async with asyncio.timeout(5):
+                await intake(scope, receive, send)
+            assert sent[0]["status"] == 408
+            assert (b"connection", b"close") in sent[0]["headers"]
+            assert queue.tally.calls == {}
             assert list((tmp_path / "bodies").iterdir()) == []
 
     asyncio.run(test())
@@ -192,6 +232,9 @@ def test_jobs_are_counted_by_what_they_wait_for(tmp_path: Path) -> None:
                 "calls": 1,
                 "callbacks": 0,
                 "dead": 1,
+                "bytes": 5,
+                "deadBytes": 5,
+                "away": False,
                 "running": 7,
                 "functions": {"echo.openfaas-fn": 1},
             }
@@ -216,7 +259,7 @@ def test_dead_letter_is_shown_replayed_and_discarded(tmp_path: Path) -> None:
             assert base64.b64decode(whole["body"]) == b"\x00body"
             assert ["content-type", "text/plain"] in whole["headers"]
             assert (await client.post(letter + "/replay")).status_code == 202
-            assert queue.waiting() == {ECHO: 1}
+            assert queue.tally.calls == {ECHO: 1}
             assert (await client.get(letter)).status_code == 404
             assert await put(queue, call("two"))
             letter = f"/system/jobs/dead/{second['number']}"

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.errors import QueueFailed
-from gateway_ext.jobs.committer import Committer, Turn
+from gateway_ext.jobs.bodies import whole
 from gateway_ext.jobs.model import call_lane
-from gateway_ext.jobs.sqlite_queue import QueueLimits
+from gateway_ext.jobs.sqlite.committer import Committer, Turn
+from gateway_ext.jobs.tally import QueueLimits
 from tests.job_world import ECHO, a_queue, call, claimed, put
 
 LIMITS = QueueLimits(inline_bytes=10)
@@ -48,6 +49,40 @@ def test_queue_of_another_version_is_refused(tmp_path: Path) -> None:
         with pytest.raises(QueueFailed, match="version 99"):
             async with a_queue(tmp_path):
                 pytest.fail("it was opened")
+
+    asyncio.run(test())
+
+
+def test_queue_of_the_first_version_is_taken_over_with_the_sizes_of_its_bodies(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with a_queue(tmp_path, LIMITS) as queue:
+            await put(queue, call("small"), b"12345")
+            await put(queue, call("large"), LARGE)
+        with closing(sqlite3.connect(tmp_path / "jobs.sqlite")) as db:
+            db.execute("ALTER TABLE bodies DROP COLUMN size_bytes")
+            db.execute("ALTER TABLE jobs DROP COLUMN last_status")
+            db.execute("PRAGMA user_version = 1")
+            db.commit()
+        async with a_queue(tmp_path, LIMITS) as queue:
+            assert queue.tally.alive_bytes == 105
+            jobs = await queue.claim([call_lane(ECHO)] * 2, 1e9)
+            assert [job.body.size_bytes for job in jobs] == [5, 100]
+            assert await whole(jobs[1].body) == LARGE
+
+    asyncio.run(test())
+
+
+def test_body_that_is_cut_short_makes_a_dead_letter(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with a_queue(tmp_path, LIMITS) as queue:
+            await put(queue, call(), LARGE)
+            (file,) = (tmp_path / "bodies").iterdir()
+            file.write_bytes(LARGE[:50])
+            assert await queue.claim([call_lane(ECHO)], 1e9) == []
+            (letter,) = await queue.dead(0, 10)
+            assert "50 of 100 bytes" in letter.why
 
     asyncio.run(test())
 
@@ -90,7 +125,7 @@ def test_files_that_no_job_has_go_at_the_next_start(tmp_path: Path) -> None:
         async with a_queue(tmp_path, LIMITS) as queue:
             assert len(list((tmp_path / "bodies").iterdir())) == 1
             (job,) = await queue.claim([call_lane(ECHO)], 1e9)
-            assert job.body == LARGE
+            assert await whole(job.body) == LARGE
 
     asyncio.run(test())
 
@@ -122,7 +157,7 @@ def test_row_that_makes_no_sense_becomes_a_dead_letter_and_hinders_nobody(tmp_pa
         async with a_queue(tmp_path) as queue:
             jobs = await queue.claim([call_lane(ECHO)] * 2, 1e9)
             assert [job.call.id for job in jobs] == ["fine"]
-            assert (await queue.counts()).dead == 1
+            assert queue.tally.counts().dead == 1
 
     asyncio.run(test())
 
@@ -137,8 +172,8 @@ def test_put_that_is_cancelled_is_kept_whole_or_not_at_all(tmp_path: Path) -> No
                 await asyncio.gather(task, return_exceptions=True)
             await put(queue, call("last"), LARGE)
             jobs = await queue.claim([call_lane(ECHO)] * 30, 1e9)
-            assert all(job.body == LARGE for job in jobs)
-            assert queue.waiting() == {ECHO: len(jobs)}
+            assert [await whole(job.body) for job in jobs] == [LARGE] * len(jobs)
+            assert queue.tally.calls == {ECHO: len(jobs)}
             assert await queue.dead(0, 10) == []
 
     asyncio.run(test())
@@ -194,7 +229,7 @@ def test_disk_that_is_full_fails_the_put_and_only_that(tmp_path: Path) -> None:
             await _limit_pages(queue._committer, 30)  # noqa: SLF001 - no other way to a full disk
             with pytest.raises(QueueFailed, match="full"):
                 await put(queue, call("large"), b"x" * 900_000)
-            assert queue.waiting() == {ECHO: 1}
+            assert queue.tally.calls == {ECHO: 1}
             await _limit_pages(queue._committer, 1 << 20)  # noqa: SLF001
             assert await put(queue, call("large"), b"x" * 900_000)
 

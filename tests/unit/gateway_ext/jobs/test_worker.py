@@ -11,7 +11,8 @@ from gateway_ext.errors import Busy, GatewayError, NoGpu, Unreachable
 from gateway_ext.jobs.fairness import Limits
 from gateway_ext.jobs.model import Call
 from gateway_ext.jobs.retry import BackOff, Patience
-from gateway_ext.jobs.sqlite_queue import QueueLimits, SqliteQueue
+from gateway_ext.jobs.sqlite.queue import SqliteQueue
+from gateway_ext.jobs.tally import QueueLimits
 from gateway_ext.jobs.worker import Worker, WorkerSettings
 from gateway_ext.model import FunctionId
 from tests.job_world import ECHO, LOG, Behaviour, Functions, Said, a_queue, call, put, soon
@@ -72,7 +73,7 @@ async def working(
 async def idle(queue: SqliteQueue) -> None:
     """Until nothing is kept but dead letters."""
     async with asyncio.timeout(10):
-        while (counts := await queue.counts()).calls or counts.callbacks:
+        while (counts := queue.tally.counts()).calls or counts.callbacks:
             await asyncio.sleep(0.01)
 
 
@@ -137,7 +138,7 @@ def test_call_is_dead_after_its_attempts_and_made_when_it_is_replayed(tmp_path: 
             await soon(lambda: functions.times("c1") == 4)
             await idle(queue)
             (letter,) = await queue.dead(0, 10)
-            assert (letter.attempts, letter.call.id) == (4, "c1")
+            assert (letter.attempts, letter.call.id, letter.last_status) == (4, "c1", 503)
             assert "503" in letter.why
             await queue.replay(letter.number, time.time())
             await idle(queue)
@@ -187,8 +188,8 @@ def test_slow_function_does_not_block_another(tmp_path: Path) -> None:
             await soon(lambda: functions.now == 6)  # a quarter of the places is for others
             for at in range(20):
                 await put(queue, now(f"quick{at}"))
-            await soon(lambda: ECHO not in queue.waiting())
-            assert queue.waiting() == {SLOW: 50}
+            await soon(lambda: ECHO not in queue.tally.calls)
+            assert queue.tally.calls == {SLOW: 50}
             assert functions.most <= 8
 
     asyncio.run(test())
@@ -217,7 +218,7 @@ def test_fault_of_ours_is_an_attempt_and_not_the_end_of_the_worker(tmp_path: Pat
             await put(queue, now("odd"))
             await soon(lambda: functions.times("odd") == 1)
             await put(queue, now("fine"))
-            await soon(lambda: queue.waiting() == {ECHO: 1})
+            await soon(lambda: queue.tally.calls == {ECHO: 1})
             assert functions.times("fine") == 1
 
     asyncio.run(test())
@@ -268,6 +269,7 @@ def test_callback_that_is_refused_is_dead_at_once_and_sent_when_replayed(tmp_pat
             await idle(queue)
             (letter,) = await queue.dead(0, 10)
             assert "302" in letter.why
+            assert letter.last_status == 302
             await queue.replay(letter.number, time.time())
             await idle(queue)
             assert [body for _, body in there.got] == [LARGE, LARGE]

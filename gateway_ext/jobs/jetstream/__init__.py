@@ -1,0 +1,1 @@
+"""The job queue that gateways share: NATS JetStream."""

@@ -1,0 +1,56 @@
+"""What a call's time went to, for the trace that it belongs to: the header X-Gpu-Trace.
+
+The gateway reads it (`gateway_ext/tracing/told.py`, docs/tracing.md) and passes it on to nobody.
+"""
+
+import time
+from collections.abc import Sequence
+
+from gateway_ext.runtime.event import Headers
+
+NAME = "X-Gpu-Trace"
+_VERSION = "1"
+
+Pairs = list[tuple[str, str]]
+
+
+class Timing:
+    """The times of one call, from its arrival on; told only to who said which trace it is of."""
+
+    __slots__ = ("trace", "_arrived", "_began", "_began_ns", "_ended", "_below")
+
+    def __init__(self, headers: Headers) -> None:
+        self.trace = headers.get("traceparent", "")
+        self._arrived = self._began = time.perf_counter_ns()
+        self._began_ns = time.time_ns()
+        self._ended = 0
+        self._below: Sequence[str] = ()
+
+    @property
+    def trace_id(self) -> str:
+        """The name of the trace, as far as it has one."""
+        parts = self.trace.split("-")
+        return parts[1] if len(parts) > 1 else ""
+
+    def begins(self) -> None:
+        """The handler is called: until now the call waited for it."""
+        self._began = time.perf_counter_ns()
+        self._began_ns = time.time_ns()
+
+    def ends(self, below: Sequence[str]) -> None:
+        """The handler has answered; `below` is what its graph calls took."""
+        self._ended = time.perf_counter_ns()
+        self._below = below
+
+    def announced(self) -> Pairs:
+        """What to say of a trailer before the body."""
+        return [("Trailer", NAME)] if self.trace else []
+
+    def header(self) -> Pairs:
+        """The header, or trailer."""
+        if not self.trace:
+            return []
+        took_us = ((self._ended or time.perf_counter_ns()) - self._began) // 1_000
+        queued_us = (self._began - self._arrived) // 1_000
+        handler = f"{_VERSION} h;{self._began_ns // 1_000};{took_us};q={queued_us}"
+        return [(NAME, " ".join((handler, *self._below)) if self._below else handler)]

@@ -1,0 +1,137 @@
+"""What an operator should look at now, found in a look at the cluster; pure."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from gateway_ext.ui.model import Json
+
+_LONG_S = 30.0
+_THRASHING, _ENOUGH, _ENOUGH_A_SECOND = 0.3, 100, 1.0
+_MOST = 50
+_MOST_SKEW_S = 5.0
+_LEVELS = ("critical", "warning")
+
+
+def alerts(whole: Mapping[str, Any], gpus: Iterable[Json], functions: Iterable[Json]) -> list[Json]:
+    """The worst first, and not more than somebody can read."""
+    found = [*_of_scheduler(whole["scheduler"]), *_of_gpus(whole, list(gpus))]
+    found += [*_of_queue(whole), *_of_functions(functions), *_of_jobs(whole["dead_letters"])]
+    found.sort(key=lambda alert: _LEVELS.index(alert["level"]))
+    return found[:_MOST]
+
+
+def _alert(level: str, code: str, about: str, text: str, what_to_do: str) -> Json:
+    return {"level": level, "code": code, "about": about, "text": text, "what_to_do": what_to_do}
+
+
+def _of_scheduler(scheduler: Json) -> Iterator[Json]:
+    if not scheduler["ok"]:
+        yield _alert(
+            "critical",
+            "no-scheduler",
+            "scheduler",
+            f"no scheduler tells what goes on: {scheduler['why']}",
+            "start one, or look at its log: gpufaas scheduler; what is below is as it was last",
+        )
+    elif scheduler["etcd"] == "lost":
+        yield _alert(
+            "warning",
+            "store-lost",
+            "scheduler",
+            "etcd is away; requests are served from memory until it is back",
+            "look at etcd: gpufaas doctor; no other scheduler can take over meanwhile",
+        )
+    if abs(scheduler["skew_s"]) > _MOST_SKEW_S:
+        yield _alert(
+            "warning",
+            "clocks-differ",
+            "scheduler",
+            f"the scheduler's clock is {scheduler['skew_s']:+g} s off the gateway's",
+            "set both clocks (NTP): times shown here are off by as much",
+        )
+
+
+def _of_gpus(whole: Mapping[str, Any], gpus: list[Json]) -> Iterator[Json]:
+    if not gpus and whole["scheduler"]["ok"]:
+        yield _alert(
+            "critical",
+            "no-gpus",
+            "gpus",
+            "no GPU is attached: calls that need one are refused",
+            "gpufaas gpu-manager --scheduler URL on a host with GPUs",
+        )
+    for gpu in gpus:
+        if gpu["state"] == "silent":
+            yield _alert(
+                "warning",
+                "gpu-silent",
+                gpu["id"],
+                f"{gpu['id']} is not heard of: it takes nothing new",
+                f"look at the GPU manager of {gpu['node']} and at its network",
+            )
+        elif gpu["withheld_bytes"] > gpu["total_bytes"] // 2:
+            yield _alert(
+                "warning",
+                "gpu-taken",
+                gpu["id"],
+                f"more than half the memory of {gpu['id']} is in somebody else's hands",
+                "see which processes use it: nvidia-smi",
+            )
+
+
+def _of_queue(whole: Mapping[str, Any]) -> Iterator[Json]:
+    head = whole["queue"]["head"]
+    waited_s = max((one["waited_s"] for one in head), default=0.0)
+    if waited_s > _LONG_S:
+        yield _alert(
+            "warning",
+            "long-wait",
+            "queue",
+            f"the first requests have waited for {waited_s:.0f} s",
+            "add GPUs, or see who takes them: functions by GPU seconds",
+        )
+    totals = whole["totals"]
+    ratio, rate = totals["hit_ratio"], totals["rate"]
+    enough = totals["requests"] >= _ENOUGH and rate is not None and rate > _ENOUGH_A_SECOND
+    if enough and ratio is not None and ratio < _THRASHING:
+        yield _alert(
+            "warning",
+            "thrashing",
+            "totals",
+            f"only {100 * ratio:.0f} % of requests find their model in GPU memory",
+            "models take turns: add GPUs, pin the most used, or choose another policy",
+        )
+
+
+def _of_functions(functions: Iterable[Json]) -> Iterator[Json]:
+    for function in functions:
+        if function["wanted"] and not function["replicas"] and function["waiting"]:
+            yield _alert(
+                "warning",
+                "no-replica",
+                function["id"],
+                f"{function['id']} has calls that wait, and nothing of it runs",
+                f"see why: faas-cli logs {function['name']}",
+            )
+
+
+def _of_jobs(letters: Json) -> Iterator[Json]:
+    if letters["why"]:
+        yield _alert(
+            "warning",
+            "jobs-away",
+            "dead_letters",
+            f"async calls cannot be looked at: {letters['why']}",
+            "see docs/async.md",
+        )
+    if letters["count"]:
+        some = (
+            "one async call is" if letters["count"] == 1 else f"{letters['count']} async calls are"
+        )
+        yield _alert(
+            "warning",
+            "dead-letters",
+            "dead_letters",
+            f"{some} tried no more",
+            "see why, then replay or delete: dead letters",
+        )

@@ -1,0 +1,229 @@
+// What opens from a bar: a model on a GPU with what can be ordered, and a GPU with all that it has.
+
+import { order } from "./api.js";
+import { attempt, open, twice } from "./dialog.js";
+import { facts, h } from "./dom.js";
+import { ago, bytes, count, few, seconds, several, share } from "./format.js";
+import { focusGpu } from "./gpus.js";
+import { colour, knownModels, nameOf, pathOf } from "./models.js";
+
+/** A model on one GPU: pin, evict, prefetch. */
+export function openModel(feed, gpuId, model) {
+  const look = () => {
+    const gpu = feed.state.gpus.get(gpuId);
+    return { gpu, resident: gpu?.residents.find((one) => one.model === model) };
+  };
+  const { resident } = look();
+  if (!resident) return;
+  const about = h("div");
+  const pin = h("button", { type: "button", class: "button" });
+  const evict = twice("Evict from here", "Evict: press once more", () => run("evict"));
+  const elsewhere = prefetchForm(feed.state, model, (gpu) => run("prefetch", gpu));
+  const hint = h("p", { class: "hint" });
+  const content = h(
+    "div",
+    null,
+    about,
+    h("div", { class: "actions" }, pin, evict),
+    hint,
+    elsewhere,
+  );
+  const refresh = () => drawModel({ ...look(), state: feed.state, about, pin, evict, hint });
+  const dialog = open({ title: nameOf(resident), content, className: "narrow", refresh });
+  const run = async (verb, gpu = gpuId) => {
+    const ordered = () => order(`${pathOf(model)}/${verb}`, { body: gpu ? { gpu } : {} });
+    const said = `Ordered: ${verb} ${nameOf(resident)}${gpu ? ` on ${gpu}` : ""}`;
+    const isDone = await attempt(dialog, ordered, said);
+    if (isDone && verb === "evict") focusGpu(gpuId);
+  };
+  pin.addEventListener("click", () => run(look().resident?.pinned ? "unpin" : "pin"));
+  refresh();
+}
+
+function drawModel({ gpu, resident, state, about, pin, evict, hint }) {
+  if (!resident) {
+    about.replaceChildren(h("p", { text: "It has left this GPU." }));
+    pin.disabled = evict.disabled = true;
+    return;
+  }
+  const on = knownModels(state).get(resident.model).on;
+  about.replaceChildren(
+    facts([
+      ["Model", h("code", { text: resident.model })],
+      ["On", gpu.id],
+      ["Memory", `${bytes(resident.bytes)}, ${share(resident.bytes / gpu.total_bytes)} of the GPU`],
+      ["Now", stateOf(resident)],
+      ["Last used", ago(resident.last_used_s, state.now)],
+      ["Uses", count(resident.uses)],
+      ["Copies", on.length > 1 ? `${on.length}: ${listed(on)}` : "only this one"],
+    ]),
+  );
+  if (!pin.disabled) pin.textContent = resident.pinned ? "Unpin" : "Pin here";
+  hint.textContent = resident.pinned
+    ? "Pinned: it stays until it is unpinned."
+    : "Pinned, a model stays, whatever else needs room.";
+}
+
+const stateOf = (resident) =>
+  [
+    resident.loading ? "loading" : resident.busy ? "in use" : "idle",
+    resident.pinned ? "pinned" : "",
+  ]
+    .filter(Boolean)
+    .join(", ");
+
+const listed = (names) =>
+  names.length > 6
+    ? `${names.slice(0, 6).join(", ")} and ${names.length - 6} more`
+    : names.join(", ");
+
+/** Where a model is to be brought: GPUs that lack it, the one with the most free memory first. */
+function prefetchForm(state, model, action) {
+  const lacking = [...state.gpus.values()]
+    .filter((gpu) => gpu.state !== "silent" && !gpu.residents.some((one) => one.model === model))
+    .sort((a, b) => b.free_bytes - a.free_bytes);
+  const select = h(
+    "select",
+    { id: "prefetch-gpu" },
+    h("option", { value: "", text: "wherever it fits best" }),
+    ...lacking.map((gpu) =>
+      h("option", { value: gpu.id, text: `${gpu.id}, ${bytes(gpu.free_bytes)} free` }),
+    ),
+  );
+  const go = h("button", { type: "submit", class: "button", text: "Prefetch" });
+  go.disabled = lacking.length === 0;
+  const form = h(
+    "form",
+    { class: "inline" },
+    h("label", { for: "prefetch-gpu", text: "Bring a copy to" }),
+    select,
+    go,
+  );
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    action(select.value);
+  });
+  return form;
+}
+
+/** A GPU: who has it, who waits for it, and what it holds. */
+export function openGpu(feed, id) {
+  const gpu = feed.state.gpus.get(id);
+  if (!gpu) return;
+  const live = h("div");
+  const form = loadForm(feed.state, gpu, (model) => run(model));
+  const dialog = open({ title: id, content: h("div", null, live, form), refresh: () => draw() });
+  const run = (model) =>
+    attempt(
+      dialog,
+      () => order(`${pathOf(model)}/prefetch`, { body: { gpu: id } }),
+      `Ordered: prefetch onto ${id}`,
+    );
+  const draw = () => {
+    const now = feed.state.gpus.get(id);
+    if (now) live.replaceChildren(...gpuBody(now, feed.state));
+    else live.replaceChildren(h("p", { text: "It has left the cluster." }));
+  };
+  draw();
+}
+
+function gpuBody(gpu, state) {
+  return [
+    facts([
+      ["Kind", gpu.kind],
+      ["Node", gpu.node],
+      ["State", gpu.state],
+      [
+        "Memory",
+        `${bytes(gpu.used_bytes)} used, ${bytes(gpu.free_bytes)} free of ${bytes(gpu.total_bytes)}`,
+      ],
+      ["In other hands", gpu.withheld_bytes ? bytes(gpu.withheld_bytes) : null],
+      ["Leased of the last minute", gpu.utilisation === null ? null : share(gpu.utilisation)],
+    ]),
+    ...listing(
+      "Has the GPU",
+      gpu.leases.map((one) => holder(one, state.now)),
+      "Nobody.",
+    ),
+    ...listing("Waits for it", waiters(gpu), "Nobody."),
+    h("h3", { text: `${several(gpu.residents.length, "model")}, longest unused first` }),
+    residentsTable(gpu, state.now),
+  ];
+}
+
+const by = (one) => `${one.function}, ${one.request}`;
+
+function waiters(gpu) {
+  const more = (gpu.queue_length ?? 0) - gpu.queue.length;
+  const named = gpu.queue.map(by);
+  return more > 0 ? [...named, `and ${count(more)} more`] : named;
+}
+
+function holder(lease, now) {
+  const since = seconds(Math.max(0, now - lease.since_s));
+  return `${by(lease)}, for ${since}, expected to end in ${ending(lease, now)}`;
+}
+
+const ending = (lease, now) =>
+  lease.expected_end_s === null ? "a while" : seconds(Math.max(0, lease.expected_end_s - now));
+
+function listing(title, lines, nothing) {
+  const list = h("ul", { class: "plain" }, ...lines.map((text) => h("li", { text })));
+  return [h("h3", { text: title }), lines.length ? list : h("p", { class: "hint", text: nothing })];
+}
+
+function residentsTable(gpu, now) {
+  if (gpu.residents.length === 0) return h("p", { class: "hint", text: "Its memory is empty." });
+  const head = ["Model", "Memory", "Last used", "Uses"].map((text) =>
+    h("th", { scope: "col", text }),
+  );
+  const rows = gpu.residents.map((one) => {
+    const swatch = h("span", { class: "swatch model" });
+    colour(swatch, one.model);
+    const marks = ["busy", "loading", "pinned"].filter((mark) => one[mark]).join(", ");
+    return h(
+      "tr",
+      null,
+      h("td", null, swatch, `${nameOf(one)}${marks ? ` (${marks})` : ""}`),
+      ...[bytes(one.bytes), ago(one.last_used_s, now), few(one.uses)].map((text) =>
+        h("td", { class: "number", text }),
+      ),
+    );
+  });
+  return h(
+    "table",
+    { class: "small" },
+    h("thead", null, h("tr", null, ...head)),
+    h("tbody", null, ...rows),
+  );
+}
+
+/** Choose from every model that is known and not there yet. */
+function loadForm(state, gpu, action) {
+  const here = new Set(gpu.residents.map((one) => one.model));
+  const others = [...knownModels(state).values()].filter((one) => !here.has(one.model));
+  others.sort((a, b) => nameOf(a).localeCompare(nameOf(b)));
+  if (others.length === 0) return null;
+  const select = h(
+    "select",
+    { id: "load-model" },
+    ...others.map((one) =>
+      h("option", {
+        value: one.model,
+        text: `${nameOf(one)}${one.bytes ? `, ${bytes(one.bytes)}` : ""}`,
+      }),
+    ),
+  );
+  const form = h(
+    "form",
+    { class: "inline" },
+    h("label", { for: "load-model", text: "Prefetch onto this GPU" }),
+    select,
+    h("button", { type: "submit", class: "button", text: "Prefetch" }),
+  );
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    action(select.value);
+  });
+  return form;
+}

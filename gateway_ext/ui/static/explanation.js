@@ -1,0 +1,221 @@
+// Why a request went where it went: the candidates with their estimates, and what really happened.
+
+import { Refused, ask } from "./api.js";
+import { note, open } from "./dialog.js";
+import { facts, h } from "./dom.js";
+import { ago, count, seconds, several, times } from "./format.js";
+import { shortModel } from "./models.js";
+
+const MOST_CANDIDATES = 12;
+const PARTS = [
+  ["wait_s", "wait"],
+  ["load_s", "load"],
+  ["run_s", "run"],
+];
+
+/** Fetch it and open it. */
+export async function openExplanation(request) {
+  let told;
+  try {
+    told = await ask(`decisions/${request.split("/").map(encodeURIComponent).join("/")}`);
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    note(error.message, "problem");
+    return;
+  }
+  const label = (model) => told.labels?.[model] ?? shortModel(model);
+  const content = h(
+    "div",
+    { class: "explanation" },
+    about(told, label),
+    ...told.decisions.map((one, at) => decision(one, at, told, label)),
+  );
+  open({ title: title(told), content, className: "wide" });
+}
+
+function title(told) {
+  const name = told.function.replace(/^openfaas-fn\//, "");
+  const last = told.decisions.at(-1);
+  if (!last) return `Why ${name} waits`;
+  return `Why ${name} ${last.what === "queued" ? "waits for" : "went to"} ${last.slot}`;
+}
+
+function about(told, label) {
+  return facts([
+    ["Request", h("code", { text: told.request })],
+    ["Models", told.models.map(label).join(", ")],
+    ["Arrived", ago(0, told.arrived_ago_s)],
+    ["First lease", told.waited_s === null ? "none so far" : `after ${seconds(told.waited_s)}`],
+    ["Outcome", `${told.outcome ?? "not ended"}${told.reason ? `: ${told.reason}` : ""}`],
+    ["In all", told.total_s === null ? null : seconds(told.total_s)],
+  ]);
+}
+
+function decision(one, at, told, label) {
+  const number = told.decisions.length > 1 ? `${at + 1}. ` : "";
+  const what = one.what === "queued" ? `Told to wait for ${one.slot}` : `Placed on ${one.slot}`;
+  return h(
+    "section",
+    { class: "step" },
+    h("h3", { text: `${number}${what}, ${seconds(one.after_s)} after it arrived` }),
+    h(
+      "p",
+      null,
+      "Rule: ",
+      h("strong", { text: one.rule }),
+      one.hit === null
+        ? ""
+        : one.hit
+          ? ". A hit: nothing had to be loaded."
+          : one.held_elsewhere
+            ? ". A false miss: another GPU had the models."
+            : ". A miss: no GPU had all the models.",
+    ),
+    ...(one.why
+      ? why(one.why, label)
+      : [
+          h("p", {
+            class: "hint",
+            text: "The candidates were not kept: the cluster is too large, or it was placed again.",
+          }),
+        ]),
+    ...(one.came ? came(one, label) : []),
+  );
+}
+
+function why(told, label) {
+  const ahead = told.queue_length
+    ? `${several(told.queue_length, "request")} waited, ${count(told.ahead)} of them ahead of it`
+    : "Nobody else waited";
+  const passed = told.visits === 0 ? "never passed over" : `passed over ${times(told.visits)}`;
+  const said = `${told.policy}: it had waited ${seconds(told.waited_s)} and was ${passed}. ${ahead}.`;
+  const victims = told.victims.length
+    ? h("p", { text: `Evicted for it: ${told.victims.map(label).join(", ")}.` })
+    : null;
+  const sorted = told.candidates
+    .map(finished)
+    .sort((a, b) => a.finish_s - b.finish_s || (a.slot === told.chosen ? -1 : 1));
+  return [h("p", { text: said }), victims, candidates(sorted, told.chosen)].filter(Boolean);
+}
+
+const finished = (one) => ({
+  ...one,
+  finish_s: one.finish_s ?? one.wait_s + one.load_s + one.run_s,
+});
+
+function candidates(sorted, chosen) {
+  const longest = Math.max(0.001, ...sorted.map((one) => one.finish_s));
+  const body = h("tbody");
+  const draw = (most) =>
+    body.replaceChildren(
+      ...firsts(sorted, chosen, most).map((one) => candidate(one, chosen, longest)),
+    );
+  draw(MOST_CANDIDATES);
+  const head = ["Candidate", "State", "Models", "Estimated finish", ""].map((text, at) =>
+    h("th", { scope: "col", class: at === 4 ? "number" : "", text }),
+  );
+  const table = h(
+    "table",
+    { class: "small candidates" },
+    h("caption", null, "Candidates, the soonest first ", legend()),
+    h("thead", null, h("tr", null, ...head)),
+    body,
+  );
+  if (sorted.length <= MOST_CANDIDATES) return table;
+  const more = h("button", {
+    type: "button",
+    class: "button quiet",
+    text: `Show all ${count(sorted.length)}`,
+  });
+  more.addEventListener("click", () => {
+    draw(sorted.length);
+    body.querySelector("tr").focus();
+    more.remove();
+  });
+  return h("div", null, table, more);
+}
+
+/** The first so many, and the chosen one wherever it is. */
+function firsts(sorted, chosen, most) {
+  const shown = sorted.slice(0, most);
+  const pick = sorted.find((one) => one.slot === chosen);
+  return pick && !shown.includes(pick) ? [...shown, pick] : shown;
+}
+
+const legend = () =>
+  h(
+    "span",
+    { class: "key-parts" },
+    ...PARTS.map(([, name]) => h("span", { class: `key part-${name}`, text: name })),
+  );
+
+function candidate(one, chosen, longest) {
+  const isChosen = one.slot === chosen;
+  const bar = h("span", { class: "estimate" });
+  for (const [field, name] of PARTS) {
+    const part = h("span", { class: `part part-${name}`, title: `${name} ${seconds(one[field])}` });
+    part.style.width = `${(100 * one[field]) / longest}%`;
+    bar.append(part);
+  }
+  const said = PARTS.map(([field, name]) => `${name} ${seconds(one[field])}`).join(", ");
+  return h(
+    "tr",
+    { class: isChosen ? "chosen" : "", tabindex: "-1" },
+    h(
+      "th",
+      { scope: "row" },
+      isChosen ? h("span", { class: "tick", text: "✓ " }) : null,
+      one.slot,
+      isChosen ? h("span", { class: "sr", text: " chosen" }) : null,
+    ),
+    h("td", { text: one.idle ? "idle" : "busy" }),
+    h("td", { text: one.cached ? "resident" : "to load" }),
+    h("td", { class: "estimate-cell" }, bar, h("span", { class: "sr", text: said })),
+    h("td", { class: "number", text: seconds(one.finish_s) }),
+  );
+}
+
+/** Estimates beside what was measured. */
+function came(one, label) {
+  const { came: real, estimate } = one;
+  const sources = Object.entries(real.loaded_from)
+    .map(([model, tier]) => `${label(model)} from ${tier}`)
+    .join(", ");
+  const rows = [
+    ["Load", estimate?.load_s, real.load_s, sources],
+    [
+      "Run",
+      estimate?.run_s,
+      real.runs ? real.run_s : null,
+      real.runs ? several(real.runs, "call") : "no call so far",
+    ],
+  ].map(([name, expected, measured, remark]) =>
+    h(
+      "tr",
+      null,
+      h("th", { scope: "row", text: name }),
+      ...[expected, measured].map((value) => h("td", { class: "number", text: seconds(value) })),
+      h("td", { text: remark }),
+    ),
+  );
+  const head = ["What came of it", "Expected", "Measured", ""].map((text) =>
+    h("th", { scope: "col", text }),
+  );
+  const held =
+    real.held_s === null
+      ? "The lease is in force."
+      : `The slot was free again after ${seconds(real.held_s)}.`;
+  const failed = Object.entries(real.failed_loads).map(([model, reason]) =>
+    h("p", { class: "problem", text: `${label(model)} could not be loaded: ${reason}` }),
+  );
+  return [
+    h(
+      "table",
+      { class: "small came" },
+      h("thead", null, h("tr", null, ...head)),
+      h("tbody", null, ...rows),
+    ),
+    h("p", { class: "hint", text: `Lease ${real.lease}. ${held}` }),
+    ...failed,
+  ];
+}

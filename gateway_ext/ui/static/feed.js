@@ -1,0 +1,122 @@
+// Live data: server-sent events into a State, and how sure one can be of what is shown.
+
+import { State } from "./state.js";
+
+// The gateway says something about once a second, seldomer where a look costs it much.
+const SILENT_MS = 20_000;
+const RETRY_MS = [1_000, 2_000, 4_000, 8_000, 15_000];
+
+/**
+ * Keeps a State up to date. `onChange(state, sections)` is told what changed, `onLive(live, why)`
+ * whether it is "connecting", "live", "lost" or "paused".
+ */
+export class Feed {
+  #state = new State();
+  #source = null;
+  #tries = 0;
+  #heardMs = 0;
+  #filled = false;
+  #paused = false;
+  #live = "";
+  #retry = 0;
+  #onChange;
+  #onLive;
+
+  constructor({ onChange, onLive }) {
+    this.#onChange = onChange;
+    this.#onLive = onLive;
+    setInterval(() => this.#watch(), 1_000);
+    // What nobody sees should cost the gateway nothing.
+    document.addEventListener("visibilitychange", () =>
+      document.hidden ? this.#close() : this.#open(),
+    );
+    addEventListener("online", () => this.#open());
+    addEventListener("offline", () => this.#tell("lost", "This machine is offline."));
+  }
+
+  get state() {
+    return this.#state;
+  }
+
+  /** How long ago something was heard. */
+  get ageS() {
+    return (performance.now() - this.#heardMs) / 1000;
+  }
+
+  start() {
+    this.#tell("connecting");
+    this.#open();
+  }
+
+  /** Stand still, or go on with all that came meanwhile. */
+  pause(isSo) {
+    this.#paused = isSo;
+    if (isSo) {
+      this.#close();
+      this.#tell("paused");
+    } else {
+      this.start();
+    }
+  }
+
+  #open() {
+    if (this.#paused || document.hidden) return;
+    this.#close();
+    const source = new EventSource("events");
+    this.#source = source;
+    source.addEventListener("state", (event) => this.#heard(event, true));
+    source.addEventListener("change", (event) => this.#heard(event, false));
+    source.addEventListener("ping", (event) => this.#heard(event, false));
+    source.addEventListener("error", () => this.#failed(source));
+  }
+
+  #close() {
+    clearTimeout(this.#retry);
+    this.#source?.close();
+    this.#source = null;
+  }
+
+  #heard(event, whole) {
+    const said = JSON.parse(event.data);
+    const changed = whole ? this.#state.replace(said) : this.#state.change(said);
+    this.#heardMs = performance.now();
+    this.#tries = 0;
+    this.#filled ||= whole;
+    this.#tell("live");
+    this.#onChange(this.#state, changed);
+  }
+
+  /** The browser tries again by itself, unless it was answered with something else than events. */
+  #failed(source) {
+    if (source !== this.#source) return;
+    const why = "The connection to the gateway is lost. Trying again.";
+    this.#tell(this.#filled ? "lost" : "connecting", why);
+    if (source.readyState === EventSource.CLOSED) this.#askWhy();
+  }
+
+  async #askWhy() {
+    const waitMs = RETRY_MS[Math.min(this.#tries, RETRY_MS.length - 1)];
+    this.#tries += 1;
+    this.#retry = setTimeout(() => this.#open(), waitMs);
+    try {
+      const answer = await fetch("state", { cache: "no-store" });
+      if (!answer.ok) this.#tell("lost", `The gateway says: ${(await answer.text()).trim()}`);
+    } catch {
+      this.#tell("lost", "The gateway cannot be reached. Trying again.");
+    }
+  }
+
+  #watch() {
+    if (this.#source === null || this.#live !== "live") return;
+    if (performance.now() - this.#heardMs > SILENT_MS) {
+      this.#tell("lost", "The gateway has gone silent. Trying again.");
+      this.#open();
+    }
+  }
+
+  #tell(live, why = "") {
+    if (live === this.#live && !why) return;
+    this.#live = live;
+    this.#onLive(live, why);
+  }
+}

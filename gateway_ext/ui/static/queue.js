@@ -1,0 +1,96 @@
+// Who waits for a GPU: how many by function, and the first of them in order.
+
+import { byId, h, keyed, say, style } from "./dom.js";
+import { count, seconds, several, times } from "./format.js";
+
+const MOST_BARS = 8;
+const MOST_HEAD = 10;
+
+const bars = h("ul", { class: "shares", "aria-label": "Waiting by function" });
+const rest = h("p", { class: "hint" });
+const head = h("tbody");
+const table = h(
+  "table",
+  { class: "small queue-head" },
+  h("caption", { text: "The first in the queue" }),
+  h(
+    "thead",
+    null,
+    h(
+      "tr",
+      null,
+      ...["Function", "Waited", "Passed over"].map((text) => h("th", { scope: "col", text })),
+    ),
+  ),
+  head,
+);
+
+/** Put the parts in their place. */
+export function startQueue() {
+  byId("queue-body").append(bars, rest, table);
+}
+
+/** Show who waits. */
+export function drawQueue(queue) {
+  const isEmpty = queue.length + queue.local === 0;
+  byId("queue-empty").hidden = !isEmpty;
+  byId("queue-body").hidden = isEmpty;
+  say(byId("queue-summary"), isEmpty ? "" : waiting(queue));
+  drawBars(queue);
+  table.hidden = queue.head.length === 0;
+  keyed(head, queue.head.slice(0, MOST_HEAD), {
+    key: (one) => one.request,
+    make: makeRow,
+    update: updateRow,
+  });
+}
+
+/** How many wait for what. */
+export function waiting({ length, local }) {
+  return `${count(length)} for any GPU${local ? `, ${count(local)} for a certain one` : ""}`;
+}
+
+function drawBars({ length, by_function: by }) {
+  const most = by.slice(0, MOST_BARS);
+  const longest = Math.max(1, ...most.map((one) => one.length));
+  keyed(bars, most, {
+    key: (one) => one.function,
+    make: makeBar,
+    update: (view, one) => {
+      say(view.number, count(one.length));
+      style(view.fill, "width", `${(100 * one.length) / longest}%`);
+    },
+  });
+  const others = length - most.reduce((sum, one) => sum + one.length, 0);
+  say(
+    rest,
+    by.length > most.length
+      ? `and ${count(others)} more, of ${several(by.length - most.length, "other function")}`
+      : "",
+  );
+}
+
+function makeBar(one) {
+  const number = h("span", { class: "number" });
+  const fill = h("span", { class: "share-fill" });
+  const node = h(
+    "li",
+    { class: "share" },
+    h("span", { class: "share-name", text: one.function }),
+    h("span", { class: "share-track" }, fill),
+    number,
+  );
+  return { node, number, fill };
+}
+
+function makeRow(one) {
+  const waited = h("td", { class: "number" });
+  const visits = h("td", { class: "number" });
+  const name = h("td", { class: "clip", text: one.function, title: `request ${one.request}` });
+  return { node: h("tr", null, name, waited, visits), waited, visits };
+}
+
+function updateRow(view, one) {
+  say(view.waited, seconds(one.waited_s));
+  say(view.visits, times(one.visits));
+}

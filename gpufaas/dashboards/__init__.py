@@ -1,0 +1,1 @@
+"""Grafana's dashboards as code: `python -m gpufaas.dashboards` writes their JSON."""

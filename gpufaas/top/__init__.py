@@ -1,0 +1,1 @@
+"""`gpufaas top`: the page at a terminal."""

@@ -1,0 +1,274 @@
+"""The lists that are shown, one at a time: GPUs, functions, queue, decisions, jobs, alerts."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gpufaas.top.bars import memory_bar
+from gpufaas.top.spans import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Line, Span, plain
+from gpufaas.top.state import State
+from gpufaas.top.words import clock, rate, seconds, share, size
+
+Item = Mapping[str, Any]
+
+_STATES = {"busy": GREEN, "idle": DIM, "draining": YELLOW, "silent": RED}
+_BAR, _LEAST_BAR = 0.45, 12
+
+
+class Row(NamedTuple):
+    """One line of a list, and what it is of."""
+
+    key: str
+    line: Line
+
+
+class Panel(NamedTuple):
+    """A list: its name, how many there are, its head and rows for a width, and one in detail."""
+
+    name: str
+    count: Callable[[State], int]
+    head: Callable[[int], str]
+    rows: Callable[[State, int], Iterator[Row]]
+    detail: Callable[[State, str], list[Line]]
+    empty: str
+
+
+# -- GPUs ---------------------------------------------------------------------------------------
+
+
+def _bar_width(width: int) -> int:
+    return max(_LEAST_BAR, int(width * _BAR))
+
+
+def _gpus_head(width: int) -> str:
+    return f"{'GPU':<22}{'STATE':<9}{'MEMORY':<{_bar_width(width) + 1}}{'USED':<21}QUEUE  NOW"
+
+
+def _gpus(state: State, width: int) -> Iterator[Row]:
+    for gpu in state["gpus"]:
+        used = f"{size(gpu['used_bytes'])} of {size(gpu['total_bytes'])}"
+        now = ", ".join(plain(lease["function"] or "?") for lease in gpu["leases"])
+        line = [
+            Span(f"{_short(gpu['id'], 21):<22}"),
+            Span(f"{plain(gpu['state']):<9}", _STATES.get(gpu["state"], "")),
+            *memory_bar(gpu, _bar_width(width)),
+            Span(f" {used:<21}{gpu.get('queue_length', len(gpu['queue'])):>5}  "),
+            Span(now, CYAN),
+        ]
+        yield Row(gpu["id"], line)
+
+
+def _gpu(state: State, key: str) -> list[Line]:
+    gpu = _item(state["gpus"], "id", key)
+    if gpu is None:
+        return [[Span(f"{plain(key)} is no more", RED)]]
+    now_s = state["now"]
+    lines: list[Line] = [
+        [Span(plain(gpu["id"]), BOLD), Span(f"  {plain(gpu['kind'])} on {plain(gpu['node'])}")],
+        [
+            Span(
+                f"{gpu['state']}, {size(gpu['used_bytes'])} of {size(gpu['total_bytes'])} used, "
+                f"{size(gpu['withheld_bytes'])} by others; busy {share(gpu['utilisation'])} of "
+                "the last minute"
+            )
+        ],
+        [],
+        [Span(f"{'MODEL':<36}{'FUNCTION':<22}{'SIZE':<12}{'USED':<14}{'USES':>6}", BOLD)],
+    ]
+    for resident in reversed(gpu["residents"]):
+        marks = [name for name in ("busy", "loading", "pinned") if resident[name]]
+        ago = seconds(max(0.0, now_s - resident["last_used_s"])) + " ago"
+        text = (
+            f"{_short(resident['model'], 35):<36}{_short(resident['label'], 21):<22}"
+            f"{size(resident['bytes']):<12}{ago:<14}{resident['uses']:>6}  {' '.join(marks)}"
+        )
+        lines.append([Span(text)])
+    lines += [[], [Span("LEASES", BOLD)]]
+    lines += [_lease(lease, now_s) for lease in gpu["leases"]] or [[Span("none", DIM)]]
+    lines += [[], [Span("WAITING FOR IT", BOLD)]]
+    waiting = [[Span(f"{plain(one['request'])}  {plain(one['function'])}")] for one in gpu["queue"]]
+    return lines + (waiting or [[Span("nobody", DIM)]])
+
+
+def _lease(lease: Item, now_s: float) -> Line:
+    since_s, end_s = lease["since_s"], lease["expected_end_s"]
+    since = "" if since_s is None else f" for {seconds(max(0.0, now_s - since_s))}"
+    left = "" if end_s is None else f", expected to end in {seconds(max(0.0, end_s - now_s))}"
+    who = f"{plain(lease['request'] or '?')}  {plain(lease['function'] or 'a prefetch')}"
+    return [Span(f"{who}{since}{left}")]
+
+
+# -- functions ----------------------------------------------------------------------------------
+
+
+def _functions_head(width: int) -> str:
+    del width
+    return (
+        f"{'FUNCTION':<34}{'REPLICAS':>9}{'IN FLIGHT':>11}{'CALLS':>10}{'5XX':>7}{'RATE':>9}"
+        f"{'P95':>10}{'GPU TIME':>14}  IMAGE"
+    )
+
+
+def _functions(state: State, width: int) -> Iterator[Row]:
+    """Those first that cost the most."""
+    del width
+    for one in sorted(state["functions"], key=lambda one: (-one["gpu_seconds"], one["id"])):
+        errors = Span(f"{one['errors']:>7}", RED if one["errors"] else "")
+        head = f"{_short(one['id'], 33):<34}{one['replicas']:>5}/{one['wanted']:<3}"
+        line = [
+            Span(f"{head}{one['in_flight']:>11}{one['calls']:>10}"),
+            errors,
+            Span(f"{rate(one['rate']):>9}{seconds(one['p95_s']):>10}"),
+            Span(f"{seconds(one['gpu_seconds']):>14}", CYAN if one["gpu"] else DIM),
+            Span(f"  {plain(one['image'])}", DIM),
+        ]
+        yield Row(one["id"], line)
+
+
+def _function(state: State, key: str) -> list[Line]:
+    one = _item(state["functions"], "id", key)
+    if one is None:
+        return [[Span(f"{plain(key)} is no more", RED)]]
+    return [[Span(f"{name:<14}"), Span(plain(value))] for name, value in one.items()]
+
+
+# -- queue, decisions, jobs, alerts ---------------------------------------------------------------
+
+
+def _queue_head(width: int) -> str:
+    del width
+    return f"{'REQUEST':<44}{'FUNCTION':<30}{'WAITED':>10}{'PASSED OVER':>13}  MODELS"
+
+
+def _queue(state: State, width: int) -> Iterator[Row]:
+    del width
+    for one in state["queue"]["head"]:
+        models = ", ".join(plain(model) for model in one["models"])
+        text = (
+            f"{_short(one['request'], 43):<44}{_short(one['function'], 29):<30}"
+            f"{seconds(one['waited_s']):>10}{one['visits']:>13}  {models}"
+        )
+        yield Row(one["request"], [Span(text)])
+
+
+def _queued(state: State, key: str) -> list[Line]:
+    one = _item(state["queue"]["head"], "request", key)
+    if one is None:
+        return [[Span(f"{plain(key)} waits no more", DIM)]]
+    return [[Span(f"{name:<12}"), Span(plain(value))] for name, value in one.items()]
+
+
+def _decisions_head(width: int) -> str:
+    del width
+    return (
+        f"{'AT':<10}{'FUNCTION':<26}{'GPU':<22}{'':<12}{'WAITED':>10}{'LOAD':>10}{'RUN':>10}"
+        f"  {'OUTCOME':<11}RULE"
+    )
+
+
+def _decisions(state: State, width: int) -> Iterator[Row]:
+    del width
+    for one in state["decisions"]:
+        result = "hit" if one["hit"] else "false miss" if one["false_miss"] else "miss"
+        style = GREEN if one["hit"] else RED if one["false_miss"] else YELLOW
+        outcome = one["outcome"] or "runs"
+        line = [
+            Span(f"{clock(one['at']):<10}{_short(one['function'], 25):<26}"),
+            Span(f"{_short(one['gpu'], 21):<22}"),
+            Span(f"{result:<12}", style),
+            Span(f"{seconds(one['waited_s']):>10}{seconds(one['load_s']):>10}"),
+            Span(f"{seconds(one['run_s']):>10}"),
+            Span(f"  {plain(outcome):<11}", "" if outcome in {"completed", "runs"} else RED),
+            Span(plain(one["rule"]), DIM),
+        ]
+        yield Row(one["request"], line)
+
+
+def _decision(state: State, key: str) -> list[Line]:
+    """What is known at once; the explanation is asked for."""
+    one = _item(state["decisions"], "request", key)
+    if one is None:
+        return [[Span(plain(key), BOLD)]]
+    return [[Span(plain(key), BOLD), Span(f"  {plain(one['function'])} on {plain(one['gpu'])}")]]
+
+
+def _letters_head(width: int) -> str:
+    del width
+    return f"{'ID':>6}  {'DIED':<10}{'FUNCTION':<34}{'TRIES':>6}  WHY"
+
+
+def _letters(state: State, width: int) -> Iterator[Row]:
+    del width
+    for one in state["dead_letters"]["items"]:
+        text = (
+            f"{one['id']:>6}  {clock(one['at']):<10}{_short(one['function'], 33):<34}"
+            f"{one['tries']:>6}  {plain(one['why'])}"
+        )
+        yield Row(str(one["id"]), [Span(text)])
+
+
+def _letter(state: State, key: str) -> list[Line]:
+    letters = state["dead_letters"]["items"]
+    one = next((one for one in letters if str(one["id"]) == key), {"id": key})
+    return [[Span(f"{name:<10}"), Span(plain(value))] for name, value in one.items()]
+
+
+def _alerts(state: State, width: int) -> Iterator[Row]:
+    del width
+    for number, one in enumerate(state["alerts"]):
+        line = [
+            Span(f"{plain(one['level']):<10}", RED if one["level"] == "critical" else YELLOW),
+            Span(plain(one["text"])),
+            Span(f"  {plain(one['what_to_do'])}", DIM),
+        ]
+        yield Row(str(number), line)
+
+
+def _alert(state: State, key: str) -> list[Line]:
+    number = int(key)
+    found = state["alerts"][number : number + 1]
+    if not found:
+        return [[Span("nothing is wrong any more", GREEN)]]
+    return [[Span(plain(found[0]["text"]), BOLD)], [Span(plain(found[0]["what_to_do"]))]]
+
+
+def _nothing(width: int) -> str:
+    del width
+    return ""
+
+
+def _item(items: Sequence[Item], name: str, key: str) -> Item | None:
+    return next((item for item in items if item[name] == key), None)
+
+
+def _short(text: object, width: int) -> str:
+    """Its end says the most: the GPU's number, the digest of a model."""
+    shown = plain(text)
+    return shown if len(shown) <= width else "…" + shown[len(shown) - width + 1 :]
+
+
+PANELS: Sequence[Panel] = (
+    Panel(
+        *("GPUs", lambda state: len(state["gpus"]), _gpus_head, _gpus, _gpu),
+        "no GPU is attached: gpufaas gpu-manager --scheduler URL",
+    ),
+    Panel(
+        *("functions", lambda s: len(s["functions"]), _functions_head, _functions, _function),
+        "nothing is deployed: faas-cli deploy, or gpufaas up --examples",
+    ),
+    Panel(
+        *("queue", lambda state: state["queue"]["length"], _queue_head, _queue, _queued),
+        "nobody waits",
+    ),
+    Panel(
+        *("decisions", lambda s: len(s["decisions"]), _decisions_head, _decisions, _decision),
+        "nothing was decided yet: call a function that uses a GPU",
+    ),
+    Panel(
+        *("dead letters", lambda s: s["dead_letters"]["count"], _letters_head, _letters, _letter),
+        "no async call has failed for good",
+    ),
+    Panel(
+        *("alerts", lambda state: len(state["alerts"]), _nothing, _alerts, _alert),
+        "nothing needs looking at",
+    ),
+)

@@ -1,0 +1,152 @@
+"""The terminal itself: its own screen while we run, keys as they are pressed, its size."""
+
+import os
+import selectors
+import shutil
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+from gpufaas.top.spans import Span, painted
+
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
+_HOME, _TO_LINE_END, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
+_KEYS = {
+    "\x1b[A": "up", "\x1bOA": "up", "k": "up",
+    "\x1b[B": "down", "\x1bOB": "down", "j": "down",
+    "\x1b[C": "right", "\x1bOC": "right", "\t": "right", "l": "right",
+    "\x1b[D": "left", "\x1bOD": "left", "h": "left", "\x1b[Z": "left",
+    "\x1b[5~": "page up", "\x1b[6~": "page down",
+    "\x1b[H": "home", "\x1b[1~": "home", "g": "home",
+    "\x1b[F": "end", "\x1b[4~": "end", "G": "end",
+    "\r": "enter", "\n": "enter", "\x1b": "escape", "q": "quit", "\x03": "quit", "\x04": "quit",
+}  # fmt: skip
+_READ_BYTES = 1024
+
+
+class Terminal:
+    """Standard input and output; made by `terminal`."""
+
+    def __init__(self, *, colours: bool) -> None:
+        self._colours = colours
+        self._input = sys.stdin.fileno()
+        self._usual = termios.tcgetattr(self._input)
+        # Never closed: a thread may still want to wake us at the very end.
+        self._read_end, self._write_end = os.pipe()
+        for end in (self._read_end, self._write_end):
+            os.set_blocking(end, False)
+        self._stopped = False
+        self.ended = False
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and lines, now."""
+        found = os.get_terminal_size(sys.stdout.fileno())
+        return max(1, found.columns), max(1, found.lines)
+
+    def wake(self) -> None:
+        """Have `keys` return: there is something to draw. From any thread."""
+        with suppress(BlockingIOError):
+            os.write(self._write_end, b"\0")
+
+    def draw(self, lines: Sequence[Sequence[Span]]) -> None:
+        """Show this frame, and nothing else."""
+        shown = [painted(line, colours=self._colours) + _TO_LINE_END for line in lines]
+        self._write(_HOME + "\r\n".join(shown) + _TO_END)
+
+    def keys(self, within_s: float) -> list[str]:
+        """Those that are pressed, as soon as one is; none where it was woken, or time is over."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._input, selectors.EVENT_READ)
+            selector.register(self._read_end, selectors.EVENT_READ)
+            ready = {key.fd for key, _ in selector.select(within_s)}
+        if self._read_end in ready:
+            os.read(self._read_end, _READ_BYTES)
+        if self._stopped:
+            self._stop()
+        if self._input not in ready:
+            return []
+        pressed = os.read(self._input, _READ_BYTES)
+        if not pressed:  # the terminal is gone
+            self.ended = True
+        return list(named(pressed.decode("utf-8", "replace")))
+
+    def enter(self) -> None:
+        """Take the screen."""
+        tty.setcbreak(self._input)
+        self._write(_ENTER)
+
+    def leave(self) -> None:
+        """Give it back as it was."""
+        self._write(_LEAVE)
+        with suppress(termios.error):  # it may be gone
+            termios.tcsetattr(self._input, termios.TCSADRAIN, self._usual)
+
+    def resized(self, number: int, where: FrameType | None) -> None:
+        """A signal handler."""
+        del number, where
+        self.wake()
+
+    def end(self, number: int, where: FrameType | None) -> None:
+        """A signal handler: leave as if `q` were pressed."""
+        del number, where
+        self.ended = True
+        self.wake()
+
+    def stop(self, number: int, where: FrameType | None) -> None:
+        """A signal handler: the shell shall have its screen while we are stopped."""
+        del number, where
+        self._stopped = True
+        self.wake()
+
+    def _stop(self) -> None:
+        self._stopped = False
+        self.leave()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self.enter()
+
+    def _write(self, text: str) -> None:
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except OSError:  # the terminal is gone
+            self.ended = True
+
+
+@contextmanager
+def terminal(*, colours: bool) -> Iterator[Terminal]:
+    """The screen for as long as the context lasts; afterwards everything is as before."""
+    found = Terminal(colours=colours)
+    handlers: dict[int, Any] = {
+        signal.SIGWINCH: found.resized,
+        signal.SIGTERM: found.end,
+        signal.SIGHUP: found.end,
+        signal.SIGTSTP: found.stop,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        found.enter()
+        yield found
+    finally:
+        found.leave()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def named(text: str) -> Iterator[str]:
+    """The keys that were pressed; what is no key of ours is said as it is."""
+    longest_first = sorted(_KEYS, key=len, reverse=True)
+    while text:
+        found = next((key for key in longest_first if text.startswith(key)), text[0])
+        yield _KEYS.get(found, found)
+        text = text[len(found) :]
+
+
+def columns() -> int:
+    """How wide the output is; what COLUMNS says, or 120, where it is no terminal."""
+    return shutil.get_terminal_size((120, 40)).columns

@@ -1,0 +1,52 @@
+"""The routes of who watches: the page and `gpufaas top`."""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+
+from scheduler.errors import NotLeading
+from scheduler.service.feed import Feed
+from scheduler.service.metrics import Meters
+from scheduler.service.office import Office
+from scheduler.service.routes import Service
+
+_JSON = "application/json"
+_MOST_CHARACTERS = 200
+
+
+def feed_router(service: Service, meters: Meters, view: Sequence[Any]) -> APIRouter:
+    """The routes; `view` are dependencies: who may look."""
+    routes = APIRouter(tags=["watching"], dependencies=list(view))
+    feed = _of_term(service, meters)
+
+    @routes.get("/feed", summary="Everything, or what is new since the look of that mark")
+    async def look(
+        since: Annotated[str, Query(max_length=_MOST_CHARACTERS)] = "",
+    ) -> Response:
+        about = {"name": service.name, "store": service.store_state()}
+        return Response(feed().look(since, about), media_type=_JSON)
+
+    @routes.get("/feed/point", summary="The last seconds, as charts show them")
+    async def point() -> Response:
+        return Response(feed().point(), media_type=_JSON)
+
+    return routes
+
+
+def _of_term(service: Service, meters: Meters) -> Callable[[], Feed]:
+    """The feed of the office of this term, made when somebody first watches it."""
+    kept: dict[Office, Feed] = {}
+
+    def feed() -> Feed:
+        try:
+            office = service.office()
+        except NotLeading:
+            kept.clear()
+            raise
+        if office not in kept:
+            kept.clear()
+            kept[office] = Feed(office, meters)
+        return kept[office]
+
+    return feed

@@ -1,0 +1,80 @@
+"""The stack of docker-compose.yml on a Docker Engine, made once for all of these tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import needs
+from tests.docker_base import BASE
+from tests.docker_engine import Engine, engine
+from tests.e2e.compose.images import ETCD, NATS, PROMETHEUS, build, make_images
+from tests.e2e.compose.stack import FUNCTION_BASE, ROOT, ComposeStack
+from tests.e2e.compose.torch_image import TORCH, torch_image
+from tests.e2e.handlers import GREETING, write
+from tests.faas_cli import NoFaasCli, faas_cli
+
+_IMAGES = {
+    "BASE_IMAGE": BASE,
+    "MANAGER_BASE_IMAGE": TORCH,
+    "MANAGER_VENV_OPTIONS": "--system-site-packages",
+    "ETCD_IMAGE": ETCD,
+    "NATS_IMAGE": NATS,
+    "PROMETHEUS_IMAGE": PROMETHEUS,
+}
+
+
+# One on a GPU, the example's, and a plain one.
+_STACK = """
+version: 1.0
+provider: {name: openfaas}
+functions:
+  classify:
+    lang: python3-torch-gpu
+    handler: ./classify
+    image: gpufaas-test/classify:1
+  greets:
+    lang: python3-torch-gpu
+    handler: ./handlers/greets
+    image: gpufaas-test/greets:1
+    environment: {GREETING: good day}
+    annotations: {com.gpufaas.enabled: "false"}
+"""
+
+
+@pytest.fixture(scope="session")
+def docker_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    needs.command("docker-compose", "docker-compose")
+    needs.command("openssl", "openssl")
+    with engine() as found:
+        make_images(found, tmp_path_factory.mktemp("images"))
+        torch_image(found)
+        yield found
+
+
+@pytest.fixture(scope="session")
+def stack(docker_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> ComposeStack:
+    """It is up."""
+    found = ComposeStack(docker_engine, tmp_path_factory.mktemp("compose"), _IMAGES)
+    found.up()
+    return found
+
+
+@pytest.fixture(scope="session")
+def cli(stack: ComposeStack) -> Path:
+    """faas-cli, logged in, with images of the examples built on our function base."""
+    try:
+        program = faas_cli()
+    except NoFaasCli as error:
+        needs.lacking(str(error))
+    file = ROOT / "deploy/docker/function.Dockerfile"
+    base = ("--build-arg", f"BASE_IMAGE={TORCH}")
+    build(stack.engine, "--tag", FUNCTION_BASE, *base, "--file", file, ROOT)
+    (stack.folder / "template").symlink_to(ROOT / "template")
+    (stack.folder / "classify").symlink_to(ROOT / "functions" / "classify")
+    write(stack.folder, "greets", GREETING)
+    (stack.folder / "stack.yml").write_text(_STACK)
+    stack.faas(program, "login", "--password-stdin", "--gateway", stack.url, stdin=stack.password)
+    on_ours = ("--build-arg", f"BASE_IMAGE={FUNCTION_BASE}")
+    stack.faas(program, "build", "-f", "stack.yml", "--parallel", "2", *on_ours)
+    return program

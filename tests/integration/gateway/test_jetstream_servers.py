@@ -1,0 +1,161 @@
+"""The queue on NATS and its servers: full ones, ones that want a password or show a certificate."""
+
+import asyncio
+import ssl
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway_ext.errors import Busy, QueueAway, QueueFailed
+from gateway_ext.jobs.jetstream.queue import JetStreamQueue
+from gateway_ext.jobs.model import Call, call_lane
+from gateway_ext.jobs.retry import BackOff, Patience
+from gateway_ext.jobs.worker import Worker, WorkerSettings
+from tests.job_world import ECHO, LOG, Functions, Said, call, put, soon
+from tests.nats_world import (
+    NatsServer,
+    a_shared_queue,
+    nats_cluster,
+    nats_server,
+    settings_for,
+    until_up,
+)
+
+LANE = call_lane(ECHO)
+LARGE = bytes(range(251)) * 9000  # a few parts
+
+
+def now(call_id: str, **others: str) -> Call:
+    return call(call_id, queued_at_s=time.time(), **others)  # type: ignore[arg-type] # as named
+
+
+def test_full_server_says_when_to_come_back(tmp_path: Path) -> None:
+    config = tmp_path / "nats.conf"
+    config.write_text("jetstream { max_file_store: 40MB }\n")
+
+    async def test(server: NatsServer) -> None:
+        async with a_shared_queue(tmp_path / "a", settings_for(server.url)) as queue:
+            for kept in range(100):
+                try:
+                    await put(queue, now(str(kept)), LARGE)
+                except Busy:
+                    break
+            assert 2 <= kept == queue.tally.calls[ECHO] < 20
+            for job in await queue.claim([LANE] * kept, 1e12):
+                await queue.done(job.number)
+            async with asyncio.timeout(10):
+                while not await _fits(queue):
+                    await asyncio.sleep(0.05)
+
+    with nats_server(tmp_path / "nats", "-c", str(config)) as server:
+        asyncio.run(test(server))
+
+
+async def _fits(queue: JetStreamQueue) -> bool:
+    try:
+        return await put(queue, now("after"), b"x" * 100_000)
+    except QueueFailed:
+        return False
+    except Busy:
+        return False
+
+
+async def refused(queue: JetStreamQueue, why: str) -> None:
+    """Until it says so: a connection takes its time."""
+    async with asyncio.timeout(20):
+        while True:
+            with pytest.raises(QueueAway) as told:
+                await put(queue, now("refused"))
+            if why in str(told.value).lower():
+                return
+            await asyncio.sleep(0.05)
+
+
+def test_password_is_asked_for_and_read_from_its_file(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("wrong\n")
+    options = ("--user", "gateway", "--pass", "right")
+
+    async def test(server: NatsServer) -> None:
+        who = {"user": "gateway", "password_file": str(tmp_path / "password"), "connect_s": 0.5}
+        async with a_shared_queue(tmp_path / "a", settings_for(server.url, **who)) as queue:
+            await refused(queue, "authorization")
+            (tmp_path / "password").write_text("right\n")
+            await until_up(queue)
+            assert await put(queue, now("one"))
+
+    with nats_server(tmp_path / "nats", *options) as server:
+        asyncio.run(test(server))
+
+
+def test_server_shows_a_certificate_of_the_authority_that_is_named(
+    tmp_path: Path, certificate: Callable[[Path], tuple[Path, Path]]
+) -> None:
+    cert, key = certificate(tmp_path)
+    options = ("--tls", "--tlscert", str(cert), "--tlskey", str(key))
+
+    async def test(server: NatsServer) -> None:
+        url = server.url.replace("nats://", "tls://").replace("127.0.0.1", "localhost")
+        known = settings_for(url, ca_file=str(cert))
+        async with a_shared_queue(tmp_path / "a", known) as queue:
+            assert await put(queue, now("one"))
+        unknown = settings_for(url, connect_s=0.5)
+        async with a_shared_queue(tmp_path / "b", unknown) as queue:
+            await refused(queue, "certificate")
+
+    with nats_server(tmp_path / "nats", *options) as server:
+        asyncio.run(test(server))
+
+
+@pytest.fixture
+def certificate() -> Callable[[Path], tuple[Path, Path]]:
+    def make(folder: Path) -> tuple[Path, Path]:
+        cert, key = folder / "cert.pem", folder / "key.pem"
+        said = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+        names = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
+        files = ("-keyout", str(key), "-out", str(cert))
+        subprocess.run(
+            ["openssl", "req", "-x509", *said, *names, *files], check=True, capture_output=True
+        )
+        ssl.create_default_context(cafile=str(cert))  # it is one
+        return cert, key
+
+    return make
+
+
+@pytest.mark.slow
+def test_work_goes_on_when_one_of_three_servers_is_killed(tmp_path: Path) -> None:
+    async def test(servers: list[NatsServer]) -> None:
+        urls = tuple(server.url for server in servers)
+        settings = replace(settings_for(urls[0], replicas=3, lease_s=10.0), servers=urls)
+        functions = Functions(lambda *_: Said(after_s=0.05))
+        patience = Patience(back_off=BackOff(first_s=0.05, most_s=0.2))
+        async with a_shared_queue(tmp_path / "a", settings) as queue:
+            await until_up(queue, 30)
+            async with Worker(
+                queue, functions, lambda _: None, WorkerSettings(patience=patience), LOG
+            ):
+                await asyncio.gather(*(kept(queue, str(at)) for at in range(60)))
+                servers[0].kill()
+                await asyncio.gather(*(kept(queue, str(at)) for at in range(60, 90)))
+                servers[0].start()
+                await soon(lambda: not queue.tally.calls, 60)
+            assert sorted(int(one) for one, _ in functions.made) == list(range(90))
+            assert queue.tally.dead == 0
+
+    with nats_cluster(tmp_path / "nats") as servers:
+        asyncio.run(test(servers))
+
+
+async def kept(queue: JetStreamQueue, call_id: str) -> None:
+    """As a client does who is told to come again."""
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(QueueFailed):
+                await put(queue, now(call_id), b"x" * 100_000)
+                return
+            await asyncio.sleep(0.1)

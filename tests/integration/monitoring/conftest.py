@@ -1,0 +1,92 @@
+"""One small stack under a little load, watched by a Prometheus, for all tests here."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpufaas.remote import in_path
+from tests.e2e.handlers import GREETING, ON_GPU, PLAIN, write
+from tests.e2e.stack import PATIENCE_S, Rest, Stack, free_port, leases, stack, until
+from tests.monitored import Prometheus, nvml_node, prometheus
+
+# Calls go on until these are seen, on a slow machine too: leases that the gateway asked for, hits,
+# and measured runs.
+_SIGNS = (
+    "rate(gpufaas_gateway_lease_seconds_count[2m]) > 0",
+    'rate(gpufaas_scheduler_gpu_placements_total{result="hit"}[2m]) > 0',
+    "rate(gpufaas_scheduler_function_wait_seconds_total[2m]) >= 0",
+    'rate(gpufaas_scheduler_estimate_ratio_count{what="run"}[2m]) > 0',
+    "gpufaas:model_estimate:ratio1h > 0",
+    "rate(gpufaas_gateway_job_attempts_total[2m]) > 0",
+)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A stack, who watches it, and where its processes show their metrics."""
+
+    stack: Stack
+    prometheus: Prometheus
+    pages: dict[str, str]
+
+
+@pytest.fixture(scope="session")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith("GPUFAAS_")
+    }
+    node = f"127.0.0.1:{free_port()}"
+    with stack({**environment, "GPUFAAS_NODE_METRICS": node}) as up, nvml_node() as nvml:
+        up.start()
+        addresses = {
+            "scheduler": up.scheduler_url.removeprefix("http://"),
+            "gateway": up.url.removeprefix("http://"),
+            "gpu-manager": node,
+        }
+        targets = {job: [address] for job, address in addresses.items()}
+        targets["gpu-manager"].append(nvml)
+        with prometheus(tmp_path_factory.mktemp("prometheus"), targets) as watching:
+            _load(up, watching)
+            pages = {job: f"http://{address}/metrics" for job, address in addresses.items()}
+            yield Watched(up, watching, pages)
+
+
+def _seen(watching: Prometheus) -> bool:
+    return all(watching.numbers(sign) for sign in _SIGNS)
+
+
+def _load(up: Stack, watching: Prometheus) -> None:
+    """Calls of a plain function and of one on a GPU, at once and later, over several scrapes."""
+    rest = Rest(up)
+    rest.deploy("greets", annotations={**write(up.work, "greets", GREETING), **PLAIN})
+    _gpu_function(rest, up.work, "first")
+    _gpu_function(rest, up.work, "second")
+    end_s = time.monotonic() + PATIENCE_S
+    while not _seen(watching) and time.monotonic() < end_s:
+        for name in ("greets", "first", "second"):
+            answer = rest.call(name, "you")
+            assert answer.status_code == 200, f"{answer.text}\n{up.said()}"
+        rest.http.post("/async-function/greets", content="later")
+        rest.call("nobody")
+        time.sleep(0.3)
+    until(lambda: not leases(up), "every lease has ended")
+    until(lambda: len(_residents(up)) > 1, "both models are in GPU memory")
+    up.scheduler.post(f"/models/{in_path(_residents(up)[0])}/evict")  # the other one stays
+    time.sleep(2.0)  # the end is scraped too
+
+
+def _residents(up: Stack) -> list[str]:
+    gpus = up.scheduler.get("/cluster")["gpus"]
+    return sorted({resident["model"] for gpu in gpus for resident in gpu["residents"]})
+
+
+def _gpu_function(rest: Rest, work: Path, name: str) -> None:
+    """A model of its own each."""
+    seed = f"torch.manual_seed({len(name)})"
+    handler = ON_GPU.replace("torch.manual_seed(0)", seed)
+    annotations = {**write(work, name, handler), "com.gpufaas.enabled": "true"}
+    rest.deploy(name, annotations=annotations)

@@ -1,0 +1,109 @@
+"""What a function tells of its time, and who hears it."""
+
+import http.client
+import json
+
+from gateway_ext.tracing import told
+from tests.runtime_process import Unix, runtime
+
+TRACE = {"traceparent": f"00-{32 * 'a'}-{16 * 'b'}-01"}
+HANDLER = """
+import asyncio, time
+def handle(event, context):
+    if event.path == "/stream":
+        return slowly()
+    if event.path == "/raise":
+        time.sleep(0.03)
+        raise ValueError("its own mistake")
+    time.sleep(0.03)
+    return event.headers["traceparent"]
+def slowly():
+    for number in range(3):
+        time.sleep(0.02)
+        yield str(number)
+"""
+LATER = """
+import asyncio
+async def handle(event, context):
+    await asyncio.sleep(0.03)
+    if event.path == "/stream":
+        return pieces()
+    return "done"
+async def pieces():
+    for number in range(3):
+        await asyncio.sleep(0.02)
+        yield str(number)
+"""
+
+
+def took_us(header: str) -> int:
+    handler = told.read(header.encode()).handler
+    assert handler is not None, header
+    assert handler.begin_us > 1e15
+    return handler.took_us
+
+
+def trailers(path: str) -> tuple[bytes, dict[str, str]]:
+    """The answer's body and what comes behind it, which http.client drops."""
+    connection = Unix(path)
+    connection.request("GET", "/stream", headers=TRACE)
+    assert connection.sock is not None
+    said = b""
+    while b"\r\n0\r\n" not in said or not said.endswith(b"\r\n\r\n"):
+        piece = connection.sock.recv(65536)
+        assert piece, said
+        said += piece
+    connection.close()
+    head, _, rest = said.partition(b"\r\n\r\n")
+    body, _, behind = rest.rpartition(b"\r\n0\r\n")
+    lines = [line.partition(b": ") for line in behind.split(b"\r\n") if line]
+    assert b"Trailer: X-Gpu-Trace" in head
+    return body, {name.decode(): value.decode() for name, _, value in lines}
+
+
+def test_time_of_the_handler_is_told_when_the_call_belongs_to_a_trace() -> None:
+    with runtime(HANDLER) as running:
+        answer = running.call(headers=TRACE)
+        assert answer.body == TRACE["traceparent"].encode()
+        assert 25_000 < took_us(answer.headers["X-Gpu-Trace"]) < 5_000_000
+        failed = running.call("/raise", headers=TRACE)
+        assert failed.status == 500
+        assert took_us(failed.headers["X-Gpu-Trace"]) > 25_000
+    with runtime(LATER) as running:
+        assert took_us(running.call(headers=TRACE).headers["X-Gpu-Trace"]) > 25_000
+
+
+def test_time_of_a_stream_is_told_behind_it() -> None:
+    for handler, least_us in ((HANDLER, 55_000), (LATER, 85_000)):
+        with runtime(handler) as running:
+            body, behind = trailers(running.path)
+            assert body.count(b"\r\n") > 3
+            assert took_us(behind["X-Gpu-Trace"]) > least_us
+            # Whoever does not ask for trailers reads the same stream.
+            assert running.call("/stream", headers=TRACE).body == b"012"
+
+
+def test_nothing_is_told_when_the_call_belongs_to_no_trace() -> None:
+    with runtime(HANDLER.replace('event.headers["traceparent"]', '"fine"')) as running:
+        for path in ("/", "/stream", "/raise"):
+            headers = running.call(path).headers
+            assert not {"X-Gpu-Trace", "Trailer"} & headers.keys()
+
+
+def test_lines_of_the_runtime_are_json_when_asked_for() -> None:
+    with runtime(HANDLER, GPUFAAS_LOG_FORMAT="json") as running:
+        running.call("/raise", headers={**TRACE, "X-Call-Id": "c1"})
+        running.until_written("its own mistake")
+        (line,) = [line for line in running.written().splitlines() if "its own mistake" in line]
+        said = json.loads(line)
+    assert (said["call_id"], said["trace_id"]) == ("c1", 32 * "a")
+    assert said["message"].startswith("POST /raise raised")
+
+
+def test_answer_is_whole_when_a_trailer_comes_to_a_client_of_before() -> None:
+    with runtime(HANDLER) as running:
+        connection: http.client.HTTPConnection = Unix(running.path)
+        for _ in range(2):  # the trailer does not disturb the next answer
+            connection.request("GET", "/stream", headers=TRACE)
+            assert connection.getresponse().read() == b"012"
+        connection.close()

@@ -1,0 +1,301 @@
+"""The page over a real scheduler and a real gateway: what it shows, and what is ordered there."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import ClientSession
+
+from cache_manager.model import ModelId
+from gateway_ext.auth import Credentials
+from gateway_ext.jobs.model import DeadLetter, JobNumber
+from gateway_ext.jobs.tally import QueueLimits, Tally
+from gateway_ext.meters import Meters
+from gateway_ext.ui.cluster import Cluster
+from gateway_ext.ui.letters import Letters
+from scheduler.console import Console
+from scheduler.events import ModelRegistered
+from scheduler.model import ModelSpec
+from scheduler.service.access import Role, token
+from tests import gateway_world as gateways
+from tests import service_world as schedulers
+from tests.builders import gpu
+from tests.fake_node import FakeNode, fake_node
+from tests.service_world import SECRET, eventually, in_real_time
+
+ORDER = {"X-Requested-With": "gpufaas"}
+MODEL = "openfaas-fn/0123456789abcdef0123"
+LOOK_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Both, and who asks them."""
+
+    scheduler: schedulers.World
+    gateway: gateways.World
+
+    async def state(self) -> dict[str, Any]:
+        """A fresh one."""
+        await asyncio.sleep(LOOK_S)
+        said = await self.gateway.get("/ui/state")
+        assert said.status == 200
+        found: dict[str, Any] = said.body
+        return found
+
+    async def order(self, path: str, body: object = None) -> gateways.Said:
+        """As the page does it."""
+        return await self.gateway.ask("POST", path, body, headers=ORDER)
+
+    async def serve(self, request: str, model: str = MODEL, function: str = "reader") -> None:
+        """One request, from its arrival to its end."""
+        said = await self.scheduler.acquire(request, model, function=f"openfaas-fn/{function}")
+        await self.scheduler.release(said.body["lease"])
+        assert self.scheduler.office is not None
+        requests = self.scheduler.office.core.requests
+        await eventually(lambda: request not in requests)
+
+
+def a_gateway(
+    folder: Path, console: Console, **more: Any
+) -> AbstractAsyncContextManager[gateways.World]:
+    return gateways.gateway_world(folder, console=console, page_every_s=0.05, **more)
+
+
+@asynccontextmanager
+async def world(
+    folder: Path, *nodes: FakeNode, role: Role = Role.ADMIN, **more: Any
+) -> AsyncIterator[World]:
+    async with (
+        schedulers.leading(*nodes) as scheduler,
+        Console([scheduler.url], token(SECRET, role), patience_s=0.3) as console,
+        a_gateway(folder, console, **more) as gateway,
+    ):
+        yield World(scheduler, gateway)
+
+
+@in_real_time
+async def test_state_joins_what_both_know(tmp_path: Path) -> None:
+    async with world(tmp_path) as both:
+        await both.gateway.deploy("reader", annotations={"com.gpufaas.enabled": "true"})
+        await both.serve("r0")
+        state = await both.state()
+        (shown,) = state["gpus"]
+        (function,) = state["functions"]
+        (decision,) = state["decisions"]
+        assert (state["scheduler"]["leader"], state["scheduler"]["ok"]) == ("s0", True)
+        assert state["scheduler"]["url"] == both.scheduler.url
+        assert state["policy"] == {"name": "lalbo3", "parameters": {"o3_limit": 25}}
+        assert [one["label"] for one in shown["residents"]] == ["reader"]
+        assert (function["id"], function["gpu"]) == ("reader.openfaas-fn", True)
+        assert function["gpu_seconds"] >= 0.0
+        assert (decision["function"], decision["namespace"]) == ("reader", "openfaas-fn")
+        assert decision["outcome"] == "completed"
+        assert state["totals"]["misses"] == 1
+        assert state["alerts"] == []
+
+
+@in_real_time
+async def test_model_gets_its_name_once_a_function_is_known_to_use_it(tmp_path: Path) -> None:
+    async with world(tmp_path) as both:
+        order = f"/ui/models/{MODEL}/prefetch"
+        assert both.scheduler.office is not None
+        both.scheduler.office.driver.report(ModelRegistered(ModelSpec(ModelId(MODEL))))
+        assert (await both.order(order, {"gpu": "g0"})).status == 202
+        before = (await both.state())["gpus"][0]["residents"]
+        digest = MODEL.rpartition("/")[2]
+        await both.gateway.deploy("reader", annotations={"com.gpufaas.model": digest})
+        after = (await both.state())["gpus"][0]["residents"]
+        assert [one["label"] for one in before] == [digest[:8]]
+        assert [one["label"] for one in after] == ["reader"]
+
+
+@in_real_time
+async def test_policy_is_switched_by_the_page(tmp_path: Path) -> None:
+    async with world(tmp_path) as both:
+        chosen = {"name": "netgain", "parameters": {"patience": 3}}
+        assert (await both.order("/ui/policy", chosen)).status == 202
+        state = await both.state()
+        found = (await both.scheduler.get("/policy")).body
+        assert state["policy"]["name"] == found["policy"] == "netgain"
+        assert state["policy"]["parameters"] == found["parameters"]
+        (policy,) = (each for each in state["policies"] if each["name"] == "netgain")
+        found = {each["name"]: each for each in policy["parameters"]}
+        assert (found["patience"]["value"], found["patience"]["type"]) == (3, "int")
+        assert found["rivals"]["type"] == "float"
+        refused = await both.order("/ui/policy", {"name": "best"})
+        assert (refused.status, "best" in refused.body) == (422, True)
+        wrong = await both.order("/ui/policy", {"name": "lb", "parameters": {"x": 1}})
+        assert wrong.status == 422
+        nonsense = await both.order("/ui/policy", {"name": "lb", "parameters": {"x": True}})
+        assert nonsense.status == 400
+
+
+@in_real_time
+async def test_models_are_pinned_evicted_and_brought_back(tmp_path: Path) -> None:
+    async with world(tmp_path) as both:
+        await both.serve("r0")
+
+        async def resident() -> dict[str, Any] | None:
+            found = (await both.state())["gpus"][0]["residents"]
+            return found[0] if found else None
+
+        path = f"/ui/models/{MODEL}"
+        assert (await both.order(f"{path}/pin", {"gpu": "g0"})).status == 202
+        assert (await resident() or {})["pinned"]
+        assert (await both.order(f"{path}/evict")).status == 409
+        assert (await both.order(f"{path}/unpin")).status == 202
+        assert (await both.order(f"{path}/evict", {"gpu": "g0"})).status == 202
+        assert await resident() is None
+        assert (await both.order(f"{path}/prefetch", {"gpu": "g0"})).status == 202
+        assert (await resident() or {})["model"] == MODEL
+        assert (await both.order(f"{path}/pin", {"gpu": "g9"})).status == 409
+        assert (await both.order("/ui/models/no/such/evict")).status == 409
+        assert (await both.order(f"{path}/sell")).status == 400
+        assert (await both.order(f"{path}/pin", {"gpu": 7})).status == 400
+
+
+@in_real_time
+async def test_decision_is_explained_with_the_names_of_functions(tmp_path: Path) -> None:
+    async with world(tmp_path) as both:
+        await both.gateway.deploy("reader")
+        await both.serve("call-1~ab/c")
+        await both.state()
+        said = await both.gateway.get("/ui/decisions/call-1~ab/c")
+        assert said.status == 200
+        assert said.body["labels"] == {MODEL: "reader"}
+        assert said.body["decisions"][0]["why"]["candidates"]
+        assert (await both.gateway.get("/ui/decisions/other")).status == 404
+
+
+@in_real_time
+async def test_gateway_that_may_only_call_is_told_so(tmp_path: Path) -> None:
+    async with world(tmp_path, role=Role.CALLER) as both:
+        assert (await both.state())["scheduler"]["ok"]
+        said = await both.order("/ui/policy", {"name": "lb"})
+        assert said.status == 502
+        assert "only administrators" in said.body
+
+
+@in_real_time
+async def test_scheduler_that_is_away_is_told_and_comes_back(tmp_path: Path) -> None:
+    async with schedulers.a_world() as scheduler:
+        console = Console([scheduler.url], token(SECRET, Role.ADMIN), patience_s=0.2)
+        async with console, a_gateway(tmp_path, console) as gateway:
+            both = World(scheduler, gateway)
+            state = await both.state()
+            assert not state["scheduler"]["ok"]
+            assert state["scheduler"]["why"]
+            assert [alert["code"] for alert in state["alerts"]] == ["no-scheduler"]
+            assert (await both.order("/ui/policy", {"name": "lb"})).status == 503
+            async with scheduler.service.lead(3) as office:
+                scheduler.office = office
+                scheduler.attach(fake_node("n0", gpu("g0", node="n0")))
+                state = await both.state()
+                assert state["scheduler"]["ok"]
+                assert [one["id"] for one in state["gpus"]] == ["g0"]
+            state = await both.state()
+            assert not state["scheduler"]["ok"]
+            assert [one["id"] for one in state["gpus"]] == ["g0"]  # as they were
+            assert state["scheduler"]["term"] == 3
+
+
+@in_real_time
+async def test_new_leader_replaces_what_the_old_one_told(tmp_path: Path) -> None:
+    async with schedulers.a_world() as scheduler:
+        console = Console([scheduler.url], token(SECRET, Role.ADMIN), patience_s=0.2)
+        async with console, a_gateway(tmp_path, console) as gateway:
+            both = World(scheduler, gateway)
+            for term in (1, 2):
+                async with scheduler.service.lead(term) as office:
+                    scheduler.office = office
+                    name = f"n{term}"
+                    scheduler.attach(fake_node(name, gpu(f"g{term}", node=name), load_s=0.0))
+                    await both.serve(f"r{term}")
+                    state = await both.state()
+                    assert [one["id"] for one in state["gpus"]] == [f"g{term}"]
+                    assert [one["request"] for one in state["decisions"]] == [f"r{term}"]
+
+
+@in_real_time
+async def test_gpus_are_in_the_order_that_people_count(tmp_path: Path) -> None:
+    nodes = [fake_node(f"n{n}", gpu(f"n{n}/cuda:0", node=f"n{n}")) for n in (10, 9, 1)]
+    async with world(tmp_path, *nodes) as both:
+        state = await both.state()
+        assert [one["node"] for one in state["gpus"]] == ["n1", "n9", "n10"]
+
+
+@in_real_time
+async def test_dead_letters_are_shown_replayed_and_deleted(tmp_path: Path) -> None:
+    async with world(tmp_path, async_attempts=1, wake_s=0.05) as both:
+        await both.gateway.deploy("reader")
+        for _ in range(2):
+            said = await both.gateway.ask("POST", "/async-function/reader", {})
+            assert said.status == 202
+        state = await both.state()
+        while state["dead_letters"]["count"] < 2:
+            state = await both.state()
+        first, second = state["dead_letters"]["items"]
+        assert state["dead_letters"]["count"] == 2
+        assert (first["function"], first["tries"]) == ("reader.openfaas-fn", 1)
+        assert first["why"]
+        assert [alert["code"] for alert in state["alerts"]] == ["dead-letters"]
+        assert (await both.order(f"/ui/dead-letters/{first['id']}/replay")).status == 202
+        gone = await both.gateway.ask("DELETE", f"/ui/dead-letters/{second['id']}", headers=ORDER)
+        assert gone.status == 202
+        left = [letter["id"] for letter in (await both.state())["dead_letters"]["items"]]
+        assert second["id"] not in left  # the other one may have died again
+        assert (await both.order("/ui/dead-letters/99/replay")).status == 404
+        assert (await both.order("/ui/dead-letters/x/replay")).status == 404
+
+
+@in_real_time
+async def test_gateway_that_stops_waits_for_nobody_who_watches(tmp_path: Path) -> None:
+    who = {"Authorization": Credentials(gateways.USER, gateways.PASSWORD).header}
+    async with ClientSession() as session, AsyncExitStack() as stack:
+        async with world(tmp_path, drain_s=20.0) as both:
+            url = f"{both.gateway.gateway.url}/ui/events"
+            answer = await stack.enter_async_context(session.get(url, headers=who))
+            while b"event: state" not in await answer.content.readline():
+                pass
+            began_s = time.monotonic()
+        assert time.monotonic() - began_s < 5.0
+        await answer.content.read()  # it has an end
+
+
+@in_real_time
+async def test_scheduler_that_is_frozen_is_told_as_away() -> None:
+    held = []
+
+    async def say_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held.append(writer)
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, Console([url], "token", patience_s=0.1) as console:
+        cluster = Cluster(console, (), Meters(), Letters(NoJobs()), within_s=0.2)
+        look = await cluster.look()
+        assert not look.whole["scheduler"]["ok"]
+        assert "has not answered" in look.whole["scheduler"]["why"]
+        assert set((await cluster.point()).values()) == {None}
+        for writer in held:
+            writer.close()
+
+
+class NoJobs:
+    """A queue that nobody uses."""
+
+    tally = Tally(QueueLimits())
+
+    async def dead(self, after: int, limit: int) -> Sequence[DeadLetter]:
+        raise AssertionError((after, limit))
+
+    async def replay(self, number: JobNumber, now_s: float) -> None:
+        raise AssertionError((number, now_s))
+
+    async def discard(self, number: JobNumber) -> None:
+        raise AssertionError(number)

@@ -1,0 +1,276 @@
+"""One collector for all who watch: what they are told, when it looks, and when it does not."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gateway_ext.ui.feed import Feed, FeedPace
+from gateway_ext.ui.model import SERIES, Json, Look, Point
+from gateway_ext.ui.series import Series
+from gpufaas.top.state import State, changed
+from tests.generated_cluster import GeneratedCluster
+from tests.service_world import in_real_time
+
+FAST = FeedPace(every_s=0.02, most_share=1e9)
+
+
+class World:
+    """A source of few words; `spent_s` is what its looks say they cost."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.points = 0
+        self.spent_s = 0.0
+        self.gpus: dict[str, Json] = {"g0": {"id": "g0", "state": "idle"}}
+        self.queue: Json = {"length": 0}
+        self.trouble: Exception | None = None
+
+    async def look(self) -> Look:
+        self.looks += 1
+        if self.trouble is not None:
+            raise self.trouble
+        return Look({"queue": self.queue}, {"gpus": dict(self.gpus)}, self.spent_s)
+
+    async def point(self) -> Point:
+        self.points += 1
+        return dict.fromkeys(SERIES, float(self.points))
+
+    async def decision(self, request: str) -> Json:
+        raise NotImplementedError(request)
+
+    async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
+        raise NotImplementedError(name)
+
+    async def order(self, model: str, verb: str, gpu: str | None) -> None:
+        raise NotImplementedError(model)
+
+    async def replay(self, letter: int) -> None:
+        raise NotImplementedError(letter)
+
+    async def discard(self, letter: int) -> None:
+        raise NotImplementedError(letter)
+
+
+class Watcher:
+    """Reads events; `state` is what somebody would show who obeys them."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        self._events = events
+        self.state: State = {}
+        self.kinds: list[str] = []
+        self.last_id = ""
+
+    async def next(self) -> tuple[str, dict[str, Any]]:
+        """The next event; what only says how soon to come back is passed over."""
+        while True:
+            lines = (await anext(self._events)).decode().split("\n")
+            fields = dict(line.split(": ", 1) for line in lines if line)
+            if "event" in fields:
+                break
+        kind, told = fields["event"], json.loads(fields["data"])
+        self.last_id = fields["id"]
+        self.state = told if kind == "state" else changed(self.state, told)
+        self.kinds.append(kind)
+        return kind, told
+
+    async def until(self, kind: str) -> dict[str, Any]:
+        """The next event of this kind."""
+        while True:
+            found, told = await self.next()
+            if found == kind:
+                return told
+
+
+@asynccontextmanager
+async def watching(feed: Feed, last_id: str = "") -> AsyncIterator[Watcher]:
+    async with aclosing(feed.watch(last_id)) as events:
+        yield Watcher(events)
+
+
+@in_real_time
+async def test_watcher_gets_the_state_then_what_changes() -> None:
+    world = World()
+    async with Feed(world, FAST) as feed, watching(feed) as watcher:
+        kind, state = await watcher.next()
+        assert kind == "state"
+        assert (state["gpus"], state["queue"]) == ([{"id": "g0", "state": "idle"}], {"length": 0})
+        world.gpus = {"g1": {"id": "g1", "state": "busy"}}
+        told = await watcher.until("change")
+        while "gpus" not in told:
+            told = await watcher.until("change")
+        assert told["gpus"] == {
+            "replaced": [{"id": "g1", "state": "busy"}], "removed": ["g0"],
+        }  # fmt: skip
+        assert "queue" not in told
+        world.queue = {"length": 2}
+        told = await watcher.until("change")
+        assert told["queue"] == {"length": 2}
+        assert "gpus" not in told
+
+
+@in_real_time
+async def test_nothing_new_is_a_ping() -> None:
+    async with Feed(World(), FAST) as feed, watching(feed) as watcher:
+        await watcher.next()
+        assert list(await watcher.until("ping")) == ["now"]
+
+
+@in_real_time
+async def test_events_add_up_to_the_state() -> None:
+    cluster = GeneratedCluster(5, 9)
+    cluster.rate = 60.0
+    async with Feed(cluster, FAST, series=Series(0.05, 6)) as feed, watching(feed) as watcher:
+        for _ in range(40):
+            await watcher.next()
+        assert watcher.kinds.count("change") > 20
+        async with watching(feed) as other:
+            await other.next()
+            while watcher.state["now"] < other.state["now"]:
+                await watcher.next()
+            while other.state["now"] < watcher.state["now"]:
+                await other.next()
+            assert {**watcher.state, "now": 0} == {**other.state, "now": 0}
+
+
+@in_real_time
+async def test_all_watchers_share_one_collector() -> None:
+    world = World()
+    async with Feed(world, FeedPace(every_s=0.1, most_share=1e9)) as feed:
+        async with watching(feed) as one, watching(feed) as two, watching(feed) as three:
+            watchers = (one, two, three)
+            for watcher in watchers:
+                await watcher.next()
+            before = world.looks
+            for _ in range(5):
+                await asyncio.gather(*(watcher.next() for watcher in watchers))
+            assert feed.watchers == 3
+            assert world.looks - before <= 6
+        assert feed.watchers == 0
+
+
+@in_real_time
+async def test_nobody_watching_means_points_and_no_looks() -> None:
+    world = World()
+    async with Feed(world, FAST, series=Series(0.02, 100)) as feed:
+        async with watching(feed) as watcher:
+            await watcher.next()
+        await asyncio.sleep(0.1)
+        looks, points = world.looks, world.points
+        while world.points < points + 5:
+            await asyncio.sleep(0.02)
+        assert world.looks == looks
+        history = json.loads(await feed.state())["history"]
+        assert len([value for value in history["series"]["p50"] if value is not None]) >= 5
+
+
+@in_real_time
+async def test_looks_are_rarer_where_they_cost_much() -> None:
+    world = World()
+    world.spent_s = 0.01
+    async with (
+        Feed(world, FeedPace(every_s=0.01, most_share=0.05)) as feed,
+        watching(feed) as watcher,
+    ):
+        await watcher.next()
+        before, began_s = world.looks, time.monotonic()
+        while world.looks < before + 4:  # one each 0.2 s
+            await asyncio.sleep(0.01)
+        assert time.monotonic() - began_s > 0.5
+
+
+@in_real_time
+async def test_watcher_that_comes_back_gets_what_it_missed() -> None:
+    world = World()
+    async with Feed(world, FAST) as feed, watching(feed) as stays:
+        async with watching(feed) as leaves:
+            await leaves.next()
+        await stays.next()
+        world.queue = {"length": 7}
+        await stays.until("change")
+        async with watching(feed, leaves.last_id) as back:
+            back.state = leaves.state
+            while back.state["queue"] != {"length": 7}:
+                await back.next()
+            assert "state" not in back.kinds
+
+
+@in_real_time
+async def test_watcher_that_comes_back_late_has_no_gap_in_its_charts() -> None:
+    world = World()
+    async with Feed(world, FAST, series=Series(0.02, 1_000)) as feed:
+        async with watching(feed) as leaves:
+            await leaves.next()
+        points = world.points
+        while world.points < points + 3:
+            await asyncio.sleep(0.02)
+        async with watching(feed, leaves.last_id) as back:
+            assert (await back.next())[0] == "state"
+
+
+@pytest.mark.parametrize("last_id", ["nonsense", "0badcafe-3", "-", "0badcafe-x"])
+def test_watcher_of_another_life_gets_the_state(last_id: str) -> None:
+    @in_real_time
+    async def fresh() -> None:
+        async with Feed(World(), FAST) as feed, watching(feed, last_id) as watcher:
+            assert (await watcher.next())[0] == "state"
+
+    fresh()
+
+
+@in_real_time
+async def test_watcher_that_fell_behind_gets_the_state_anew() -> None:
+    world = World()
+    async with Feed(world, FAST) as feed, watching(feed) as slow, watching(feed) as quick:
+        await slow.next()
+        await quick.next()
+        for number in range(60):
+            world.queue = {"length": number}
+            await quick.until("change")
+        kinds: list[str] = []
+        while not kinds or kinds[-1] != "state":
+            kinds.append((await slow.next())[0])
+        assert slow.state["queue"]["length"] >= 50
+        assert len(kinds) < 35
+
+
+@in_real_time
+async def test_what_was_ordered_is_looked_at_at_once() -> None:
+    world = World()
+    async with Feed(world, FeedPace(every_s=20.0)) as feed, watching(feed) as watcher:
+        await watcher.next()
+        world.queue = {"length": 1}
+        feed.soon()
+        async with asyncio.timeout(2.0):
+            told = await watcher.until("change")
+        assert told["queue"] == {"length": 1}
+
+
+@in_real_time
+async def test_streams_end_when_the_gateway_closes() -> None:
+    async with Feed(World(), FeedPace(every_s=20.0)) as feed, watching(feed) as watcher:
+        await watcher.next()
+        waiting = asyncio.create_task(watcher.next())
+        await asyncio.sleep(0.05)
+        feed.close()
+        with pytest.raises(StopAsyncIteration):
+            await waiting
+    assert feed.watchers == 0
+
+
+@in_real_time
+async def test_collector_that_fails_ends_the_streams_and_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    async with Feed(world, FAST) as feed, watching(feed) as watcher:
+        await watcher.next()
+        world.trouble = ValueError("a bug")
+        with pytest.raises(StopAsyncIteration):
+            await watcher.until("none such")
+        assert feed.closed
+    assert "a bug" in caplog.text

@@ -1,0 +1,117 @@
+"""Changes, names, alerts and percentiles: what is worked out without asking anybody."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway_ext.meters import BOUNDS_S
+from gateway_ext.model import FunctionId
+from gateway_ext.ui.attention import alerts
+from gateway_ext.ui.changes import changes
+from gateway_ext.ui.functions import percentile
+from gateway_ext.ui.model import Look
+from gateway_ext.ui.words import full_name, natural, short_model, shown_function
+
+ITEMS = st.dictionaries(
+    st.sampled_from("abcdef"), st.integers(0, 2).map(lambda value: {"value": value})
+)
+
+
+@given(ITEMS, ITEMS, st.integers(0, 1), st.integers(0, 1))
+def test_changes_lead_from_one_look_to_the_other(
+    old: dict[str, Any], new: dict[str, Any], before: int, after: int
+) -> None:
+    looks = [
+        Look({"queue": queue}, {"gpus": {key: {"id": key, **item} for key, item in items.items()}})
+        for items, queue in ((old, before), (new, after))
+    ]
+    found = changes(*looks)
+    items = dict(looks[0].items["gpus"])
+    for gone in found.removed.get("gpus", []):
+        del items[gone]
+    for item in found.replaced.get("gpus", []):
+        assert items.get(item["id"]) != item, "it is as it was"
+        items[item["id"]] = item
+    assert items == looks[1].items["gpus"]
+    assert found.whole.get("queue", before) == after
+    assert bool(found) == (looks[0] != looks[1])
+
+
+def test_functions_are_called_as_people_call_them() -> None:
+    assert shown_function("openfaas-fn/reader") == "reader"
+    assert shown_function("team/reader") == "reader.team"
+    assert shown_function("odd") == "odd"
+    assert full_name("openfaas-fn/reader") == str(FunctionId("openfaas-fn", "reader"))
+    assert short_model("team/0123456789abcdef0123") == "01234567"
+
+
+def test_names_are_sorted_as_people_count() -> None:
+    names = ["n10/cuda:0", "n9/cuda:10", "n9/cuda:9", "n", "1n"]
+    assert sorted(names, key=natural) == ["1n", "n", "n9/cuda:9", "n9/cuda:10", "n10/cuda:0"]
+
+
+def test_percentile_is_within_its_range() -> None:
+    nothing = [0] * (len(BOUNDS_S) + 1)
+    assert percentile(nothing, 0.95) is None
+    assert percentile((), 0.95) is None
+    half = nothing.copy()
+    half[BOUNDS_S.index(0.5)] = 100
+    assert percentile(half, 0.95) == 0.25 + 0.25 * 0.95
+    endless = nothing.copy()
+    endless[-1] = 3
+    assert percentile(endless, 0.95) == BOUNDS_S[-1]
+
+
+# -- alerts -------------------------------------------------------------------------------------
+
+
+def whole(**more: Any) -> dict[str, Any]:
+    """Of a cluster that is well."""
+    well = {
+        "scheduler": {"ok": True, "why": "", "etcd": "ok", "skew_s": 0.0},
+        "queue": {"head": []},
+        "totals": {"hit_ratio": 0.9, "rate": 10.0, "requests": 1000},
+        "dead_letters": {"count": 0, "why": ""},
+    }
+    return well | more
+
+
+def gpu(**more: Any) -> dict[str, Any]:
+    return {"id": "g0", "node": "n0", "state": "idle", "withheld_bytes": 0, "total_bytes": 9} | more
+
+
+def function(**more: Any) -> dict[str, Any]:
+    return {"id": "f.x", "name": "f", "wanted": 1, "replicas": 1, "waiting": 0} | more
+
+
+def codes(*gpus: Any, functions: Any = (), **more: Any) -> list[str]:
+    return [alert["code"] for alert in alerts(whole(**more), gpus, functions)]
+
+
+def test_cluster_that_is_well_has_no_alert() -> None:
+    assert codes(gpu(), functions=[function()]) == []
+
+
+def test_everything_that_is_wrong_is_told_the_worst_first() -> None:
+    down = {"ok": False, "why": "no scheduler leads", "etcd": "ok", "skew_s": 0.0}
+    assert codes(gpu(state="silent"), scheduler=down) == ["no-scheduler", "gpu-silent"]
+    assert codes(scheduler=down) == ["no-scheduler"]  # nor are there no GPUs: nobody knows
+    assert codes() == ["no-gpus"]
+    lost = {"ok": True, "why": "", "etcd": "lost", "skew_s": 0.0}
+    assert codes(gpu(), scheduler=lost) == ["store-lost"]
+    late = lost | {"etcd": "ok", "skew_s": -7.0}
+    assert codes(gpu(), scheduler=late) == ["clocks-differ"]
+    assert codes(gpu(withheld_bytes=5)) == ["gpu-taken"]
+    assert codes(gpu(), queue={"head": [{"waited_s": 31.0}]}) == ["long-wait"]
+    thrashing = {"hit_ratio": 0.1, "rate": 10.0, "requests": 1000}
+    assert codes(gpu(), totals=thrashing) == ["thrashing"]
+    assert codes(gpu(), totals=thrashing | {"requests": 5}) == []
+    assert codes(gpu(), functions=[function(replicas=0, waiting=2)]) == ["no-replica"]
+    assert codes(gpu(), dead_letters={"count": 1, "why": ""}) == ["dead-letters"]
+    assert codes(gpu(), dead_letters={"count": 0, "why": "it is away"}) == ["jobs-away"]
+
+
+def test_alerts_are_no_more_than_somebody_can_read() -> None:
+    silent = [gpu(id=f"g{number}", state="silent") for number in range(200)]
+    assert len(codes(*silent)) == 50

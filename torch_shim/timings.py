@@ -1,0 +1,133 @@
+"""What the graph calls of one request took: told to its caller, who knows which trace it is of.
+
+Times travel as text, `docs/tracing.md` says how; a request of no trace costs nothing.
+"""
+
+import random
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from urllib.parse import quote
+
+# All have to fit into a header, of which a gateway takes 8 KiB; further ones are summed up.
+_MOST_CHARACTERS = 7_000
+_MOST_ACQUIRES = 3
+_ERROR_CHARACTERS = 60
+_REASON_CHARACTERS = 80
+_TRACE = re.compile(r"([0-9a-f]{2}-[0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2}).*", re.ASCII)
+
+
+class CallTiming:
+    """One graph call, from its beginning to its answer."""
+
+    __slots__ = ("span_id", "header", "facts", "error", "_begin_us", "_began", "_acquires")
+
+    def __init__(self, trace: str, flags: str) -> None:
+        self.span_id = f"{random.getrandbits(64) or 1:016x}"
+        self.header = f"{trace}-{self.span_id}-{flags}"  # what a worker is told
+        self.facts: list[str] = []
+        self.error = ""
+        self._begin_us = time.time_ns() // 1_000
+        self._began = time.perf_counter_ns()
+        self._acquires: list[str] = []
+
+    @property
+    def now_us(self) -> int:
+        """By the clock in which all of it is told."""
+        return self._begin_us + (time.perf_counter_ns() - self._began) // 1_000
+
+    def acquired(
+        self, begun_us: int, lease: int, queue_s: float, load_s: float, request: str
+    ) -> None:
+        """It waited for this lease, since then; the request is that which was made for it."""
+        if len(self._acquires) < _MOST_ACQUIRES:
+            took_us = self.now_us - begun_us
+            said = f"a;{self.span_id};{begun_us};{took_us};l={lease}"
+            said += f";q={_us(queue_s)};d={_us(load_s)}"
+            self._acquires.append(said + (f";r={quote(request, safe='/')}" if request else ""))
+
+    def answered(self, lease: int, digest: str, batch: int, times: Sequence[float]) -> None:
+        """A worker answered: seconds of waiting, transfer, compute, and of the transfer back."""
+        waited_s, transfer_s, compute_s = times[:3]
+        out_s = times[3] if len(times) > len(("wait", "transfer", "compute")) else 0.0
+        in_s = max(0.0, transfer_s - out_s)
+        self.facts = [
+            *(f"l={lease}", f"m={digest[:12]}", f"b={batch}", f"w={_us(waited_s)}"),
+            *(f"i={_us(in_s)}", f"k={_us(compute_s)}", f"o={_us(out_s)}"),
+        ]
+
+    def ran_locally(self, reason: str) -> None:
+        """No worker answers: the function's own processor does the work, for this reason."""
+        self.facts = [f"h={quote(reason[:_REASON_CHARACTERS])}"]
+
+    def entries(self, took_us: int) -> list[str]:
+        """As they are told."""
+        error = [f"e={quote(self.error[:_ERROR_CHARACTERS])}"] if self.error else []
+        call = ";".join((f"c;{self.span_id};{self._begin_us};{took_us}", *self.facts, *error))
+        return [*self._acquires, call]
+
+    @property
+    def took_us(self) -> int:
+        """Since it began."""
+        return (time.perf_counter_ns() - self._began) // 1_000
+
+
+class Timings:
+    """Those of one request's graph calls, in the order of their ends. Thread-safe."""
+
+    def __init__(self, trace: str) -> None:
+        found = _TRACE.fullmatch(trace)
+        self._trace = None if found is None else found.groups()
+        self._lock = threading.Lock()
+        self._entries: list[str] = []
+        self._characters = self._more = self._more_us = 0
+
+    @contextmanager
+    def call(self) -> Iterator[CallTiming | None]:
+        """A graph call is made in here; None where nobody asked what it takes."""
+        if self._trace is None:
+            yield None
+            return
+        timing = CallTiming(*self._trace)
+        before = _current.set(timing)
+        try:
+            yield timing
+        except BaseException as error:
+            timing.error = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise
+        finally:
+            _current.reset(before)
+            self._add(timing)
+
+    def told(self) -> list[str]:
+        """Everything so far, as text."""
+        with self._lock:
+            more = [f"x;{self._more};{self._more_us}"] if self._more else []
+            return [*self._entries, *more]
+
+    def _add(self, timing: CallTiming) -> None:
+        took_us = timing.took_us
+        with self._lock:
+            entries = timing.entries(took_us)
+            size = sum(len(entry) + 1 for entry in entries)
+            if not self._more and self._characters + size <= _MOST_CHARACTERS:
+                self._characters += size
+                self._entries += entries
+            else:
+                self._more += 1
+                self._more_us += took_us
+
+
+_current: ContextVar[CallTiming | None] = ContextVar("gpufaas_graph_call", default=None)
+
+
+def current() -> CallTiming | None:
+    """The graph call that is being made, if anybody asked what it takes."""
+    return _current.get()
+
+
+def _us(seconds: float) -> int:
+    return max(0, round(seconds * 1e6))
