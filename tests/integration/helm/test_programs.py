@@ -100,7 +100,7 @@ def test_settings_say_what_values_wish(helm: Helm, tmp_path: Path) -> None:
     assert (usual.role, usual.upstream_user) == ("provider", "admin")
 
 
-def test_all_processes_log_alike_and_the_gateway_traces(helm: Helm, tmp_path: Path) -> None:
+def test_all_processes_log_alike_and_trace_alike(helm: Helm, tmp_path: Path) -> None:
     found = helm.template(HERE / "values" / "everything.yaml")
 
     served = settings_of(found, "gateway", tmp_path)
@@ -110,6 +110,7 @@ def test_all_processes_log_alike_and_the_gateway_traces(helm: Helm, tmp_path: Pa
         "http://collector.tracing:4318",
         0.25,
     )
+    assert settings_of(found, "scheduler", tmp_path).tracing == served.tracing
 
 
 def test_files_that_are_named_are_mounted(rendered: Rendered, tmp_path: Path) -> None:
@@ -120,6 +121,7 @@ def test_files_that_are_named_are_mounted(rendered: Rendered, tmp_path: Path) ->
     wanted = {
         "scheduler": [
             decided.scheduler.secret_file,
+            decided.tracing.headers_file,
             *(getattr(decided.etcd, name) for name in ("ca", "cert", "key", "password_file")),
         ],
         "gateway": [

@@ -1,3 +1,9 @@
+{{- define "gpufaas.tracing" -}}
+{{- $tracing := dict "endpoint" .Values.tracing.endpoint "ratio" .Values.tracing.ratio }}
+{{- if .Values.tracing.headersSecret }}{{ $_ := set $tracing "headers_file" "/etc/gpufaas/tracing/headers" }}{{ end }}
+{{- include "gpufaas.toml" $tracing }}
+{{- end -}}
+
 {{- define "gpufaas.gatewaySettings" -}}
 log_format = {{ toJson .Values.logFormat }}
 
@@ -5,9 +11,7 @@ log_format = {{ toJson .Values.logFormat }}
 secret_file = "/etc/gpufaas/cluster/secret"
 
 [tracing]
-{{- $tracing := dict "endpoint" .Values.tracing.endpoint "ratio" .Values.tracing.ratio }}
-{{- if .Values.tracing.headersSecret }}{{ $_ := set $tracing "headers_file" "/etc/gpufaas/tracing/headers" }}{{ end }}
-{{- include "gpufaas.toml" $tracing }}
+{{- include "gpufaas.tracing" . }}
 
 [gateway]
 {{- $ours := dict "listen" "0.0.0.0:8080"

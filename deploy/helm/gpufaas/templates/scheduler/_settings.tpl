@@ -10,6 +10,9 @@ eviction = {{ toJson .Values.policy.eviction }}
 {{- $ours := dict "listen" "0.0.0.0:7700" "secret_file" "/etc/gpufaas/cluster/secret" "log_level" .Values.scheduler.logLevel }}
 {{- include "gpufaas.table" (dict "ours" $ours "further" .Values.scheduler.settings "where" "scheduler.settings") }}
 
+[tracing]
+{{- include "gpufaas.tracing" . }}
+
 [etcd]
 {{- include "gpufaas.toml" (include "gpufaas.etcdSettings" . | fromJson) }}
 {{- end -}}
