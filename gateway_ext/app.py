@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from gateway_ext.asgi import App, Message, Receive, Scope, Send, answer, say
 from gateway_ext.auth import Auth
-from gateway_ext.errors import NotAllowed
+from gateway_ext.errors import CrossSite, NotAllowed
 from gateway_ext.refusals import headers_of, status_of
+from gateway_ext.sites import refuse_other_sites
 from gateway_ext.system_meters import SystemMeters
 from scheduler import own_process
 
@@ -92,7 +93,7 @@ class _Rest:
             await send(message)
 
         try:
-            if await self._may(scope, counted):
+            if await self._may(scope, counted) and await _is_ours(scope, counted):
                 await self._part_of_system(scope["path"])(scope, receive, counted)
         finally:
             took_s = perf_counter() - began_s
@@ -138,6 +139,17 @@ class _Rest:
             await answer(send, 200 if ready else 503, text.encode())
         else:
             await answer(send, 200, _ABOUT if path == "/" else b"")
+
+
+async def _is_ours(scope: Scope, send: Send) -> bool:
+    """Whether no other site's page gives this order; one that does is refused."""
+    try:
+        if scope["method"] not in _READ:
+            refuse_other_sites(scope["headers"])
+    except CrossSite as error:
+        await say(send, status_of(error), str(error), headers_of(error))
+        return False
+    return True
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:

@@ -35,6 +35,7 @@ from gpu_manager.watch import Watch
 from gpu_manager.weight_requests import Library
 from gpu_manager.weights import WeightStore
 from gpu_manager.worker.turns import make_turns
+from scheduler import own_process
 from scheduler.api import GpuSpec, LeaseTokens, SlotId, SlotSpec
 from scheduler.exposition import Family, gauge, page
 
@@ -135,7 +136,7 @@ class GpuManager:
 
     def metrics(self) -> bytes:
         """Everything that Prometheus is told."""
-        return page(self._families())
+        return page(self._families()) + own_process.page()
 
     @property
     def metrics_address(self) -> tuple[str, int]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gpu_manager.errors import BadSetting
-from scheduler import own_process
 from scheduler.exposition import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
@@ -98,7 +97,7 @@ class Exporter:
         if method not in {b"GET", b"HEAD"}:
             return Told(405, b"GET is wanted\n")
         if path == b"/metrics":
-            return Told(200, self._metrics() + own_process.page(), CONTENT_TYPE)
+            return Told(200, self._metrics(), CONTENT_TYPE)
         if path == b"/healthz":
             return Told(200, b"alive\n")
         if path == b"/readyz":

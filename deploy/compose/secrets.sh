@@ -45,6 +45,8 @@ random() {
 
 authority() {
   [ -s "$SECRETS/ca.pem" ] && [ -s "$SECRETS/ca-key.pem" ] && return
+  # What another authority signed is of no use beside a new one.
+  rm -f "$SECRETS"/ca.pem "$SECRETS"/ca-key.pem "$SECRETS"/etcd*.pem "$SECRETS"/scheduler*.pem
   openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days $DAYS \
     -subj "/CN=gpufaas" -keyout "$WORK/ca-key.pem" -out "$WORK/ca.pem" 2>"$WORK/said" ||
     die "openssl: $(cat "$WORK/said")"
@@ -103,6 +105,9 @@ authority
 certificate etcd 0 "DNS:etcd,DNS:localhost,IP:127.0.0.1"
 certificate scheduler $OURS "DNS:scheduler-1,DNS:scheduler-2"
 
+# One password, in two files: both are old, or both are new.
+[ -s "$SECRETS/nats-password" ] && [ -s "$SECRETS/nats-users" ] ||
+  rm -f "$SECRETS/nats-password" "$SECRETS/nats-users"
 random | keep nats-password $OURS
 printf 'users = [{user: gpufaas, password: "%s"}]\n' "$(cat "$SECRETS/nats-password")" |
   keep nats-users 0

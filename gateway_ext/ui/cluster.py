@@ -100,8 +100,8 @@ class Cluster:
         }
 
     async def look(self) -> Look:
-        said, why = await self._ask()
         letters = await self._letters.look()
+        said, why = await self._ask()  # last: what is new is told once, so nothing may come between
         began_s = time.thread_time()
         functions = self._functions.look(self._take_gpu_seconds(said), time.monotonic())
         self._learn_labels(functions)

@@ -5,7 +5,6 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,6 +15,7 @@ from starlette.routing import Route
 from gateway_ext.answers import body_of, done, failed, shown
 from gateway_ext.asgi import App, Receive, Scope, Send, say
 from gateway_ext.errors import BadRequest, CrossSite, GatewayError, UnknownJob
+from gateway_ext.sites import refuse_other_sites
 from gateway_ext.ui.feed import Feed
 from gateway_ext.ui.files import PAGE, SAFE, SAFE_HEADERS, Files
 from gateway_ext.ui.source import Source
@@ -68,7 +68,7 @@ def _route(path: str, **handlers: _Handler) -> Route:
     async def handle(request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
         if method not in _READS:
-            _refuse_other_sites(request)
+            _refuse_others(request)
         answer = await handlers[method](request)
         answer.headers.update(SAFE)
         answer.headers.setdefault("cache-control", "no-store")
@@ -77,16 +77,11 @@ def _route(path: str, **handlers: _Handler) -> Route:
     return Route(path, handle, methods=list(handlers))
 
 
-def _refuse_other_sites(request: Request) -> None:
+def _refuse_others(request: Request) -> None:
     """A browser shows our credentials for every site; only our page can say this header."""
-    headers = request.headers
-    if headers.get("x-requested-with", "").lower() != _SENT_BY:
+    if request.headers.get("x-requested-with", "").lower() != _SENT_BY:
         raise CrossSite(f"the header X-Requested-With: {_SENT_BY} is wanted")
-    if headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
-        raise CrossSite("it was asked from another site")
-    origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != headers.get("host"):
-        raise CrossSite(f"it was asked from {origin}")
+    refuse_other_sites(request.headers.raw)
 
 
 class _Page:

@@ -239,3 +239,16 @@ async def test_a_model_is_kept_while_its_function_is_there_and_when_the_gateway_
         await world.deploy("f", annotations=annotations)
         await eventually(lambda: pins.now == {model})
     assert pins.now == {model}
+
+
+@in_real_time
+async def test_orders_of_another_sites_page_are_refused(tmp_path: Path) -> None:
+    async with gateway_world(tmp_path) as world:
+        order = {"service": "f", "image": "f"}
+        elsewhere = {"Origin": "http://evil.example"}
+        refused = await world.ask("POST", "/system/functions", order, headers=elsewhere)
+        assert refused.status == 403
+        assert (await world.get("/system/functions", headers=elsewhere)).body == []
+        ours = {"Origin": world.gateway.url}
+        taken = await world.ask("POST", "/system/functions", order, headers=ours)
+        assert taken.status == 202
