@@ -34,12 +34,13 @@ run: setup ## Run everything here, deploy and invoke the examples, stay up (ARGS
 	@$(BIN)/gpufaas up --examples $(ARGS)
 
 # What needs no quiet machine runs in two processes, what starts processes and takes times alone.
+# A few that failed are tried once more, and named (tests/twice.py).
 TOGETHER := tests/architecture tests/contract tests/scenarios tests/unit
 
 test: lint tools ## Lint, then run the tests (ARGS, if any, goes to pytest instead)
 ifeq ($(ARGS),)
-	$(BIN)/python -m pytest --numprocesses 2 $(TOGETHER)
-	$(BIN)/python -m pytest $(TOGETHER:%=--ignore=%)
+	$(BIN)/python -m tests.twice --numprocesses 2 $(TOGETHER)
+	$(BIN)/python -m tests.twice $(TOGETHER:%=--ignore=%)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
