@@ -1,5 +1,6 @@
 """Who may talk to this manager: credentials under its secret, and the secret's file."""
 
+import contextlib
 import hmac
 import os
 import re
@@ -89,17 +90,24 @@ def _read(path: Path) -> bytes:
 
 def _make(path: Path) -> None:
     """Written aside and linked into place, so that nobody reads half, and the first one stays."""
-    aside = path.with_name(f"{path.name}.{os.getpid()}")
+    # Not the process's number: it is the same in each life of a container, and one may be killed
+    # before it has tidied up.
+    aside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(fresh_secret())
         try:
-            path.hardlink_to(aside)
-        except FileExistsError:  # another manager was first
-            return
+            _write(aside, fresh_secret())
+            with contextlib.suppress(FileExistsError):  # another manager was first
+                path.hardlink_to(aside)
         finally:
-            aside.unlink()
+            aside.unlink(missing_ok=True)
     except OSError as error:
         raise BadSetting("secret file", str(path), error.strerror or str(error)) from error
+
+
+def _write(path: Path, secret: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(secret)
+        file.flush()
+        os.fsync(file.fileno())  # or a machine that dies leaves an empty secret

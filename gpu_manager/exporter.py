@@ -36,7 +36,7 @@ class Exporter:
         self._metrics = metrics
         self._trouble = trouble
         self._server: asyncio.Server | None = None
-        self._busy: set[asyncio.Task[None]] = set()
+        self._busy: dict[asyncio.Task[None], None] = {}  # the oldest first
 
     @property
     def address(self) -> tuple[str, int]:
@@ -69,15 +69,21 @@ class Exporter:
         self._server = None
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._busy) >= _MOST_CONNECTIONS:
-            writer.transport.abort()
-            return
+        """Whoever asks now goes before who has said nothing for long: it may be a health check."""
+        staying = [task for task in self._busy if not task.cancelling()]
+        if len(staying) >= _MOST_CONNECTIONS:
+            staying[0].cancel()
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._busy.add(task)
-        task.add_done_callback(self._busy.discard)
+        self._busy[task] = None
+        task.add_done_callback(lambda done: self._left(done, writer))
+
+    def _left(self, task: asyncio.Task[None], writer: asyncio.StreamWriter) -> None:
+        """The end of the connection, whatever came: also of a task that never began to run."""
+        del self._busy[task]
+        writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request, and the end of the connection, whatever comes."""
+        """One request."""
         try:
             async with asyncio.timeout(_WITHIN_S):
                 head = await _head(reader)
@@ -88,8 +94,6 @@ class Exporter:
                 await writer.wait_closed()
         except (OSError, TimeoutError) as error:
             log.debug("a reader of metrics: %s", error)
-        finally:
-            writer.transport.abort()
 
     def _answer(self, head: bytes) -> Told:
         method, _, rest = head.partition(b" ")

@@ -1,11 +1,13 @@
 """Which collector is told of traces: by our settings, or by OpenTelemetry's own variables."""
 
+import re
 import socket
+from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, unquote_to_bytes, urlsplit
 
 from gpufaas.errors import CommandError
 from gpufaas.otlp import Otlp, OtlpSettings
@@ -14,6 +16,9 @@ from gpufaas.settings import Tracing
 _BASE, _TRACES = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 _HEADERS, _TRACES_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"
 _PATH = "/v1/traces"
+_AUTHORIZATION = "Authorization"
+# Whatever may be a user and a password, where a URL is too odd to be taken apart.
+_PERHAPS_SECRET = re.compile(r"^([a-zA-Z]+://)?.*@", re.DOTALL)
 
 
 @asynccontextmanager
@@ -37,13 +42,34 @@ def otlp_settings(tracing: Tracing, environment: Mapping[str, str]) -> OtlpSetti
     url = environment.get(_TRACES, "")
     base = tracing.endpoint or ("" if url else environment.get(_BASE, ""))
     if base:
-        url = base if urlsplit(base).path.endswith(_PATH) else base.rstrip("/") + _PATH
+        url = base if _parts(base).path.endswith(_PATH) else base.rstrip("/") + _PATH
     if not url:
         return None
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise CommandError(f"traces: {url!r} is no http:// or https:// URL of a collector")
-    return OtlpSettings(url, _headers(tracing, environment), _version(), socket.gethostname())
+    parts = _parts(url)
+    login, _, place = parts.netloc.rpartition("@")
+    headers = _headers(tracing, environment)
+    if login and _AUTHORIZATION.lower() not in map(str.lower, headers):
+        headers = {**headers, _AUTHORIZATION: _basic(login)}
+    shown = parts._replace(netloc=place).geturl()
+    return OtlpSettings(shown, headers, _version(), socket.gethostname())
+
+
+def _parts(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
+            return parts
+    except ValueError:  # as from a port that is no number; its text has the URL in it
+        pass
+    named = _PERHAPS_SECRET.sub(r"\1...@", url)
+    raise CommandError(f"traces: {named!r} is no http:// or https:// URL of a collector")
+
+
+def _basic(login: str) -> str:
+    """A URL's `user:password` as a header: URLs are shown, headers are not."""
+    user, _, password = login.partition(":")
+    said = unquote_to_bytes(user) + b":" + unquote_to_bytes(password)
+    return "Basic " + b64encode(said).decode()
 
 
 def _headers(tracing: Tracing, environment: Mapping[str, str]) -> Mapping[str, str]:

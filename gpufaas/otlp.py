@@ -27,6 +27,7 @@ _COMPLAIN_S = 60.0
 class OtlpSettings:
     """Where spans go, and how: what the collector does not take in time is dropped.
 
+    `url` is named in log lines: who we are belongs to the headers.
     `most_parts` is how many calls (and the like) may wait with all their spans, `batch_parts` how
     many are sent at once.
     """

@@ -91,8 +91,10 @@ def in_words(story: Shown) -> Iterator[str]:
     traces = ", ".join(dict.fromkeys(span["trace_id"] for span in spans))
     yield f"call {story['call_id']}, trace {traces}"
     yield f"{'began':>12} {'took':>12}"
-    for root in roots:
-        for depth, span in _tree(root, spans, 0):
+    shown: set[int] = set()
+    # Behind the roots, what none of them leads to: spans in a circle.
+    for root in [*roots, *spans]:
+        for depth, span in _tree(root, spans, 0, shown):
             yield _line(span, depth, begun_ns)
     for missing in story["missing"]:
         yield f"(missing: {missing})"
@@ -108,11 +110,17 @@ def _below(span: Shown, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _tree(span: Shown, spans: Sequence[Shown], depth: int) -> Iterator[tuple[int, Shown]]:
+def _tree(
+    span: Shown, spans: Sequence[Shown], depth: int, shown: set[int]
+) -> Iterator[tuple[int, Shown]]:
+    """It and what is below it, each once: what functions tell of may be no tree."""
+    if id(span) in shown:
+        return
+    shown.add(id(span))
     yield depth, span
     for each in spans:
         if each["parent_id"] == span["span_id"]:
-            yield from _tree(each, spans, depth + 1)
+            yield from _tree(each, spans, depth + 1, shown)
 
 
 def _line(span: Shown, depth: int, begun_ns: int) -> str:

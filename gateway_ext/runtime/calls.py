@@ -275,6 +275,8 @@ class Call:
             self._connection.refuse(500, why, headers=self._timing.header())
 
     def _left_thread(self) -> None:
+        if self._over and self._timer is not None:
+            self._timer.cancel()  # the client left before, and the thread is not held
         if self._stuck:
             self._stuck = False
             self._calls.stuck(-1)

@@ -26,20 +26,31 @@ def spans_below(journey: Journey, attempt: Attempt, begin_ns: int, end_ns: int) 
     said = told.read(attempt.told)
     if said.handler is None:
         return
-    below = _Below(journey, attempt.number, _shift_ns(said.handler, begin_ns, end_ns))
+    shift_ns = _shift_ns(said.handler, begin_ns, end_ns)
+    below = _Below(journey, attempt.number, shift_ns, begin_ns, end_ns)
     yield below.handler(said.handler, said)
+    seen = set()
     for number, call in enumerate(said.calls):
+        # An id that is taken would make a circle of what is to become a tree.
+        if call.span_id in seen or journey.knows(call.span_id):
+            continue
+        seen.add(call.span_id)
         acquires = [each for each in said.acquires if each.parent == call.span_id]
         yield from below.call(call, acquires[:_MOST_LEASES], BELOW + number * _OF_A_CALL)
 
 
 @dataclass(frozen=True, slots=True)
 class _Below:
-    """Makes the spans of one handler: all its times are of one clock, moved by `shift_ns`."""
+    """Makes the spans of one handler: all its times are of one clock, moved by `shift_ns`.
+
+    None is outside the attempt: a collector refuses whole batches for one impossible time.
+    """
 
     journey: Journey
     attempt: int
     shift_ns: int
+    begin_ns: int
+    end_ns: int
 
     def handler(self, times: Times, said: Told) -> Span:
         facts: Facts = {
@@ -104,7 +115,7 @@ class _Below:
 
     def _span(self, number: int, parent_id: str, name: str, times_us: tuple[int, int]) -> Span:
         begin_us, took_us = times_us
-        begin_ns = begin_us * _US + self.shift_ns
+        begin_ns = min(max(begin_us * _US + self.shift_ns, self.begin_ns), self.end_ns)
         return Span(
             trace_id=self.journey.trace_id,
             span_id=self.journey.span_id(number, self.attempt),
@@ -112,7 +123,7 @@ class _Below:
             name=name,
             service=SHIM,
             begin_ns=begin_ns,
-            end_ns=begin_ns + took_us * _US,
+            end_ns=min(begin_ns + took_us * _US, self.end_ns),
         )
 
 

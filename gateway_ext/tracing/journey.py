@@ -90,6 +90,12 @@ class Journey:
         """The id of one of its spans."""
         return f"{(self.seed + number + attempt * IN_ATTEMPT) % _SPAN_IDS or 1:016x}"
 
+    def knows(self, span_id: str) -> bool:
+        """Whether it is the id of one of its spans, or of the caller's."""
+        place = (int(span_id, 16) - self.seed) % _SPAN_IDS
+        # One more, as the id after the last one of all is 1 and not 0.
+        return span_id == self.parent or place <= max(1, len(self.attempts)) * IN_ATTEMPT
+
     def context(self, number: int, attempt: int = 0) -> TraceContext:
         """What to tell whoever works below that span."""
         return TraceContext(self.trace_id, self.span_id(number, attempt), self.sampled, self.state)

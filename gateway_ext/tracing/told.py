@@ -12,7 +12,7 @@ from urllib.parse import unquote
 VERSION = "1"
 
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
-_SPAN_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_SPAN_ID = re.compile(r"(?!0{16})[0-9a-f]{16}", re.ASCII)
 _MOST_ENTRIES = 200
 _MOST_CHARACTERS = 128
 
@@ -72,8 +72,8 @@ def read(header: bytes) -> Told:
 
 def _times(letter: str, parts: list[str]) -> Times | None:
     """`h;begin;took;...`, `c;span;begin;took;...`, `a;parent;begin;took;...`."""
-    named = "" if letter == "h" else parts.pop(0) if parts else "?"
-    if named and not _SPAN_ID.fullmatch(named):
+    named = parts.pop(0) if letter != "h" and parts else ""
+    if letter != "h" and not _SPAN_ID.fullmatch(named):
         return None
     begin_us, took_us = [_number(part) for part in (*parts, "", "")][:2]
     if begin_us is None or took_us is None:

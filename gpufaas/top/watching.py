@@ -47,6 +47,9 @@ class Watching:
                 self._note(None, "the gateway ended the stream")
             except CommandError as error:
                 self._note(None, str(error))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                self._last_id = ""  # what we have may be wrong by now: the whole state again
+                self._note(None, f"an event cannot be read: {error!r}")
             self._ended.wait(_PAUSE_S)
 
     def _read(self) -> None:
@@ -56,6 +59,8 @@ class Watching:
                 if self._ended.is_set():
                     return
                 told = json.loads(data)
+                if not isinstance(told, dict):
+                    raise TypeError(f"{kind} is no object")
                 if kind == "state":
                     self._note(told, "")
                 elif self._state is not None:

@@ -1,5 +1,6 @@
 """Credentials: only the manager's own secret makes them, and its file is its owner's alone."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -106,6 +107,29 @@ def test_secret_file_is_named_when_it_cannot_be_made(tmp_path: Path) -> None:
 
     with pytest.raises(BadSetting, match="secret file"):
         load_secret(tmp_path / "file" / "secret")
+
+
+def test_secret_file_is_made_although_an_earlier_life_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.with_name(f"secret.{os.getpid()}").touch()  # as one that was killed may leave it
+
+    assert len(load_secret(path)) >= 32
+
+
+def test_nothing_is_left_when_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "secret"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(BadSetting, match="No space left"):
+            load_secret(path)
+
+    assert list(tmp_path.iterdir()) == []
+    assert len(load_secret(path)) >= 32
 
 
 def test_no_function_is_the_administrator_whatever_its_name() -> None:

@@ -98,15 +98,31 @@ async def test_client_that_leaves_or_says_nothing_is_let_go_when_it_stops() -> N
 
 
 @in_real_time
-async def test_too_many_clients_do_not_keep_it_busy() -> None:
+async def test_oldest_client_makes_room_when_too_many_say_nothing() -> None:
     async with exporter() as found:
         silent = [await asyncio.open_connection(*found.address) for _ in range(32)]
-        with pytest.raises((ConnectionError, IndexError)):  # cut off without an answer
-            await get(found, "/metrics")
+        assert await get(found, "/healthz") == (200, b"alive\n")
+        assert await silent[0][0].read() == b""
+        _, second = silent[1]
+        second.write(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert (await silent[1][0].read()).startswith(b"HTTP/1.1 200 ")
         for _, writer in silent:
             writer.close()
-        while (await ask(found, b"GET /healthz HTTP/1.1\r\n\r\n")) == b"":
+
+
+@in_real_time
+async def test_newest_are_kept_when_very_many_come_at_once() -> None:
+    async with exporter() as found:
+        many = await asyncio.gather(*(asyncio.open_connection(*found.address) for _ in range(90)))
+        assert await get(found, "/healthz") == (200, b"alive\n")
+        ended = [asyncio.ensure_future(reader.read()) for reader, _ in many]
+        while sum(each.done() for each in ended) < 90 - 31:
             await asyncio.sleep(0.01)
+        assert sum(each.done() for each in ended) == 90 - 31
+        for _, writer in many:
+            writer.close()
+        await asyncio.wait(ended)
+        assert all(each.result() == b"" for each in ended)
 
 
 @in_real_time

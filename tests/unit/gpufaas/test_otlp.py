@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from base64 import b64encode
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,58 @@ def test_headers_are_of_the_environment_and_of_a_file(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused(tracing: Tracing, environment: Mapping[str, str]) -> None:
     with pytest.raises(CommandError):
         otlp_settings(tracing, environment)
+
+
+def test_login_in_a_url_is_a_header_and_is_not_shown() -> None:
+    found = otlp_settings(Tracing(endpoint="https://id:s%40cret@host:4318"), {})
+    assert found is not None
+    assert found.url == "https://host:4318/v1/traces"
+    assert found.headers == {"Authorization": "Basic " + b64encode(b"id:s@cret").decode()}
+
+
+def test_header_goes_before_the_login_in_a_url() -> None:
+    told = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20x"}
+    found = otlp_settings(Tracing(endpoint="https://id:secret@host"), told)
+    assert found is not None
+    assert found.headers == {"authorization": "Bearer x"}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://id:secret@host",
+        "id:secret@host:4318",
+        "https://id:sec/ret@host",
+        "https://id:secret@",
+        "https://id:secret@[::1",
+        "https://id:secret@host:99999",
+    ],
+)
+def test_login_is_not_shown_when_the_url_is_refused(url: str) -> None:
+    for tracing, environment in (
+        (Tracing(endpoint=url), {}),
+        (Tracing(), {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": url}),
+    ):
+        with pytest.raises(CommandError, match="no http") as caught:
+            otlp_settings(tracing, environment)
+        assert "ret" not in str(caught.value)
+        assert "..." in str(caught.value)
+
+
+@in_real_time
+async def test_login_is_sent_and_is_in_no_line_about_a_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with a_collector() as collector:
+        named = collector.url.replace("://", "://id:secret@")
+        found = otlp_settings(Tracing(endpoint=named), {})
+        assert found is not None
+        async with Otlp(found) as sink:
+            collector.answers = [400]
+            sink.add(lambda: [a_span()])
+        assert collector.headers[0]["Authorization"].startswith("Basic ")
+    assert f"{collector.url}/v1/traces answers 400" in caplog.text
+    assert "secret" not in caplog.text
 
 
 def test_settings_of_traces_and_log_lines_are_read() -> None:

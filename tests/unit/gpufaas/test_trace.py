@@ -81,6 +81,21 @@ def test_failure_is_shown() -> None:
     assert list(in_words(story))[-1].endswith("call f [gateway] FAILED: status 502")
 
 
+@pytest.mark.parametrize("parent", [1, 2])
+def test_spans_in_a_circle_are_shown_once(parent: int) -> None:
+    """As of a function whose graph call has the id of what it is below."""
+    circle = [a_span("handler", 2, 1, 1, 2), a_span("graph call", 2, parent, 2, 1)]
+    lines = list(in_words(whole(FakeGateway(CALL, *circle), FakeScheduler(), "c/1")))
+    assert sum("graph call" in line for line in lines) == 1
+    assert len(lines) == 2 + 3
+
+
+def test_spans_that_no_root_leads_to_are_shown() -> None:
+    circle = [a_span("one", 2, 3, 1, 2), a_span("other", 3, 2, 2, 1)]
+    lines = list(in_words(whole(FakeGateway(CALL, *circle), FakeScheduler(), "c/1")))
+    assert [line.split()[4] for line in lines[2:]] == ["call", "one", "other"]
+
+
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "http://127.0.0.1:1"])
 def test_gateway_that_is_none_is_said_so(
     url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
