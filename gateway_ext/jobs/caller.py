@@ -109,7 +109,7 @@ def asked_wait_s(headers: Sequence[Header], now_s: float) -> float:
         return float(said)
     try:
         return max(0.0, parsedate_to_datetime(said).timestamp() - now_s)
-    except ValueError:
+    except (ValueError, OverflowError):  # the latter of a year that no machine can hold
         return 0.0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from logging import Logger
 from typing import assert_never
 
-from gateway_ext.errors import ClaimLost, QueueFailed
+from gateway_ext.errors import ClaimLost, GatewayError, QueueFailed
 from gateway_ext.jobs.endings import Again, Answered, Dead, Done, Ending
 from gateway_ext.jobs.fairness import Limits, choose
 from gateway_ext.jobs.model import Job, Kind, Lane
@@ -17,7 +17,9 @@ Handle = Callable[[Job], Awaitable[Ending]]
 
 # How soon the queue itself is asked again where it failed, say because the disk is full.
 _QUEUE = BackOff(first_s=0.5, most_s=10.0, jitter=0.0)
+# What fails by a fault of ours may fail so each time: it must not be made for ever.
 _BUG_S = 30.0
+_BUG_ATTEMPTS = 10
 
 
 class Dispatcher:
@@ -121,8 +123,16 @@ class Dispatcher:
             if not self._running[lane]:
                 del self._running[lane]
             self._changed.set()
+            if not task.cancelled():
+                self._say_unended(job, task.exception())
 
         task.add_done_callback(ended)
+
+    def _say_unended(self, job: Job, error: BaseException | None) -> None:
+        """What became of it was not written down: it is claimed until the next start."""
+        if error is not None:
+            trace = None if isinstance(error, GatewayError) else error
+            self._log.error("call %s stays claimed: %r", job.call.id, error, exc_info=trace)
 
     async def _run(self, job: Job) -> None:
         handling = asyncio.ensure_future(self._handle(job))
@@ -138,7 +148,9 @@ class Dispatcher:
             await self._end(job, handling.result())
         else:
             self._log.error("call %s: handling failed", job.call.id, exc_info=error)
-            await self._end(job, Again(_BUG_S, f"a fault of the gateway: {error!r}"))
+            why = f"a fault of the gateway: {error!r}"
+            often = job.attempts >= _BUG_ATTEMPTS
+            await self._end(job, Dead(why) if often else Again(_BUG_S, why))
 
     async def _end(self, job: Job, ending: Ending) -> None:
         """Write it down, however long the queue cannot: else nobody has this job any more."""

@@ -54,7 +54,6 @@ class _Headers(NamedTuple):
     kept: Sequence[Header]
     call_id: str
     callback_url: str
-    length_bytes: int
 
 
 class Intake:
@@ -93,13 +92,20 @@ class Intake:
         call = self._call(scope)
         name, said = f"queue {call.function}", said_in(call.headers)
         with self._tracer.step(call.id, name, said, SpanKind.PRODUCER) as step:
-            await self._keep(replace(call, headers=carrying(call.headers, step.trace)), receive)
+            traced = replace(call, headers=carrying(call.headers, step.trace))
+            await self._keep(traced, _length_bytes(scope), receive)
         return call.id
 
-    async def _keep(self, call: Call, receive: Receive) -> None:
+    async def _keep(self, call: Call, length_bytes: int, receive: Receive) -> None:
+        head_bytes = call.head_bytes
         body = self._queue.spool()
         try:
-            await self._read_in_time(receive, body)
+            # Bodies on their way take their place already, or many at once would fill the disk.
+            with self._queue.tally.room(call.function, head_bytes + length_bytes) as room:
+                await self._read_in_time(
+                    receive, body, lambda size_bytes: room.hold(head_bytes + size_bytes)
+                )
+            # The queue makes room itself, and nothing runs in between.
             # False: the same call is kept already, and that is as good.
             await self._queue.put(call, body)
         finally:
@@ -116,7 +122,7 @@ class Intake:
         if function is None:
             raise Unknown(f"function {name.decode('latin-1')} is not deployed")
         headers = self._headers(scope)
-        if headers.length_bytes > self._max_body_bytes:
+        if _length_bytes(scope) > self._max_body_bytes:
             raise TooLarge(self._max_body_bytes)
         return Call(
             id=headers.call_id or str(uuid4()),
@@ -137,22 +143,22 @@ class Intake:
             if header[0] not in _DROPPED and not header[0].startswith(_GPU)
         ]
         url = said.get(b"x-callback-url", b"").decode("latin-1")
-        length = said.get(b"content-length", b"0")
         return _Headers(
             kept=[*kept, *_forwarded(scope, said)],
             call_id=said.get(b"x-call-id", b"")[:_CALL_ID_BYTES].decode("latin-1"),
             callback_url=checked_url(url, private=self._callback_private) if url else "",
-            length_bytes=int(length) if length.isdigit() else 0,
         )
 
-    async def _read_in_time(self, receive: Receive, body: Spool) -> None:
+    async def _read_in_time(
+        self, receive: Receive, body: Spool, hold: Callable[[int], None]
+    ) -> None:
         try:
             async with asyncio.timeout(self._body_s):
-                await self._read(receive, body)
+                await self._read(receive, body, hold)
         except TimeoutError as error:
             raise TooSlow(self._body_s) from error
 
-    async def _read(self, receive: Receive, body: Spool) -> None:
+    async def _read(self, receive: Receive, body: Spool, hold: Callable[[int], None]) -> None:
         size_bytes = 0
         more = True
         while more:
@@ -164,6 +170,7 @@ class Intake:
             size_bytes += len(chunk)
             if size_bytes > self._max_body_bytes:
                 raise TooLarge(self._max_body_bytes)
+            hold(size_bytes)
             if chunk:
                 await body.write(chunk)
 
@@ -173,6 +180,12 @@ class Intake:
                 return await receive()
         except TimeoutError as error:
             raise TooSlow(_PAUSE_S) from error
+
+
+def _length_bytes(scope: Scope) -> int:
+    """How large the body is to be; 0 where the caller does not say."""
+    said = dict(scope["headers"]).get(b"content-length", b"")
+    return int(said) if said.isdigit() else 0
 
 
 def _forwarded(scope: Scope, said: dict[bytes, bytes]) -> list[Header]:

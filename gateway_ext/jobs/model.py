@@ -46,6 +46,12 @@ class Call:
     queued_at_s: float
     callback_url: str = ""
 
+    @property
+    def head_bytes(self) -> int:
+        """How much it is without its body."""
+        headers = sum(len(name) + len(said) for name, said in self.headers)
+        return len(self.path) + len(self.query) + headers
+
 
 @dataclass(frozen=True, slots=True)
 class Result:

@@ -1,9 +1,10 @@
 """What a queue has now, counted as it changes: by function, in bytes, and the dead; pure."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -44,6 +45,21 @@ class _Dead(NamedTuple):
     died_at_s: float
 
 
+class Room:
+    """Room for one call that comes; see `Tally.room`."""
+
+    def __init__(self, grow: Callable[[int], None]) -> None:
+        self._grow = grow
+        self.size_bytes = 0
+
+    def hold(self, size_bytes: int) -> None:
+        """It is at least so much; Busy where there is no room for that."""
+        more_bytes = size_bytes - self.size_bytes
+        if more_bytes > 0:
+            self._grow(more_bytes)
+            self.size_bytes = size_bytes
+
+
 class Tally:
     """Jobs that are kept, by number; whoever keeps them tells of every change."""
 
@@ -54,6 +70,7 @@ class Tally:
         # Those that were asked for first come first; some are gone by now.
         self._queued: list[tuple[float, int]] = []
         self._coming: Counter[FunctionId] = Counter()
+        self._coming_bytes: Counter[FunctionId] = Counter()
         self._bytes_of: Counter[FunctionId] = Counter()
         self.calls: Counter[FunctionId] = Counter()
         self.callbacks = 0
@@ -92,22 +109,25 @@ class Tally:
         return Counts(dict(self.calls), self.callbacks, self.dead)
 
     @contextmanager
-    def room(self, function: FunctionId, size_bytes: int) -> Iterator[None]:
-        """Room for one call more while it is being kept; Busy where there is none."""
+    def room(self, function: FunctionId, size_bytes: int) -> Iterator[Room]:
+        """Room for one call more while it comes or is being kept; Busy where there is none.
+
+        All of it counts, its headers too. What is not known to be that large may grow (`hold`).
+        """
         limits = self._limits
-        full = (
+        if (
             self.calls[function] + self._coming[function] >= limits.waiting_per_function
             or len(self._alive) + self._coming.total() >= limits.waiting
-            or self.alive_bytes + size_bytes > limits.waiting_bytes
-            or self._bytes_of[function] + size_bytes > limits.waiting_bytes // 2
-        )
-        if full:
+        ):
             raise Busy(function, _RETRY_AFTER_S)
+        room = Room(partial(self._reserve, function))
+        room.hold(size_bytes)
         self._coming[function] += 1
         try:
-            yield
+            yield room
         finally:
             _less(self._coming, function, 1)
+            _less(self._coming_bytes, function, room.size_bytes)
 
     def keep(
         self, number: int, function: FunctionId, kind: Kind, size_bytes: int, queued_at_s: float
@@ -157,6 +177,14 @@ class Tally:
             count -= 1
             size_bytes -= one.size_bytes
         return found
+
+    def _reserve(self, function: FunctionId, more_bytes: int) -> None:
+        most_bytes, coming = self._limits.waiting_bytes, self._coming_bytes
+        own_bytes = self._bytes_of[function] + coming[function] + more_bytes
+        all_bytes = self.alive_bytes + coming.total() + more_bytes
+        if all_bytes > most_bytes or own_bytes > most_bytes // 2:
+            raise Busy(function, _RETRY_AFTER_S)
+        coming[function] += more_bytes
 
     def _note(self, number: int, queued_at_s: float) -> None:
         if len(self._queued) > 2 * len(self._alive) + _SLACK:

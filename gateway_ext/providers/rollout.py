@@ -93,9 +93,10 @@ class Rollout(Generic[V]):
 
     def start_with(self, version: V) -> None:
         """This one serves from the start: some of it may run already."""
-        version.resize(self._owner.wanted)
+        leaving = version.resize(self._owner.wanted)
         self.current = version
         self.tell()
+        self._end_surplus(leaving, version)
 
     def resize(self) -> None:
         """Another number of replicas is wanted."""
@@ -104,6 +105,12 @@ class Rollout(Generic[V]):
         for replicas, version in leaving:
             self._retire(replicas, version)
         self._changed.set()
+
+    def hindered(self, why: str) -> None:
+        """A version is not there yet, and is still being made; until it is, this is amiss."""
+        self._failed = why
+        self._owner.say(why)
+        log.warning("%s: %s", self._owner.deployment.id, why)
 
     async def stop(self, *, drain: bool) -> None:
         """End every instance; with `drain` calls in flight may end before."""
@@ -185,17 +192,18 @@ class Rollout(Generic[V]):
         try:
             coming = await make()
         except (GatewayError, OSError) as error:
-            self._failed = str(error)
-            self._owner.say(self._failed)
-            log.warning("%s: %s", self._owner.deployment.id, error)
+            self.hindered(str(error))
             self.tell()
             return
-        coming.resize(self._owner.wanted)
+        self._failed = ""
+        leaving = coming.resize(self._owner.wanted)
         if self.current is None:
             self.current = coming
             self.tell()
+            self._end_surplus(leaving, coming)
             return
         self.coming = coming
+        self._end_surplus(leaving, coming)
         await self._until_ready(coming)
         self._swap(self.current, coming)
 
@@ -213,13 +221,17 @@ class Rollout(Generic[V]):
         self.current, self.coming = coming, None
         leaving = old.resize(0)
         self.tell()
+        self._retire(leaving, old)  # first, so that it ends whatever becomes of what follows
         self._owner.followed(coming)
-        self._retire(leaving, old)
 
     def _abandon(self, coming: V) -> None:
         """Another version is wanted before this one was ready."""
         self.coming = None
         self._retire(coming.resize(0), coming)
+
+    def _end_surplus(self, leaving: Sequence[Replica[Any]], version: V) -> None:
+        if leaving:
+            self._retire(leaving, version)
 
     def _retire(self, leaving: Sequence[Replica[Any]], version: V) -> None:
         task = asyncio.create_task(self._leave(leaving, drain=True))

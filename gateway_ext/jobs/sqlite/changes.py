@@ -71,7 +71,7 @@ class Changes:
 
     # -- a job's way -----------------------------------------------------------------------------
 
-    def put(self, call: Call, body: Kept, turn: Turn) -> JobNumber | None:
+    def put(self, call: Call, body: Kept, turn: Turn) -> Stands | None:
         """Keep a call; None where it is kept already."""
         put = turn.db.execute(rows.PUT, rows.put_values(call, call_lane(call.function).key))
         if not put.rowcount:
@@ -79,7 +79,8 @@ class Changes:
             return None
         number = JobNumber(put.lastrowid or 0)
         rows.add_body(turn.db, number, Kind.CALL, body)
-        return number
+        size_bytes = rows.size_of(turn.db, number)
+        return Stands(number, call.function, Kind.CALL, size_bytes, call.queued_at_s)
 
     def heads(self, kind: Kind, turn: Turn) -> list[Head]:
         """The lanes in which something waits."""
@@ -148,11 +149,13 @@ class Changes:
         """A page of them."""
         select = f"SELECT * FROM jobs WHERE state = {rows.DEAD} AND number > ? ORDER BY number"
         found = list(rows.rows(turn.db.execute(f"{select} LIMIT ?", (after, limit))))
-        return [rows.dead_letter(row, rows.size_of(turn.db, row["number"])) for row in found]
+        return [
+            rows.dead_letter(row, rows.bodies_bytes_of(turn.db, row["number"])) for row in found
+        ]
 
     def dead_letter(self, number: JobNumber, turn: Turn) -> tuple[DeadLetter, Kept]:
         """One of them, and the body of its call."""
-        letter = rows.dead_letter(_dead(turn, number), rows.size_of(turn.db, number))
+        letter = rows.dead_letter(_dead(turn, number), rows.bodies_bytes_of(turn.db, number))
         return letter, rows.body_of(turn.db, number, Kind.CALL)
 
     def replay(self, number: JobNumber, now_s: float, turn: Turn) -> Stands:
@@ -182,20 +185,19 @@ class Changes:
 
 
 def _census(db: sqlite3.Connection) -> tuple[list[Stands], list[Buried]]:
-    size = "(SELECT SUM(size_bytes) FROM bodies WHERE job = number)"
     alive = db.execute(
-        f"SELECT number, namespace, name, kind, {size}, queued_at_s FROM jobs"
+        f"SELECT number, namespace, name, kind, {rows.SIZE}, queued_at_s FROM jobs"
         f" WHERE state <> {rows.DEAD} ORDER BY queued_at_s, number"
     )
     dead = db.execute(
-        f"SELECT number, {size}, died_at_s FROM jobs WHERE state = {rows.DEAD} ORDER BY number"
+        f"SELECT number, {rows.SIZE}, died_at_s FROM jobs WHERE state = {rows.DEAD} ORDER BY number"
     )
     return (
         [
-            Stands(JobNumber(number), FunctionId(namespace, name), Kind(kind), bytes_ or 0, at_s)
+            Stands(JobNumber(number), FunctionId(namespace, name), Kind(kind), bytes_, at_s)
             for number, namespace, name, kind, bytes_, at_s in alive
         ],
-        [Buried(JobNumber(number), bytes_ or 0, at_s) for number, bytes_, at_s in dead],
+        [Buried(JobNumber(number), bytes_, at_s) for number, bytes_, at_s in dead],
     )
 
 

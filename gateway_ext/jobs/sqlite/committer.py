@@ -1,6 +1,7 @@
 """One SQLite connection in a thread of its own, which commits what comes together at once."""
 
 import asyncio
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
@@ -11,16 +12,20 @@ from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from gateway_ext.errors import GatewayError, QueueFailed
+from gateway_ext.jobs.sqlite.spool import sync_folder
 
 _Value = TypeVar("_Value")
 
 # Jobs in one transaction: enough to share an fsync, few enough that the first does not wait long.
 _MOST_TOGETHER = 256
+# Files are removed when there is nothing else to do, or when so many are to be.
+_IDLE_S = 0.2
+_MOST_OWED = 64
 
 
 @dataclass(slots=True)
 class Turn:
-    """The connection for one piece of work; files that are `obsolete` go once it is committed."""
+    """The connection for one piece of work; `obsolete` files go once that is on the disk."""
 
     db: sqlite3.Connection
     obsolete: list[Path] = field(default_factory=list)
@@ -31,7 +36,7 @@ class _Work(Generic[_Value]):
     do: Callable[[Turn], _Value]
     durable: bool
     then: Callable[[_Value], None] | None
-    # A file that nobody needs where this work fails.
+    # A file that nobody needs where this work fails: no row can name it then.
     file: Path | None
     future: "asyncio.Future[_Value]"
     value: _Value | None = None
@@ -74,6 +79,9 @@ class Committer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._full = True  # `synchronous`, as it is set now
+        # Files that no job has any more; after a loss of power one may have it again, until the
+        # commit that took it away is on the disk.
+        self._owed: list[Path] = []
 
     async def open(self) -> None:
         """Open the file and prepare it; QueueFailed where that is not possible."""
@@ -117,9 +125,12 @@ class Committer:
             return
         works: list[_Work[object]] = []
         try:
-            while works := self._together():
+            while works := self._together(self._next()):
                 self._commit(db, works)
                 self._tell(works)
+                if len(self._owed) >= _MOST_OWED:
+                    self._remove_owed()
+            self._remove_owed()
         except BaseException as error:
             # A bug of ours: nobody may wait for ever because of it.
             self._refuse(works, error)
@@ -128,15 +139,24 @@ class Committer:
         finally:
             db.close()
 
-    def _together(self) -> list[_Work[object]]:
-        """Wait for work, and take what else is there; nothing once it is closed."""
-        works: list[_Work[object]] = []
+    def _next(self) -> _Work[object] | None:
+        """Wait for work; None once it is closed."""
+        if self._owed:
+            with suppress(Empty):
+                return self._works.get(timeout=_IDLE_S)
+            self._remove_owed()
+        return self._works.get()
+
+    def _together(self, first: _Work[object] | None) -> list[_Work[object]]:
+        """This one and what else is there; nothing once it is closed."""
+        if first is None:
+            return []
+        works = [first]
         with suppress(Empty):
             while len(works) < _MOST_TOGETHER:
-                work = self._works.get(block=not works)
+                work = self._works.get(block=False)
                 if work is None:
-                    if works:
-                        self._works.put(None)
+                    self._works.put(None)
                     break
                 works.append(work)
         return works
@@ -153,9 +173,19 @@ class Committer:
             for work in works:
                 work.fail(error)
         for work in works:
-            for path in work.obsolete:
-                with suppress(OSError):  # what is left of it goes at the next start
-                    path.unlink(missing_ok=True)
+            if work.error is None:
+                self._owed += work.obsolete
+            else:
+                _remove(work.obsolete)
+
+    def _remove_owed(self) -> None:
+        """Once all commits are on the disk: those without fsync are not, by themselves."""
+        if not self._owed:
+            return
+        with suppress(OSError):  # they stay owed, and what is left of them goes at the next start
+            _sync(self._path.with_name(f"{self._path.name}-wal"))
+            _remove(self._owed)
+            self._owed.clear()
 
     def _synchronous(self, db: sqlite3.Connection, *, full: bool) -> None:
         if full != self._full:
@@ -169,13 +199,29 @@ class Committer:
             self._loop.call_soon_threadsafe(_settle, works)
 
     def _refuse_all(self, error: BaseException) -> None:
-        while works := self._together():
+        while works := self._together(self._works.get()):
             self._refuse(works, error)
 
     def _refuse(self, works: Sequence[_Work[object]], error: BaseException) -> None:
         for work in works:
             work.fail(error)
         self._tell(works)
+
+
+def _sync(wal: Path) -> None:
+    """What SQLite has committed is on the disk: it is in this file, or was synced before."""
+    descriptor = os.open(wal, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    sync_folder(wal.parent)
+
+
+def _remove(files: Sequence[Path]) -> None:
+    for path in files:
+        with suppress(OSError):  # what is left of it goes at the next start
+            path.unlink(missing_ok=True)
 
 
 def _opened(path: Path) -> sqlite3.Connection:

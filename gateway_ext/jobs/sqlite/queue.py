@@ -2,7 +2,8 @@
 
 What `put` returned True for is on the disk (fsync, shared by all that are put at the same time) and
 survives a loss of power. Claims and ends are written without fsync: they survive the process, and
-where power is lost a call that was just made is made again. One process has the queue at a time.
+where power is lost a call that was just made is made again, and so its body's file stays until that
+end is on the disk too. One process has the queue at a time.
 """
 
 from collections import Counter
@@ -11,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from logging import Logger
 from pathlib import Path
+from shutil import disk_usage
 
 from gateway_ext.errors import BodyLost, QueueFailed, UnknownJob
 from gateway_ext.jobs.bodies import Body, Held
@@ -50,6 +52,7 @@ class SqliteQueue(JobQueue):
             # What callers send, their credentials too, is not for functions to read.
             self._bodies.parent.chmod(0o700)
             sync_folder(self._bodies.parent)
+            self._tally.fit(disk_usage(self._bodies).total)
         except OSError as error:
             raise QueueFailed(f"the job queue has no folder: {error}") from error
         await self._committer.open()
@@ -74,20 +77,19 @@ class SqliteQueue(JobQueue):
     async def put(self, call: Call, body: Spool) -> bool:
         """Keep a call for good."""
 
-        def kept_now(number: JobNumber | None) -> None:
-            if number is not None:
-                self._stands(Stands(number, call.function, Kind.CALL, *said))
+        def kept_now(one: Stands | None) -> None:
+            if one is not None:
+                self._stands(one)
 
-        said = (body.size_bytes, call.queued_at_s)
-        with self._tally.room(call.function, body.size_bytes):
+        with self._tally.room(call.function, call.head_bytes + body.size_bytes):
             kept = await _kept(body)
-            number = await self._committer.run(
+            one = await self._committer.run(
                 partial(self._changes.put, call, kept),
                 durable=True,
                 then=kept_now,
                 file=self._file(kept),
             )
-        return number is not None
+        return one is not None
 
     async def heads(self, kind: Kind) -> Sequence[Head]:
         """The lanes in which something waits."""
@@ -204,7 +206,11 @@ class SqliteQueue(JobQueue):
         except (BodyLost, ValueError) as error:
             why = f"it cannot be read: {error}"
             self._log.error("job %d: %s", row["number"], why)
-            await self.bury(JobNumber(row["number"]), why, row["due_at_s"])
+            try:
+                await self.bury(JobNumber(row["number"]), why, row["due_at_s"])
+            except QueueFailed as failure:
+                # It is free at the next start; the others of this claim are to be made now.
+                self._log.error("job %d stays claimed: %s", row["number"], failure)
             return None
 
 

@@ -59,6 +59,11 @@ INSERT INTO jobs (state, kind, lane, due_at_s, call_id, namespace, name, method,
                   headers, queued_at_s, callback_url)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
 
+# What a job takes: headers can come to more than many bodies do.
+SIZE = """(
+LENGTH(path) + LENGTH(query) + LENGTH(headers) + IFNULL(LENGTH(result_headers), 0)
++ IFNULL((SELECT SUM(size_bytes) FROM bodies WHERE job = number), 0))"""
+
 
 def create(db: sqlite3.Connection, folder: Path) -> None:
     """Make the tables in a new file; QueueFailed where they are a later version's."""
@@ -109,6 +114,12 @@ def drop_bodies(
 
 
 def size_of(db: sqlite3.Connection, number: int) -> int:
+    """How much a job is, its headers and bodies together."""
+    row = db.execute(f"SELECT {SIZE} FROM jobs WHERE number = ?", (number,)).fetchone()
+    return int(row[0])
+
+
+def bodies_bytes_of(db: sqlite3.Connection, number: int) -> int:
     """How much the bodies of a job are."""
     (size_bytes,) = db.execute(
         "SELECT SUM(size_bytes) FROM bodies WHERE job = ?", (number,)

@@ -124,8 +124,10 @@ class FileSpool:
     def _sync(self) -> None:
         self._flush()
         assert self._file is not None
-        os.fsync(self._file.fileno())
-        self._file.close()
+        # It is closed already where only the folder failed before.
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
         sync_folder(self._path.parent)
 
 

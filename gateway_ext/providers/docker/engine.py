@@ -1,11 +1,13 @@
 """What is asked of a Docker Engine, in values of ours."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from gateway_ext.providers.docker import lines
 from gateway_ext.providers.docker.transport import EngineRefused, Transport
 
 OURS = "com.gpufaas.gateway"
@@ -13,7 +15,7 @@ FUNCTION = "com.gpufaas.function"
 RELEASE = "com.gpufaas.release"
 TEMPLATE = "com.gpufaas.template"
 _FORBIDDEN, _GONE, _CONFLICT = 403, 404, 409
-_PULL_BEGINS_S, _SLACK_S = 120.0, 30.0
+_PULL_BEGINS_S, _PULL_QUIET_S, _SLACK_S = 120.0, 600.0, 30.0
 _CHUNK = 1 << 16
 _NS = 1e9
 
@@ -144,11 +146,11 @@ class Engine:
         begun = self._to.stream(
             *("POST", "/images/create", query), headers=headers, within_s=_PULL_BEGINS_S
         )
-        async with begun as content:
-            async for line in content:
-                said = json.loads(line) if line.strip() else {}
-                if "error" in said:
-                    raise EngineRefused(0, str(said["error"]).strip())
+        async with begun as content, _quiet_for(_PULL_QUIET_S) as until:
+            async for step in lines.said(content):
+                if "error" in step:
+                    raise EngineRefused(0, str(step["error"]).strip())
+                until.reschedule(asyncio.get_running_loop().time() + _PULL_QUIET_S)
 
     async def usual_registry(self) -> str:
         """Where images come from whose name says no registry, as `docker login` calls it."""
@@ -210,8 +212,8 @@ class Engine:
         query = {"filters": json.dumps(filters)}
         async with self._to.stream("GET", "/events", query) as content:
             listening.set()
-            async for line in content:
-                actor = json.loads(line).get("Actor", {}).get("Attributes", {})
+            async for event in lines.said(content):
+                actor = event.get("Actor", {}).get("Attributes", {})
                 yield Ended(actor.get("name", ""), actor.get("exitCode", ""))
 
     async def output(self, name: str, since: datetime | None) -> AsyncGenerator[bytes, None]:
@@ -237,6 +239,16 @@ class Engine:
 
     def _label(self) -> Sequence[str]:
         return [f"{OURS}={self._gateway}"]
+
+
+@contextlib.asynccontextmanager
+async def _quiet_for(quiet_s: float) -> AsyncIterator[asyncio.Timeout]:
+    """EngineRefused after that time, which whoever hears something begins anew."""
+    try:
+        async with asyncio.timeout(quiet_s) as until:
+            yield until
+    except TimeoutError as error:
+        raise EngineRefused(0, f"nothing more came of it for {quiet_s:g} s") from error
 
 
 def _container(said: Mapping[str, Any]) -> Container:

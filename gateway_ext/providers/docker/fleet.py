@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from secrets import token_hex
 
 from gateway_ext.errors import GatewayError, ProviderFailed
-from gateway_ext.providers.docker.engine import Container, Engine, ended_with
+from gateway_ext.providers.docker.engine import Container, Engine, Inspected, ended_with
 from gateway_ext.providers.docker.instance import Instance, Place
 from gateway_ext.providers.docker.settings import DockerSettings
 from gateway_ext.providers.docker.spec import network
@@ -78,6 +78,24 @@ class Fleet:
 
         `settle` is given containers that nobody has.
         """
+        try:
+            await self._watch(settle)
+        finally:
+            self._looked.set()  # whoever waits for the first look waits for nothing now
+
+    def has(self, name: str) -> bool:
+        """Whether somebody has this container."""
+        return name in self._instances
+
+    def forget(self, name: str) -> None:
+        """Nobody has it any more."""
+        self._instances.pop(name, None)
+
+    async def first_look(self) -> None:
+        """Until the Engine was asked once, whether it answered or not."""
+        await self._looked.wait()
+
+    async def _watch(self, settle: Settle) -> None:
         pause_s = _FIRST_PAUSE_S
         away = False
         while True:
@@ -97,21 +115,13 @@ class Fleet:
                 away = True
             except GatewayError as error:
                 log.error("the Docker Engine at %s: %s", self._engine.url, error)
+            except (OSError, ValueError, LookupError, TypeError, AttributeError):
+                # An answer of a form that nobody thought of, or a disk that is full: what ends
+                # would not be noticed any more if this ended here.
+                log.exception("the Docker Engine at %s is looked at again", self._engine.url)
             self._looked.set()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    def has(self, name: str) -> bool:
-        """Whether somebody has this container."""
-        return name in self._instances
-
-    def forget(self, name: str) -> None:
-        """Nobody has it any more."""
-        self._instances.pop(name, None)
-
-    async def first_look(self) -> None:
-        """Until the Engine was asked once, whether it answered or not."""
-        await self._looked.wait()
 
     @contextlib.asynccontextmanager
     async def _events(self) -> AsyncIterator[asyncio.Task[None]]:
@@ -139,25 +149,35 @@ class Fleet:
     async def _has_ended(self, instance: Instance, why: str) -> None:
         """The event says the status alone; whether memory was lacking has to be asked."""
         instance.ready = False
-        try:
-            found = await self._engine.inspect(instance.name, self._settings.network)
-        except ProviderFailed:
-            found = None
+        found = await self._asked(instance)
         if found is not None and not found.running:
             why = found.why
         instance.ended(why)
 
     async def _compare(self, settle: Settle) -> None:
+        # Taken before the Engine is asked: its answer knows nothing of what starts meanwhile.
+        known = [one for one in self._instances.values() if one.started]
         present = {one.name: one for one in await self._engine.containers()}
-        for name, instance in list(self._instances.items()):
-            container = present.pop(name, None)
-            if not instance.started:
-                continue
+        for instance in known:
+            container = present.get(instance.name)
             if container is None:
                 instance.ended("is gone: somebody removed it")
             elif not container.running:
-                await self._has_ended(instance, "is stopped")
+                await self._is_listed_as_ended(instance)
         await settle([one for one in present.values() if one.name not in self._instances])
+
+    async def _is_listed_as_ended(self, instance: Instance) -> None:
+        """The list may be older than the container's start."""
+        found = await self._asked(instance)
+        if found is None or not found.running:
+            instance.ended("is stopped" if found is None else found.why)
+
+    async def _asked(self, instance: Instance) -> Inspected | None:
+        """None also where the Engine does not say: that it has ended is known without it."""
+        try:
+            return await self._engine.inspect(instance.name, self._settings.network)
+        except ProviderFailed:
+            return None
 
     async def _settle_in(self, instance: Instance) -> None:
         found = await self._engine.inspect(instance.name, self._settings.network)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gateway_ext.errors import ProviderFailed
 from gateway_ext.model import Deployment, FunctionStatus, Usage
 from gateway_ext.ports import Listener
-from gateway_ext.providers.docker.engine import Container, Taken
+from gateway_ext.providers.docker.engine import Container, Image, Taken
 from gateway_ext.providers.docker.generation import Generation, Kit, place_of
 from gateway_ext.providers.docker.instance import Instance
 from gateway_ext.providers.docker.store import Record, Release, Store
@@ -97,9 +97,15 @@ class Function:
 
     async def refresh_secrets(self, name: str) -> None:
         """A secret has another value: the files of all that have it are to say so."""
+        failed: list[ProviderFailed] = []
         for release in {one.id: one for one in self.releases}.values():
             if name in release.deployment.secrets:
-                await self._kit.volumes.fill(release)
+                try:
+                    await self._kit.volumes.fill(release)
+                except ProviderFailed as error:
+                    failed.append(error)  # the other releases are to have it all the same
+        if failed:
+            raise failed[0]
 
     async def status(self, *, usage: bool) -> FunctionStatus:
         """How it is now."""
@@ -140,7 +146,11 @@ class Function:
         """What served before is not to come back with the next gateway."""
         if version.release.id == self.record.release.id:
             self.record = replace(self.record, before=None)
-            self._store.save(self.record)
+            try:
+                self._store.save(self.record)
+            except OSError as error:  # it is saved with the next change; nobody waits for this
+                text = "what served before is started once more by the next gateway"
+                log.error("%s: %s: %s", self.deployment.id, text, error)
 
     def left(self, version: Generation) -> None:
         """What only that version had is removed with it."""
@@ -179,10 +189,21 @@ class Function:
     async def _make(self, release: Release, running: Iterable[Instance] = ()) -> Generation:
         if release.image is None:
             self.say(f"image {release.deployment.image} is on its way")
-            image = await self._kit.images.ready(release.deployment.image)
+            image = await self._image(release.deployment.image)
             self._kit.check(release.deployment, image)
             release = self._resolved(replace(release, image=image))
         return self._generation(release, running)
+
+    async def _image(self, name: str) -> Image:
+        """However often a registry or the Engine fails; BadDeployment where asking is no use."""
+        pause_s = self._kit.settings.first_pause_s
+        while True:
+            try:
+                return await self._kit.images.ready(name)
+            except ProviderFailed as error:
+                self._rollout.hindered(f"{error}; it is tried again in {pause_s:g} s")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, self._kit.settings.longest_pause_s)
 
     def _resolved(self, release: Release) -> Release:
         """Its image has come: that is the one from now on."""

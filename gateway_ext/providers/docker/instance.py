@@ -26,7 +26,7 @@ _ASK_S, _LATER_ASK_S, _SOON_S = 0.05, 0.2, 5.0
 _ANSWER_S = 5.0
 _DRAIN_OUTPUT_S = 2.0
 _ENDED_S = 10.0
-_AGAIN_S = 0.5
+_AGAIN_S, _LONGEST_AGAIN_S = 0.5, 10.0
 _GONE = 404
 _READY = b"GET /_/ready HTTP/1.1\r\nHost: function\r\nConnection: close\r\n\r\n"
 
@@ -150,18 +150,22 @@ class Instance:
 
     async def _follow(self) -> None:
         """Goes on from where it was when the Engine was away."""
+        pause_s = _AGAIN_S
         while True:
             try:
                 await self._lines()
+                pause_s = _AGAIN_S
             except EngineAway:
-                pass
-            except EngineRefused as refused:
-                if refused.status != _GONE:
-                    self._note(f"its output cannot be read: {refused.message}")
-                return
+                pause_s = _AGAIN_S
+            except ProviderFailed as error:
+                if isinstance(error, EngineRefused) and error.status == _GONE:
+                    return
+                if pause_s == _AGAIN_S:  # once, and not each time that it is tried
+                    self._note(f"its output cannot be read: {error}")
+                pause_s = min(2 * pause_s, _LONGEST_AGAIN_S)
             if self.exited.done():
                 return
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.wait([self.exited], timeout=pause_s)
 
     async def _lines(self) -> None:
         frames, after = Frames(MAX_LINE_BYTES), self._last_at
@@ -203,5 +207,5 @@ class Instance:
                     return b" 200 " in await reader.readline()
                 finally:
                     writer.close()
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError, ValueError):  # the last: a line that does not end
             return False

@@ -27,7 +27,7 @@ from gateway_ext.providers.docker.generation import Kit
 from gateway_ext.providers.docker.images import Images
 from gateway_ext.providers.docker.settings import DockerSettings
 from gateway_ext.providers.docker.store import Record, Release, Store
-from gateway_ext.providers.docker.transport import EngineRefused, Transport
+from gateway_ext.providers.docker.transport import Transport
 from gateway_ext.providers.docker.volumes import Volumes
 from gateway_ext.providers.namespaces import Namespaces
 from gateway_ext.providers.secrets import Secrets
@@ -61,6 +61,7 @@ class DockerProvider:
         self._leaving: dict[asyncio.Task[None], Function] = {}
         self._deploying = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
+        self._clearing: asyncio.Task[None] | None = None
         self._listener: Listener
 
     async def start(self, listener: Listener) -> None:
@@ -74,6 +75,7 @@ class DockerProvider:
             self._resuming[function.deployment.id] = function
             function.tell()
         self._watching = asyncio.create_task(self._kit.fleet.watch(self._settle))
+        self._watching.add_done_callback(_say_failure)
         await self._kit.fleet.first_look()
 
     async def close(self) -> None:
@@ -88,9 +90,11 @@ class DockerProvider:
             await asyncio.wait(list(self._leaving), timeout=patience_s)
         for task in self._leaving:
             task.cancel()
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
+        looking = [one for one in (self._watching, self._clearing) if one is not None]
+        for task in looking:
+            task.cancel()
+        if looking:
+            await asyncio.wait(looking)
         if not self._settings.stop_at_end:
             await asyncio.gather(*(function.let_go() for function in functions))
         if self._settings.stop_at_end or not functions:
@@ -165,8 +169,14 @@ class DockerProvider:
     async def update_secret(self, namespace: str, name: str, value: bytes) -> None:
         """Functions that have it mounted see the new value in their file."""
         self._secrets.update(namespace, name, value)
+        failed: list[ProviderFailed] = []
         for function in self._using(namespace, name):
-            await function.refresh_secrets(name)
+            try:
+                await function.refresh_secrets(name)
+            except ProviderFailed as error:
+                failed.append(error)  # the other functions are to have it all the same
+        if failed:
+            raise failed[0]
 
     async def remove_secret(self, namespace: str, name: str) -> None:
         """SecretInUse where a function has it mounted."""
@@ -208,21 +218,24 @@ class DockerProvider:
             for function_id, function in list(self._resuming.items()):
                 await function.resume(by_function.get(str(function_id), []))
                 del self._resuming[function_id]
-        await self._clear(unclaimed)
+        if self._clearing is None or self._clearing.done():  # else with the next look
+            self._clearing = asyncio.create_task(self._clear(unclaimed))
+            self._clearing.add_done_callback(_say_failure)
 
     async def _clear(self, unclaimed: Sequence[Container]) -> None:
+        kit = self._kit
         for container in unclaimed:
-            if not self._kit.fleet.has(container.name):
+            if not kit.fleet.has(container.name) and not kit.volumes.fills(container.name):
                 log.info("container %s is nobody's any more: removed", container.name)
-                await self._try(self._kit.engine.remove(container.name))
-        await self._try(self._kit.volumes.prune(self._releases))
+                await self._try(kit.engine.remove(container.name))
+        await self._try(kit.volumes.prune(self._releases))
 
     async def _try(self, removal: Coroutine[Any, Any, None]) -> None:
         """What cannot be removed now is tried again with the next look."""
         try:
             await removal
-        except EngineRefused as refused:
-            log.warning("what is nobody's is still there: %s", refused)
+        except ProviderFailed as error:
+            log.warning("what is nobody's is still there: %s", error)
 
     def _releases(self) -> set[str]:
         present = [*self._functions.values(), *self._leaving.values()]
@@ -285,3 +298,8 @@ class DockerProvider:
         if not task.cancelled() and (error := task.exception()) is not None:
             told = None if isinstance(error, ProviderFailed) else error
             log.error("%s was not removed well: %s", function.deployment.id, error, exc_info=told)
+
+
+def _say_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("containers are looked after no longer", exc_info=error)

@@ -20,6 +20,7 @@ _IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]*(:\d+)?(/[a-zA-Z0-9][a-zA-Z0-9._
                     r"(@sha256:[0-9a-f]{64})?")  # fmt: skip
 _LEAST_MEMORY_BYTES = 6 << 20  # the Engine takes no less
 _SHARES_OF_A_CORE = 1024
+_MOST_LABELS_BYTES = 64 << 10  # they are in all that the Engine says of a container
 _TMP = "rw,nosuid,nodev,mode=1777,size={}"
 _NANOS = 1_000_000_000
 # Of what is injected, what a running container must have as it would be given today. The path of
@@ -35,6 +36,9 @@ def check(deployment: Deployment) -> None:
     for name in deployment.environment:
         if not name or "=" in name or "\0" in name:
             raise BadDeployment(f"{name!r} is no name of a variable")
+    labelled = sum(len(f"{name}{value}".encode()) for name, value in deployment.labels.items())
+    if labelled > _MOST_LABELS_BYTES:
+        raise BadDeployment(f"labels: {labelled} bytes; {_MOST_LABELS_BYTES} are the most")
     _resources(deployment)
 
 

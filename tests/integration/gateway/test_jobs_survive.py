@@ -114,6 +114,7 @@ def test_no_accepted_job_is_lost_when_the_process_is_killed_again_and_again(
                 process.stdin.write(b"end\n")
                 last = await asyncio.wait_for(process.stdout.readline(), 60)
                 assert last.decode().split() == ["dead", "0"]
+                assert await asyncio.wait_for(process.wait(), 30) == 0
             assert receiver.wrong == []
             assert {one for one in kept if int(one) % 3} == set(receiver.got)
 

@@ -26,10 +26,13 @@ class World:
         self.provider = self.another()
 
     def another(self, injection: Injection | None = None, **settings: Any) -> DockerProvider:
-        usual: dict[str, Any] = {"drain_s": 1.0, "stop_s": 1.0, "first_pause_s": 0.05}
-        chosen = DockerSettings(
-            self.folder / "state", self.engine.url, port=self._port, **usual | settings
-        )
+        usual: dict[str, Any] = {
+            "port": self._port,
+            "drain_s": 1.0,
+            "stop_s": 1.0,
+            "first_pause_s": 0.05,
+        }
+        chosen = DockerSettings(self.folder / "state", self.engine.url, **usual | settings)
         self.heard = Heard()
         self.provider = DockerProvider(chosen, injection)
         return self.provider

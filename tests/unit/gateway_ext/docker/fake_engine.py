@@ -14,7 +14,10 @@ IMAGE = {"Id": "sha256:1", "Config": {"Labels": {"com.gpufaas.template": "t"}}}
 
 
 class FakeEngine:
-    """Containers as dictionaries; `failing` has answers to give instead, by `METHOD path`."""
+    """Containers as dictionaries; `failing` has answers to give instead, by `METHOD path`.
+
+    `held` has answers that are ready and not given before their event, by how `METHOD path` ends.
+    """
 
     def __init__(self, path: Path) -> None:
         self.url = f"unix://{path}"
@@ -25,7 +28,10 @@ class FakeEngine:
         self.containers: dict[str, dict[str, Any]] = {}
         self.images = {"f:1": IMAGE}
         self.failing: dict[str, tuple[int, str]] = {}
+        self.held: dict[str, asyncio.Event] = {}
         self.pulls: list[dict[str, str]] = []  # what a pull says
+        self.pull_ends = asyncio.Event()
+        self.pull_ends.set()
         self.pulled: dict[str, Any] = {}  # what it brings
         self.version = "1.41"
         self.port = 8080
@@ -55,9 +61,12 @@ class FakeEngine:
     def dies(self, name: str, code: int = 1, **state: Any) -> None:
         """A container ends, and the Engine says so."""
         self.containers[name]["State"] = {"Running": False, "ExitCode": code, **state}
-        event = {"Actor": {"Attributes": {"name": name, "exitCode": str(code)}}}
+        self.says({"name": name, "exitCode": str(code)})
+
+    def says(self, attributes: dict[str, str]) -> None:
+        """Something has ended, and this is told of it."""
         for queue in self._events:
-            queue.put_nowait(event)
+            queue.put_nowait({"Actor": {"Attributes": attributes}})
 
     def break_off(self) -> None:
         """Whoever listens to what happens hears no more."""
@@ -75,6 +84,13 @@ class FakeEngine:
         if said in self.failing:
             status, text = self.failing[said]
             return web.json_response({"message": text}, status=status)
+        answer = await self._ready(request, path)
+        for end, event in self.held.items():
+            if said.endswith(end):
+                await event.wait()
+        return answer
+
+    async def _ready(self, request: web.Request, path: str) -> web.StreamResponse:
         if path == "_ping":
             return web.Response(text="OK", headers={"API-Version": self.version})
         if path == "info":
@@ -83,7 +99,7 @@ class FakeEngine:
         if kind == "events":
             return await self._say_events(request)
         if kind == "images":
-            return await self._image(rest)
+            return await self._image(request, rest)
         if kind == "containers":
             return await self._container(request, rest)
         if kind in {"networks", "volumes"}:
@@ -100,10 +116,14 @@ class FakeEngine:
         self._events.remove(queue)
         return response
 
-    async def _image(self, rest: str) -> web.StreamResponse:
+    async def _image(self, request: web.Request, rest: str) -> web.StreamResponse:
         if rest == "create":
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await response.write("\n".join(json.dumps(one) for one in self.pulls).encode())
+            await self.pull_ends.wait()
             self.images |= self.pulled
-            return web.Response(text="\n".join(json.dumps(one) for one in self.pulls))
+            return response
         name = rest.removesuffix("/json")
         by_id = {found["Id"]: found for found in self.images.values()}
         image = self.images.get(name) or by_id.get(name)

@@ -81,6 +81,7 @@ def test_limits_and_requests_are_told_in_the_engines_units() -> None:
         ({"image": "../containers/json?"}, "no name of an image"),
         ({"image": ""}, "no name of an image"),
         ({"environment": {"A=B": "c"}}, "no name of a variable"),
+        ({"labels": {"a": "b" * (64 << 10)}}, "labels: 65537 bytes; 65536 are the most"),
     ],
 )
 def test_deployment_is_refused_when_no_container_can_be_made(how: Any, what: str) -> None:

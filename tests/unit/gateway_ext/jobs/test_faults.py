@@ -15,7 +15,7 @@ from gateway_ext.jobs.sqlite.committer import Committer, Turn
 from gateway_ext.jobs.sqlite.queue import SqliteQueue
 from gateway_ext.jobs.tally import QueueLimits
 from gateway_ext.jobs.worker import Worker, WorkerSettings
-from tests.job_world import ECHO, LOG, Functions, Said, call, put, soon
+from tests.job_world import ECHO, LOG, Functions, Said, a_queue, call, put, soon
 
 
 class Failing(SqliteQueue):
@@ -110,6 +110,53 @@ def test_job_whose_body_is_gone_is_dead_at_once(tmp_path: Path) -> None:
         await queue.close()
 
     asyncio.run(test())
+
+
+def test_fault_that_comes_each_time_makes_a_dead_letter_at_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway_ext.jobs.dispatcher._BUG_S", 0.0)
+
+    def behave(*_: object) -> Said:
+        raise ZeroDivisionError
+
+    async def test() -> None:
+        functions = Functions(behave)
+        async with (
+            a_queue(tmp_path) as queue,
+            Worker(queue, functions, lambda _: None, WorkerSettings(), LOG),
+        ):
+            await put(queue, call(queued_at_s=time.time()))
+            await soon(lambda: queue.tally.dead)
+            (letter,) = await queue.dead(0, 10)
+            assert letter.why == "a fault of the gateway: ZeroDivisionError()"
+            assert letter.attempts == functions.times("c1") == 11
+
+    asyncio.run(test())
+
+
+class Odd(SqliteQueue):
+    """Has a fault of ours where an end is written down."""
+
+    async def done(self, job: JobNumber) -> None:
+        raise ZeroDivisionError(job)
+
+
+def test_job_whose_end_cannot_be_written_down_by_a_fault_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        queue = Odd(tmp_path, QueueLimits(), LOG)
+        await queue.open()
+        async with Worker(
+            queue, Functions(lambda *_: Said()), lambda _: None, WorkerSettings(), LOG
+        ):
+            await put(queue, call(queued_at_s=time.time()))
+            await soon(lambda: "call c1 stays claimed: ZeroDivisionError(1)" in caplog.text)
+        await queue.close()
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(test())
 
 
 def _nothing(_: Turn) -> None:

@@ -18,12 +18,14 @@ from gateway_ext.jobs.intake import Intake
 from gateway_ext.jobs.model import call_lane
 from gateway_ext.jobs.routes import make_job_routes
 from gateway_ext.jobs.sqlite.queue import SqliteQueue
+from gateway_ext.jobs.sqlite.rows import headers_text
 from gateway_ext.jobs.tally import QueueLimits
 from gateway_ext.model import FunctionId
-from tests.job_world import ECHO, a_queue, call, claimed, put
+from tests.job_world import ECHO, a_queue, call, claimed, put, soon
 
 LIMITS = QueueLimits(inline_bytes=1000, body_bytes=10_000, waiting_per_function=3)
 URL = "/async-function/echo"
+HEAD_BYTES = len(call().path) + len(call().query) + len(headers_text(call().headers))
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,47 @@ def test_full_queue_says_when_to_come_back(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+@pytest.mark.parametrize("headers", [[(b"content-length", b"6000")], []])
+def test_bodies_that_come_at_once_have_room_together_or_are_refused(
+    tmp_path: Path, headers: list[tuple[bytes, bytes]]
+) -> None:
+    """Also those that do not say how long they are: then while they come."""
+    gate = asyncio.Event()
+    statuses: list[int] = []
+
+    async def post(intake: Intake) -> None:
+        rest = [b"x" * 3_000]
+
+        async def receive() -> dict[str, Any]:
+            if rest:
+                return {"type": "http.request", "body": rest.pop(), "more_body": True}
+            await gate.wait()
+            return {"type": "http.request", "body": b"x" * 3_000}
+
+        async def send(message: Any) -> None:
+            statuses.extend([message["status"]] if "status" in message else [])
+
+        scope = {"method": "POST", "path": URL, "headers": headers, "query_string": b""}
+        await intake(scope, receive, send)
+
+    async def test() -> None:
+        limits = QueueLimits(inline_bytes=1000, body_bytes=10_000, waiting_bytes=30_000)
+        async with a_queue(tmp_path, limits) as queue:
+            intake = Intake(by_path, queue, max_body_bytes=10_000, callback_private=True)
+            posts = [asyncio.create_task(post(intake)) for _ in range(6)]
+            refused_early = 4 if headers else 2
+            await soon(lambda: len(statuses) == refused_early)
+            assert statuses == [429] * refused_early
+            gate.set()
+            await asyncio.gather(*posts)
+            assert sorted(statuses) == [202] * 2 + [429] * 4
+            assert queue.tally.calls == {ECHO: 2}
+            with queue.tally.room(ECHO, 2_000):  # what was refused holds nothing
+                pass
+
+    asyncio.run(test())
+
+
 def test_call_is_not_accepted_when_it_cannot_be_kept(tmp_path: Path) -> None:
     async def test() -> None:
         async with asking(tmp_path) as (client, queue):
@@ -232,8 +275,8 @@ def test_jobs_are_counted_by_what_they_wait_for(tmp_path: Path) -> None:
                 "calls": 1,
                 "callbacks": 0,
                 "dead": 1,
-                "bytes": 5,
-                "deadBytes": 5,
+                "bytes": 5 + HEAD_BYTES,
+                "deadBytes": 5 + HEAD_BYTES,
                 "away": False,
                 "running": 7,
                 "functions": {"echo.openfaas-fn": 1},

@@ -79,6 +79,8 @@ def test_wait_stays_within_what_was_asked_and_the_spread(
         (b"soon", 0.0),
         (b"", 0.0),
         (b"9" * 400, 0.0),
+        (b"Sat, 01 Jan 99999999999999999999 00:00:00 GMT", 0.0),
+        (b"Sat, 01 Jan 2022 00:00:00 +99999999999999", 0.0),
         (b"Thu, 01 Jan 1970 00:01:40 GMT", 90.0),
         (b"Thu, 01 Jan 1970 00:00:05 GMT", 0.0),
     ],

@@ -1,22 +1,29 @@
 """What only the queue on disk does: one owner, shared commits, files that nobody needs."""
 
 import asyncio
+import errno
+import os
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from gateway_ext.errors import QueueFailed
+from gateway_ext.errors import Busy, QueueFailed
 from gateway_ext.jobs.bodies import whole
-from gateway_ext.jobs.model import call_lane
+from gateway_ext.jobs.model import JobNumber, call_lane
 from gateway_ext.jobs.sqlite.committer import Committer, Turn
+from gateway_ext.jobs.sqlite.queue import SqliteQueue
+from gateway_ext.jobs.sqlite.rows import headers_text
 from gateway_ext.jobs.tally import QueueLimits
-from tests.job_world import ECHO, a_queue, call, claimed, put
+from tests.job_world import ECHO, LOG, a_queue, call, claimed, put, soon
 
 LIMITS = QueueLimits(inline_bytes=10)
 LARGE = b"x" * 100
+HEAD_BYTES = len(call().path) + len(call().query) + len(headers_text(call().headers))
 
 
 def test_queue_has_one_owner_at_a_time(tmp_path: Path) -> None:
@@ -66,7 +73,7 @@ def test_queue_of_the_first_version_is_taken_over_with_the_sizes_of_its_bodies(
             db.execute("PRAGMA user_version = 1")
             db.commit()
         async with a_queue(tmp_path, LIMITS) as queue:
-            assert queue.tally.alive_bytes == 105
+            assert queue.tally.alive_bytes == 105 + 2 * HEAD_BYTES
             jobs = await queue.claim([call_lane(ECHO)] * 2, 1e9)
             assert [job.body.size_bytes for job in jobs] == [5, 100]
             assert await whole(jobs[1].body) == LARGE
@@ -105,9 +112,9 @@ def test_files_of_bodies_go_with_their_jobs(tmp_path: Path) -> None:
         async with a_queue(tmp_path, LIMITS) as queue:
             await put(queue, call(), LARGE)
             assert not await put(queue, call(), LARGE)
-            assert len(list(bodies.iterdir())) == 1
+            await soon(lambda: len(list(bodies.iterdir())) == 1)
             await queue.done(await claimed(queue))
-            assert list(bodies.iterdir()) == []
+            await soon(lambda: not list(bodies.iterdir()))
             spool = queue.spool()
             await spool.write(b"y" * (3 << 20))
             assert len(list(bodies.iterdir())) == 1
@@ -123,6 +130,7 @@ def test_files_that_no_job_has_go_at_the_next_start(tmp_path: Path) -> None:
             await put(queue, call(), LARGE)
         (tmp_path / "bodies" / "left").write_bytes(b"by a process that was killed")
         async with a_queue(tmp_path, LIMITS) as queue:
+            await soon(lambda: not (tmp_path / "bodies" / "left").exists())
             assert len(list((tmp_path / "bodies").iterdir())) == 1
             (job,) = await queue.claim([call_lane(ECHO)], 1e9)
             assert await whole(job.body) == LARGE
@@ -144,6 +152,85 @@ def test_job_whose_body_is_gone_becomes_a_dead_letter_and_hinders_nobody(tmp_pat
             assert "cannot be read" in letter.why
 
     asyncio.run(test())
+
+
+class Unburying(SqliteQueue):
+    """Cannot make dead letters."""
+
+    async def bury(self, job: JobNumber, why: str, at_s: float, status: int = 0) -> None:
+        raise QueueFailed(f"the disk is full: {job} {why} {at_s} {status}")
+
+
+def test_job_that_can_neither_be_read_nor_buried_hinders_nobody(tmp_path: Path) -> None:
+    async def test() -> None:
+        queue = Unburying(tmp_path, LIMITS, LOG)
+        await queue.open()
+        await put(queue, call("lost", queued_at_s=1.0), LARGE)
+        for path in (tmp_path / "bodies").iterdir():
+            path.unlink()
+        await put(queue, call("fine", queued_at_s=2.0), LARGE)
+        jobs = await queue.claim([call_lane(ECHO)] * 2, 1e9)
+        assert [job.call.id for job in jobs] == ["fine"]
+        await queue.close()
+
+    asyncio.run(test())
+
+
+def test_headers_take_room_too_and_are_counted_alike_after_a_start(tmp_path: Path) -> None:
+    long = replace(call("long"), headers=((b"x-long", b"x" * 600),))
+
+    async def test() -> None:
+        limits = QueueLimits(waiting_bytes=2_000)
+        async with a_queue(tmp_path, limits) as queue:
+            assert await put(queue, long, b"")
+            before_bytes = queue.tally.alive_bytes
+            assert before_bytes > 600
+            with pytest.raises(Busy):
+                await put(queue, replace(long, id="one more"), b"")
+        async with a_queue(tmp_path, limits) as queue:
+            assert queue.tally.alive_bytes == before_bytes
+
+    asyncio.run(test())
+
+
+class _Disk(NamedTuple):
+    total: int
+
+
+def test_disk_that_is_smaller_than_the_limits_bounds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway_ext.jobs.sqlite.queue.disk_usage", lambda _: _Disk(4_000))
+
+    async def test() -> None:
+        async with a_queue(tmp_path) as queue:
+            with pytest.raises(Busy):
+                await put(queue, call(), b"x" * 1_000)
+            assert await put(queue, call(), b"x" * 800)
+
+    asyncio.run(test())
+
+
+def test_body_is_kept_when_it_is_asked_again_after_its_folder_could_not_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with a_queue(tmp_path, LIMITS) as queue:
+            spool = queue.spool()
+            await spool.write(LARGE)
+            with monkeypatch.context() as patch:
+                patch.setattr("gateway_ext.jobs.sqlite.spool.sync_folder", _no_files_left)
+                with pytest.raises(QueueFailed, match="Too many open files"):
+                    await queue.put(call(), spool)
+            assert await queue.put(call(), spool)
+            (job,) = await queue.claim([call_lane(ECHO)], 1e9)
+            assert await whole(job.body) == LARGE
+
+    asyncio.run(test())
+
+
+def _no_files_left(_: object) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def test_row_that_makes_no_sense_becomes_a_dead_letter_and_hinders_nobody(tmp_path: Path) -> None:

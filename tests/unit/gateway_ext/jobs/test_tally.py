@@ -1,5 +1,7 @@
 """What a queue has, counted as it changes."""
 
+from contextlib import ExitStack
+
 import pytest
 
 from gateway_ext.errors import Busy
@@ -54,6 +56,33 @@ def test_room_ends_for_all_functions_together() -> None:
     keep(tally, 2, OTHER)
     with pytest.raises(Busy), tally.room(FunctionId("team", "third"), 1):
         pytest.fail("there was room")
+
+
+@pytest.mark.parametrize(("function", "granted"), [(ECHO, 5), (OTHER, 10)])
+def test_room_counts_the_bytes_of_those_that_come(function: FunctionId, granted: int) -> None:
+    tally = Tally(QueueLimits(waiting_bytes=1_000))
+    with ExitStack() as coming:
+        for _ in range(5):
+            coming.enter_context(tally.room(ECHO, 100))
+        for _ in range(granted - 5):
+            coming.enter_context(tally.room(function, 100))
+        with pytest.raises(Busy):
+            coming.enter_context(tally.room(function, 1))
+    with tally.room(ECHO, 500):
+        pass
+
+
+def test_room_grows_with_what_comes_and_is_given_back() -> None:
+    tally = Tally(QueueLimits(waiting_bytes=1_000))
+    with tally.room(ECHO, 100) as room:
+        for size_bytes in (50, 300, 300):
+            room.hold(size_bytes)
+        with pytest.raises(Busy), tally.room(ECHO, 201):
+            pytest.fail("there was room")
+        with tally.room(ECHO, 200), pytest.raises(Busy):
+            room.hold(301)
+    with tally.room(ECHO, 500):
+        pass
 
 
 def test_store_that_is_smaller_than_the_limits_bounds_them() -> None:

@@ -1,0 +1,81 @@
+"""How jobs in the streams are told apart: their numbers, and numbers of messages given again."""
+
+import json
+from random import Random
+
+from gateway_ext.jobs.jetstream.index import Index
+from gateway_ext.jobs.jetstream.numbers import Numbers
+from gateway_ext.jobs.jetstream.records import Record, State, Stored, decode, encode
+from gateway_ext.jobs.model import JobNumber, Kind, call_lane
+from gateway_ext.jobs.tally import QueueLimits, Tally
+from tests.job_world import ECHO
+
+CALL = "x.jobs.call.k1"
+
+
+def record(number: int, state: State = State.WAITING, **others: object) -> Record:
+    said: dict[str, object] = {
+        "number": JobNumber(number),
+        "uid": str(number),
+        "function": ECHO,
+        "call_id": f"c{number}",
+        "queued_at_s": 1.0,
+        "call": Stored(number, (), 10),
+        "state": state,
+        "kind": Kind.CALL,
+        "lane": call_lane(ECHO).key,
+        "due_at_s": 1.0,
+    }
+    return Record(**{**said, **others})  # type: ignore[arg-type] # as named
+
+
+def test_numbers_grow_also_when_the_clock_stands_or_goes_back() -> None:
+    now = [1.8e9]
+    numbers = Numbers(lambda: now[0], Random(1))
+    drawn = [numbers.next() for _ in range(10_000)]
+    now[0] -= 1000.0
+    drawn += [numbers.next() for _ in range(10)]
+    now[0] += 2000.0
+    drawn.append(numbers.next())
+    assert drawn == sorted(set(drawn))
+
+
+def test_numbers_are_exact_as_floats_and_fit_into_an_address_for_decades() -> None:
+    latest_s = 1.8e9 + 40 * 365 * 86400
+    number = Numbers(lambda: latest_s, Random(1)).next()
+    assert 10**12 < number < 2**53
+
+
+def test_later_gateways_numbers_are_higher_whatever_they_draw() -> None:
+    first = Numbers(lambda: 1.8e9, Random(1)).next()
+    assert all(Numbers(lambda: 1.8e9 + 0.001, Random(at)).next() > first for at in range(50))
+
+
+def test_record_of_the_first_gateways_names_its_parts_as_they_did() -> None:
+    one = record(7, call=Stored(7, (5, 6), 900), result=Stored(9, (8,), 800, "result-1"))
+    said = json.loads(encode(one))
+    assert decode(encode(one)) == one
+    for stored in (said["call"], said["result"]):
+        del stored[3]
+    before = decode(json.dumps(said).encode())
+    assert before.call.body_names() == ["call-0", "call-1"]
+    assert before.result is not None
+    assert [before.result.name, *before.result.body_names()] == ["result", "result-0"]
+
+
+def test_look_finds_another_record_by_the_number_of_the_one_that_is_known() -> None:
+    index = Index(Tally(QueueLimits()), "me.1", lambda _: True)
+    index.apply(CALL, 5, record(1, State.CLAIMED, owner="other.1"))
+    index.apply("x.jobs.call.k2", 6, record(2, State.GONE))
+    index.apply("x.jobs.call.k3", 7, record(3))
+    index.begin_look()
+    index.apply(CALL, 5, record(4))
+    index.apply("x.jobs.call.k2", 6, record(5))
+    index.apply("x.jobs.call.k3", 7, record(6, State.GONE))
+    index.end_look()
+    assert [index.is_alive(JobNumber(number)) for number in range(1, 7)] == [
+        *(False, False, False),
+        *(True, True, False),
+    ]
+    assert index.mark_of("x.jobs.call.k3") == 7
+    assert index.tally.calls == {ECHO: 2}
