@@ -131,7 +131,7 @@ class Index:
         # What a look finds is true: servers that lost their power may have lost what we know.
         if seq < known and not self._is_unseen(subject):
             return
-        if seq == known:
+        if seq == known and not self._is_other(subject, record):
             self._see(subject)
             return
         if record.state is State.GONE:
@@ -160,6 +160,7 @@ class Index:
     def begin_look(self) -> None:
         """The stream is read from its beginning."""
         self._look += 1
+        self.position = 0
         self.unread.clear()
 
     def end_look(self) -> None:
@@ -194,6 +195,13 @@ class Index:
         entry = self._entries.get(subject)
         look = entry.look if entry is not None else self._gone.get(subject, (0, self._look))[1]
         return look != self._look
+
+    def _is_other(self, subject: str, record: Record) -> bool:
+        """Whether a look found another record by the number of the one that is known."""
+        if not self._is_unseen(subject):
+            return False
+        entry = self._entries.get(subject)
+        return entry.record != record if entry is not None else record.state is not State.GONE
 
     def _see(self, subject: str) -> None:
         entry = self._entries.get(subject)

@@ -56,7 +56,7 @@ class Letters:
         with suppress(Conflict, QueueFailed):  # else it is done later (`tidying.py`)
             await self._writing.remove(entry)
             if not only_callback and dead.result is not None:
-                await self._parts.remove((dead.result.head, *dead.result.body))
+                await self._parts.remove_result(dead.uid, dead.result)
 
     async def discard(self, number: JobNumber) -> None:
         """Forget it."""
@@ -80,9 +80,9 @@ class Letters:
         call, result = _call(record), None
         body: Body = Held(b"")
         with suppress(BodyLost):
-            call, body = await self._parts.read_call(record.call)
+            call, body = await self._parts.read_call(record)
             if record.result is not None:
-                result, _ = await self._parts.read_result(record.result)
+                result, _ = await self._parts.read_result(record.uid, record.result)
         letter = DeadLetter(
             number=record.number,
             call=call,

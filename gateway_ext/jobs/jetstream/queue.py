@@ -13,16 +13,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from logging import Logger
 from pathlib import Path
-from uuid import uuid4
+from random import SystemRandom
 
 from gateway_ext.errors import BodyLost, Busy, ClaimLost, QueueAway, QueueFailed, UnknownJob
 from gateway_ext.jobs.bodies import Body
 from gateway_ext.jobs.jetstream.index import Entry, Index
 from gateway_ext.jobs.jetstream.letters import Letters
 from gateway_ext.jobs.jetstream.link import Link
+from gateway_ext.jobs.jetstream.numbers import Numbers
 from gateway_ext.jobs.jetstream.parts import Parts
 from gateway_ext.jobs.jetstream.presence import Identity, Presence
-from gateway_ext.jobs.jetstream.records import Record, State, Stored, encode, key_of
+from gateway_ext.jobs.jetstream.records import Record, State, Stored, encode, key_of, uid_of
 from gateway_ext.jobs.jetstream.scratch import ScratchSpool
 from gateway_ext.jobs.jetstream.session import Session
 from gateway_ext.jobs.jetstream.settings import JetStreamSettings, check
@@ -76,7 +77,7 @@ class JetStreamQueue(JobQueue):
         self._index = Index(Tally(limits), self._identity.session, presence.lives)
         self._session = Session(settings, self._names, self._identity, presence, self._index, log)
         self._link = Link(settings, self._serve, log)
-        self._parts = Parts(self._link, self._names)
+        self._parts = Parts(self._link, self._names, Numbers(time.time, SystemRandom()))
         self._writing = Writing(self._link, self._names, self._index, self._identity.session)
         self._letters = Letters(self._writing, self._parts, self._index, self._names)
         self._tidying = Tidying(settings, self._parts, self._writing, presence, self._index, log)
@@ -118,21 +119,17 @@ class JetStreamQueue(JobQueue):
         subject = self._names.call(key_of(call.function, call.id))
         if self._index.alive(subject) is not None:
             return False
-        uid = uuid4().hex
         try:
-            with self._index.tally.room(call.function, body.size_bytes):
+            with self._index.tally.room(call.function, call.head_bytes + body.size_bytes):
                 # Later its parts would be taken for orphans.
                 async with asyncio.timeout(self._settings.orphan_s / 3):
-                    kept = await self._put(uid, subject, call, body)
+                    kept = await self._put(subject, call, body)
         except TimeoutError as error:
             raise QueueAway("its servers are too slow") from error
         except StoreFull as error:
-            self._remove(self._parts.purge(uid))
             self._log.error("%s", error)
             raise Busy(call.function, _RETRY_AFTER_S) from error
         await body.discard()
-        if not kept:
-            self._remove(self._parts.purge(uid))
         return kept
 
     async def heads(self, kind: Kind) -> Sequence[Head]:
@@ -182,7 +179,7 @@ class JetStreamQueue(JobQueue):
         )
         await body.discard()
         if call is not record.call:
-            self._remove(self._parts.remove(record.call.body))
+            self._remove(self._parts.remove_body(record.uid, record.call))
 
     async def done(self, job: JobNumber) -> None:
         """Forget a claimed job."""
@@ -236,11 +233,11 @@ class JetStreamQueue(JobQueue):
 
     # -- how it is done --------------------------------------------------------------------------
 
-    async def _put(self, uid: str, subject: str, call: Call, body: ScratchSpool) -> bool:
-        stored = await self._parts.write_call(uid, call, body)
+    async def _put(self, subject: str, call: Call, body: ScratchSpool) -> bool:
+        number, stored = await self._parts.write_call(call, body)
         record = Record(
-            number=JobNumber(stored.head),
-            uid=uid,
+            number=number,
+            uid=uid_of(number),
             function=call.function,
             call_id=call.id,
             queued_at_s=call.queued_at_s,
@@ -250,7 +247,14 @@ class JetStreamQueue(JobQueue):
             lane=call_lane(call.function).key,
             due_at_s=call.queued_at_s,
         )
-        return await self._writing.write_new(subject, record)
+        try:
+            kept = await self._writing.write_new(subject, record)
+        except StoreFull:
+            self._remove(self._parts.purge(record.uid))
+            raise
+        if not kept:
+            self._remove(self._parts.purge(record.uid))
+        return kept
 
     async def _try_claim(self, entry: Entry) -> Job | QueueFailed | None:
         """The job; None where there is nothing to be made of it, an error where nobody can say."""
@@ -279,10 +283,10 @@ class JetStreamQueue(JobQueue):
         token = f"{self._identity.session}.{self._count}"
         claim = _Claim(Entry(entry.subject, seq, record), token)
         try:
-            call, body = await self._parts.read_call(record.call)
+            call, body = await self._parts.read_call(record)
             result = None
             if record.kind is Kind.CALLBACK and record.result is not None:
-                result, body = await self._parts.read_result(record.result)
+                result, body = await self._parts.read_result(record.uid, record.result)
         except BodyLost as error:
             self._claims[record.number] = claim
             await self._unreadable(entry.record, error)
@@ -296,11 +300,16 @@ class JetStreamQueue(JobQueue):
         Servers that are killed may forget that a message was replaced (2.9 does, when busy).
         A record that comes back so is one that was claimed, and its parts were removed at its end.
         """
-        if before.state is State.CLAIMED:
+        if before.state is State.CLAIMED and before.call.head:
             self._log.warning("call %s came back, and had ended: %s", before.call_id, error)
             await self.done(before.number)
             return
         self._log.error("call %s: it cannot be read: %s", before.call_id, error)
+        if not await self._parts.has_call(before):
+            # Else its letter would be taken for one that was discarded (`tidying.py`).
+            claim = self._claim(before.number)
+            lost = replace(claim.entry.record, call=before.call._replace(head=0))
+            claim.entry = replace(claim.entry, record=lost)
         await self.bury(before.number, f"it cannot be read: {error}", time.time())
 
     def _claim(self, job: JobNumber) -> _Claim:

@@ -1,7 +1,8 @@
 """What is written into the streams: a job's record, a call, a result; and back again. Pure.
 
 A record is small and changes; the call, the result and the bodies are written once, as parts of
-another stream, and the record names them by their sequence numbers.
+another stream. The record says at which subjects they stand, and by which sequence numbers: these
+only say where to look, as a server that is killed may give them again.
 """
 
 import hashlib
@@ -17,6 +18,8 @@ from gateway_ext.model import FunctionId
 
 _VERSION = 1
 _WHY_CHARACTERS = 2_000
+CALL = "call"
+_RESULT = "result"
 
 
 class State(IntEnum):
@@ -31,12 +34,18 @@ class State(IntEnum):
 class Stored(NamedTuple):
     """A call or a result with its body: the part that says what it is, and those of the body.
 
-    `head` is a sequence number in the stream of parts; a small body stands in the head itself.
+    `head` is a sequence number in the stream of parts; a small body stands in the head itself. 0 is
+    of one that is known to be lost. `name` is that of the head among the parts of the job.
     """
 
     head: int
     body: tuple[int, ...]
     size_bytes: int
+    name: str = CALL
+
+    def body_names(self) -> list[str]:
+        """What the parts of its body are called."""
+        return [part_name(self.name, at) for at in range(len(self.body))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +91,19 @@ class Record:
         """Where it waits."""
         return Lane(self.kind, self.lane)
 
-    def parts(self) -> set[int]:
-        """Everything that is kept for it."""
-        stored = (self.call,) if self.result is None else (self.call, self.result)
-        return {seq for one in stored for seq in (one.head, *one.body)}
-
     def gone(self, ended: str) -> "Record":
         """The mark that it leaves."""
         return replace(self, state=State.GONE, ended=ended, owner="", why="")
+
+
+def uid_of(number: JobNumber) -> str:
+    """What a job is called among the parts."""
+    return str(number)
+
+
+def part_name(name: str, at: int) -> str:
+    """What one part of a body is called, after its head."""
+    return f"{name}-{at}"
 
 
 def key_of(function: FunctionId, call_id: str) -> str:
@@ -204,7 +218,7 @@ def _record(said: dict[str, Any]) -> Record:
         function=FunctionId(*said["function"]),
         call_id=said["id"],
         queued_at_s=said["queued"],
-        call=_stored(said["call"]),
+        call=_stored(said["call"], CALL),
         state=State(said["state"]),
         kind=Kind(said["kind"]),
         lane=said["lane"],
@@ -214,16 +228,18 @@ def _record(said: dict[str, Any]) -> Record:
         attempts=said["attempts"],
         deferrals=said["deferrals"],
         why=said["why"],
-        result=None if said["result"] is None else _stored(said["result"]),
+        result=None if said["result"] is None else _stored(said["result"], _RESULT),
         failed=said["failed"],
         died_at_s=said["died"],
         last_status=said["status"],
     )
 
 
-def _stored(said: Sequence[Any]) -> Stored:
-    head, body, size_bytes = said
-    return Stored(head, tuple(body), size_bytes)
+def _stored(said: Sequence[Any], usual: str) -> Stored:
+    """The first gateways wrote no names."""
+    head, body, size_bytes, *names = said
+    (name,) = names or (usual,)
+    return Stored(head, tuple(body), size_bytes, name)
 
 
 def _text(headers: Sequence[Header]) -> list[list[str]]:

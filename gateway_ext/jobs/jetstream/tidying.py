@@ -3,18 +3,21 @@
 import asyncio
 import time
 from collections import deque
+from itertools import islice, takewhile
 from logging import Logger
 from typing import NamedTuple
 
 from gateway_ext.errors import QueueFailed
-from gateway_ext.jobs.jetstream.index import Index
+from gateway_ext.jobs.jetstream.index import Entry, Index
 from gateway_ext.jobs.jetstream.parts import Parts
 from gateway_ext.jobs.jetstream.presence import Presence
 from gateway_ext.jobs.jetstream.settings import JetStreamSettings
-from gateway_ext.jobs.jetstream.wire import Conflict
+from gateway_ext.jobs.jetstream.wire import Conflict, bounded
 from gateway_ext.jobs.jetstream.writing import Writing
 
 _ROUNDS_PER_MARK = 4
+# Marks are removed so many at a time, of so many that are looked at.
+_TOGETHER, _AT_ONCE = 8, 256
 
 
 class _Mark(NamedTuple):
@@ -63,7 +66,7 @@ class Tidying:
             await self._writing.finish(entry.record.number)
         await self._remove_marks(now_s)
         for gateway, seq in self._presence.old():
-            await self._writing.delete(seq)
+            await self._writing.delete_gateway(gateway, seq)
             self._presence.forget(gateway)
         if now_s >= self._orphans_due_s:
             self._orphans_due_s = now_s + self._settings.orphan_s / 2
@@ -74,15 +77,22 @@ class Tidying:
         due_s = now_s + self._settings.mark_s
         self._marks.extend(_Mark(due_s, *mark) for mark in self._index.marks)
         self._index.marks.clear()
-        while self._marks and self._marks[0].due_s <= now_s:
-            mark = self._marks[0]
-            if mark.seq > self._index.position:
-                return  # something older may still be on its way to us
-            session = ".".join(mark.left_by.split(".")[:2])
-            if session == self._writing.me or not self._presence.lives(session):
-                await self._writing.delete(mark.seq)
-            self._index.forget_mark(mark.subject, mark.seq)
-            self._marks.popleft()
+        while due := self._due_marks(now_s):
+            await bounded(map(self._remove_mark, due), _TOGETHER)
+            for mark in due:  # once all are: those that failed are tried again
+                self._index.forget_mark(mark.subject, mark.seq)
+                self._marks.popleft()
+
+    def _due_marks(self, now_s: float) -> list[_Mark]:
+        """The next ones, of which nothing older can be on its way to us any more."""
+        first = islice(self._marks, _AT_ONCE)
+        position = self._index.position
+        return list(takewhile(lambda one: one.due_s <= now_s and one.seq <= position, first))
+
+    async def _remove_mark(self, mark: _Mark) -> None:
+        session = ".".join(mark.left_by.split(".")[:2])
+        if session == self._writing.me or not self._presence.lives(session):
+            await self._writing.delete_mark(mark.subject, mark.seq)
 
     async def _remove_orphans(self, now_s: float) -> None:
         """Parts that no job has: of calls that were not kept, or of gateways that died."""
@@ -100,6 +110,12 @@ class Tidying:
             uid: at for uid, at in seen.items() if now_s - at < self._settings.orphan_s
         }
         for letter in letters:
-            if letter.record.uid not in present:  # it was discarded, and came back (`queue.py`)
-                self._log.warning("dead letter %d had been discarded", letter.record.number)
-                await self._writing.remove(letter)
+            # One whose call is lost, which is known of it, stays.
+            if letter.record.uid not in present and letter.record.call.head:
+                await self._remove_discarded(letter)
+
+    async def _remove_discarded(self, letter: Entry) -> None:
+        """A letter that was discarded, and came back (`queue.py`)."""
+        if not await self._parts.has_call(letter.record):
+            self._log.warning("dead letter %d had been discarded", letter.record.number)
+            await self._writing.remove(letter)

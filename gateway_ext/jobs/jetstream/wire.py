@@ -2,12 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from nats import errors as nats_errors
 from nats.aio.client import Client
 from nats.js import errors as js_errors
+from nats.js.api import RawStreamMsg
 
 from gateway_ext.errors import QueueAway, QueueFailed
 
@@ -69,23 +70,34 @@ class Wire:
             raise _refused(error) from error
         return ack.seq
 
-    async def message(self, stream: str, seq: int) -> bytes | None:
-        """What stands there; None where it is gone."""
-        found = await self._get(stream, seq, None)
-        return None if found is None else found[1]
+    async def message(self, stream: str, seq: int, subject: str) -> bytes | None:
+        """What stands there; None where it is gone, or another has its number by now.
+
+        0 is the number of none.
+        """
+        found = await self._get(stream, seq, None) if seq else None
+        return found.data or b"" if found is not None and found.subject == subject else None
 
     async def last(self, stream: str, subject: str) -> tuple[int, bytes] | None:
         """The last message of a subject and its number, as the leader knows it."""
-        return await self._get(stream, None, subject)
+        found = await self._get(stream, None, subject)
+        return None if found is None else (found.seq or 0, found.data or b"")
 
-    async def delete(self, stream: str, seq: int) -> bool:
-        """Remove a message; False where it is gone already."""
+    async def delete(
+        self, stream: str, seq: int, subject: str, wanted: Callable[[bytes], bool] | None = None
+    ) -> None:
+        """Remove a message, unless its number is another one's by now, or `wanted` says no of it.
+
+        What is asked for twice here comes over one connection, so of one life of the server.
+        """
+        content = await self.message(stream, seq, subject)
+        if content is None or (wanted is not None and not wanted(content)):
+            return
         try:
-            return await self._answer(self._js.delete_msg(stream, seq))
+            await self._answer(self._js.delete_msg(stream, seq))
         except FAILURES as error:
-            if _is_gone(error):
-                return False
-            raise _refused(error) from error
+            if not _is_gone(error):
+                raise _refused(error) from error
 
     async def ask(self, subject: str, said: dict[str, Any]) -> dict[str, Any]:
         """Ask JetStream's own interface; {} where there is nothing of that name."""
@@ -103,16 +115,13 @@ class Wire:
             raise _refused(error) from error
         return found
 
-    async def _get(
-        self, stream: str, seq: int | None, subject: str | None
-    ) -> tuple[int, bytes] | None:
+    async def _get(self, stream: str, seq: int | None, subject: str | None) -> RawStreamMsg | None:
         try:
-            found = await self._answer(self._js.get_msg(stream, seq=seq, subject=subject))
+            return await self._answer(self._js.get_msg(stream, seq=seq, subject=subject))
         except FAILURES as error:
             if _is_gone(error):
                 return None
             raise _refused(error) from error
-        return found.seq or 0, found.data or b""
 
     async def _answer(self, asking: Coroutine[Any, Any, _Value]) -> _Value:
         """What comes of it; the client would wait for answers of a connection that is lost."""
@@ -126,6 +135,20 @@ class Wire:
             if self._lost and ourselves is not None and not ourselves.cancelling():
                 raise nats_errors.ConnectionClosedError from None
             raise
+
+
+async def bounded(works: Iterable[Awaitable[object]], together: int) -> None:
+    """All of them, so many at a time; the first error is raised once all were tried."""
+    gate = asyncio.Semaphore(together)
+
+    async def one(work: Awaitable[object]) -> object:
+        async with gate:
+            return await work
+
+    done = await asyncio.gather(*map(one, works), return_exceptions=True)
+    for result in done:
+        if isinstance(result, BaseException):
+            raise result
 
 
 def told(error: BaseException) -> str:

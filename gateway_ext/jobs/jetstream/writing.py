@@ -50,9 +50,13 @@ class Writing:
         """Leave a mark in the place of a record; Conflict where it is another by now."""
         await self.write(entry, replace(entry.record, state=State.GONE, owner="", ended=self.me))
 
-    async def delete(self, seq: int) -> None:
-        """Remove a message that nobody needs."""
-        await self._link.wire().delete(self._names.jobs, seq)
+    async def delete_mark(self, subject: str, seq: int) -> None:
+        """Remove a mark that nobody needs, if that is what stands there."""
+        await self._link.wire().delete(self._names.jobs, seq, subject, _is_mark)
+
+    async def delete_gateway(self, gateway: str, seq: int) -> None:
+        """Remove what a gateway said that is long gone."""
+        await self._link.wire().delete(self._names.jobs, seq, self._names.gateway(gateway))
 
     async def look(self, subject: str) -> Record | None:
         """What stands there now, for the index too."""
@@ -107,3 +111,10 @@ class Writing:
             await self.remove(entry)
         except Conflict:
             await self.look(entry.subject)
+
+
+def _is_mark(content: bytes) -> bool:
+    try:
+        return decode(content).state is State.GONE
+    except ValueError:
+        return False  # a later gateway's: it is left alone

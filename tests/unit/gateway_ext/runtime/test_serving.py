@@ -178,6 +178,16 @@ def test_call_is_answered_504_when_it_takes_too_long() -> None:
         assert running.call().body == b"slept"
 
 
+def test_nothing_is_said_of_a_call_that_ended_after_its_client_had_left() -> None:
+    with runtime(SLEEP, exec_timeout="700ms", GPUFAAS_THREADS="1") as running:
+        with running.socket() as sock:
+            sock.sendall(b"GET /?s=0.3 HTTP/1.1\r\nHost: x\r\n\r\n")
+            time.sleep(0.1)
+        time.sleep(0.9)
+        assert running.call().body == b"slept"
+        assert "took longer" not in running.written()
+
+
 def test_process_gives_way_when_every_thread_is_held() -> None:
     with runtime(SLEEP, exec_timeout="200ms", GPUFAAS_THREADS="1") as running:
         with running.socket() as sock:
