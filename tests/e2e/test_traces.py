@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpufaas.errors import CommandError
 from tests.collector import Collector, Kept, collecting
 from tests.e2e import handlers
 from tests.e2e.listening import listening
@@ -180,9 +181,7 @@ def test_trace_is_one_connected_tree_when_a_gpu_is_used(traced: Traced) -> None:
 
 def test_load_is_shown_when_a_request_waited_for_it(traced: Traced) -> None:
     model = _model_of(traced)
-    for gpu in traced.stack.scheduler.get("/cluster")["gpus"]:
-        if any(each["model"] == model for each in gpu["residents"]):
-            traced.stack.scheduler.post(f"/models/{model}/evict", gpu=gpu["id"])
+    until(lambda: _leaves(traced, model), "the model to leave")
     answer = traced.rest.call("model", headers=_parent(32 * "6"))
     assert answer.status_code == 200, answer.text
     spans = traced.spans(32 * "6", 17)
@@ -234,6 +233,17 @@ def test_lines_are_json_with_call_and_trace_when_asked_for(traced: Traced) -> No
             except ValueError:
                 unreadable.append((log.name, line))
     assert not [each for each in unreadable if each[0] != "etcd.log"]
+
+
+def _leaves(traced: Traced, model: str) -> bool:
+    """Whether it could be evicted everywhere: it is in use until the last call's lease has ended."""
+    try:
+        for gpu in traced.stack.scheduler.get("/cluster")["gpus"]:
+            if any(each["model"] == model for each in gpu["residents"]):
+                traced.stack.scheduler.post(f"/models/{model}/evict", gpu=gpu["id"])
+    except CommandError:
+        return False
+    return True
 
 
 def _model_of(traced: Traced) -> str:
