@@ -236,7 +236,7 @@ def test_lines_are_json_with_call_and_trace_when_asked_for(traced: Traced) -> No
 
 
 def _leaves(traced: Traced, model: str) -> bool:
-    """Whether it could be evicted everywhere: it is in use until the last call's lease has ended."""
+    """Whether it was evicted everywhere: it is in use until the last call's lease has ended."""
     try:
         for gpu in traced.stack.scheduler.get("/cluster")["gpus"]:
             if any(each["model"] == model for each in gpu["residents"]):
