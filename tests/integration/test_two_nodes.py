@@ -16,6 +16,7 @@ from scheduler.service.access import Role, token
 from tests.certificates import self_signed
 from tests.integration.test_node import model
 from tests.two_nodes import TwoNodes, free_port
+from tests.worker_client import soon
 
 # Computes a line of numbers for every line that it hears, and says which lease it computed under.
 PROGRAM = """
@@ -111,7 +112,7 @@ def test_call_fails_with_the_nodes_name_when_nobody_answers_there(cluster: TwoNo
 
     assert complaint.startswith("CUDA error: worker lost: node other, ")
     assert nowhere in complaint
-    assert not cluster.gpus()["other"]["slots"][0]["leases"]
+    assert soon(lambda: not cluster.gpus()["other"]["slots"][0]["leases"], 10.0)
 
 
 def test_function_computes_at_home_again_when_the_other_node_is_killed(cluster: TwoNodes) -> None:

@@ -20,8 +20,8 @@ PANELS = [
     for name, dashboard in DASHBOARDS.items()
     for panel in dashboard.panels
 ]
-# What Grafana puts in; a stack that is a minute old has no more.
-_PUT_IN = {"$__rate_interval": "2m", "$__range": "5m"}
+# What Grafana puts in: here the whole life of the stack, whatever else the machine does meanwhile.
+_PUT_IN = {"$__rate_interval": "15m", "$__range": "15m"}
 _PLUGINS = {"row", "timeseries", "stat", "bargauge", "table"}
 _UNITS = {"none", "s", "bytes", "percentunit", "reqps", "ops"}
 
