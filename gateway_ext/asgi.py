@@ -1,6 +1,7 @@
-"""The types of ASGI, and the plain answers that the gateway gives by itself."""
+"""The types of ASGI, the plain answers that the gateway gives by itself, and streams that end."""
 
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
 from typing import Any
 
 Scope = MutableMapping[str, Any]
@@ -25,3 +26,22 @@ async def answer(
 async def say(send: Send, status: int, text: str, headers: Sequence[Header] = ()) -> None:
     """Answer in plain text, as OpenFaaS does where something is wrong."""
     await answer(send, status, text.encode(), (_TEXT, *headers))
+
+
+async def left(receive: Receive) -> None:
+    """Wait until the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Until one of them ends, then end the others; what it raised is raised."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()

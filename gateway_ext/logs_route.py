@@ -1,12 +1,11 @@
 """GET /system/logs: a function's lines as JSON lines, for as long as somebody reads them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator
 from urllib.parse import parse_qs
 
 from gateway_ext import names, wire
-from gateway_ext.asgi import Receive, Scope, Send, say
+from gateway_ext.asgi import Receive, Scope, Send, first_of, left, say
 from gateway_ext.errors import BadRequest, GatewayError
 from gateway_ext.model import LogLine
 from gateway_ext.ports import LogQuery, Provider
@@ -47,7 +46,7 @@ class Logs:
         # What is already written goes out at once, also where no line follows for a long time.
         await send({"type": "http.response.body", "body": b"", "more_body": True})
         if scope["method"] == "GET":
-            await _first_of(self._send_lines(query, send), _left(receive), self._closing.wait())
+            await first_of(self._send_lines(query, send), left(receive), self._closing.wait())
         await send({"type": "http.response.body", "body": b""})
 
     async def _send_lines(self, query: LogQuery, send: Send) -> None:
@@ -65,24 +64,6 @@ async def _close(lines: AsyncIterator[LogLine]) -> None:
     close = getattr(lines, "aclose", None)
     if close is not None:
         await close()
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Until one of them ends, then end the others; what it raised is raised."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
 
 
 def _query(scope: Scope) -> LogQuery:

@@ -1,8 +1,7 @@
 """The routes below /ui: the page's files, what it shows, and the orders that are given there."""
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -13,7 +12,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from gateway_ext.answers import body_of, done, failed, shown
-from gateway_ext.asgi import App, Receive, Scope, Send, say
+from gateway_ext.asgi import App, Receive, Scope, Send, first_of, left, say
 from gateway_ext.errors import BadRequest, CrossSite, GatewayError, UnknownJob
 from gateway_ext.sites import refuse_other_sites
 from gateway_ext.ui.feed import Feed
@@ -202,7 +201,7 @@ async def _events(feed: Feed, scope: Scope, receive: Receive, send: Send) -> Non
         await say(send, _BUSY, why, headers)
         return
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
-    await _first_of(_send_events(feed, _last_id(scope), send), _left(receive))
+    await first_of(_send_events(feed, _last_id(scope), send), left(receive))
     await send({"type": "http.response.body", "body": b""})
 
 
@@ -218,21 +217,3 @@ def _last_id(scope: Scope) -> str:
             found: str = value.decode("latin-1")
             return found
     return ""
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Until one of them ends, then end the others; what it raised is raised."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        done_first, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done_first:
-        task.result()

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from secrets import token_hex
@@ -11,14 +11,11 @@ from typing import Any
 
 from gateway_ext import wishes
 from gateway_ext.errors import (
-    BadDeployment,
     ProviderFailed,
-    SecretInUse,
     UnknownFunction,
-    UnknownSecret,
 )
-from gateway_ext.model import Deployment, FunctionId, FunctionStatus, LogLine, Namespace
-from gateway_ext.ports import Injection, Listener, LogQuery
+from gateway_ext.model import Deployment, FunctionId
+from gateway_ext.ports import Injection, Listener
 from gateway_ext.providers.docker import spec
 from gateway_ext.providers.docker.engine import Container, Engine, Image
 from gateway_ext.providers.docker.fleet import Fleet
@@ -29,13 +26,12 @@ from gateway_ext.providers.docker.settings import DockerSettings
 from gateway_ext.providers.docker.store import Record, Release, Store
 from gateway_ext.providers.docker.transport import Transport
 from gateway_ext.providers.docker.volumes import Volumes
-from gateway_ext.providers.namespaces import Namespaces
-from gateway_ext.providers.secrets import Secrets
+from gateway_ext.providers.kept import KeptFunctions
 
 log = logging.getLogger(__name__)
 
 
-class DockerProvider:
+class DockerProvider(KeptFunctions[Function]):
     """Implements `gateway_ext.ports.Provider`."""
 
     name = "docker"
@@ -44,8 +40,7 @@ class DockerProvider:
         settings.check()
         self._settings = settings
         self._store = Store(settings.state)
-        self._secrets = Secrets(self._store.folder / "secrets")
-        self._namespaces = Namespaces(self._store.folder / "namespaces.json")
+        super().__init__(self._store.folder)
         self._transport = Transport(settings.url, settings.tls)
         engine = Engine(self._transport, settings.name)
         self._kit = Kit(
@@ -56,7 +51,6 @@ class DockerProvider:
             Volumes(engine, settings.name, self._secrets.value),
             injection,
         )
-        self._functions: dict[FunctionId, Function] = {}
         self._resuming: dict[FunctionId, Function] = {}  # until the Engine was asked about them
         self._leaving: dict[asyncio.Task[None], Function] = {}
         self._deploying = asyncio.Lock()
@@ -138,34 +132,6 @@ class DockerProvider:
         self._leaving[task] = found
         task.add_done_callback(self._taken_down)
 
-    async def scale(self, function: FunctionId, replicas: int) -> None:
-        """Ask for this many replicas."""
-        self._found(function).scale(replicas)
-
-    async def functions(self, namespace: str) -> Sequence[FunctionStatus]:
-        """Everything deployed in a namespace, by name."""
-        self._namespaces.check(namespace)
-        ids = sorted(one for one in self._functions if one.namespace == namespace)
-        return [await self._functions[one].status(usage=False) for one in ids]
-
-    async def function(self, function: FunctionId, *, usage: bool) -> FunctionStatus:
-        """One of them."""
-        return await self._found(function).status(usage=usage)
-
-    def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
-        """Lines, oldest first."""
-        return self._found(query.function).log.read(query)
-
-    async def secrets(self, namespace: str) -> Sequence[str]:
-        """Names only."""
-        self._namespaces.check(namespace)
-        return self._secrets.names(namespace)
-
-    async def create_secret(self, namespace: str, name: str, value: bytes) -> None:
-        """SecretExists where there is one."""
-        self._namespaces.check(namespace)
-        self._secrets.create(namespace, name, value)
-
     async def update_secret(self, namespace: str, name: str, value: bytes) -> None:
         """Functions that have it mounted see the new value in their file."""
         self._secrets.update(namespace, name, value)
@@ -177,35 +143,6 @@ class DockerProvider:
                 failed.append(error)  # the other functions are to have it all the same
         if failed:
             raise failed[0]
-
-    async def remove_secret(self, namespace: str, name: str) -> None:
-        """SecretInUse where a function has it mounted."""
-        if name not in self._secrets.names(namespace):
-            raise UnknownSecret(namespace, name)
-        for function in self._using(namespace, name):
-            raise SecretInUse(name, function.deployment.id)
-        self._secrets.remove(namespace, name)
-
-    async def namespaces(self) -> Sequence[Namespace]:
-        """The default one is always there."""
-        return self._namespaces.all()
-
-    async def create_namespace(self, namespace: Namespace) -> None:
-        """NamespaceExists where there is one."""
-        self._namespaces.create(namespace)
-
-    async def update_namespace(self, namespace: Namespace) -> None:
-        """UnknownNamespace where there is none."""
-        self._namespaces.update(namespace)
-
-    async def remove_namespace(self, name: str) -> None:
-        """With all its functions and secrets."""
-        self._namespaces.check_removable(name)
-        for function in [one for one in self._functions if one.namespace == name]:
-            await self.remove(function)
-        for secret in self._secrets.names(name):
-            self._secrets.remove(name, secret)
-        self._namespaces.remove(name)
 
     # -- what runs on the Engine ----------------------------------------------------------------
 
@@ -256,21 +193,11 @@ class DockerProvider:
         self._functions[record.release.deployment.id] = function
         return function
 
-    def _found(self, function: FunctionId) -> Function:
-        found = self._functions.get(function)
-        if found is None:
-            raise UnknownFunction(function)
-        return found
-
     def _check(self, deployment: Deployment, *, update: bool) -> None:
         self._namespaces.check(deployment.id.namespace)
         if update:
             self._found(deployment.id)
-        known = self._secrets.names(deployment.id.namespace)
-        missing = [name for name in deployment.secrets if name not in known]
-        if missing:
-            namespace = deployment.id.namespace
-            raise BadDeployment(f"there is no secret {', '.join(missing)} in {namespace}")
+        self._check_secrets(deployment)
 
     def _release(self, deployment: Deployment, image: Image | None) -> Release:
         injected = spec.lasting(self._kit.injected(deployment))
@@ -279,13 +206,6 @@ class DockerProvider:
     async def _new_record(self, release: Release, wanted: int) -> Record:
         folder = await asyncio.to_thread(self._store.new_folder, release.deployment.id)
         return Record(release, None, folder, datetime.now(UTC), wanted)
-
-    def _using(self, namespace: str, secret: str) -> list[Function]:
-        return [
-            function
-            for id_, function in list(self._functions.items())
-            if id_.namespace == namespace and secret in function.secrets
-        ]
 
     async def _take_down(self, function: Function) -> None:
         try:

@@ -4,27 +4,21 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from gateway_ext import wishes
 from gateway_ext.errors import (
-    BadDeployment,
     ProviderFailed,
-    SecretInUse,
     UnknownFunction,
-    UnknownSecret,
 )
 from gateway_ext.model import (
     Deployment,
     FunctionId,
-    FunctionStatus,
-    LogLine,
-    Namespace,
 )
-from gateway_ext.ports import Injection, Listener, LogQuery
-from gateway_ext.providers.namespaces import Namespaces
+from gateway_ext.ports import Injection, Listener
+from gateway_ext.providers.kept import KeptFunctions
 from gateway_ext.providers.process import builds, processes
 from gateway_ext.providers.process.environments import Environments
 from gateway_ext.providers.process.function import Function
@@ -33,14 +27,13 @@ from gateway_ext.providers.process.instance import Instance
 from gateway_ext.providers.process.launching import users_refused
 from gateway_ext.providers.process.settings import ProcessSettings
 from gateway_ext.providers.process.store import Record, Store
-from gateway_ext.providers.secrets import Secrets
 
 log = logging.getLogger(__name__)
 
 _WATCH_S = 0.5
 
 
-class ProcessProvider:
+class ProcessProvider(KeptFunctions[Function]):
     """Implements `gateway_ext.ports.Provider`."""
 
     name = "process"
@@ -49,11 +42,9 @@ class ProcessProvider:
         self._settings = settings
         self._users = os.geteuid() == 0  # whether functions get users of their own
         self._store = Store(settings.state)
-        self._secrets = Secrets(self._store.folder / "secrets")
+        super().__init__(self._store.folder)
         mark = hashlib.sha256(os.fsencode(self._store.folder)).hexdigest()[:12]
         self._kit = Kit(settings, self._store.sockets, injection, mark)
-        self._functions: dict[FunctionId, Function] = {}
-        self._namespaces = Namespaces(self._store.folder / "namespaces.json")
         self._leaving: set[asyncio.Task[None]] = set()
         self._uids_leaving: set[int] = set()
         self._deploying = asyncio.Lock()
@@ -132,68 +123,11 @@ class ProcessProvider:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def scale(self, function: FunctionId, replicas: int) -> None:
-        """Ask for this many replicas."""
-        self._found(function).scale(replicas)
-
-    async def functions(self, namespace: str) -> Sequence[FunctionStatus]:
-        """Everything deployed in a namespace, by name."""
-        self._namespaces.check(namespace)
-        ids = sorted(one for one in self._functions if one.namespace == namespace)
-        return [await self._functions[one].status(usage=False) for one in ids]
-
-    async def function(self, function: FunctionId, *, usage: bool) -> FunctionStatus:
-        """One of them."""
-        return await self._found(function).status(usage=usage)
-
-    def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
-        """Lines, oldest first."""
-        return self._found(query.function).log.read(query)
-
-    async def secrets(self, namespace: str) -> Sequence[str]:
-        """Names only."""
-        self._namespaces.check(namespace)
-        return self._secrets.names(namespace)
-
-    async def create_secret(self, namespace: str, name: str, value: bytes) -> None:
-        """SecretExists where there is one."""
-        self._namespaces.check(namespace)
-        self._secrets.create(namespace, name, value)
-
     async def update_secret(self, namespace: str, name: str, value: bytes) -> None:
         """Functions that have it mounted see the new value in their file."""
         self._secrets.update(namespace, name, value)
         for function in self._using(namespace, name):
             self._show_secrets(function.record, function.secrets)
-
-    async def remove_secret(self, namespace: str, name: str) -> None:
-        """SecretInUse where a function has it mounted."""
-        if name not in self._secrets.names(namespace):
-            raise UnknownSecret(namespace, name)
-        for function in self._using(namespace, name):
-            raise SecretInUse(name, function.record.deployment.id)
-        self._secrets.remove(namespace, name)
-
-    async def namespaces(self) -> Sequence[Namespace]:
-        """The default one is always there."""
-        return self._namespaces.all()
-
-    async def create_namespace(self, namespace: Namespace) -> None:
-        """NamespaceExists where there is one."""
-        self._namespaces.create(namespace)
-
-    async def update_namespace(self, namespace: Namespace) -> None:
-        """UnknownNamespace where there is none."""
-        self._namespaces.update(namespace)
-
-    async def remove_namespace(self, name: str) -> None:
-        """With all its functions and secrets."""
-        self._namespaces.check_removable(name)
-        for function in [one for one in self._functions if one.namespace == name]:
-            await self.remove(function)
-        for secret in self._secrets.names(name):
-            self._secrets.remove(name, secret)
-        self._namespaces.remove(name)
 
     async def _settle_users(self) -> None:
         """Finds out whether this system allows users of their own, in a container for example."""
@@ -226,12 +160,6 @@ class ProcessProvider:
         self._functions[record.deployment.id] = function
         return function
 
-    def _found(self, function: FunctionId) -> Function:
-        found = self._functions.get(function)
-        if found is None:
-            raise UnknownFunction(function)
-        return found
-
     async def _new_record(self, deployment: Deployment) -> Record:
         uid = await asyncio.to_thread(self._free_uid)
         folder = self._store.new_folder(deployment.id, uid)
@@ -253,24 +181,9 @@ class ProcessProvider:
                 return uid
         raise ProviderFailed("there are more functions than user ids for them")
 
-    def _check_secrets(self, deployment: Deployment) -> None:
-        known = self._secrets.names(deployment.id.namespace)
-        missing = [name for name in deployment.secrets if name not in known]
-        if missing:
-            namespace = deployment.id.namespace
-            raise BadDeployment(f"there is no secret {', '.join(missing)} in {namespace}")
-
     def _show_secrets(self, record: Record, names: Iterable[str]) -> None:
         namespace = record.deployment.id.namespace
         self._secrets.show(namespace, names, secrets_folder(record), record.uid)
-
-    def _using(self, namespace: str, secret: str) -> list[Function]:
-        deployed = [(id_, function) for id_, function in self._functions.items()]
-        return [
-            function
-            for id_, function in deployed
-            if id_.namespace == namespace and secret in function.secrets
-        ]
 
     async def _take_down(self, function: Function) -> None:
         uid = function.record.uid
