@@ -2,8 +2,8 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := cache_manager scheduler gpu_manager torch_shim gateway_ext gpufaas
-TYPED := $(wildcard $(PACKAGES) bench tests)
+PACKAGES := common cache_manager scheduler gpu_manager torch_shim gateway_ext gpufaas
+TYPED := $(wildcard $(PACKAGES) testbed bench tests)
 BACKEND := hatchling
 PIP_INSTALL := -m pip --disable-pip-version-check install --quiet
 
@@ -33,17 +33,15 @@ setup: $(VENV)/.installed ## Create .venv with the pinned tools (does nothing wh
 run: setup ## Run everything here, deploy and invoke the examples, stay up (ARGS=--once: stop then)
 	@$(BIN)/gpufaas up --examples $(ARGS)
 
-# What needs no quiet machine runs in two processes, what starts processes and takes times alone.
-# A few that failed are tried once more, and named (tests/twice.py).
-TOGETHER := tests/architecture tests/contract tests/scenarios tests/unit
+# More processes than cores: most tests outside tests/unit wait (tests/kit/scheduling.py says who
+# runs what). Lint runs beside them, and its words come last.
+WORKERS ?= $(shell expr $$(nproc) + 2)
 
-test: lint tools ## Lint, then run the tests (ARGS, if any, goes to pytest instead)
-ifeq ($(ARGS),)
-	$(BIN)/python -m tests.twice --numprocesses 2 $(TOGETHER)
-	$(BIN)/python -m tests.twice $(TOGETHER:%=--ignore=%)
-else
-	$(BIN)/python -m pytest $(ARGS)
-endif
+test: setup tools ## Lint and run all tests (ARGS, if any, goes to pytest instead of "all")
+	@words=$$(mktemp) && { nice $(MAKE) lint >"$$words" 2>&1 & linting=$$!; \
+	$(BIN)/python -m pytest $(or $(ARGS),--numprocesses $(WORKERS)); tested=$$?; \
+	wait $$linting; linted=$$?; cat "$$words"; rm "$$words"; \
+	[ $$tested = 0 ] && [ $$linted = 0 ]; }
 
 tools: ## Install what tests need beside Python (on Debian, as root; else say what lacks)
 	@tests/tools.sh
@@ -71,23 +69,23 @@ reproduce: setup ## Rerun the thesis's experiments (ARGS goes to gpufaas reprodu
 	@$(BIN)/gpufaas reproduce $(ARGS)
 
 bench: setup ## Measure, in a few minutes at most
-	@$(BIN)/python -m bench $(ARGS)
+	@$(BIN)/python -m bench.placement $(ARGS)
 	@$(BIN)/python -m bench.shim
 	@$(BIN)/python -m bench.scheduler
 	@$(BIN)/python -m bench.live
 	@$(BIN)/python -m bench.gateway --without-peers --only calls
 
 bench-full: setup ## Measure everything (downloads Ray Serve and LitServe into out/peers)
-	@$(BIN)/python -m bench --full $(ARGS)
+	@$(BIN)/python -m bench.placement --full $(ARGS)
 	@$(BIN)/python -m bench.shim --full
 	@$(BIN)/python -m bench.scheduler --full
 	@$(BIN)/python -m bench.live --full
 	@$(BIN)/python -m bench.gateway --full
 	@$(BIN)/python -m bench.page --keep
-	@$(BIN)/python -m bench.page_load --keep
+	@$(BIN)/python -m bench.page.drawing --keep
 
 pictures: setup tools ## Take the pictures of the page that README and docs show (needs Chromium)
-	@$(BIN)/python -m bench.page_pictures
+	@$(BIN)/python -m bench.page.screenshots
 
 lock: ## Resolve constraints.txt anew from pyproject.toml (needs python3.11, or LOCK_PYTHON)
 	@$(LOCK_PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \

@@ -1,1 +1,1 @@
-"""Measurements of the scheduling core; every figure in the documents comes from here."""
+"""One file or folder for each question; measure/ has the tools, results/ the kept figures."""

@@ -10,9 +10,10 @@ from statistics import fmean
 
 import uvloop
 
-from bench.live_load import Figures, thesis
-from bench.live_overlap import overlapped
-from bench.live_runs import (
+from bench.measure.report import BenchReport, load_average
+from scheduler import policies
+from testbed.live.live_load import RequestFigures, thesis
+from testbed.live.live_runs import (
     IDEAL,
     LIVE,
     ZIPF_CALLERS,
@@ -26,9 +27,8 @@ from bench.live_runs import (
     overlapping,
     recorded,
 )
-from bench.report import Report
-from scheduler import policies
-from tests.virtual_time import VirtualLoop
+from testbed.live.overlapping_leases import overlapped
+from testbed.virtual_time import VirtualLoop
 
 _MINUTES, _WITHIN_S = 2, 18.0
 _MOST_POINTS, _MOST_PERCENT = 5.0, 15.0
@@ -51,25 +51,27 @@ def main() -> int:
         recorded(options.record, uvloop.new_event_loop)
         return 0
     full: bool = options.full
-    report = Report("The running scheduler", "python -m bench.live --full")
-    report.say(
+    report = BenchReport("The running scheduler", "python -m bench.live --full")
+    report.add(
         "The real service under the real HTTP client, with a real stream to each node, all in one "
         "process on loopback; GPUs only wait as long as a load or a run would take. "
-        f"{len(os.sched_getaffinity(0))} cores; load average before: {os.getloadavg()[0]:.1f}."
+        f"{len(os.sched_getaffinity(0))} cores; load average before: {load_average()}."
     )
     seeds = range(1, 4) if full else range(1, 2)
     _policies(report, (4, 8) if full else (4,), seeds, _WITHIN_S if full else 5.0)
     _zipf(report, range(1, 9) if full else range(1, 3))
     _overlap(report, 400 if full else 100)
-    report.say(f"\nLoad average after: {os.getloadavg()[0]:.1f}.")
+    report.add(f"\nLoad average after: {load_average()}.")
     if full:
         print(f"\n{report.keep('live')}")
     return 0
 
 
-def _policies(report: Report, gpus: Iterable[int], seeds: Sequence[int], within_s: float) -> None:
-    report.say("\n## Every policy, live and simulated\n")
-    report.say(
+def _policies(
+    report: BenchReport, gpus: Iterable[int], seeds: Sequence[int], within_s: float
+) -> None:
+    report.add("\n## Every policy, live and simulated\n")
+    report.add(
         f"{_MINUTES} minutes of the thesis's workload (working set 15, 325 requests a minute for "
         f"12 GPUs, fewer for fewer), played within {within_s:g} s: arrivals, loads and runs "
         f"{_MINUTES * 60 / within_s:g} times as fast, the same in both. Latency is from arrival "
@@ -77,7 +79,7 @@ def _policies(report: Report, gpus: Iterable[int], seeds: Sequence[int], within_
         f"Wanted: hit ratio within {_MOST_POINTS:g} points, average latency within "
         f"{_MOST_PERCENT:g} %."
     )
-    report.say(
+    report.add(
         "\n| policy | GPUs | requests | hits simulated | live | points | "
         "avg ms simulated | live | % | as wanted |\n"
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
@@ -86,11 +88,11 @@ def _policies(report: Report, gpus: Iterable[int], seeds: Sequence[int], within_
         loads = [thesis(number, _MINUTES, within_s, seed) for seed in seeds]
         for policy in policies.available():
             runs = [compared(policy, number, load, uvloop.new_event_loop) for load in loads]
-            report.say(_compared_line(averaged(runs), runs))
+            report.add(_compared_line(averaged(runs), runs))
 
 
 def _compared_line(mean: Compared, runs: Sequence[Compared]) -> str:
-    """The averages over the seeds; in brackets the worst single one."""
+    """The averages over the seeds; in brackets the worst seed."""
     good = abs(mean.hit_points) <= _MOST_POINTS and abs(mean.latency_percent) <= _MOST_PERCENT
     points = max((each.hit_points for each in runs), key=abs)
     percent = max((each.latency_percent for each in runs), key=abs)
@@ -102,9 +104,9 @@ def _compared_line(mean: Compared, runs: Sequence[Compared]) -> str:
     )
 
 
-def _zipf(report: Report, seeds: Sequence[int]) -> None:
-    report.say("\n## 16 models on 4 GPUs with room for 4 each\n")
-    report.say(
+def _zipf(report: BenchReport, seeds: Sequence[int]) -> None:
+    report.add("\n## 16 models on 4 GPUs with room for 4 each\n")
+    report.add(
         f"Zipf 1.0, load 250 ms, run 20 ms, LALBO3, cold; {ZIPF_WARMING} requests, then "
         f"{ZIPF_MEASURED} that are measured. `ideal` is the same callers and the same core on "
         "virtual time, where nothing but loads and runs takes time. Stated for "
@@ -112,7 +114,7 @@ def _zipf(report: Report, seeds: Sequence[int]) -> None:
         f"{_STATED_P99_S * 1e3:.0f} ms. Which models are asked for when decides much, and so does "
         f"a millisecond: the averages of {len(seeds)} seeds count.\n"
     )
-    report.say(
+    report.add(
         "| load | seed | req/s ideal | live | hits ideal | live | median ms ideal | live "
         "| 99th pct ms ideal | live |\n"
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
@@ -121,30 +123,30 @@ def _zipf(report: Report, seeds: Sequence[int]) -> None:
     for seed in seeds:
         ideal = closed_loop(IDEAL, seed, VirtualLoop)
         pairs.append((ideal, closed_loop(LIVE, seed, uvloop.new_event_loop)))
-        report.say(_line(f"{ZIPF_CALLERS} callers", str(seed), pairs[-1]))
+        report.add(_line(f"{ZIPF_CALLERS} callers", str(seed), pairs[-1]))
     means = (_mean([ideal for ideal, _ in pairs]), _mean([live for _, live in pairs]))
-    report.say(_line(f"{ZIPF_CALLERS} callers", "average", means))
+    report.add(_line(f"{ZIPF_CALLERS} callers", "average", means))
     for rate in _OPEN_RATES:
         ideal = open_loop(IDEAL, rate, 1, VirtualLoop)
         pair = (ideal, open_loop(LIVE, rate, 1, uvloop.new_event_loop))
-        report.say(_line(f"{rate:g} a second", "1", pair))
+        report.add(_line(f"{rate:g} a second", "1", pair))
     of_ideal, of_stated = means[1].rate / means[0].rate, means[1].rate / _STATED_RATE
     good = min(of_ideal, of_stated) >= _LEAST_OF_IDEAL
-    report.say(
+    report.add(
         f"\n{ZIPF_CALLERS} callers: {means[1].rate:.1f} req/s live are {of_ideal:.2f} of the ideal "
         f"and {of_stated:.2f} of what was stated. Wanted: {_LEAST_OF_IDEAL:g} of both; "
         f"{'reached' if good else 'NOT reached'}."
     )
 
 
-def _mean(found: Sequence[Figures]) -> Figures:
+def _mean(found: Sequence[RequestFigures]) -> RequestFigures:
     """The average of each figure."""
     rows = zip(*(astuple(each) for each in found), strict=True)
     requests, *rest = (fmean(row) for row in rows)
-    return Figures(round(requests), *rest)
+    return RequestFigures(round(requests), *rest)
 
 
-def _line(load: str, seed: str, pair: tuple[Figures, Figures]) -> str:
+def _line(load: str, seed: str, pair: tuple[RequestFigures, RequestFigures]) -> str:
     shown = [
         *(f"{each.rate:.1f}" for each in pair),
         *(f"{each.hit_ratio:.3f}" for each in pair),
@@ -154,23 +156,23 @@ def _line(load: str, seed: str, pair: tuple[Figures, Figures]) -> str:
     return f"| {load} | {seed} | {' | '.join(shown)} |"
 
 
-def _overlap(report: Report, requests: int) -> None:
-    report.say("\n## Several leases on one GPU\n")
-    report.say(
+def _overlap(report: BenchReport, requests: int) -> None:
+    report.add("\n## Several leases on one GPU\n")
+    report.add(
         "A function that holds its lease, works 40 ms by itself, and then needs 10 ms of the one "
         "GPU; twice as many callers as leases. Wanted: 80 req/s with `gpu_overlap=5`."
     )
-    report.say(
+    report.add(
         "The last column is a GPU manager with worker processes: five models on one GPU, whose "
         "workers take turns."
     )
-    report.say("\n| gpu_overlap | ideal req/s | live req/s | with workers |")
-    report.say("| ---: | ---: | ---: | ---: |")
+    report.add("\n| gpu_overlap | ideal req/s | live req/s | with workers |")
+    report.add("| ---: | ---: | ---: | ---: |")
     for leases in _OVERLAPS:
         ideal = overlapping(IDEAL, leases, requests, VirtualLoop)
         live = overlapping(LIVE, leases, requests // _OVERLAPS[-1] * leases, uvloop.new_event_loop)
         workers = overlapped(leases, 2 * leases, _OVERLAP_WITHIN_S)
-        report.say(f"| {leases} | {ideal.rate:.1f} | {live.rate:.1f} | {workers.rate:.1f} |")
+        report.add(f"| {leases} | {ideal.rate:.1f} | {live.rate:.1f} | {workers.rate:.1f} |")
 
 
 if __name__ == "__main__":

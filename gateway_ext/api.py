@@ -1,17 +1,18 @@
 """What the command line may use of the gateway."""
 
-from gateway_ext.auth import Credentials
+from gateway_ext.calls.scheduler_posting import Posting
 from gateway_ext.errors import GatewayError
 from gateway_ext.gateway import Gateway
 from gateway_ext.model import FunctionId
+from gateway_ext.openfaas.basic_auth import BasicCredentials
 from gateway_ext.ports import Injection, Provider
-from gateway_ext.posting import Posting
 from gateway_ext.providers.making import make_provider
 from gateway_ext.settings import GatewaySettings
-from gateway_ext.tracing.tracer import Tracer, TracerSettings
+from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings
 
 __all__ = [
-    "Credentials",
+    "BasicCredentials",
+    "CallTracer",
     "FunctionId",
     "Gateway",
     "GatewayError",
@@ -19,7 +20,6 @@ __all__ = [
     "Injection",
     "Posting",
     "Provider",
-    "Tracer",
     "TracerSettings",
     "make_provider",
 ]

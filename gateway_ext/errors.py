@@ -1,11 +1,11 @@
 """Everything that the gateway raises.
 
 GatewayError
-├── BadRequest            what was sent makes no sense
-│   ├── BadDeployment     a function that cannot be deployed so
+├── BadRequest            the request is invalid
+│   ├── BadDeployment     a deployment that is invalid
 │   └── WrongMethod       this path does not take that method
-├── NotAllowed            no credentials, or wrong ones
-├── CrossSite             another site's page asks, with the credentials that a browser keeps
+├── NotAllowed            missing or wrong credentials
+├── CrossSite             a browser's request from another site's page
 ├── Unknown
 │   ├── UnknownFunction
 │   ├── UnknownSecret
@@ -16,21 +16,21 @@ GatewayError
 │   ├── SecretInUse
 │   ├── NamespaceExists
 │   └── JobExists
-├── Unsupported           this provider cannot do it
+├── Unsupported           this provider has no such operation
 ├── TooLarge              a body beyond the limit
-├── TooSlow               a body that does not come
+├── TooSlow               a body that did not arrive in time
 ├── Busy                  a function's queue is full: try again after `retry_after_s`
-├── NoInstance            nothing of the function is ready, and nothing becomes so
-├── Unreachable           an instance broke off; `sent` says whether it may have begun
+├── NoInstance            no instance of the function became ready
+├── Unreachable           an instance broke off; `sent`: it may have begun
 ├── TimedOut              the function took longer than it may
-├── CallerGone            nobody waits for the answer any more
-├── NoGpu                 the scheduler gave no lease; `status` is what the caller is told
-├── Declined              the scheduler did not do what the page asked it; `status` likewise
-├── ProviderFailed        the provider did not do what it should have
-└── QueueFailed           the queue of jobs cannot keep what it should
-    ├── QueueAway         it cannot be reached now: try again after `retry_after_s`
-    ├── BodyLost          what it had kept of a job is gone
-    └── ClaimLost         a job is another's, or nobody's, by now
+├── CallerGone            the caller disconnected
+├── NoGpu                 the scheduler gave no lease; `status` is the caller's
+├── Declined              the scheduler refused the page's order; `status` likewise
+├── ProviderFailed        the provider's operation failed
+└── QueueFailed           the job queue failed
+    ├── QueueAway         it cannot be reached: try again after `retry_after_s`
+    ├── BodyLost          the stored body of a job is gone
+    └── ClaimLost         the claim on a job has ended
 """
 
 from gateway_ext.model import FunctionId
@@ -41,11 +41,11 @@ class GatewayError(Exception):
 
 
 class BadRequest(GatewayError):
-    """What was sent makes no sense."""
+    """The request is invalid."""
 
 
 class BadDeployment(BadRequest):
-    """A function that cannot be deployed so."""
+    """The deployment is invalid."""
 
 
 class WrongMethod(BadRequest):
@@ -56,18 +56,18 @@ class WrongMethod(BadRequest):
 
 
 class NotAllowed(GatewayError):
-    """No credentials, or wrong ones."""
+    """Missing or wrong credentials."""
 
     def __init__(self) -> None:
         super().__init__("invalid credentials")
 
 
 class CrossSite(GatewayError):
-    """Another site's page asks, with the credentials that a browser keeps."""
+    """A browser sent the request from another site's page, with stored credentials."""
 
 
 class Unknown(GatewayError):
-    """There is none of that name."""
+    """No object has that name."""
 
 
 class UnknownFunction(Unknown):
@@ -100,7 +100,7 @@ class UnknownJob(Unknown):
 
 
 class Conflict(GatewayError):
-    """It is there already, or something else needs it."""
+    """The object exists already, or another one needs it."""
 
 
 class SecretExists(Conflict):
@@ -132,7 +132,7 @@ class JobExists(Conflict):
 
 
 class Unsupported(GatewayError):
-    """This provider cannot do it."""
+    """This provider has no such operation."""
 
 
 class TooLarge(GatewayError):
@@ -144,7 +144,7 @@ class TooLarge(GatewayError):
 
 
 class TooSlow(GatewayError):
-    """A body that does not come."""
+    """The body did not arrive in time."""
 
     def __init__(self, after_s: float) -> None:
         super().__init__(f"the body did not come within {after_s:g} s")
@@ -159,14 +159,14 @@ class Busy(GatewayError):
 
 
 class NoInstance(GatewayError):
-    """Nothing of the function is ready, and nothing becomes so."""
+    """No instance of the function became ready."""
 
     def __init__(self, function: FunctionId, why: str) -> None:
         super().__init__(f"no instance of {function} is ready: {why}")
 
 
 class Unreachable(GatewayError):
-    """An instance broke off; `sent` says whether a byte of the call may have reached it."""
+    """An instance broke off; `sent` is true if a byte of the call may have reached it."""
 
     def __init__(self, function: FunctionId, why: str, *, sent: bool) -> None:
         super().__init__(f"{function} broke off: {why}")
@@ -181,14 +181,14 @@ class TimedOut(GatewayError):
 
 
 class CallerGone(GatewayError):
-    """Nobody waits for the answer any more."""
+    """The caller disconnected."""
 
     def __init__(self) -> None:
         super().__init__("the caller left")
 
 
 class NoGpu(GatewayError):
-    """The scheduler gave no lease; `status` is what the caller is told."""
+    """The scheduler gave no lease; `status` is the caller's HTTP status."""
 
     def __init__(self, status: int, why: str, retry_after_s: float | None = None) -> None:
         super().__init__(why)
@@ -197,7 +197,7 @@ class NoGpu(GatewayError):
 
 
 class Declined(GatewayError):
-    """The scheduler did not do what the page asked it; `status` is what the page is told."""
+    """The scheduler refused the page's order; `status` is the page's HTTP status."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -205,15 +205,15 @@ class Declined(GatewayError):
 
 
 class ProviderFailed(GatewayError):
-    """The provider did not do what it should have."""
+    """The provider's operation failed."""
 
 
 class QueueFailed(GatewayError):
-    """The queue of jobs cannot keep what it should."""
+    """The job queue failed."""
 
 
 class QueueAway(QueueFailed):
-    """It cannot be reached now."""
+    """The job queue cannot be reached."""
 
     def __init__(self, why: str, retry_after_s: float = 5.0) -> None:
         super().__init__(f"the job queue cannot be reached: {why}")
@@ -221,11 +221,11 @@ class QueueAway(QueueFailed):
 
 
 class BodyLost(QueueFailed):
-    """What it had kept of a job is gone."""
+    """The stored body of a job is gone."""
 
 
 class ClaimLost(QueueFailed):
-    """Who says what became of a job does not have it."""
+    """The claim on the job has ended, or another worker holds it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"job {number} is not claimed, or by another")

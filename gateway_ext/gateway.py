@@ -10,34 +10,36 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gateway_ext import wishes
-from gateway_ext.app import Parts, Readiness, make_app
-from gateway_ext.asgi import App
-from gateway_ext.auth import Auth, Credentials, credentials_in
+from common.addresses import address_text, host_and_port
+from common.errors import BadAddress
+from common.http.asgi import App
+from common.http.client import HttpClient
+from common.http.server import listen, serving
+from gateway_ext.calls.call_limits import InvokeSettings
+from gateway_ext.calls.function_table import Function, Functions
+from gateway_ext.calls.gpu_leasing import GpuLeasing, LeaseSource
+from gateway_ext.calls.invoke import Invoke
 from gateway_ext.errors import BadRequest
-from gateway_ext.invoke import Invoke
-from gateway_ext.jobs.app import Jobs, jobs_of
-from gateway_ext.jobs.choosing import check_queue
-from gateway_ext.keeping import Keeping, KeepingPace, Pinning
-from gateway_ext.leasing import Leases, Leasing
-from gateway_ext.limits import InvokeSettings
-from gateway_ext.logs_route import Logs
-from gateway_ext.meters import Meters
+from gateway_ext.gateway_app import GatewayParts, Readiness, make_app
+from gateway_ext.jobs.async_jobs import AsyncJobs, jobs_of
+from gateway_ext.jobs.queue_choice import check_queue
+from gateway_ext.metrics.api_counts import ApiMeters
+from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.model import FunctionId
+from gateway_ext.openfaas import function_wishes
+from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials, credentials_in
+from gateway_ext.openfaas.logs_route import Logs
+from gateway_ext.openfaas.system_routes import make_system
 from gateway_ext.ports import Capacity, Provider
-from gateway_ext.scaler import Scaler, ScalerSettings
-from gateway_ext.serving import listen, serving
+from gateway_ext.scaling.kept_models import KeptModels, KeptModelsPace, Pinning
+from gateway_ext.scaling.scaler import Scaler, ScalerSettings
 from gateway_ext.settings import GatewaySettings
-from gateway_ext.system import make_system
-from gateway_ext.system_meters import SystemMeters
-from gateway_ext.table import Function, Functions
-from gateway_ext.tracing.routes import TraceRoutes
-from gateway_ext.tracing.tracer import Tracer, TracerSettings
-from gateway_ext.ui.cluster import Cluster, Console
-from gateway_ext.ui.feed import Feed, FeedPace
-from gateway_ext.ui.letters import Letters
-from gateway_ext.ui.routes import make_page
-from gateway_ext.upstream_http import Client
+from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings
+from gateway_ext.tracing.traces_route import TraceRoutes
+from gateway_ext.ui.cluster_source import PageSource, SchedulerConsole
+from gateway_ext.ui.dead_letter_rows import DeadLetterRows
+from gateway_ext.ui.page_routes import make_page
+from gateway_ext.ui.watcher_feed import PagePace, WatcherFeed
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ class Gateway:
     `leases` is who lends GPUs (`scheduler.client.SchedulerClient`, opened and closed by its
     owner); with none, functions ask for theirs by themselves. `pinning` is who keeps models in GPU
     memory (another such client, an administrator's), `capacity` says what the GPUs have. `tracer`
-    remembers calls, and may send their traces on. `console` (`scheduler.console.Console`) is asked
+    remembers calls, and may send their traces on. `console` (`scheduler.client.Console`) is asked
     for what the page shows; with none there is no page.
     """
 
@@ -59,12 +61,12 @@ class Gateway:
         self,
         settings: GatewaySettings,
         provider: Provider,
-        leases: Leases | None = None,
+        leases: LeaseSource | None = None,
         *,
         pinning: Pinning | None = None,
         capacity: Capacity | None = None,
-        tracer: Tracer | None = None,
-        console: Console | None = None,
+        tracer: CallTracer | None = None,
+        console: SchedulerConsole | None = None,
     ) -> None:
         _check(settings)
         self._settings = replace(settings, release=settings.release or _version())
@@ -73,26 +75,25 @@ class Gateway:
         self._pinning = pinning
         self._capacity = capacity
         self._console = console
-        self._feed: Feed | None = None
+        self._feed: WatcherFeed | None = None
         self._logs = Logs(provider)
-        self.tracer = tracer or Tracer(TracerSettings())
+        self.tracer = tracer or CallTracer(TracerSettings())
         self._exits = contextlib.AsyncExitStack()
         self._serving = False
-        self.meters = Meters(most_names=settings.metric_names)
+        self.meters = GatewayMeters(most_names=settings.metric_names)
         self._scaler: Scaler | None = None
-        wishes_of = partial(wishes.of, default_timeout_s=settings.timeout_s)
+        wishes_of = partial(function_wishes.of, default_timeout_s=settings.timeout_s)
         self.functions = Functions(on_change=self._changed, wishes_of=wishes_of)
         self.credentials = _credentials(settings)
         self.address = ("", 0)
 
     @property
     def url(self) -> str:
-        """Where it answers, once it does."""
-        host, port = self.address
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        """The gateway's URL, once it listens."""
+        return f"http://{address_text(*self.address)}"
 
     async def __aenter__(self) -> Self:
-        """Start everything. The address is taken first: one that is not free is told at once."""
+        """Start everything; the address comes first, so that a taken one fails at once."""
         async with contextlib.AsyncExitStack() as exits:
             listener = listen(*host_and_port(self._settings.listen))
             exits.callback(listener.close)
@@ -113,25 +114,25 @@ class Gateway:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """No new call; those in flight end first, then jobs and scaling, then the provider."""
+        """Accept no call; calls in flight end first, then jobs and scaling, then the provider."""
         self._serving = False
         await self._exits.aclose()
 
     def readiness(self) -> Readiness:
-        """Whether calls are served."""
+        """Whether calls are accepted."""
         text = "ready\n" if self._serving else "the gateway starts or stops\n"
         return Readiness(self._serving, text)
 
     async def _started(self, exits: contextlib.AsyncExitStack) -> App:
-        """The parts of the application; what of them runs is ended by `exits`."""
+        """Build and start the parts of the application; `exits` ends them."""
         settings = self._settings
         invocation = InvokeSettings(
             max_body_bytes=settings.max_body_bytes,
             wake_s=settings.wake_s,
             connect_s=settings.connect_s,
         )
-        leasing = None if self._leases is None else Leasing(self._leases, self.meters)
-        client, meters = Client(invocation), self.meters
+        leasing = None if self._leases is None else GpuLeasing(self._leases, self.meters)
+        client, meters = HttpClient(invocation.client), self.meters
         meters.add(self.tracer.families)
         invoke = Invoke(
             *(self.functions, client, leasing, invocation, meters),
@@ -145,9 +146,9 @@ class Gateway:
             self._scaler = await exits.enter_async_context(self._make_scaler(jobs))
             meters.add(partial(self._scaler.families, meters.functions))
         if self._pinning is not None:
-            keeping = Keeping(self.functions, self._pinning, KeepingPace())
+            keeping = KeptModels(self.functions, self._pinning, KeptModelsPace())
             await exits.enter_async_context(keeping)
-        parts = Parts(
+        parts = GatewayParts(
             invoke=invoke,
             system=make_system(self._provider, self.meters, settings, self._capacity),
             logs=self._logs,
@@ -155,29 +156,29 @@ class Gateway:
             readiness=self.readiness,
             metrics=self.meters.text,
             metrics_auth=settings.metrics_auth,
-            system_meters=SystemMeters(),
+            system_meters=ApiMeters(),
             jobs=jobs.app,
             traces=TraceRoutes(self.tracer),
             page=await self._page(jobs, exits),
         )
         return make_app(parts)
 
-    async def _page(self, jobs: Jobs, exits: contextlib.AsyncExitStack) -> App | None:
+    async def _page(self, jobs: AsyncJobs, exits: contextlib.AsyncExitStack) -> App | None:
         if self._console is None:
             return None
-        cluster = Cluster(self._console, self.functions, self.meters, Letters(jobs.queue))
+        cluster = PageSource(self._console, self.functions, self.meters, DeadLetterRows(jobs.queue))
         self._feed = await exits.enter_async_context(
-            Feed(cluster, FeedPace(self._settings.page_every_s))
+            WatcherFeed(cluster, PagePace(self._settings.page_every_s))
         )
         return make_page(self._feed, cluster)
 
     def _nobody_follows(self) -> None:
-        """Answers that would go on for ever end now."""
+        """End the responses that would never end by themselves."""
         self._logs.close()
         if self._feed is not None:
             self._feed.close()
 
-    def _make_scaler(self, jobs: Jobs) -> Scaler:
+    def _make_scaler(self, jobs: AsyncJobs) -> Scaler:
         def queued(function: FunctionId) -> int:
             return jobs.queue.tally.calls.get(function, 0)
 
@@ -186,7 +187,7 @@ class Gateway:
         return Scaler(self.functions, scale, queued, time.monotonic, pace, _log)
 
     def _wake(self, function: Function) -> None:
-        """Somebody waits for it; before there is a scaler, its first look finds them."""
+        """Start an instance for a waiting call; the scaler's first look finds earlier ones."""
         if self._scaler is not None:
             self._scaler.wake(function)
 
@@ -199,22 +200,17 @@ class Gateway:
             self._scaler.changed(function)
 
 
-def host_and_port(address: str) -> tuple[str, int]:
-    """An address as people write it: `127.0.0.1:8080`, `[::1]:8080`, `:8080` for everywhere."""
-    host, colon, port = address.rpartition(":")
-    if not (colon and port.isascii() and port.isdecimal() and int(port) < 1 << 16):
-        raise BadRequest(f"listen: {address!r} is no HOST:PORT")
-    return host.strip("[]") or "0.0.0.0", int(port)
-
-
 def _check(settings: GatewaySettings) -> None:
     if settings.role not in _ROLES:
         raise BadRequest(f"role: {settings.role!r}: one of {', '.join(sorted(_ROLES))} is wanted")
-    host_and_port(settings.listen)
+    try:
+        host_and_port(settings.listen)
+    except BadAddress as error:
+        raise BadRequest(f"listen: {error}") from error
     check_queue(settings)
 
 
-def _credentials(settings: GatewaySettings) -> Credentials | None:
+def _credentials(settings: GatewaySettings) -> BasicCredentials | None:
     if not settings.auth:
         return None
     return credentials_in(Path(settings.secrets_dir or Path(settings.state_dir) / _SECRETS))

@@ -27,7 +27,7 @@ class FunctionId(NamedTuple):
 
     @property
     def for_scheduler(self) -> str:
-        """What the scheduler and GPU managers know it by."""
+        """The function's name in the scheduler and in GPU managers."""
         return f"{self.namespace}/{self.name}"
 
 
@@ -42,7 +42,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What somebody asked for with `faas-cli deploy`."""
+    """A deployment as `faas-cli deploy` requests it."""
 
     id: FunctionId
     image: str
@@ -66,7 +66,7 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FunctionStatus:
-    """A function and what runs of it; `trouble` says why nothing does, if something is wrong."""
+    """A function and its replicas; `trouble` is the reason why none runs, or empty."""
 
     deployment: Deployment
     replicas: int
@@ -94,7 +94,7 @@ class LogLine(NamedTuple):
 
 
 class Namespace(NamedTuple):
-    """A namespace, as people made it."""
+    """A namespace with its labels and annotations."""
 
     name: str
     labels: Mapping[str, str] = _NOTHING

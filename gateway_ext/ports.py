@@ -14,15 +14,15 @@ from gateway_ext.model import (
 )
 
 
-class Listener(Protocol):
-    """Told by a provider what there is; calls of it are made in the event loop, and do not wait."""
+class FunctionListener(Protocol):
+    """Receives a provider's changes; it is called in the event loop, and does not wait."""
 
     def function_is(
         self, deployment: Deployment, endpoints: Sequence[Endpoint], *, wanted: int
     ) -> None:
         """A function is deployed so, and answers there; `wanted` replicas were asked for.
 
-        Said at every change, also when nothing is ready (no endpoints). An endpoint that is left
+        Called at every change, also when nothing is ready (no endpoints). An endpoint that is left
         out gets no new call from the moment of this call.
         """
         ...
@@ -51,11 +51,11 @@ class Provider(Protocol):
 
     @property
     def name(self) -> str:
-        """What `/system/info` says: the orchestration."""
+        """The orchestration that `/system/info` shows."""
         ...
 
-    async def start(self, listener: Listener) -> None:
-        """Bring back what was deployed, and tell the listener of everything from now on."""
+    async def start(self, listener: FunctionListener) -> None:
+        """Restore the deployed functions, and report every change to the listener from now on."""
         ...
 
     async def close(self) -> None:
@@ -63,7 +63,7 @@ class Provider(Protocol):
         ...
 
     async def deploy(self, deployment: Deployment, *, update: bool) -> None:
-        """Accept it, and replace one of that name; what is amiss later is in its status.
+        """Accept the deployment, and replace one of that name; a later error is in its status.
 
         With `update` there must be one: UnknownFunction else.
         """

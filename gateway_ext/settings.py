@@ -69,7 +69,7 @@ class GatewaySettings:
     scaling: bool = True
     scale_every_s: float = 1.0
 
-    # The page: how often those who watch it are told what has changed.
+    # The page: how often its watchers get the changes.
     page_every_s: float = 1.0
 
     # The process provider: where builds are, folders that a deployment may name, whose Python, and

@@ -1,4 +1,4 @@
-"""Who may talk to this manager: credentials under its secret, and the secret's file."""
+"""Credentials of this manager's clients, made and checked under its secret; the secret's file."""
 
 import contextlib
 import hmac
@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class FunctionIdentity:
     """A function and the tenant (namespace) that it belongs to."""
 
     tenant: str
@@ -28,30 +28,30 @@ class Identity:
         return f"{self.tenant}/{self.function}"
 
 
-# No function can be called so: nobody is given these rights by deploying one.
-ADMINISTRATOR = Identity("admin", "*")
+# No function can have this name, so that no deployment gives these rights.
+ADMINISTRATOR = FunctionIdentity("admin", "*")
 
 
-class Credentials:
-    """Issues credentials, `tenant/function:mac`, and tells a true one from a forged one."""
+class FunctionCredentials:
+    """Issues credentials, `tenant/function:mac`, and recognises forged ones."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
-    def issue(self, identity: Identity) -> str:
+    def issue(self, identity: FunctionIdentity) -> str:
         """The credential that the deployment of this function hands to it."""
         for name in (identity.tenant, identity.function):
             if identity != ADMINISTRATOR and not _NAME.fullmatch(name):
                 raise BadSetting("function", str(identity), "letters, digits, '-', '_' and '.'")
         return f"{identity}:{self._mac(str(identity))}"
 
-    def identify(self, credential: str) -> Identity | None:
-        """Whose credential it is; None for one that this manager's secret did not make."""
+    def identify(self, credential: str) -> FunctionIdentity | None:
+        """The function of a credential; None for one that this secret did not make."""
         name, _, mac = credential.rpartition(":")
         if not hmac.compare_digest(mac.encode(), self._mac(name).encode()):
             return None
         tenant, _, function = name.partition("/")
-        return Identity(tenant, function)
+        return FunctionIdentity(tenant, function)
 
     def _mac(self, name: str) -> str:
         return hmac.new(self._secret, name.encode(), "sha256").hexdigest()
@@ -80,7 +80,7 @@ def _read(path: Path) -> bytes:
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
         mode = found.st_mode
-        # Whose file it is not, as with secrets that Kubernetes mounts, reads it as its group alone.
+        # A file of another owner, as Kubernetes mounts secrets, is read as its group alone.
         least = stat.S_IRGRP if found.st_uid != os.geteuid() else 0
         if mode & (stat.S_IRWXG | stat.S_IRWXO) & ~least:
             detail = f"others may use it (mode {stat.S_IMODE(mode):o}); chmod 600 it"
@@ -89,7 +89,7 @@ def _read(path: Path) -> bytes:
 
 
 def _make(path: Path) -> None:
-    """Written aside and linked into place, so that nobody reads half, and the first one stays."""
+    """Written aside and linked into place, so that no reader sees half, and the first one stays."""
     # Not the process's number: it is the same in each life of a container, and one may be killed
     # before it has tidied up.
     aside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")

@@ -5,43 +5,45 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from cache_manager.model import NodeId
-from gpu_manager import declared
-from gpu_manager.acquiring import Acquiring
-from gpu_manager.addresses import Address
-from gpu_manager.administration import Administration
-from gpu_manager.catalogue import Catalogue
-from gpu_manager.credentials import Credentials, fresh_secret, load_secret
-from gpu_manager.devices.base import Device
-from gpu_manager.devices.choose import choose
+from cache_manager.model.errors import UnknownRule
+from cache_manager.model.ids import NodeId
+from cache_manager.tiers.tier_index import TierIndex
+from common.addresses import Address
+from common.telemetry import process_metrics
+from common.telemetry.metrics import MetricFamily, gauge, page
+from gpu_manager.attachment.scheduling import Neighbours, Scheduling
+from gpu_manager.credentials import FunctionCredentials, fresh_secret, load_secret
+from gpu_manager.devices.device_choice import choose
+from gpu_manager.devices.gpu_device import GpuDevice
+from gpu_manager.devices.host_memory import available_bytes
 from gpu_manager.errors import BadSetting
-from gpu_manager.exporter import Exporter
-from gpu_manager.host_memory import available_bytes
-from gpu_manager.ledger import Ledger
-from gpu_manager.meters import of_gpus, of_weights
-from gpu_manager.node import Node
-from gpu_manager.ports import Neighbours, Scheduling
-from gpu_manager.presented import PresentedLeases
-from gpu_manager.residents import HostGpu
-from gpu_manager.runtime import Observer, Runtime
-from gpu_manager.sent_on import SentOn
-from gpu_manager.server import Server
-from gpu_manager.services import Services
-from gpu_manager.sessions import Sessions
-from gpu_manager.settings import NodeSettings
-from gpu_manager.spill import SpillDirectory
-from gpu_manager.tls import Certificate
-from gpu_manager.watch import Watch
-from gpu_manager.weight_requests import Library
-from gpu_manager.weights import WeightStore
-from gpu_manager.worker.turns import make_turns
-from scheduler import own_process
+from gpu_manager.metrics import manager_metrics
+from gpu_manager.metrics.exporter import Exporter
+from gpu_manager.node.device_watch import DeviceWatch
+from gpu_manager.node.ledger import Ledger
+from gpu_manager.node.node import GpuNode
+from gpu_manager.node.node_counts import of_gpus, of_weights
+from gpu_manager.node.residents import HostGpu
+from gpu_manager.node.settings import NodeSettings
+from gpu_manager.node.tenant_models import Catalogue
+from gpu_manager.runtimes.runtime import Observer, Runtime
+from gpu_manager.server.acquiring import Acquiring
+from gpu_manager.server.administration import NodeAdministration
+from gpu_manager.server.leases_elsewhere import LeasesElsewhere
+from gpu_manager.server.manager_server import ManagerServer
+from gpu_manager.server.presented_leases import PresentedLeases
+from gpu_manager.server.services import Services
+from gpu_manager.server.sessions import ClientSessions
+from gpu_manager.server.tls_termination import Certificate
+from gpu_manager.server.weight_requests import Library
+from gpu_manager.weights.spill_directory import SpillDirectory
+from gpu_manager.weights.weight_store import WeightStore
+from gpu_manager.worker.device.gpu_turns import make_turns
 from scheduler.api import GpuSpec, LeaseTokens, SlotId, SlotSpec
-from scheduler.exposition import Family, gauge, page
 
 log = logging.getLogger(__name__)
 
-MakeRuntime = Callable[[Observer, Sequence[Device]], Awaitable[Runtime]]
+MakeRuntime = Callable[[Observer, Sequence[GpuDevice]], Awaitable[Runtime]]
 
 # Without a word from a person, weights may take this share of the memory that is free.
 _STORE_SHARE = 4
@@ -63,37 +65,41 @@ class GpuManager:
         secret = (
             fresh_secret() if settings.secret_file is None else load_secret(settings.secret_file)
         )
-        self.credentials = Credentials(secret)
+        self.credentials = FunctionCredentials(secret)
         node = NodeId(settings.node)
         limit = settings.gpu_memory_bytes
         self.devices = choose(settings.devices, node, limit, settings.visible_devices)
         self._store = _store(settings)
         catalogue = Catalogue()
         gpus = [_gpu(device, node, settings.gpu_overlap) for device in self.devices]
-        self.node = Node(settings, gpus, self._store, catalogue)
+        self.node = GpuNode(settings, gpus, self._store, catalogue)
         self._make_runtime = make_runtime
         self._runtime: Runtime | None = None
         overhead_bytes = max(gpu.ledger.context_bytes for gpu in gpus)
         library = Library(node, self._store, catalogue, scheduling, overhead_bytes)
         tokens = LeaseTokens(secret)
-        sent_on = SentOn(scheduling, tokens, neighbours, settings.leases.unclaimed_s)
+        self.leases_elsewhere = LeasesElsewhere(
+            scheduling, tokens, neighbours, settings.leases.unclaimed_s
+        )
         presented = PresentedLeases(self.node, tokens)
-        self._acquiring = Acquiring(self.node, scheduling, library, presented, sent_on)
-        sessions = Sessions(self._acquiring.ended)
+        self._acquiring = Acquiring(
+            self.node, scheduling, library, presented, self.leases_elsewhere
+        )
+        sessions = ClientSessions(self._acquiring.ended)
         self.node.lease_ended = sessions.lease_ended
-        self._server = Server(
+        self._server = ManagerServer(
             Services(
                 node=self.node,
                 credentials=self.credentials,
                 sessions=sessions,
                 library=library,
                 acquiring=self._acquiring,
-                administration=Administration(self.node, self._store, catalogue, scheduling),
+                administration=NodeAdministration(self.node, self._store, catalogue, scheduling),
                 hello_s=settings.hello_s,
             ),
             _certificate(settings),
         )
-        self._watch = Watch(self.node)
+        self._watch = DeviceWatch(self.node)
         self._sessions = sessions
         self._exporter = Exporter(self.metrics, self._trouble)
 
@@ -106,8 +112,8 @@ class GpuManager:
         """Take clients and orders."""
         try:
             self._server.listen(self._settings.listen)
-            told = self._settings.advertise or self._server.addresses
-            self.node.addresses = tuple(str(self._server.shown(address)) for address in told)
+            addresses = self._settings.advertise or self._server.addresses
+            self.node.addresses = tuple(str(self._server.shown(address)) for address in addresses)
             self._runtime = await self._make_runtime(self.node, self.devices)
             self._scheduling.attach(self.node.name, self.node)
             self.node.start(self._runtime, self._scheduling)
@@ -135,18 +141,18 @@ class GpuManager:
             gpu.close()
 
     def metrics(self) -> bytes:
-        """Everything that Prometheus is told."""
-        return page(self._families()) + own_process.page()
+        """The page that Prometheus reads."""
+        return page(self._families()) + process_metrics.page()
 
     @property
     def metrics_address(self) -> tuple[str, int]:
         """Where Prometheus is answered, if that is wished."""
         return self._exporter.address
 
-    def _families(self) -> Iterator[Family]:
-        yield gauge(declared.ATTACHED, [((), float(self._scheduling.connected))])
-        yield gauge(declared.SESSIONS, [((), len(self._sessions))])
-        yield gauge(declared.LEASES, [((), len(self.node.leases))])
+    def _families(self) -> Iterator[MetricFamily]:
+        yield gauge(manager_metrics.ATTACHED, [((), float(self._scheduling.connected))])
+        yield gauge(manager_metrics.SESSIONS, [((), len(self._sessions))])
+        yield gauge(manager_metrics.LEASES, [((), len(self.node.leases))])
         yield from self.node.meters.families()
         yield from of_gpus(self.node.gpus.values())
         yield from of_weights(self._store.status())
@@ -170,7 +176,7 @@ class GpuManager:
         await self.stop()
 
 
-def _gpu(device: Device, node: NodeId, overlap: int) -> HostGpu:
+def _gpu(device: GpuDevice, node: NodeId, overlap: int) -> HostGpu:
     slots = (SlotSpec(SlotId(device.id), overlap),) if overlap > 1 else ()
     spec = GpuSpec(device.id, node, device.memory_bytes, device.gpu_type, slots)
     gpu = HostGpu(device, spec, Ledger(device.memory_bytes, _CONTEXT_BYTES[device.kind]))
@@ -193,6 +199,10 @@ def _certificate(settings: NodeSettings) -> Certificate | None:
 
 def _store(settings: NodeSettings) -> WeightStore:
     budget_bytes = settings.store_memory_bytes or available_bytes() // _STORE_SHARE
+    try:
+        index = TierIndex(settings.host_eviction, budget_bytes)
+    except UnknownRule as error:
+        raise BadSetting("host eviction", settings.host_eviction, str(error)) from error
     if settings.spill is None:
-        return WeightStore(budget_bytes)
-    return WeightStore(budget_bytes, SpillDirectory(settings.spill, settings.spill_bytes))
+        return WeightStore(index)
+    return WeightStore(index, SpillDirectory(settings.spill, settings.spill_bytes))

@@ -1,7 +1,6 @@
 """What can go wrong in the GPU manager.
 
 GpuManagerError
-├── BadSize              a size that nobody can read
 ├── BadSetting           a value that a setting cannot take
 ├── AddressInUse         another manager listens there
 ├── NotAllowed           a client asked for what it has no right to
@@ -28,14 +27,6 @@ class GpuManagerError(Exception):
     """Base of every error that the GPU manager raises."""
 
 
-class BadSize(GpuManagerError):
-    """The text names no number of bytes."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        super().__init__(f"not a size: {text!r}; say for example 512MiB, 8GiB or 2g")
-
-
 class DeviceError(GpuManagerError):
     """Something about this machine's GPUs."""
 
@@ -52,15 +43,15 @@ class NoSuchDevice(DeviceError):
         super().__init__(f"devices {choice!r}: {detail}")
 
 
-class StoreError(GpuManagerError):
+class WeightStoreError(GpuManagerError):
     """Base of what the weight store raises."""
 
 
-class BadImage(StoreError):
+class BadImage(WeightStoreError):
     """What was handed over is no image that the store can keep; the text says why."""
 
 
-class UnknownImage(StoreError):
+class UnknownImage(WeightStoreError):
     """The node has no such weights, neither in memory nor on disk."""
 
     def __init__(self, digest: str) -> None:
@@ -68,7 +59,7 @@ class UnknownImage(StoreError):
         super().__init__(f"no weights of digest {digest}")
 
 
-class ProofRefused(StoreError):
+class ProofRefused(WeightStoreError):
     """The function's answer shows that it does not have these weights."""
 
     def __init__(self, function: str, digest: str) -> None:
@@ -77,7 +68,7 @@ class ProofRefused(StoreError):
         super().__init__(f"{function} did not prove that it has the weights {digest}")
 
 
-class StoreFull(StoreError):
+class WeightStoreFull(WeightStoreError):
     """These bytes cannot be kept, whatever leaves."""
 
     def __init__(self, needed_bytes: int, limit_bytes: int) -> None:
@@ -86,11 +77,11 @@ class StoreFull(StoreError):
         super().__init__(f"{needed_bytes} bytes of weights, the store has {limit_bytes} for them")
 
 
-class StoreFailed(StoreError):
+class StoreFailed(WeightStoreError):
     """The operating system refused; the text is its reason."""
 
 
-class WeightsChanged(StoreError):
+class WeightsChanged(WeightStoreError):
     """A spilled file does not hash to its digest any more; it was deleted."""
 
     def __init__(self, digest: str, detail: str) -> None:
@@ -115,7 +106,7 @@ class AddressInUse(GpuManagerError):
         super().__init__(f"another GPU manager listens at {address}")
 
 
-class NotAllowed(GpuManagerError):
+class ClientNotAllowed(GpuManagerError):
     """The client may not do that; the text says what."""
 
 

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from cache_manager.errors import CacheError
+from cache_manager.model.errors import CacheError
+from common.errors import CommonError
 from gpu_manager.errors import GpuManagerError
 from gpufaas.errors import CommandError
-from scheduler.errors import SchedulerError
+from scheduler.model.errors import SchedulerError
 
 EXIT_BAD_USE = 2
 
@@ -19,13 +20,13 @@ _MODULES = {
     "up": "up",
     "down": "up",
     "exec": "execute",
-    "check": "check.command",
-    "gpu-manager": "manager",
+    "check": "check",
+    "gpu-manager": "gpu_manager",
     "scheduler": "scheduler",
     "gateway": "gateway",
-    "load": "load.command",
+    "load": "load",
     "status": "status",
-    "top": "top.command",
+    "top": "top",
     "policy": "policy",
     "explain": "explain",
     "trace": "trace",
@@ -39,9 +40,9 @@ _MODULES = {
     "replay": "replay",
     "demo": "demo",
     "doctor": "doctor",
-    "token": "credentials",
+    "token": "token",
 }
-# The extra with what a subcommand needs, where it is not `gpu`.
+# The extra that installs a subcommand's packages, if it is not `gpu`.
 _EXTRA = {
     "scheduler": "control",
     "gateway": "control",
@@ -52,40 +53,40 @@ _EXTRA = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Reports a usage error in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_BAD_USE, f"{self.prog}: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is its own, or 2 for a bad value, said in one line."""
+    """Run one command; its exit code, or 2 with a line on standard error for a bad value."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         options = _parser(arguments).parse_args(arguments)
         options.environment = dict(os.environ)
         code: int = options.run(options)
-    except (SchedulerError, CacheError, GpuManagerError, CommandError) as error:
+    except (SchedulerError, CacheError, GpuManagerError, CommonError, CommandError) as error:
         print(f"gpufaas {arguments[0]}: {error}", file=sys.stderr)
         return EXIT_BAD_USE
-    except BrokenPipeError:  # whoever read our output has seen enough, as `| head` has
+    except BrokenPipeError:  # the reader of our output has ended, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
 
 
 def _parser(arguments: Sequence[str]) -> _Parser:
-    """Knows the command that is asked for, or all: no command waits for another one's imports."""
+    """The named command's parser, or all commands': a command imports only what it needs."""
     parser = _Parser(prog="gpufaas", description="GPUs for OpenFaaS functions.")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
-    asked = _MODULES.get(arguments[0]) if arguments else None
-    for name in [asked] if asked else dict.fromkeys(_MODULES.values()):
+    named = _MODULES.get(arguments[0]) if arguments else None
+    for name in [named] if named else dict.fromkeys(_MODULES.values()):
         try:
-            module = importlib.import_module(f"gpufaas.{name}")
+            module = importlib.import_module(f"gpufaas.commands.{name}")
         except ModuleNotFoundError as error:
-            if asked:
+            if named:
                 raise CommandError(
-                    f"needs the package {error.name}: install gpufaas[{_EXTRA.get(asked, 'gpu')}]"
+                    f"needs the package {error.name}: install gpufaas[{_EXTRA.get(named, 'gpu')}]"
                 ) from error
         else:
             module.add_parser(commands)

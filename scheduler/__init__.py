@@ -1,1 +1,1 @@
-"""Places each request on a GPU: a pure core, its policies, and the simulator that drives it."""
+"""Places each request on a GPU: a pure core, its policies, the live service and the simulator."""

@@ -1,25 +1,35 @@
-"""What other folders may use of the scheduler: its values, its events, orders and two protocols."""
+"""The scheduler's interface for other folders: values, events, orders, errors and two protocols."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from cache_manager.model import GpuId, ModelId, NodeId, Tier
-from scheduler.about import About, Work
-from scheduler.actions import Demote, Dispatch, EndLease, Prepare
-from scheduler.errors import (
+from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
+from common.clock import Cancellable, Clock
+from common.telemetry.traces import (
+    Attributes,
+    Sink,
+    Span,
+    SpanKind,
+    TraceContext,
+    plain_span,
+    trace_of,
+)
+from common.telemetry.work_context import About, Work
+from scheduler.model.actions import Demote, Dispatch, EndLease, Prepare
+from scheduler.model.errors import (
     BadToken,
     BadValue,
-    Cancelled,
-    Expired,
-    Failed,
+    EventRefused,
     GivenBack,
+    ModelsTooLarge,
     QueueFull,
-    Refused,
     RequestEnded,
+    RequestExpired,
+    RequestFailed,
+    RequestWithdrawn,
     SchedulerError,
-    TooLarge,
 )
-from scheduler.events import (
+from scheduler.model.events import (
     Event,
     GpuDraining,
     GpuJoined,
@@ -38,60 +48,49 @@ from scheduler.events import (
     RunFinished,
     SlotFreed,
 )
-from scheduler.leases import LeaseClaims, LeaseTokens, addresses_for_token
-from scheduler.model import (
+from scheduler.model.values import (
     AfterLoss,
     Estimate,
     GpuSpec,
     LeaseId,
-    Load,
+    ModelLoad,
     ModelSpec,
-    Outcome,
     Placement,
     Request,
     RequestId,
+    RequestOutcome,
     SlotId,
     SlotSpec,
 )
-from scheduler.ports import Cancellable, Clock, NodeLink
-from scheduler.status import (
-    Counts,
+from scheduler.wire.cluster_status import (
+    DecisionCounts,
     GpuStatus,
     LeaseStatus,
     ResidentStatus,
     SlotStatus,
     Status,
 )
-from scheduler.traces import (
-    Attributes,
-    Sink,
-    Span,
-    SpanKind,
-    TraceContext,
-    plain_span,
-    trace_of,
-)
+from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens, addresses_for_token
+from scheduler.wire.node_link import NodeLink
 
 __all__ = [
     "About",
+    "AcquireAnswer",
+    "AcquireEnded",
     "Acquired",
     "AfterLoss",
-    "Answer",
     "Attributes",
     "BadToken",
     "BadValue",
     "Cancellable",
-    "Cancelled",
     "Clock",
-    "Counts",
+    "DecisionCounts",
     "Demote",
     "Dispatch",
     "EndLease",
-    "Ended",
     "Estimate",
     "Event",
-    "Expired",
-    "Failed",
+    "EventRefused",
     "GivenBack",
     "GpuDraining",
     "GpuId",
@@ -106,27 +105,30 @@ __all__ = [
     "LeaseStatus",
     "LeaseTokens",
     "LiveLease",
-    "Load",
     "LoadFailed",
     "MemoryPressure",
     "ModelDemoted",
     "ModelId",
+    "ModelLoad",
     "ModelLoaded",
     "ModelRegistered",
     "ModelSpec",
+    "ModelsTooLarge",
     "NodeId",
     "NodeLink",
+    "NodeReports",
     "NodeSnapshot",
-    "Outcome",
     "Placement",
     "Prepare",
     "QueueFull",
-    "Refused",
-    "Reports",
     "Request",
     "RequestCancelled",
     "RequestEnded",
+    "RequestExpired",
+    "RequestFailed",
     "RequestId",
+    "RequestOutcome",
+    "RequestWithdrawn",
     "ResidentStatus",
     "RunFailed",
     "RunFinished",
@@ -141,7 +143,6 @@ __all__ = [
     "SpanKind",
     "Status",
     "Tier",
-    "TooLarge",
     "TraceContext",
     "Work",
     "addresses_for_token",
@@ -150,11 +151,11 @@ __all__ = [
 ]
 
 
-class Reports(Protocol):
-    """Where a GPU manager says what happened.
+class NodeReports(Protocol):
+    """Where a GPU manager reports what happened.
 
-    Of a load it reports nothing once the model was told to leave, and else what came of it, also
-    where its lease has ended meanwhile.
+    A load is reported as done or failed, also after its lease has ended, unless the model was
+    ordered to leave before.
     """
 
     def report(self, event: Event) -> None:
@@ -171,16 +172,16 @@ class Acquired:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The request has ended and will be given no lease any more."""
+class AcquireEnded:
+    """The request has ended and will be given no further lease."""
 
     request: RequestId
-    outcome: Outcome
+    outcome: RequestOutcome
     reason: str
 
 
-# What a caller that waits for a GPU is told, once.
-Answer = Acquired | Ended
+# The one answer to a caller that waits for a GPU.
+AcquireAnswer = Acquired | AcquireEnded
 
 
 class Scheduler(Protocol):
@@ -202,7 +203,7 @@ class Scheduler(Protocol):
         ...
 
     def release(self, lease: LeaseId, *, may_return: bool = False) -> None:
-        """The holder needs the GPU no more, or (with `may_return`) perhaps later again."""
+        """Give a lease back; with `may_return` its request may want another one later."""
         ...
 
     def cancel(self, request: RequestId) -> None:

@@ -1,9 +1,15 @@
-"""What every test shares: hypothesis's profiles and the switch that rewrites scenarios."""
+"""What all tests share: hypothesis's profiles, a Docker Engine, who runs what, `--rewrite`."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+
+from tests.kit.engines.docker_base_image import base_image
+from tests.kit.engines.docker_engine import Engine, engine
+from tests.kit.scheduling import LongestFirst
 
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
@@ -22,3 +28,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what the core does now into tests/scenarios/*.txt, for you to review",
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongestFirst:
+    return LongestFirst(config, log)
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[Engine]:
+    """The Docker Engine of this worker, with the image that others are built on."""
+    with engine() as found:
+        base_image(found)
+        yield found

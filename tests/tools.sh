@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the tests use beside Python: engines, a browser. Installs on Debian as root alone;
-# elsewhere it says what is missing, and the tests that need it are skipped by name (tests/needs.py).
+# elsewhere it says what is missing, and the tests that need it are skipped by name (tests/kit/needs.py).
 set -euo pipefail
 
 # command:package

@@ -18,7 +18,7 @@ class ShimError(Exception):
     """Anything the shim raises that PyTorch would not have raised itself."""
 
 
-class InvalidSetting(ShimError):
+class InvalidShimSetting(ShimError):
     """A setting that cannot be used."""
 
     def __init__(self, name: str, value: str, expected: str) -> None:
@@ -27,7 +27,7 @@ class InvalidSetting(ShimError):
         self.value = value
 
 
-class Unsupported(ShimError, RuntimeError):
+class UnsupportedCall(ShimError, RuntimeError):
     """A CUDA call without a counterpart here."""
 
     def __init__(self, call: str, remedy: str) -> None:
@@ -48,7 +48,7 @@ class ConnectionLost(WireError):
     """The other side is gone, or was never there."""
 
 
-class Unreachable(ConnectionLost):
+class ManagerUnreachable(ConnectionLost):
     """There is no GPU manager where one should be."""
 
     def __init__(self, address: str, detail: str) -> None:

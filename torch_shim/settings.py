@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from torch_shim.errors import InvalidSetting
+from torch_shim.errors import InvalidShimSetting
 
 DEFAULT_GPU_MEMORY_BYTES = 80 << 30
 DEFAULT_GPU_NAME = "gpufaas GPU"
@@ -45,7 +45,7 @@ class ShimSettings:
 def _switch(environment: Mapping[str, str], name: str, *, default: bool) -> bool:
     value = environment.get(name, "")
     if value not in ("", "0", "1"):
-        raise InvalidSetting(name, value, "0 or 1")
+        raise InvalidShimSetting(name, value, "0 or 1")
     return default if value == "" else value == "1"
 
 
@@ -54,7 +54,7 @@ def _bytes(environment: Mapping[str, str], name: str, default: int) -> int:
     if value == "":
         return default
     if not value.isdecimal() or int(value) == 0:
-        raise InvalidSetting(name, value, "a positive number of bytes")
+        raise InvalidShimSetting(name, value, "a positive number of bytes")
     return int(value)
 
 
@@ -64,4 +64,4 @@ def _tracing(environment: Mapping[str, str], name: str) -> Tracing:
         case "background" | "wait":
             return value
         case _:
-            raise InvalidSetting(name, value, "background or wait")
+            raise InvalidShimSetting(name, value, "background or wait")

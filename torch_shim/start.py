@@ -2,14 +2,15 @@
 
 import os
 
-from torch_shim import calls, patch
+from torch_shim import install
+from torch_shim.capture import module_calls
 from torch_shim.settings import ShimSettings
 
 # What plugs in after the handles are in place, in order.
-HOOKS: list[patch.Hook] = [calls.install]
+HOOKS: list[install.Hook] = [module_calls.install]
 
 
 def after_import() -> None:
     """Puts the shim in place as the environment says."""
     settings = ShimSettings.from_environment(os.environ)  # noqa: TID251 - the process's entry point
-    patch.install(settings, HOOKS)
+    install.install(settings, HOOKS)

@@ -3,10 +3,10 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from cache_manager.errors import UnknownRule
-from cache_manager.eviction.base import EvictionRule
+from cache_manager.eviction.eviction_rule import EvictionRule
+from cache_manager.model.errors import UnknownRule
 
-_NOT_RULES = frozenset({"base"})
+_NOT_RULES = frozenset({"eviction_rule"})
 
 
 def available() -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cache_manager.eviction.base import GpuView, ResidentView, UsageView
+from cache_manager.eviction.eviction_rule import MemoryView, ResidentView, UsageView
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,9 +13,9 @@ class Rule:
     The models whose memory buys least leave first; of equal ones the least recently used.
     """
 
-    def order(self, gpu: GpuView, usage: UsageView, now: float) -> Iterable[ResidentView]:
+    def order(self, memory: MemoryView, usage: UsageView, now: float) -> Iterable[ResidentView]:
         def worth(resident: ResidentView) -> float:
             expected_s = usage.load_s(resident.model) * usage.rate(resident.model, now)
             return expected_s / (max(1, resident.bytes) * max(1, usage.copies(resident.model)))
 
-        return sorted(gpu.residents.values(), key=worth)
+        return sorted(memory.residents.values(), key=worth)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cache_manager.eviction.base import GpuView, ResidentView, UsageView
+from cache_manager.eviction.eviction_rule import MemoryView, ResidentView, UsageView
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,9 @@ class Rule:
     cold_per_s: float = 0.05
     spare_below: float = 0.4
 
-    def order(self, gpu: GpuView, usage: UsageView, now: float) -> Iterable[ResidentView]:
+    def order(self, memory: MemoryView, usage: UsageView, now: float) -> Iterable[ResidentView]:
         return sorted(
-            gpu.residents.values(), key=lambda resident: self._needed(resident, usage, now)
+            memory.residents.values(), key=lambda resident: self._needed(resident, usage, now)
         )
 
     def _needed(self, resident: ResidentView, usage: UsageView, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""The provider that the settings name."""
+"""Makes the provider that the settings name."""
 
 import sys
 from collections.abc import Mapping
@@ -7,11 +7,11 @@ from types import MappingProxyType
 
 from gateway_ext.errors import BadRequest
 from gateway_ext.ports import Injection, Provider
-from gateway_ext.providers.docker.provider import DockerProvider
-from gateway_ext.providers.docker.settings import DockerSettings
-from gateway_ext.providers.process.provider import ProcessProvider
-from gateway_ext.providers.process.settings import ProcessSettings
-from gateway_ext.providers.upstream.provider import UpstreamProvider
+from gateway_ext.providers.docker.docker_provider import DockerProvider
+from gateway_ext.providers.docker.docker_settings import DockerSettings
+from gateway_ext.providers.process.process_provider import ProcessProvider
+from gateway_ext.providers.process.process_settings import ProcessProviderSettings
+from gateway_ext.providers.upstream.upstream_provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
 
 _FUNCTIONS = "functions"
@@ -26,9 +26,9 @@ def make_provider(
     injection: Injection | None = None,
     environment: Mapping[str, str] = _NOTHING,
 ) -> Provider:
-    """Not started yet; BadRequest where the settings name none that there is.
+    """The provider, not started yet; BadRequest if the settings name no known one.
 
-    Of the environment pip is given what it needs to find packages.
+    Variables of `environment` that tell pip where packages are go to the process provider.
     """
     if settings.provider == "process":
         return ProcessProvider(_process(settings, environment), injection)
@@ -39,9 +39,9 @@ def make_provider(
     raise BadRequest(f"provider: {settings.provider!r}: process, docker or upstream is wanted")
 
 
-def _process(settings: GatewaySettings, environment: Mapping[str, str]) -> ProcessSettings:
+def _process(settings: GatewaySettings, environment: Mapping[str, str]) -> ProcessProviderSettings:
     for_pip = {name: value for name, value in environment.items() if _is_for_pip(name)}
-    return ProcessSettings(
+    return ProcessProviderSettings(
         state=Path(settings.state_dir) / _FUNCTIONS,
         builds=Path(settings.builds_dir),
         roots=tuple(Path(root) for root in settings.roots),

@@ -1,1 +1,1 @@
-"""What serves a handler inside a function: standard library alone, started by its path."""
+"""The server of a handler inside a function: standard library alone, started by its path."""

@@ -1,4 +1,4 @@
-"""The way in: `python /path/to/runtime` serves the handler that the environment names.
+"""The entry point: `python /path/to/runtime` serves the handler that the environment names.
 
 This folder may lie anywhere, under any name: its modules become `gateway_ext.runtime`, and nothing
 else of ours becomes importable with them.
@@ -33,5 +33,5 @@ def _make_importable() -> None:
 
 if __name__ == "__main__":
     _make_importable()
-    serving = importlib.import_module(f"{_PACKAGE}.runtime.serving")
-    sys.exit(serving.main(os.environ, [sys.executable, *sys.orig_argv[1:]]))
+    life = importlib.import_module(f"{_PACKAGE}.runtime.process_life")
+    sys.exit(life.main(os.environ, [sys.executable, *sys.orig_argv[1:]]))

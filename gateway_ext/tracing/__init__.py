@@ -1,1 +1,1 @@
-"""What became of calls: noted on their way, kept for a while, and told to whoever collects."""
+"""Traces of calls: recorded on their way, kept for a while, and sent to a collector."""

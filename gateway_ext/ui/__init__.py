@@ -1,1 +1,1 @@
-"""The page: what it shows, as it changes, and what can be done there (docs/page.md)."""
+"""The page: its state, the feed of changes, and its orders (docs/page.md)."""

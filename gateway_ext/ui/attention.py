@@ -1,9 +1,9 @@
-"""What an operator should look at now, found in a look at the cluster; pure."""
+"""Alerts for the operator, derived from the page's state; pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gateway_ext.ui.model import Json
+from gateway_ext.ui.page_state import Json
 
 _LONG_S = 30.0
 _THRASHING, _ENOUGH, _ENOUGH_A_SECOND = 0.3, 100, 1.0
@@ -13,7 +13,7 @@ _LEVELS = ("critical", "warning")
 
 
 def alerts(whole: Mapping[str, Any], gpus: Iterable[Json], functions: Iterable[Json]) -> list[Json]:
-    """The worst first, and not more than somebody can read."""
+    """The most severe alerts, the worst first."""
     found = [*_of_scheduler(whole["scheduler"]), *_of_gpus(whole, list(gpus))]
     found += [*_of_queue(whole), *_of_functions(functions), *_of_jobs(whole["dead_letters"])]
     found.sort(key=lambda alert: _LEVELS.index(alert["level"]))
@@ -30,8 +30,8 @@ def _of_scheduler(scheduler: Json) -> Iterator[Json]:
             "critical",
             "no-scheduler",
             "scheduler",
-            f"no scheduler tells what goes on: {scheduler['why']}",
-            "start one, or look at its log: gpufaas scheduler; what is below is as it was last",
+            f"no scheduler answers: {scheduler['why']}",
+            "start one, or look at its log: gpufaas scheduler; the state below is an old one",
         )
     elif scheduler["etcd"] == "lost":
         yield _alert(
@@ -74,7 +74,7 @@ def _of_gpus(whole: Mapping[str, Any], gpus: list[Json]) -> Iterator[Json]:
                 "warning",
                 "gpu-taken",
                 gpu["id"],
-                f"more than half the memory of {gpu['id']} is in somebody else's hands",
+                f"more than half the memory of {gpu['id']} is taken by other programs",
                 "see which processes use it: nvidia-smi",
             )
 

@@ -17,5 +17,5 @@ if __name__ == "__main__":
     # they hold cores that the function needs: two resnet18s on two cores took 95 ms a call. With
     # no spinning each took 43, but one alone 47 instead of 26. This many: 75 and 30.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    server = importlib.import_module("gpu_manager.worker.forkserver")
+    server = importlib.import_module("gpu_manager.worker.fork_server")
     server.main(int(sys.argv[1]), missing, emulated=sys.argv[3] == "cpu")

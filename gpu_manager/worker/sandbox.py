@@ -36,7 +36,7 @@ def die_with(parent: int) -> None:
 
 
 def give_up_rights(uid: int, descriptors: int, processes: int, parent: int) -> list[str]:
-    """Become an unprivileged user (unless `uid` is 0) within limits, whom nobody may inspect."""
+    """Become an unprivileged user (unless `uid` is 0) within limits, closed to inspection."""
     missing: list[str] = []
     limits = (
         ("no core file", resource.RLIMIT_CORE, 0),

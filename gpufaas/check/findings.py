@@ -1,19 +1,19 @@
-"""What a check finds: uses of CUDA, each with its place, what becomes of it, why and a remedy."""
+"""Findings of a check: uses of CUDA with their lines, outcomes, reasons and remedies."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
-class Outcome(StrEnum):
-    """What becomes of a use of CUDA under the shim."""
+class UseOutcome(StrEnum):
+    """The outcome of a use of CUDA under the shim."""
 
     REDIRECTED = "redirected"  # to a GPU of the node
     LOCAL = "local"  # answered in the function itself
     CANNOT = "cannot"
 
 
-class Seen(StrEnum):
+class FoundBy(StrEnum):
     """How a use was found."""
 
     SOURCE = "source"
@@ -22,10 +22,10 @@ class Seen(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """What becomes of the uses of one name. `heavy` is work that a GPU should have done."""
+class UseRule:
+    """The outcome of using one name; `heavy` marks work that a GPU should do."""
 
-    outcome: Outcome
+    outcome: UseOutcome
     why: str = ""
     remedy: str = ""
     heavy: bool = False
@@ -33,33 +33,33 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One use, at one line."""
+    """One use of CUDA at one line."""
 
     file: str
     line: int
     what: str
-    rule: Rule
-    seen: Seen = Seen.SOURCE
+    rule: UseRule
+    seen: FoundBy = FoundBy.SOURCE
 
     @property
     def is_problem(self) -> bool:
         """Whether it makes the check fail."""
-        return self.rule.outcome is Outcome.CANNOT or self.rule.heavy
+        return self.rule.outcome is UseOutcome.CANNOT or self.rule.heavy
 
 
 def of_outcome(
-    findings: Iterable[Finding], outcome: Outcome, *, heavy: bool = False
+    findings: Iterable[Finding], outcome: UseOutcome, *, heavy: bool = False
 ) -> list[Finding]:
-    """Those with this outcome, in the order of their places."""
+    """The findings with this outcome, ordered by file and line."""
     found = [f for f in findings if f.rule.outcome is outcome and f.rule.heavy is heavy]
     return sorted(found, key=lambda finding: (finding.file, finding.line, finding.what))
 
 
-def told_once(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Without those of the run that say what the source has said of the same line already."""
-    known: set[tuple[str, int, Rule]] = set()
+def without_repeats(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The findings without those of the run that repeat a finding of the source."""
+    known: set[tuple[str, int, UseRule]] = set()
     for finding in findings:
         key = (finding.file, finding.line, replace(finding.rule, why=""))
-        if finding.seen is not Seen.RUN or key not in known:
+        if finding.seen is not FoundBy.RUN or key not in known:
             yield finding
         known.add(key)

@@ -4,10 +4,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpufaas.dashboards.functions import FUNCTIONS
-from gpufaas.dashboards.gpus import GPUS
-from gpufaas.dashboards.overview import OVERVIEW
-from gpufaas.dashboards.panels import Dashboard, as_json
+from gpufaas.dashboards.functions_dashboard import FUNCTIONS
+from gpufaas.dashboards.gpus_dashboard import GPUS
+from gpufaas.dashboards.grafana_json import Dashboard, as_json
+from gpufaas.dashboards.overview_dashboard import OVERVIEW
 
 FOLDER = Path("deploy/grafana/dashboards")
 DASHBOARDS: Mapping[str, Dashboard] = {
@@ -18,7 +18,7 @@ DASHBOARDS: Mapping[str, Dashboard] = {
 
 
 def main() -> int:
-    """Write them where Grafana's provisioning finds them."""
+    """Write the dashboards into the folder of Grafana's provisioning."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, dashboard in DASHBOARDS.items():
         (FOLDER / name).write_text(as_json(dashboard), encoding="utf-8")

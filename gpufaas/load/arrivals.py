@@ -1,4 +1,4 @@
-"""Whom a load calls, and when; pure."""
+"""The functions that a load calls, and the moments; pure."""
 
 import math
 from collections.abc import Sequence
@@ -7,19 +7,19 @@ from random import Random
 from typing import Self
 
 from gpufaas.errors import CommandError
-from scheduler.sim import trace as traces
+from scheduler.sim import azure_trace as traces
 from scheduler.sim import workload
-from scheduler.sim.trace import Window
+from scheduler.sim.azure_trace import Window
 from scheduler.sim.workload import MINUTE_S, Pattern
 
-# Seconds since the beginning, and which of the functions.
+# Seconds since the beginning, and the function's index.
 Arrival = tuple[float, int]
 
 _UNIFORM, _THESIS, _ZIPF = "uniform", "thesis", "zipf"
 
 
 def shares(popularity: str, functions: int) -> list[float]:
-    """Which share of the calls each function gets, the first one most; they sum to 1."""
+    """Each function's share of the calls, largest first; the shares sum to 1."""
     kind, _, exponent = popularity.partition(":")
     if popularity == _UNIFORM:
         return [1.0 / functions] * functions
@@ -33,7 +33,7 @@ def shares(popularity: str, functions: int) -> list[float]:
 def at_rate(
     popularity: Sequence[float], rate: float, seconds: float, pattern: Pattern, seed: int
 ) -> list[Arrival]:
-    """So many calls a second, for so long."""
+    """Calls at a rate, each to a function chosen by its share."""
     random = Random(seed)
     minutes = math.ceil(seconds / MINUTE_S)
     times = [
@@ -51,13 +51,13 @@ def at_rate(
 def traced(
     path: str, functions: int, start_minute: int, seconds: float, speed: float
 ) -> "TracedLoad":
-    """A trace's most used functions, so many times as fast as they were called."""
+    """A trace's most used functions, at `speed` times the trace's rate."""
     minutes = math.ceil(seconds * speed / MINUTE_S)
     return TracedLoad(traces.read(path), Window(start_minute, minutes, functions), seconds, speed)
 
 
 class TracedLoad:
-    """A part of a trace, to be replayed within so many seconds."""
+    """A window of a trace, to be replayed within some seconds."""
 
     def __init__(self, trace: traces.Trace, window: Window, seconds: float, speed: float) -> None:
         self._trace = trace
@@ -66,7 +66,7 @@ class TracedLoad:
         self._speed = speed
 
     def arrivals(self, rate: float | None, pattern: Pattern, seed: int) -> list[Arrival]:
-        """Its calls, at its own rate or so many a second in its busiest minute."""
+        """The trace's calls, at its own rate or with `rate` a second in its busiest minute."""
         a_minute = None if rate is None else rate * MINUTE_S / self._speed
         busiest = self._busiest() if a_minute is None else max(1, round(a_minute))
         found = traces.workload(self._trace, self._window, busiest, pattern, seed)
@@ -82,14 +82,14 @@ class TracedLoad:
 
     def _busiest(self) -> int:
         minutes = range(self._window.minutes)
-        # It is the workload that says what is wrong with a window beyond the trace's end.
+        # For a window beyond the trace's end, the workload raises the error.
         within = self._window.start_minute + self._window.minutes <= self._trace.minutes
         rows = traces.most_used(self._trace, self._window) if within else ()
         return max((sum(row[minute] for row in rows) for minute in minutes), default=1)
 
 
 class Choices:
-    """An endless choice of functions by their shares, the same for the same seed."""
+    """An endless sequence of functions, chosen by their shares; equal for equal seeds."""
 
     def __init__(self, popularity: Sequence[float], seed: int) -> None:
         self._random = Random(seed)
@@ -101,7 +101,7 @@ class Choices:
         return self
 
     def __next__(self) -> int:
-        """Whom to call next; chosen a thousand at a time, since each call waits for it."""
+        """The next function; drawn a thousand at a time, because each call waits for its draw."""
         if not self._ahead:
             self._ahead = self._random.choices(self._all, cum_weights=self._upto, k=1_000)
         return self._ahead.pop()

@@ -1,4 +1,4 @@
-"""A clock that rings to the microsecond: event loops round their timers to milliseconds."""
+"""A timer with microsecond resolution; event loops round theirs to milliseconds."""
 
 import asyncio
 import ctypes
@@ -22,8 +22,8 @@ class _Setting(ctypes.Structure):
     )
 
 
-class Clock:
-    """Calls `ring` at the moments of `time.monotonic` that it is set to; close it at the end."""
+class PreciseTimer:
+    """Calls `ring` at set moments of `time.monotonic`; to be closed at the end."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
@@ -34,20 +34,20 @@ class Clock:
         self._loop.add_reader(self._timer, self._rang)
 
     def set(self, at_s: float) -> None:
-        """Ring then; a moment that has passed rings at once."""
-        at_ns = max(1, int(at_s * _NS))  # 0 would switch it off
+        """Ring at this moment, or at once if it has passed."""
+        at_ns = max(1, int(at_s * _NS))  # 0 would disarm the timer
         setting = _Setting(0, 0, *divmod(at_ns, _NS))
         if _LIBC.timerfd_settime(self._timer, _ABSOLUTE, ctypes.byref(setting), None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
     def close(self) -> None:
-        """It rings no more."""
+        """Disarm and close the timer."""
         self._loop.remove_reader(self._timer)
         os.close(self._timer)
 
     def _rang(self) -> None:
         try:
             os.read(self._timer, 8)
-        except BlockingIOError:  # it was set anew between its ring and us
+        except BlockingIOError:  # the timer was set again after it rang
             return
         self._ring()

@@ -1,45 +1,45 @@
-"""Small pictures in letters: a GPU's memory with its models to scale, and a series as a line."""
+"""Small pictures in characters: a GPU's memory with its models, and a series of values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpufaas.top.spans import DIM, Span, block_style, plain
+from gpufaas.top.styled_text import DIM, StyledText, block_style, plain
 
 _STEPS = "▁▂▃▄▅▆▇█"
 _FREE, _TAKEN = "·", "▒"
 _LEAST_LABEL = 4
 
 
-def memory_bar(gpu: Mapping[str, Any], width: int) -> list[Span]:
-    """The models by size, what is somebody else's, and what is free; `width` letters in all."""
+def memory_bar(gpu: Mapping[str, Any], width: int) -> list[StyledText]:
+    """The models to scale, other programs' memory, and free memory, in `width` characters."""
     total = max(1, gpu["total_bytes"])
-    found: list[Span] = []
+    found: list[StyledText] = []
     filled, at_bytes = 0, 0
     for resident in gpu["residents"]:
         at_bytes += resident["bytes"]
         cells = min(width, round(width * at_bytes / total)) - filled
         filled += cells
         if cells:
-            found.append(Span(_block(resident, cells), block_style(resident["model"])))
+            found.append(StyledText(_block(resident, cells), block_style(resident["model"])))
     taken = min(width - filled, round(width * gpu["withheld_bytes"] / total))
-    found.append(Span(_TAKEN * taken, DIM))
-    found.append(Span(_FREE * (width - filled - taken), DIM))
+    found.append(StyledText(_TAKEN * taken, DIM))
+    found.append(StyledText(_FREE * (width - filled - taken), DIM))
     return found
 
 
 def _block(resident: Mapping[str, Any], cells: int) -> str:
-    """One block: its marks, and its label as far as there is room."""
+    """One model's block: its marks and as much of its label as fits."""
     marks = "".join(
         mark for mark, name in (("*", "pinned"), ("~", "loading"), ("!", "busy")) if resident[name]
     )
     label = plain(resident["label"])
     text = f"{marks}{label}" if cells >= _LEAST_LABEL else marks or "#"
-    # Without colours neighbours are told apart by this border.
+    # This border separates neighbours without colours.
     return text[: cells - 1].ljust(cells - 1, "#") + "|" if cells > 1 else text[:1]
 
 
 def sparkline(values: Sequence[float | None], width: int, most: float | None = None) -> str:
-    """The last `width` values; a gap is a space."""
+    """The last `width` values as bars; a missing value is a space."""
     shown = list(values)[-width:]
     known = [value for value in shown if value is not None]
     top = most or max(known, default=0.0)

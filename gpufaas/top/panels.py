@@ -1,12 +1,22 @@
-"""The lists that are shown, one at a time: GPUs, functions, queue, decisions, jobs, alerts."""
+"""The lists of the page: GPUs, functions, queue, decisions, dead letters, alerts; pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpufaas.top.bars import memory_bar
-from gpufaas.top.spans import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Line, Span, plain
-from gpufaas.top.state import State
-from gpufaas.top.words import clock, rate, seconds, share, size
+from gpufaas.top.live_state import State
+from gpufaas.top.number_format import clock, rate, seconds, share, size
+from gpufaas.top.styled_text import (
+    BOLD,
+    CYAN,
+    DIM,
+    GREEN,
+    RED,
+    YELLOW,
+    StyledLine,
+    StyledText,
+    plain,
+)
 
 Item = Mapping[str, Any]
 
@@ -14,21 +24,21 @@ _STATES = {"busy": GREEN, "idle": DIM, "draining": YELLOW, "silent": RED}
 _BAR, _LEAST_BAR = 0.45, 12
 
 
-class Row(NamedTuple):
-    """One line of a list, and what it is of."""
+class ListRow(NamedTuple):
+    """One line of a list, with the key of its item."""
 
     key: str
-    line: Line
+    line: StyledLine
 
 
-class Panel(NamedTuple):
-    """A list: its name, how many there are, its head and rows for a width, and one in detail."""
+class ListPanel(NamedTuple):
+    """A list: its name, item count, head and rows for a width, and one item's details."""
 
     name: str
     count: Callable[[State], int]
     head: Callable[[int], str]
-    rows: Callable[[State, int], Iterator[Row]]
-    detail: Callable[[State, str], list[Line]]
+    rows: Callable[[State, int], Iterator[ListRow]]
+    detail: Callable[[State, str], list[StyledLine]]
     empty: str
 
 
@@ -43,36 +53,39 @@ def _gpus_head(width: int) -> str:
     return f"{'GPU':<22}{'STATE':<9}{'MEMORY':<{_bar_width(width) + 1}}{'USED':<21}QUEUE  NOW"
 
 
-def _gpus(state: State, width: int) -> Iterator[Row]:
+def _gpus(state: State, width: int) -> Iterator[ListRow]:
     for gpu in state["gpus"]:
         used = f"{size(gpu['used_bytes'])} of {size(gpu['total_bytes'])}"
         now = ", ".join(plain(lease["function"] or "?") for lease in gpu["leases"])
         line = [
-            Span(f"{_short(gpu['id'], 21):<22}"),
-            Span(f"{plain(gpu['state']):<9}", _STATES.get(gpu["state"], "")),
+            StyledText(f"{_short(gpu['id'], 21):<22}"),
+            StyledText(f"{plain(gpu['state']):<9}", _STATES.get(gpu["state"], "")),
             *memory_bar(gpu, _bar_width(width)),
-            Span(f" {used:<21}{gpu.get('queue_length', len(gpu['queue'])):>5}  "),
-            Span(now, CYAN),
+            StyledText(f" {used:<21}{gpu.get('queue_length', len(gpu['queue'])):>5}  "),
+            StyledText(now, CYAN),
         ]
-        yield Row(gpu["id"], line)
+        yield ListRow(gpu["id"], line)
 
 
-def _gpu(state: State, key: str) -> list[Line]:
+def _gpu(state: State, key: str) -> list[StyledLine]:
     gpu = _item(state["gpus"], "id", key)
     if gpu is None:
-        return [[Span(f"{plain(key)} is no more", RED)]]
+        return [[StyledText(f"{plain(key)} is no more", RED)]]
     now_s = state["now"]
-    lines: list[Line] = [
-        [Span(plain(gpu["id"]), BOLD), Span(f"  {plain(gpu['kind'])} on {plain(gpu['node'])}")],
+    lines: list[StyledLine] = [
         [
-            Span(
+            StyledText(plain(gpu["id"]), BOLD),
+            StyledText(f"  {plain(gpu['kind'])} on {plain(gpu['node'])}"),
+        ],
+        [
+            StyledText(
                 f"{gpu['state']}, {size(gpu['used_bytes'])} of {size(gpu['total_bytes'])} used, "
                 f"{size(gpu['withheld_bytes'])} by others; busy {share(gpu['utilisation'])} of "
                 "the last minute"
             )
         ],
         [],
-        [Span(f"{'MODEL':<36}{'FUNCTION':<22}{'SIZE':<12}{'USED':<14}{'USES':>6}", BOLD)],
+        [StyledText(f"{'MODEL':<36}{'FUNCTION':<22}{'SIZE':<12}{'USED':<14}{'USES':>6}", BOLD)],
     ]
     for resident in reversed(gpu["residents"]):
         marks = [name for name in ("busy", "loading", "pinned") if resident[name]]
@@ -81,20 +94,22 @@ def _gpu(state: State, key: str) -> list[Line]:
             f"{_short(resident['model'], 35):<36}{_short(resident['label'], 21):<22}"
             f"{size(resident['bytes']):<12}{ago:<14}{resident['uses']:>6}  {' '.join(marks)}"
         )
-        lines.append([Span(text)])
-    lines += [[], [Span("LEASES", BOLD)]]
-    lines += [_lease(lease, now_s) for lease in gpu["leases"]] or [[Span("none", DIM)]]
-    lines += [[], [Span("WAITING FOR IT", BOLD)]]
-    waiting = [[Span(f"{plain(one['request'])}  {plain(one['function'])}")] for one in gpu["queue"]]
-    return lines + (waiting or [[Span("nobody", DIM)]])
+        lines.append([StyledText(text)])
+    lines += [[], [StyledText("LEASES", BOLD)]]
+    lines += [_lease(lease, now_s) for lease in gpu["leases"]] or [[StyledText("none", DIM)]]
+    lines += [[], [StyledText("WAITING FOR IT", BOLD)]]
+    waiting = [
+        [StyledText(f"{plain(one['request'])}  {plain(one['function'])}")] for one in gpu["queue"]
+    ]
+    return lines + (waiting or [[StyledText("nobody", DIM)]])
 
 
-def _lease(lease: Item, now_s: float) -> Line:
+def _lease(lease: Item, now_s: float) -> StyledLine:
     since_s, end_s = lease["since_s"], lease["expected_end_s"]
     since = "" if since_s is None else f" for {seconds(max(0.0, now_s - since_s))}"
     left = "" if end_s is None else f", expected to end in {seconds(max(0.0, end_s - now_s))}"
     who = f"{plain(lease['request'] or '?')}  {plain(lease['function'] or 'a prefetch')}"
-    return [Span(f"{who}{since}{left}")]
+    return [StyledText(f"{who}{since}{left}")]
 
 
 # -- functions ----------------------------------------------------------------------------------
@@ -108,27 +123,27 @@ def _functions_head(width: int) -> str:
     )
 
 
-def _functions(state: State, width: int) -> Iterator[Row]:
-    """Those first that cost the most."""
+def _functions(state: State, width: int) -> Iterator[ListRow]:
+    """The functions, those with the most GPU time first."""
     del width
     for one in sorted(state["functions"], key=lambda one: (-one["gpu_seconds"], one["id"])):
-        errors = Span(f"{one['errors']:>7}", RED if one["errors"] else "")
+        errors = StyledText(f"{one['errors']:>7}", RED if one["errors"] else "")
         head = f"{_short(one['id'], 33):<34}{one['replicas']:>5}/{one['wanted']:<3}"
         line = [
-            Span(f"{head}{one['in_flight']:>11}{one['calls']:>10}"),
+            StyledText(f"{head}{one['in_flight']:>11}{one['calls']:>10}"),
             errors,
-            Span(f"{rate(one['rate']):>9}{seconds(one['p95_s']):>10}"),
-            Span(f"{seconds(one['gpu_seconds']):>14}", CYAN if one["gpu"] else DIM),
-            Span(f"  {plain(one['image'])}", DIM),
+            StyledText(f"{rate(one['rate']):>9}{seconds(one['p95_s']):>10}"),
+            StyledText(f"{seconds(one['gpu_seconds']):>14}", CYAN if one["gpu"] else DIM),
+            StyledText(f"  {plain(one['image'])}", DIM),
         ]
-        yield Row(one["id"], line)
+        yield ListRow(one["id"], line)
 
 
-def _function(state: State, key: str) -> list[Line]:
+def _function(state: State, key: str) -> list[StyledLine]:
     one = _item(state["functions"], "id", key)
     if one is None:
-        return [[Span(f"{plain(key)} is no more", RED)]]
-    return [[Span(f"{name:<14}"), Span(plain(value))] for name, value in one.items()]
+        return [[StyledText(f"{plain(key)} is no more", RED)]]
+    return [[StyledText(f"{name:<14}"), StyledText(plain(value))] for name, value in one.items()]
 
 
 # -- queue, decisions, jobs, alerts ---------------------------------------------------------------
@@ -139,7 +154,7 @@ def _queue_head(width: int) -> str:
     return f"{'REQUEST':<44}{'FUNCTION':<30}{'WAITED':>10}{'PASSED OVER':>13}  MODELS"
 
 
-def _queue(state: State, width: int) -> Iterator[Row]:
+def _queue(state: State, width: int) -> Iterator[ListRow]:
     del width
     for one in state["queue"]["head"]:
         models = ", ".join(plain(model) for model in one["models"])
@@ -147,14 +162,14 @@ def _queue(state: State, width: int) -> Iterator[Row]:
             f"{_short(one['request'], 43):<44}{_short(one['function'], 29):<30}"
             f"{seconds(one['waited_s']):>10}{one['visits']:>13}  {models}"
         )
-        yield Row(one["request"], [Span(text)])
+        yield ListRow(one["request"], [StyledText(text)])
 
 
-def _queued(state: State, key: str) -> list[Line]:
+def _queued(state: State, key: str) -> list[StyledLine]:
     one = _item(state["queue"]["head"], "request", key)
     if one is None:
-        return [[Span(f"{plain(key)} waits no more", DIM)]]
-    return [[Span(f"{name:<12}"), Span(plain(value))] for name, value in one.items()]
+        return [[StyledText(f"{plain(key)} waits no more", DIM)]]
+    return [[StyledText(f"{name:<12}"), StyledText(plain(value))] for name, value in one.items()]
 
 
 def _decisions_head(width: int) -> str:
@@ -165,30 +180,35 @@ def _decisions_head(width: int) -> str:
     )
 
 
-def _decisions(state: State, width: int) -> Iterator[Row]:
+def _decisions(state: State, width: int) -> Iterator[ListRow]:
     del width
     for one in state["decisions"]:
         result = "hit" if one["hit"] else "false miss" if one["false_miss"] else "miss"
         style = GREEN if one["hit"] else RED if one["false_miss"] else YELLOW
         outcome = one["outcome"] or "runs"
         line = [
-            Span(f"{clock(one['at']):<10}{_short(one['function'], 25):<26}"),
-            Span(f"{_short(one['gpu'], 21):<22}"),
-            Span(f"{result:<12}", style),
-            Span(f"{seconds(one['waited_s']):>10}{seconds(one['load_s']):>10}"),
-            Span(f"{seconds(one['run_s']):>10}"),
-            Span(f"  {plain(outcome):<11}", "" if outcome in {"completed", "runs"} else RED),
-            Span(plain(one["rule"]), DIM),
+            StyledText(f"{clock(one['at']):<10}{_short(one['function'], 25):<26}"),
+            StyledText(f"{_short(one['gpu'], 21):<22}"),
+            StyledText(f"{result:<12}", style),
+            StyledText(f"{seconds(one['waited_s']):>10}{seconds(one['load_s']):>10}"),
+            StyledText(f"{seconds(one['run_s']):>10}"),
+            StyledText(f"  {plain(outcome):<11}", "" if outcome in {"completed", "runs"} else RED),
+            StyledText(plain(one["rule"]), DIM),
         ]
-        yield Row(one["request"], line)
+        yield ListRow(one["request"], line)
 
 
-def _decision(state: State, key: str) -> list[Line]:
-    """What is known at once; the explanation is asked for."""
+def _decision(state: State, key: str) -> list[StyledLine]:
+    """The decision's known facts; its explanation is requested separately."""
     one = _item(state["decisions"], "request", key)
     if one is None:
-        return [[Span(plain(key), BOLD)]]
-    return [[Span(plain(key), BOLD), Span(f"  {plain(one['function'])} on {plain(one['gpu'])}")]]
+        return [[StyledText(plain(key), BOLD)]]
+    return [
+        [
+            StyledText(plain(key), BOLD),
+            StyledText(f"  {plain(one['function'])} on {plain(one['gpu'])}"),
+        ]
+    ]
 
 
 def _letters_head(width: int) -> str:
@@ -196,39 +216,42 @@ def _letters_head(width: int) -> str:
     return f"{'ID':>6}  {'DIED':<10}{'FUNCTION':<34}{'TRIES':>6}  WHY"
 
 
-def _letters(state: State, width: int) -> Iterator[Row]:
+def _letters(state: State, width: int) -> Iterator[ListRow]:
     del width
     for one in state["dead_letters"]["items"]:
         text = (
             f"{one['id']:>6}  {clock(one['at']):<10}{_short(one['function'], 33):<34}"
             f"{one['tries']:>6}  {plain(one['why'])}"
         )
-        yield Row(str(one["id"]), [Span(text)])
+        yield ListRow(str(one["id"]), [StyledText(text)])
 
 
-def _letter(state: State, key: str) -> list[Line]:
+def _letter(state: State, key: str) -> list[StyledLine]:
     letters = state["dead_letters"]["items"]
     one = next((one for one in letters if str(one["id"]) == key), {"id": key})
-    return [[Span(f"{name:<10}"), Span(plain(value))] for name, value in one.items()]
+    return [[StyledText(f"{name:<10}"), StyledText(plain(value))] for name, value in one.items()]
 
 
-def _alerts(state: State, width: int) -> Iterator[Row]:
+def _alerts(state: State, width: int) -> Iterator[ListRow]:
     del width
     for number, one in enumerate(state["alerts"]):
         line = [
-            Span(f"{plain(one['level']):<10}", RED if one["level"] == "critical" else YELLOW),
-            Span(plain(one["text"])),
-            Span(f"  {plain(one['what_to_do'])}", DIM),
+            StyledText(f"{plain(one['level']):<10}", RED if one["level"] == "critical" else YELLOW),
+            StyledText(plain(one["text"])),
+            StyledText(f"  {plain(one['what_to_do'])}", DIM),
         ]
-        yield Row(str(number), line)
+        yield ListRow(str(number), line)
 
 
-def _alert(state: State, key: str) -> list[Line]:
+def _alert(state: State, key: str) -> list[StyledLine]:
     number = int(key)
     found = state["alerts"][number : number + 1]
     if not found:
-        return [[Span("nothing is wrong any more", GREEN)]]
-    return [[Span(plain(found[0]["text"]), BOLD)], [Span(plain(found[0]["what_to_do"]))]]
+        return [[StyledText("nothing is wrong any more", GREEN)]]
+    return [
+        [StyledText(plain(found[0]["text"]), BOLD)],
+        [StyledText(plain(found[0]["what_to_do"]))],
+    ]
 
 
 def _nothing(width: int) -> str:
@@ -241,33 +264,33 @@ def _item(items: Sequence[Item], name: str, key: str) -> Item | None:
 
 
 def _short(text: object, width: int) -> str:
-    """Its end says the most: the GPU's number, the digest of a model."""
+    """The end of a long text, which is its most specific part."""
     shown = plain(text)
     return shown if len(shown) <= width else "…" + shown[len(shown) - width + 1 :]
 
 
-PANELS: Sequence[Panel] = (
-    Panel(
+PANELS: Sequence[ListPanel] = (
+    ListPanel(
         *("GPUs", lambda state: len(state["gpus"]), _gpus_head, _gpus, _gpu),
         "no GPU is attached: gpufaas gpu-manager --scheduler URL",
     ),
-    Panel(
+    ListPanel(
         *("functions", lambda s: len(s["functions"]), _functions_head, _functions, _function),
         "nothing is deployed: faas-cli deploy, or gpufaas up --examples",
     ),
-    Panel(
+    ListPanel(
         *("queue", lambda state: state["queue"]["length"], _queue_head, _queue, _queued),
         "nobody waits",
     ),
-    Panel(
+    ListPanel(
         *("decisions", lambda s: len(s["decisions"]), _decisions_head, _decisions, _decision),
         "nothing was decided yet: call a function that uses a GPU",
     ),
-    Panel(
+    ListPanel(
         *("dead letters", lambda s: s["dead_letters"]["count"], _letters_head, _letters, _letter),
         "no async call has failed for good",
     ),
-    Panel(
+    ListPanel(
         *("alerts", lambda state: len(state["alerts"]), _nothing, _alerts, _alert),
         "nothing needs looking at",
     ),

@@ -1,4 +1,4 @@
-"""The terminal itself: its own screen while we run, keys as they are pressed, its size."""
+"""The terminal: its alternate screen, its keys and its size."""
 
 import os
 import selectors
@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from gpufaas.top.spans import Span, painted
+from gpufaas.top.styled_text import StyledText, painted
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _HOME, _TO_LINE_END, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -30,13 +30,13 @@ _READ_BYTES = 1024
 
 
 class Terminal:
-    """Standard input and output; made by `terminal`."""
+    """Standard input and output as a terminal; made by `terminal`."""
 
     def __init__(self, *, colours: bool) -> None:
         self._colours = colours
         self._input = sys.stdin.fileno()
         self._usual = termios.tcgetattr(self._input)
-        # Never closed: a thread may still want to wake us at the very end.
+        # Never closed, because a thread may call `wake` until the process ends.
         self._read_end, self._write_end = os.pipe()
         for end in (self._read_end, self._write_end):
             os.set_blocking(end, False)
@@ -45,22 +45,22 @@ class Terminal:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and lines, now."""
+        """The current columns and lines."""
         found = os.get_terminal_size(sys.stdout.fileno())
         return max(1, found.columns), max(1, found.lines)
 
     def wake(self) -> None:
-        """Have `keys` return: there is something to draw. From any thread."""
+        """Make `keys` return, for a redraw; callable from any thread."""
         with suppress(BlockingIOError):
             os.write(self._write_end, b"\0")
 
-    def draw(self, lines: Sequence[Sequence[Span]]) -> None:
-        """Show this frame, and nothing else."""
+    def draw(self, lines: Sequence[Sequence[StyledText]]) -> None:
+        """Show this frame."""
         shown = [painted(line, colours=self._colours) + _TO_LINE_END for line in lines]
         self._write(_HOME + "\r\n".join(shown) + _TO_END)
 
     def keys(self, within_s: float) -> list[str]:
-        """Those that are pressed, as soon as one is; none where it was woken, or time is over."""
+        """The next pressed keys; empty after `wake` or when the time is over."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._input, selectors.EVENT_READ)
             selector.register(self._read_end, selectors.EVENT_READ)
@@ -74,21 +74,21 @@ class Terminal:
         pressed = os.read(self._input, _READ_BYTES)
         if not pressed:  # the terminal is gone
             self.ended = True
-        return list(named(pressed.decode("utf-8", "replace")))
+        return list(pressed_keys(pressed.decode("utf-8", "replace")))
 
     def enter(self) -> None:
-        """Take the screen."""
+        """Switch to the alternate screen, and read keys unbuffered."""
         tty.setcbreak(self._input)
         self._write(_ENTER)
 
     def leave(self) -> None:
-        """Give it back as it was."""
+        """Restore the screen and the terminal's mode."""
         self._write(_LEAVE)
-        with suppress(termios.error):  # it may be gone
+        with suppress(termios.error):  # the terminal may be gone
             termios.tcsetattr(self._input, termios.TCSADRAIN, self._usual)
 
     def resized(self, number: int, where: FrameType | None) -> None:
-        """A signal handler."""
+        """A signal handler: redraw with the new size."""
         del number, where
         self.wake()
 
@@ -99,7 +99,7 @@ class Terminal:
         self.wake()
 
     def stop(self, number: int, where: FrameType | None) -> None:
-        """A signal handler: the shell shall have its screen while we are stopped."""
+        """A signal handler: restore the screen while the process is stopped."""
         del number, where
         self._stopped = True
         self.wake()
@@ -120,7 +120,7 @@ class Terminal:
 
 @contextmanager
 def terminal(*, colours: bool) -> Iterator[Terminal]:
-    """The screen for as long as the context lasts; afterwards everything is as before."""
+    """The alternate screen within the context; afterwards the terminal is restored."""
     found = Terminal(colours=colours)
     handlers: dict[int, Any] = {
         signal.SIGWINCH: found.resized,
@@ -138,8 +138,8 @@ def terminal(*, colours: bool) -> Iterator[Terminal]:
             signal.signal(number, handler)
 
 
-def named(text: str) -> Iterator[str]:
-    """The keys that were pressed; what is no key of ours is said as it is."""
+def pressed_keys(text: str) -> Iterator[str]:
+    """The names of the keys in the input; other characters as themselves."""
     longest_first = sorted(_KEYS, key=len, reverse=True)
     while text:
         found = next((key for key in longest_first if text.startswith(key)), text[0])
@@ -148,5 +148,5 @@ def named(text: str) -> Iterator[str]:
 
 
 def columns() -> int:
-    """How wide the output is; what COLUMNS says, or 120, where it is no terminal."""
+    """The width of the output; COLUMNS or 120 if it is no terminal."""
     return shutil.get_terminal_size((120, 40)).columns

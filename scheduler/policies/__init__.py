@@ -7,11 +7,11 @@ from inspect import getdoc
 from pkgutil import iter_modules
 from typing import NamedTuple, get_args, get_type_hints
 
-from scheduler.errors import BadParameter, UnknownPolicy
-from scheduler.policies.base import Policy
+from scheduler.model.errors import BadParameter, UnknownPolicy
+from scheduler.policies.placement_policy import Policy
 
 _LARGEST = 1e15
-_NOT_POLICIES = frozenset({"base"})
+_NOT_POLICIES = frozenset({"placement_policy"})
 
 
 class Described(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scheduler.policies import lalbo3
-from scheduler.policies.base import Decision, View
+from scheduler.policies.placement_policy import Decision, View
 
 
 @dataclass(frozen=True, slots=True)

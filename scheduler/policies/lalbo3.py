@@ -4,8 +4,16 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from scheduler.errors import BadParameter
-from scheduler.policies.base import Decision, Place, Queue, RequestView, Skip, SlotView, View
+from scheduler.model.errors import BadParameter
+from scheduler.policies.placement_policy import (
+    Decision,
+    Place,
+    Queue,
+    RequestView,
+    Skip,
+    SlotView,
+    View,
+)
 
 
 @dataclass(frozen=True, slots=True)

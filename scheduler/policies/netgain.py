@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated
 
-from cache_manager.model import ModelId
-from scheduler.errors import BadParameter
-from scheduler.policies.base import Decision, Place, RequestView, SlotView, View
+from cache_manager.model.ids import ModelId
+from scheduler.model.errors import BadParameter
+from scheduler.policies.placement_policy import Decision, Place, RequestView, SlotView, View
 
 
 @dataclass(frozen=True, slots=True)

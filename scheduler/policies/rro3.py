@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scheduler.policies.base import Decision, Place, View
+from scheduler.policies.placement_policy import Decision, Place, View
 from scheduler.policies.rr import spread
 
 

@@ -1,4 +1,4 @@
-"""What a person can choose about a scheduler: one frozen value, built at the entry point."""
+"""The settings of a scheduler: one frozen value, built at the entry point."""
 
 import math
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class Etcd:
     """Where the state is kept: these endpoints, a child started for it, or only in memory.
 
     `ca`, `cert` and `key` are files in PEM, for endpoints with https; the password's file holds
-    nothing else. The profile of a model that nobody has used for `models_keep_days` is deleted
+    nothing else. The profile of a model that was not used for `models_keep_days` is deleted
     (0: never).
     """
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from cache_manager.model import MIB, GpuId, ModelId, NodeId
-from scheduler.actions import Action, Demote, Dispatch, EnqueueLocally, Prepare, SetTimer
-from scheduler.core import Core
-from scheduler.events import (
+from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId
+from scheduler.core.core import Core
+from scheduler.model.actions import Action, Demote, Dispatch, EnqueueLocally, Prepare, SetTimer
+from scheduler.model.events import (
     Event,
     GpuJoined,
     ModelLoaded,
@@ -16,9 +16,9 @@ from scheduler.events import (
     RunFinished,
     SlotFreed,
 )
-from scheduler.model import Explanation, GpuSpec, Request, RequestId
-from scheduler.sim.catalogue import BATCH, SimModel
-from scheduler.sim.tally import Tally
+from scheduler.model.values import Explanation, GpuSpec, Request, RequestId
+from scheduler.sim.model_catalogue import BATCH, SimModel
+from scheduler.sim.simulation_tally import SimulationTally
 from scheduler.sim.workload import Workload
 
 GPUS_PER_NODE = 4
@@ -48,10 +48,10 @@ class Hardware:
 
 
 @dataclass(slots=True)
-class Run:
+class SimulationRun:
     """What one simulation left behind."""
 
-    tally: Tally
+    tally: SimulationTally
     explanations: list[Explanation] = field(default_factory=list)
 
 
@@ -66,13 +66,15 @@ class Engine:
         self._due: list[tuple[float, int, tuple[Event, ...]]] = []
         self._order = 0
         self._load_s = 0.0
-        self.run_result = Run(Tally(hardware.gpus, [model.id for model in workload.models]))
+        self.run_result = SimulationRun(
+            SimulationTally(hardware.gpus, [model.id for model in workload.models])
+        )
         for gpu in hardware.specs():
             core.handle(GpuJoined(gpu), 0.0)
         for model in workload.models:
             core.handle(ModelRegistered(self._declared(model).spec()), 0.0)
 
-    def run(self, progress: Progress | None = None) -> Run:
+    def run(self, progress: Progress | None = None) -> SimulationRun:
         """Until the last request is done."""
         arrivals, due, handle = self._workload.arrivals, self._due, self._core.handle
         carry_out, tally = self._carry_out, self.run_result.tally

@@ -6,21 +6,21 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from cache_manager import eviction
-from cache_manager.model import MIB
+from cache_manager.model.ids import MIB
 from scheduler import policies
-from scheduler.core import make_core
-from scheduler.errors import BadWorkload
-from scheduler.model import CoreSettings, Explanation, RequestId
-from scheduler.sim import trace, workload
+from scheduler.core.core import make_core
+from scheduler.model.errors import BadWorkload
+from scheduler.model.values import CoreSettings, Explanation, RequestId
+from scheduler.sim import azure_trace, workload
 from scheduler.sim.engine import Engine, Hardware, Progress
-from scheduler.sim.tally import Summary
+from scheduler.sim.simulation_tally import Summary
 from scheduler.sim.workload import Pattern, Workload
 
 _SERIAL_UP_TO_REQUESTS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Traffic:
     """What arrives: the thesis's workload, or a window of a trace."""
 
     working_set: int = 35
@@ -34,8 +34,12 @@ class Load:
     def build(self, seed: int) -> Workload:
         if self.trace is None:
             return workload.thesis(self.working_set, self.rate, self.minutes, self.pattern, seed)
-        window = trace.Window(self.trace_start, self.minutes, self.working_set, self.without_top)
-        return trace.workload(trace.read(self.trace), window, self.rate, self.pattern, seed)
+        window = azure_trace.Window(
+            self.trace_start, self.minutes, self.working_set, self.without_top
+        )
+        return azure_trace.workload(
+            azure_trace.read(self.trace), window, self.rate, self.pattern, seed
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class Scenario:
     policy: str
     eviction: str = "lru"
     o3_limit: int | None = None
-    load: Load = field(default_factory=Load)
+    load: Traffic = field(default_factory=Traffic)
     hardware: Hardware = field(default_factory=Hardware)
     seed: int = 1
 
@@ -66,7 +70,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ScenarioResult:
     """A scenario and what became of it."""
 
     scenario: Scenario
@@ -93,17 +97,17 @@ def check(scenario: Scenario) -> None:
 
 def run(
     scenario: Scenario, explain: RequestId | None = None, progress: Progress | None = None
-) -> Result:
+) -> ScenarioResult:
     """One simulation."""
     watched = frozenset([explain]) if explain is not None else frozenset()
     settings = CoreSettings(explain=watched)
     core = make_core(scenario.policy, scenario.eviction, scenario.parameters(), settings)
     engine = Engine(core, scenario.hardware, scenario.load.build(scenario.seed))
     done = engine.run(progress)
-    return Result(scenario, done.tally.summary(), tuple(done.explanations))
+    return ScenarioResult(scenario, done.tally.summary(), tuple(done.explanations))
 
 
-def run_all(scenarios: Sequence[Scenario], done: Progress | None = None) -> list[Result]:
+def run_all(scenarios: Sequence[Scenario], done: Progress | None = None) -> list[ScenarioResult]:
     """All of them, in order, on every core of this machine where that pays."""
     results = []
     for result in _each(scenarios):
@@ -113,7 +117,7 @@ def run_all(scenarios: Sequence[Scenario], done: Progress | None = None) -> list
     return results
 
 
-def _each(scenarios: Sequence[Scenario]) -> Iterator[Result]:
+def _each(scenarios: Sequence[Scenario]) -> Iterator[ScenarioResult]:
     if sum(scenario.requests for scenario in scenarios) <= _SERIAL_UP_TO_REQUESTS:
         yield from map(run, scenarios)
         return

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from cache_manager.model import ModelId
-from scheduler.errors import BadWorkload
-from scheduler.sim.catalogue import SimModel, working_set
+from cache_manager.model.ids import ModelId
+from scheduler.model.errors import BadWorkload
+from scheduler.sim.model_catalogue import SimModel, working_set
 
 MINUTE_S = 60.0
 

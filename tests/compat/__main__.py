@@ -18,7 +18,7 @@ import torch
 
 from tests.compat.catalogue import ENTRIES, QUICK, Entry
 from tests.compat.page import page, summary
-from tests.compat.run import Report, Settings, run_entry
+from tests.compat.run import Report, Settings, run_entry, run_natively, run_remotely
 
 
 def main() -> int:
@@ -91,7 +91,8 @@ def _run_one(
     number, entry = numbered
     if time.monotonic() > until_s:
         return None
-    return run_entry(entry, folder / str(number), settings)
+    natively, remotely = (partial(how, settings=settings) for how in (run_natively, run_remotely))
+    return run_entry(entry, folder / str(number), natively, remotely)
 
 
 def _line(report: Report) -> str:

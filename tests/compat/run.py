@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -97,14 +98,20 @@ class Report:
         return self.verdict in {Verdict.EQUAL, Verdict.CLOSE, Verdict.REFUSED}
 
 
-def run_entry(entry: Entry, folder: Path, settings: Settings) -> Report:
+class Runner(Protocol):
+    """Runs an entry's program, which saves its results in this file."""
+
+    def __call__(self, entry: Entry, results: Path) -> Run: ...
+
+
+def run_entry(entry: Entry, folder: Path, natively: Runner, remotely: Runner) -> Report:
     """Both runs and their comparison; what they save goes to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     expected, actual = folder / "native.pt", folder / "remote.pt"
-    native = run_natively(entry, expected, settings)
+    native = natively(entry, expected)
     if native.status != 0:
         return Report(entry, Verdict.FAILED, native, found=("natively:", *_last_words(native)))
-    remote = run_remotely(entry, actual, settings)
+    remote = remotely(entry, actual)
     if remote.status != 0:
         refused = entry.refusal is not None and entry.refusal in remote.errors
         verdict = Verdict.REFUSED if refused else Verdict.FAILED
@@ -120,9 +127,14 @@ def run_natively(entry: Entry, results: Path, settings: Settings) -> Run:
 
 def run_remotely(entry: Entry, results: Path, settings: Settings) -> Run:
     """The same program under `gpufaas exec`."""
+    program = [sys.executable, str(entry.path), str(results), *entry.args]
+    return _run([*under_exec(settings), *program], settings)
+
+
+def under_exec(settings: Settings) -> list[str]:
+    """What runs a command under `gpufaas exec`."""
     ours = [sys.executable, "-m", "gpufaas.cli", "exec"]
-    ours += ["--devices", settings.devices, "--tracing", settings.tracing, "--stats", "--"]
-    return _run([*ours, sys.executable, str(entry.path), str(results), *entry.args], settings)
+    return [*ours, "--devices", settings.devices, "--tracing", settings.tracing, "--stats", "--"]
 
 
 def compare_files(

@@ -1,15 +1,15 @@
-"""Every job queue, one after the other, for the tests that all of them pass."""
+"""Every job queue and every datastore in turn; one NATS and one etcd a worker."""
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+import pytest_asyncio
 
-from tests.job_queues import Open, Run, jetstream, sqlite
-from tests.nats_world import NatsServer, nats_server
+from tests.kit.engines.nats_servers import NatsServer, nats_server
+from tests.kit.engines.real_etcd import EtcdWorld, an_etcd
+from tests.kit.worlds.job_queues import Open, jetstream, sqlite
 
 
 @pytest.fixture(scope="session")
@@ -18,15 +18,16 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
         yield one
 
 
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EtcdWorld]:
+    """Tests keep apart by the prefixes of their keys."""
+    async with an_etcd(tmp_path_factory.mktemp("etcd")) as one:
+        yield one
+
+
 @pytest.fixture(params=["sqlite", "jetstream"])
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
-    """Runs a test against each queue; what the test is given opens it, as often as it likes."""
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Opens each of the queues in turn, as often as a test calls it."""
     if request.param == "sqlite":
-        opened = partial(sqlite, tmp_path)
-    else:
-        opened = partial(jetstream, request.getfixturevalue("nats"), tmp_path)
-
-    def play(test: Callable[[Open], Coroutine[Any, Any, None]]) -> None:
-        asyncio.run(test(opened))
-
-    return play
+        return partial(sqlite, tmp_path)
+    return partial(jetstream, request.getfixturevalue("nats"), tmp_path)

@@ -1,21 +1,18 @@
 """What every datastore must do: the one in memory, and etcd itself."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from secrets import token_hex
 
 import pytest
 
-from scheduler.adapters.store_memory import MemoryStore
-from scheduler.errors import Fenced, LeaseGone, StoreError
-from scheduler.ports import MAX_CHANGES, Changes, Fence, Store, StoreLease
-from tests.etcd_world import an_etcd, needs_etcd
-
-Run = Callable[[Callable[["Stage"], Coroutine[Any, Any, None]]], None]
+from scheduler.model.errors import DatastoreError, Fenced, LeaseGone
+from scheduler.store.datastore import MAX_CHANGES, Fence, KeyChanges, Store, StoreLease
+from scheduler.store.etcd_store import EtcdStore
+from scheduler.store.memory_store import MemoryStore
+from tests.kit.engines.real_etcd import LOG, EtcdWorld, needs_etcd
 
 
 @dataclass
@@ -27,7 +24,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def _memory(_: Path) -> AsyncIterator[Stage]:
+async def _memory() -> AsyncIterator[Stage]:
     store = MemoryStore()
 
     async def compact() -> None:
@@ -40,24 +37,25 @@ async def _memory(_: Path) -> AsyncIterator[Stage]:
 
 
 @asynccontextmanager
-async def _etcd(data: Path) -> AsyncIterator[Stage]:
-    async with an_etcd(data) as world, world.store() as store:
+async def _etcd(world: EtcdWorld) -> AsyncIterator[Stage]:
+    settings = replace(world.settings(), prefix=f"/{token_hex(8)}/")
+    async with EtcdStore(settings, LOG) as store:
         yield Stage(store, world.compact)
 
 
 @pytest.fixture(params=["memory", pytest.param("etcd", marks=needs_etcd)])
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
-    """Runs a test against each store."""
-    stage = partial({"memory": _memory, "etcd": _etcd}[request.param], tmp_path)
+def server(request: pytest.FixtureRequest) -> EtcdWorld | None:
+    """Where each store in turn keeps its keys; None is in memory."""
+    found: EtcdWorld | None = None
+    if request.param == "etcd":
+        found = request.getfixturevalue("etcd")
+    return found
 
-    def play(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
-        async def on_stage() -> None:
-            async with stage() as prepared:
-                await test(prepared)
 
-        asyncio.run(on_stage())
-
-    return play
+@pytest.fixture
+async def stage(server: EtcdWorld | None) -> AsyncIterator[Stage]:
+    async with _memory() if server is None else _etcd(server) as prepared:
+        yield prepared
 
 
 async def _creation(store: Store, key: str, value: bytes = b"") -> int:
@@ -66,223 +64,179 @@ async def _creation(store: Store, key: str, value: bytes = b"") -> int:
     return revision
 
 
-async def _next(found: AsyncIterator[Changes]) -> Changes:
+async def _next(found: AsyncIterator[KeyChanges]) -> KeyChanges:
     async with asyncio.timeout(30):
         return await anext(found)
 
 
-def test_get_answers_what_was_put_when_it_was(run: Run) -> None:
-    async def test(stage: Stage) -> None:
-        await stage.store.put("models/bert", b"{}")
-        assert await stage.store.get("models/bert") == b"{}"
-        assert await stage.store.get("models/gpt") is None
-
-    run(test)
+async def test_get_answers_what_was_put_when_it_was(stage: Stage) -> None:
+    await stage.store.put("models/bert", b"{}")
+    assert await stage.store.get("models/bert") == b"{}"
+    assert await stage.store.get("models/gpt") is None
 
 
-def test_put_answers_a_higher_revision_every_time(run: Run) -> None:
-    async def test(stage: Stage) -> None:
-        first = await stage.store.put("a", b"1")
-        assert await stage.store.put("a", b"1") > first
-
-    run(test)
+async def test_put_answers_a_higher_revision_every_time(stage: Stage) -> None:
+    first = await stage.store.put("a", b"1")
+    assert await stage.store.put("a", b"1") > first
 
 
-def test_list_answers_the_prefix_alone_in_the_order_of_keys(run: Run) -> None:
-    async def test(stage: Stage) -> None:
-        for key in ("models/b", "model", "models0"):
-            await stage.store.put(key, key.encode())
-        revision = await stage.store.put("models/a", b"models/a")
-        listing = await stage.store.list("models/")
-        assert list(listing.values.items()) == [
-            ("models/a", b"models/a"),
-            ("models/b", b"models/b"),
-        ]
-        assert listing.revision >= revision
-
-    run(test)
+async def test_list_answers_the_prefix_alone_in_the_order_of_keys(stage: Stage) -> None:
+    for key in ("models/b", "model", "models0"):
+        await stage.store.put(key, key.encode())
+    revision = await stage.store.put("models/a", b"models/a")
+    listing = await stage.store.list("models/")
+    assert list(listing.values.items()) == [
+        ("models/a", b"models/a"),
+        ("models/b", b"models/b"),
+    ]
+    assert listing.revision >= revision
 
 
-def test_a_deleted_key_is_gone_when_it_was_there_and_nothing_happens_when_not(run: Run) -> None:
-    async def test(stage: Stage) -> None:
-        await stage.store.put("a", b"1")
-        await stage.store.delete("a")
-        await stage.store.delete("a")
-        assert await stage.store.get("a") is None
-
-    run(test)
-
-
-def test_create_writes_nothing_when_the_key_is_there(run: Run) -> None:
-    async def test(stage: Stage) -> None:
-        await _creation(stage.store, "leader", b"me")
-        assert await stage.store.create("leader", b"you") is None
-        assert await stage.store.get("leader") == b"me"
-
-    run(test)
+async def test_a_deleted_key_is_gone_when_it_was_there_and_nothing_happens_when_not(
+    stage: Stage,
+) -> None:
+    await stage.store.put("a", b"1")
+    await stage.store.delete("a")
+    await stage.store.delete("a")
+    assert await stage.store.get("a") is None
 
 
-def test_create_answers_a_higher_revision_when_the_key_was_deleted_between(run: Run) -> None:
-    async def test(stage: Stage) -> None:
-        first = await _creation(stage.store, "leader")
-        await stage.store.delete("leader")
-        assert await _creation(stage.store, "leader") > first
-
-    run(test)
+async def test_create_writes_nothing_when_the_key_is_there(stage: Stage) -> None:
+    await _creation(stage.store, "leader", b"me")
+    assert await stage.store.create("leader", b"you") is None
+    assert await stage.store.get("leader") == b"me"
 
 
-def test_write_puts_and_deletes_when_its_fence_holds(run: Run) -> None:
-    async def test(stage: Stage) -> None:
-        fence = Fence("leader", await _creation(stage.store, "leader"))
-        await stage.store.put("leader", b"later value, same key")
-        await stage.store.put("old", b"")
-        await stage.store.write({"a": b"1", "b": b"2"}, ["old", "never there"], fence)
-        assert (await stage.store.list("a")).values == {"a": b"1"}
-        assert (await stage.store.list("b")).values == {"b": b"2"}
-        assert await stage.store.get("old") is None
-
-    run(test)
+async def test_create_answers_a_higher_revision_when_the_key_was_deleted_between(
+    stage: Stage,
+) -> None:
+    first = await _creation(stage.store, "leader")
+    await stage.store.delete("leader")
+    assert await _creation(stage.store, "leader") > first
 
 
-def test_write_is_refused_and_changes_nothing_when_its_fence_was_made_anew(run: Run) -> None:
-    async def test(stage: Stage) -> None:
-        fence = Fence("leader", await _creation(stage.store, "leader"))
-        await stage.store.delete("leader")
-        with pytest.raises(Fenced):
-            await stage.store.write({"a": b"1"}, (), fence)
-        await _creation(stage.store, "leader")
-        with pytest.raises(Fenced) as caught:
-            await stage.store.write({"a": b"1"}, (), fence)
-        assert (caught.value.key, caught.value.revision) == fence
-        assert await stage.store.get("a") is None
-
-    run(test)
+async def test_write_puts_and_deletes_when_its_fence_holds(stage: Stage) -> None:
+    fence = Fence("leader", await _creation(stage.store, "leader"))
+    await stage.store.put("leader", b"later value, same key")
+    await stage.store.put("old", b"")
+    await stage.store.write({"a": b"1", "b": b"2"}, ["old", "never there"], fence)
+    assert (await stage.store.list("a")).values == {"a": b"1"}
+    assert (await stage.store.list("b")).values == {"b": b"2"}
+    assert await stage.store.get("old") is None
 
 
-def test_write_takes_as_many_keys_as_it_promises(run: Run) -> None:
-    async def test(stage: Stage) -> None:
-        fence = Fence("leader", await _creation(stage.store, "leader"))
-        await stage.store.write({f"m/{i}": b"" for i in range(MAX_CHANGES)}, (), fence)
-        assert len((await stage.store.list("m/")).values) == MAX_CHANGES
-        with pytest.raises(AssertionError):
-            await stage.store.write({f"m/{i}": b"" for i in range(MAX_CHANGES + 1)})
-
-    run(test)
-
-
-def test_a_watch_begins_with_all_keys_when_no_revision_is_given(run: Run) -> None:
-    async def test(stage: Stage) -> None:
-        await stage.store.put("models/a", b"1")
-        async with aclosing(stage.store.watch("models/")) as found:
-            first = await _next(found)
-            assert (first.values, first.complete) == ({"models/a": b"1"}, True)
-            await stage.store.put("else", b"")
-            await stage.store.put("models/b", b"2")
-            await stage.store.delete("models/a")
-            second, third = await _next(found), await _next(found)
-        assert (second.values, second.complete) == ({"models/b": b"2"}, False)
-        assert (third.values, third.complete) == ({"models/a": None}, False)
-        assert first.revision < second.revision < third.revision
-
-    run(test)
+async def test_write_is_refused_and_changes_nothing_when_its_fence_was_made_anew(
+    stage: Stage,
+) -> None:
+    fence = Fence("leader", await _creation(stage.store, "leader"))
+    await stage.store.delete("leader")
+    with pytest.raises(Fenced):
+        await stage.store.write({"a": b"1"}, (), fence)
+    await _creation(stage.store, "leader")
+    with pytest.raises(Fenced) as caught:
+        await stage.store.write({"a": b"1"}, (), fence)
+    assert (caught.value.key, caught.value.revision) == fence
+    assert await stage.store.get("a") is None
 
 
-def test_a_watch_gives_every_change_since_the_revision_when_one_is_given(run: Run) -> None:
-    async def test(stage: Stage) -> None:
-        await stage.store.put("a", b"1")
-        listing = await stage.store.list("a")
-        await stage.store.put("a", b"2")
-        await stage.store.put("a", b"3")
-        async with aclosing(stage.store.watch("a", listing.revision + 1)) as found:
-            assert (await _next(found)).values == {"a": b"2"}
-            assert (await _next(found)).values == {"a": b"3"}
-
-    run(test)
+async def test_write_takes_as_many_keys_as_it_promises(stage: Stage) -> None:
+    fence = Fence("leader", await _creation(stage.store, "leader"))
+    await stage.store.write({f"m/{i}": b"" for i in range(MAX_CHANGES)}, (), fence)
+    assert len((await stage.store.list("m/")).values) == MAX_CHANGES
+    with pytest.raises(AssertionError):
+        await stage.store.write({f"m/{i}": b"" for i in range(MAX_CHANGES + 1)})
 
 
-def test_a_watch_gives_one_write_at_once(run: Run) -> None:
-    async def test(stage: Stage) -> None:
-        listing = await stage.store.list("")
-        await stage.store.write({"m/a": b"1", "m/b": b"2"})
-        async with aclosing(stage.store.watch("m/", listing.revision + 1)) as found:
-            assert (await _next(found)).values == {"m/a": b"1", "m/b": b"2"}
-
-    run(test)
-
-
-def test_a_watch_begins_anew_when_the_changes_it_wants_were_compacted(run: Run) -> None:
-    async def test(stage: Stage) -> None:
-        await stage.store.put("m/a", b"1")
-        listing = await stage.store.list("m/")
-        await stage.store.delete("m/a")
-        await stage.store.put("m/b", b"2")
-        await stage.compact()
-        async with aclosing(stage.store.watch("m/", listing.revision + 1)) as found:
-            changes = await _next(found)
-            assert (changes.values, changes.complete) == ({"m/b": b"2"}, True)
-            await stage.store.put("m/c", b"3")
-            assert (await _next(found)).values == {"m/c": b"3"}
-
-    run(test)
+async def test_a_watch_begins_with_all_keys_when_no_revision_is_given(stage: Stage) -> None:
+    await stage.store.put("models/a", b"1")
+    async with aclosing(stage.store.watch("models/")) as found:
+        first = await _next(found)
+        assert (first.values, first.complete) == ({"models/a": b"1"}, True)
+        await stage.store.put("else", b"")
+        await stage.store.put("models/b", b"2")
+        await stage.store.delete("models/a")
+        second, third = await _next(found), await _next(found)
+    assert (second.values, second.complete) == ({"models/b": b"2"}, False)
+    assert (third.values, third.complete) == ({"models/a": None}, False)
+    assert first.revision < second.revision < third.revision
 
 
-def test_keys_vanish_when_their_lease_is_revoked(run: Run) -> None:
-    async def test(stage: Stage) -> None:
-        lease = await stage.store.grant(60)
-        await stage.store.create("mine", b"1", lease)
-        await stage.store.write({"mine too": b"2"}, lease=lease)
-        await stage.store.put("not mine", b"3")
-        async with aclosing(stage.store.watch("mine")) as found:
-            await _next(found)
-            await stage.store.revoke(lease)
-            assert (await _next(found)).values == {"mine": None, "mine too": None}
-        assert await stage.store.get("not mine") == b"3"
+async def test_a_watch_gives_every_change_since_the_revision_when_one_is_given(
+    stage: Stage,
+) -> None:
+    await stage.store.put("a", b"1")
+    listing = await stage.store.list("a")
+    await stage.store.put("a", b"2")
+    await stage.store.put("a", b"3")
+    async with aclosing(stage.store.watch("a", listing.revision + 1)) as found:
+        assert (await _next(found)).values == {"a": b"2"}
+        assert (await _next(found)).values == {"a": b"3"}
+
+
+async def test_a_watch_gives_one_write_at_once(stage: Stage) -> None:
+    listing = await stage.store.list("")
+    await stage.store.write({"m/a": b"1", "m/b": b"2"})
+    async with aclosing(stage.store.watch("m/", listing.revision + 1)) as found:
+        assert (await _next(found)).values == {"m/a": b"1", "m/b": b"2"}
+
+
+async def test_a_watch_begins_anew_when_the_changes_it_wants_were_compacted(stage: Stage) -> None:
+    await stage.store.put("m/a", b"1")
+    listing = await stage.store.list("m/")
+    await stage.store.delete("m/a")
+    await stage.store.put("m/b", b"2")
+    await stage.compact()
+    async with aclosing(stage.store.watch("m/", listing.revision + 1)) as found:
+        changes = await _next(found)
+        assert (changes.values, changes.complete) == ({"m/b": b"2"}, True)
+        await stage.store.put("m/c", b"3")
+        assert (await _next(found)).values == {"m/c": b"3"}
+
+
+async def test_keys_vanish_when_their_lease_is_revoked(stage: Stage) -> None:
+    lease = await stage.store.grant(60)
+    await stage.store.create("mine", b"1", lease)
+    await stage.store.write({"mine too": b"2"}, lease=lease)
+    await stage.store.put("not mine", b"3")
+    async with aclosing(stage.store.watch("mine")) as found:
+        await _next(found)
         await stage.store.revoke(lease)
-
-    run(test)
-
-
-def test_a_key_outlives_its_lease_when_it_was_written_again_without(run: Run) -> None:
-    async def test(stage: Stage) -> None:
-        lease = await stage.store.grant(60)
-        await stage.store.put("a", b"1", lease)
-        await stage.store.put("a", b"2")
-        await stage.store.revoke(lease)
-        assert await stage.store.get("a") == b"2"
-
-    run(test)
+        assert (await _next(found)).values == {"mine": None, "mine too": None}
+    assert await stage.store.get("not mine") == b"3"
+    await stage.store.revoke(lease)
 
 
-def test_a_lease_ends_with_its_keys_when_it_is_not_refreshed(run: Run) -> None:
-    async def test(stage: Stage) -> None:
-        lease = await stage.store.grant(2)
-        await stage.store.put("a", b"1", lease)
-        assert await stage.store.refresh(lease)
-        async with aclosing(stage.store.watch("a")) as found:
-            assert (await _next(found)).values == {"a": b"1"}
-            assert (await _next(found)).values == {"a": None}
-        assert not await stage.store.refresh(lease)
-
-    run(test)
+async def test_a_key_outlives_its_lease_when_it_was_written_again_without(stage: Stage) -> None:
+    lease = await stage.store.grant(60)
+    await stage.store.put("a", b"1", lease)
+    await stage.store.put("a", b"2")
+    await stage.store.revoke(lease)
+    assert await stage.store.get("a") == b"2"
 
 
-def test_nothing_is_written_under_a_lease_when_it_is_gone(run: Run) -> None:
-    async def test(stage: Stage) -> None:
-        with pytest.raises(LeaseGone) as caught:
-            await stage.store.put("a", b"1", StoreLease(4711))
-        assert caught.value.lease == 4711
-        assert not await stage.store.refresh(StoreLease(4711))
-        assert await stage.store.get("a") is None
+async def test_a_lease_ends_with_its_keys_when_it_is_not_refreshed(stage: Stage) -> None:
+    lease = await stage.store.grant(2)
+    await stage.store.put("a", b"1", lease)
+    assert await stage.store.refresh(lease)
+    async with aclosing(stage.store.watch("a")) as found:
+        assert (await _next(found)).values == {"a": b"1"}
+        assert (await _next(found)).values == {"a": None}
+    assert not await stage.store.refresh(lease)
 
-    run(test)
+
+async def test_nothing_is_written_under_a_lease_when_it_is_gone(stage: Stage) -> None:
+    with pytest.raises(LeaseGone) as caught:
+        await stage.store.put("a", b"1", StoreLease(4711))
+    assert caught.value.lease == 4711
+    assert not await stage.store.refresh(StoreLease(4711))
+    assert await stage.store.get("a") is None
 
 
-def test_a_store_is_healthy_when_it_is_there_and_refuses_when_it_was_closed(run: Run) -> None:
-    async def test(stage: Stage) -> None:
-        assert stage.store.healthy
-        await stage.store.close()
-        await stage.store.close()
-        with pytest.raises(StoreError):
-            await stage.store.get("a")
-
-    run(test)
+async def test_a_store_is_healthy_when_it_is_there_and_refuses_when_it_was_closed(
+    stage: Stage,
+) -> None:
+    assert stage.store.healthy
+    await stage.store.close()
+    await stage.store.close()
+    with pytest.raises(DatastoreError):
+        await stage.store.get("a")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.drivers import CliDriver, Driver, RestDriver
 from tests.e2e.stack import Rest, Stack, stack
-from tests.faas_cli import NoFaasCli, faas_cli
+from tests.kit.engines.faas_cli import NoFaasCli, faas_cli
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from tests.e2e.stack import PATIENCE_S, ROOT, Rest, Stack
+from tests.e2e.stack import PATIENCE_S, Rest, Stack
+from tests.kit.places import ROOT
 
 LANGUAGE = "python3-torch-gpu"
 _DEFAULT = "openfaas-fn"
@@ -182,6 +183,9 @@ class CliDriver:
 
     def new(self, name: str) -> Path:
         self._run("new", name, "--lang", LANGUAGE, "--quiet")
+        written = self._folder / "stack.yaml"
+        if written.exists():  # older ones name it after the function; `deploy --name` reads this
+            written.rename(self._folder / self._file(name))
         return self._folder / name
 
     def build(self, name: str) -> None:
@@ -210,7 +214,9 @@ class CliDriver:
         return self._run("invoke", name, *_of(namespace), stdin=body)
 
     def invoke_later(self, name: str, body: str, callback: str) -> None:
-        self._run("invoke", name, "--async", f"-H=X-Callback-Url={callback}", stdin=body)
+        between = ": " if "KEY: VALUE" in self._run("invoke", "--help") else "="
+        header = f"X-Callback-Url{between}{callback}"
+        self._run("invoke", name, "--async", "--header", header, stdin=body)
 
     def logs(self, name: str, count: int) -> list[str]:
         lines = self._run("logs", name, "--tail=false", f"--lines={count}").splitlines()
@@ -240,9 +246,7 @@ class CliDriver:
         return self._run("version", "--warn-update=false")
 
     def _file(self, name: str) -> str:
-        """What `new` wrote: older ones name it after the function, newer ones stack.yaml."""
-        found = [self._folder / file for file in (f"{name}.yml", "stack.yaml", "stack.yml")]
-        return str(next(path for path in found if path.exists()))
+        return f"{name}.yml"
 
     def _run(self, *words: str, stdin: str = "", gateway: bool = True) -> str:
         where = (f"--gateway={self._stack.url}",) if gateway else ()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from gpufaas.errors import CommandError
-from gpufaas.explain import story
+from gpufaas.remote.scheduler_api import request_story
 from tests.e2e.stack import PATIENCE_S, Rest, Stack, until
 
 _OK = 200
@@ -120,7 +120,7 @@ def warm(up: Stack, rest: Rest, asked: Asked) -> None:
         answer = rest.call(asked.name, asked.body, headers=said)
         assert answer.status_code == _OK, answer.text
         try:
-            return bool(story(up.scheduler, call_id))
+            return bool(request_story(up.scheduler, call_id))
         except CommandError:
             return False  # it asked for no GPU
 

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,11 +15,12 @@ from typing import Any
 
 import httpx
 
-from gpufaas.remote import Remote
-from gpufaas.stack.folder import StackFolder
-from scheduler.service.access import Role, token
+from gpufaas.local.held_ports import HeldPort
+from gpufaas.local.stack_folder import StackFolder
+from gpufaas.remote.scheduler_api import SchedulerApi
+from scheduler.service.http.access import ApiRole, token
+from tests.kit.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
 _MARK = "E2E_STACK"  # in the environment of `up`, and of what inherits it
 _DEVICES = ("--devices", "cpu:2", "--gpu-memory", "2GiB", "--store-memory", "1GiB")
@@ -33,7 +33,7 @@ class Stack:
         self.folder = folder
         self.work = folder / "work"
         self.state = folder / "state"
-        self.port = free_port()
+        self.port = HeldPort().keep()
         self.output = folder / "up.log"
         self._environment = {**environment, _MARK: str(folder)}
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -41,7 +41,7 @@ class Stack:
         (self.work / "template").symlink_to(ROOT / "template")
         (folder / "gpufaas.toml").write_text(
             f'[gateway]\nroots = ["{self.work}", "{ROOT}"]\n[scheduler]\n'
-            f'listen = "127.0.0.1:{free_port()}"\n'
+            f'listen = "127.0.0.1:{HeldPort().keep()}"\n'
         )
 
     @property
@@ -59,9 +59,9 @@ class Stack:
         return running.scheduler
 
     @property
-    def scheduler(self) -> Remote:
+    def scheduler(self) -> SchedulerApi:
         secret = (self.state / "secret").read_bytes()
-        return Remote((self.scheduler_url,), token(secret, Role.ADMIN))
+        return SchedulerApi((self.scheduler_url,), token(secret, ApiRole.ADMIN))
 
     def launch(self, *options: str) -> subprocess.Popen[bytes]:
         """`gpufaas up` as from a terminal of its own, not waited for."""
@@ -250,13 +250,6 @@ def until(
 def kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def children(parent: int) -> list[int]:

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from tests.e2e.load import Asked, Failure, Load, counted, load, warm
-from tests.e2e.stack import ROOT, Rest, Stack, kill, until
+from tests.e2e.stack import Rest, Stack, kill, until
+from tests.kit.places import ROOT
 
 CALLERS = 2  # of each function
 EVERY_S = 1.5

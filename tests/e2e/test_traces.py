@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from gpufaas.errors import CommandError
-from tests.collector import Collector, Kept, collecting
 from tests.e2e import handlers
 from tests.e2e.listening import listening
 from tests.e2e.load import Asked, warm
 from tests.e2e.stack import Rest, Stack, stack, until
+from tests.kit.fakes.trace_collector import Collector, Kept, collecting
 
 TRACE, CALLER = 32 * "a", 16 * "b"
 STREAMING = """

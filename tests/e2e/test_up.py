@@ -6,8 +6,8 @@ import time
 
 import httpx
 
-from gpufaas.remote import NoAnswer
-from gpufaas.stack.folder import StackFolder
+from gpufaas.local.stack_folder import StackFolder
+from gpufaas.remote.http_request import NoAnswer
 from tests.e2e.handlers import GREETING, ON_GPU, PLAIN, write
 from tests.e2e.load import Asked, warm
 from tests.e2e.stack import PATIENCE_S, Rest, Stack, kill, stack, until

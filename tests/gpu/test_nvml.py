@@ -6,9 +6,9 @@ import pynvml  # type: ignore[import-untyped]  # NVIDIA gives it no types
 import pytest
 import torch
 
-from cache_manager.model import NodeId
-from gpu_manager.devices.base import Device
-from gpu_manager.devices.choose import choose
+from cache_manager.model.ids import NodeId
+from gpu_manager.devices.device_choice import choose
+from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.errors import NoDriver, NoSuchDevice
 
 pytestmark = pytest.mark.gpu
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def card() -> Iterator[Device]:
+def card() -> Iterator[GpuDevice]:
     try:
         devices = choose("cuda", NodeId("here"))
     except (NoDriver, NoSuchDevice) as error:
@@ -25,7 +25,7 @@ def card() -> Iterator[Device]:
     devices[0].close()
 
 
-def test_card_says_its_name_memory_and_use(card: Device) -> None:
+def test_card_says_its_name_memory_and_use(card: GpuDevice) -> None:
     assert card.kind == "cuda"
     assert card.gpu_type
     assert 0 < card.memory_bytes == card.device_bytes
@@ -36,12 +36,12 @@ def test_card_says_its_name_memory_and_use(card: Device) -> None:
     assert utilisation is None or 0 <= utilisation <= 1
 
 
-def test_card_is_the_one_that_torch_sees_under_its_environment(card: Device) -> None:
+def test_card_is_the_one_that_torch_sees_under_its_environment(card: GpuDevice) -> None:
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     assert card.name in names
 
 
-def test_use_of_the_card_grows_by_what_a_process_takes(card: Device) -> None:
+def test_use_of_the_card_grows_by_what_a_process_takes(card: GpuDevice) -> None:
     before = card.used_bytes()
     taken = torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")
     after = card.used_bytes()
@@ -50,7 +50,7 @@ def test_use_of_the_card_grows_by_what_a_process_takes(card: Device) -> None:
     assert after - before >= taken.numel()
 
 
-def test_watch_of_the_card_ends_when_it_is_closed(card: Device) -> None:
+def test_watch_of_the_card_ends_when_it_is_closed(card: GpuDevice) -> None:
     assert not any(event.fatal for event in card.health())
     again = choose("cuda", NodeId("here"))
     for device in again:

@@ -5,9 +5,9 @@ import logging
 import random
 from pathlib import Path
 
-from gpu_manager.leases import LeaseTimes
-from tests.gateway_like import gateway_like
-from tests.worker_client import soon
+from gpu_manager.node.leases_in_force import LeaseTimes
+from testbed.nodes.worker_client import soon
+from tests.kit.processes.gateway_like import gateway_like
 
 LOG = logging.getLogger(__name__)
 

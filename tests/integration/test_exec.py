@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker_client import alive, soon
+from testbed.nodes.worker_client import alive, soon
 
 EXEC = [sys.executable, "-m", "gpufaas.cli", "exec", "--devices", "cpu:1", "--gpu-memory", "400MiB"]
 

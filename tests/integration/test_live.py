@@ -8,22 +8,25 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from bench.live_load import arrive, thesis
-from bench.live_node import Noted, Word, given_twice
-from bench.live_runs import LIVE, OVERLAP_BEFORE_S, OVERLAP_RUN_S, overlapping
-from bench.live_system import Setup, System, live
-from gpufaas.replay import replay
+from gpufaas.commands.replay import replay
 from scheduler import policies
-from scheduler.actions import Finish
-from scheduler.core import Core
-from scheduler.events import RequestArrived
-from scheduler.model import LeaseId, Outcome, RequestId, SlotId
-from scheduler.recording import Beginning, digest, parsed
+from scheduler.core.core import Core
+from scheduler.core.recording import Beginning, digest, parsed
+from scheduler.model.actions import Finish
+from scheduler.model.events import RequestArrived
+from scheduler.model.values import LeaseId, RequestId, RequestOutcome, SlotId
 from scheduler.sim.engine import Hardware
 from scheduler.sim.workload import Workload
-from tests.service_world import eventually, in_real_time
+from testbed.live.emulated_node import Noted, Word, given_twice
+from testbed.live.live_load import arrive, thesis
+from testbed.live.live_runs import LIVE, OVERLAP_BEFORE_S, OVERLAP_RUN_S, overlapping
+from testbed.live.live_system import LiveSystem, Setup, live
+from tests.kit.places import ROOT
+from tests.kit.worlds.service_world import eventually
 
-RECORDED = Path(__file__).parents[1] / "recordings" / "every-policy.jsonl"
+pytestmark = pytest.mark.timeout(30, func_only=True)
+
+RECORDED = ROOT / "tests" / "recordings" / "every-policy.jsonl"
 HARDWARE = Hardware(gpus=8)
 LOG = logging.getLogger(__name__)
 
@@ -37,9 +40,9 @@ def a_setup(policy: str, load: Workload, record: Path) -> Setup:
     return Setup(policy, HARDWARE.specs(), load.models, record)
 
 
-def ends(path: Path) -> Counter[tuple[RequestId, Outcome]]:
+def ends(path: Path) -> Counter[tuple[RequestId, RequestOutcome]]:
     """How often each request of a recording ended, in a fresh core."""
-    found: Counter[tuple[RequestId, Outcome]] = Counter()
+    found: Counter[tuple[RequestId, RequestOutcome]] = Counter()
     core: Core | None = None
     for line in path.read_text(encoding="utf-8").splitlines():
         entry = parsed(line)
@@ -53,24 +56,24 @@ def ends(path: Path) -> Counter[tuple[RequestId, Outcome]]:
     return found
 
 
-def once_each(load: Workload) -> Counter[tuple[RequestId, Outcome]]:
+def once_each(load: Workload) -> Counter[tuple[RequestId, RequestOutcome]]:
     """Every request of a load completed, once."""
     names = (RequestId(f"r{number}") for number in range(len(load.arrivals)))
-    return Counter((name, Outcome.COMPLETED) for name in names)
+    return Counter((name, RequestOutcome.COMPLETED) for name in names)
 
 
-def wrongs(system: System) -> list[object]:
+def wrongs(system: LiveSystem) -> list[object]:
     """What the nodes' own logs say against the scheduler."""
     nodes = system.nodes.values()
     return [wrong for node in nodes for wrong in (*node.wrong, *given_twice(node.log))]
 
 
-def served(system: System) -> Counter[LeaseId]:
+def served(system: LiveSystem) -> Counter[LeaseId]:
     """How often each lease was given and freed, by the nodes' own logs."""
     return Counter(noted.lease for node in system.nodes.values() for noted in node.log)
 
 
-def checked(system: System, load: Workload) -> None:
+def checked(system: LiveSystem, load: Workload) -> None:
     """Every caller was answered, under a lease that its node gave and freed once, and alone."""
     assert len(system.answered) == len(load.arrivals)
     assert wrongs(system) == []
@@ -78,7 +81,6 @@ def checked(system: System, load: Workload) -> None:
 
 
 @pytest.mark.parametrize("policy", policies.available())
-@in_real_time
 async def test_live_run_replays_and_ends_every_request_once(policy: str, tmp_path: Path) -> None:
     load, record = a_load(), tmp_path / "run.jsonl"
     async with live(a_setup(policy, load, record)) as system:
@@ -90,7 +92,6 @@ async def test_live_run_replays_and_ends_every_request_once(policy: str, tmp_pat
     assert ends(record) == once_each(load)
 
 
-@in_real_time
 async def test_no_request_is_lost_when_the_policy_changes_under_load(tmp_path: Path) -> None:
     load, record = a_load(), tmp_path / "run.jsonl"
     names = policies.available()
@@ -130,7 +131,7 @@ def test_recorded_live_run_replays_to_the_same_actions() -> None:
     assert found.by_kind["PolicySet"] == len(policies.available())
     ended = ends(RECORDED)
     assert len(ended) == ended.total() == found.by_kind["RequestArrived"] > 50
-    assert {outcome for _, outcome in ended} == {Outcome.COMPLETED}
+    assert {outcome for _, outcome in ended} == {RequestOutcome.COMPLETED}
 
 
 def test_recorded_live_run_is_answered_otherwise_when_an_event_is_missing(tmp_path: Path) -> None:

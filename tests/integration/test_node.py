@@ -12,17 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from cache_manager.model import MIB
-from gpu_manager.api import TcpAddress, UnixAddress
-from gpu_manager.settings import Emulation
-from tests.manager_client import Weights, weights
-from tests.worker_client import Function, NodeThread, alive, needs, node_thread, soon
+from cache_manager.model.ids import MIB
+from common.addresses import TcpAddress, UnixAddress
+from gpu_manager.node.settings import EmulatedTimes
+from testbed.nodes.manager_client import SealedWeights, weights
+from testbed.nodes.node_thread import NodeThread, node_thread
+from testbed.nodes.worker_client import (
+    FunctionClient,
+    alive,
+    needs,
+    soon,
+)
 from torch_shim.errors import RemoteFailure, WireError
 
 GPU_MIB = 400
 
 
-def model(first: float, mib: int = 1) -> Weights:
+def model(first: float, mib: int = 1) -> SealedWeights:
     """Weights whose first row is this number four times."""
     return weights(struct.pack("4f", *[first] * 4) + bytes(mib * MIB - 16))
 
@@ -35,17 +41,19 @@ def node() -> Iterator[NodeThread]:
 
 
 @pytest.fixture
-def functions(node: NodeThread) -> Iterator[list[Function]]:
+def functions(node: NodeThread) -> Iterator[list[FunctionClient]]:
     """Whoever is in here is gone when the test is over, with all that it held."""
-    found: list[Function] = []
+    found: list[FunctionClient] = []
     yield found
     for function in found:
         function.close()
     assert soon(lambda: node.leases() == 0, 3.0)
 
 
-def function(node: NodeThread, functions: list[Function], name: str = "function") -> Function:
-    functions.append(Function(node.address, node.credential(name)))
+def function(
+    node: NodeThread, functions: list[FunctionClient], name: str = "function"
+) -> FunctionClient:
+    functions.append(FunctionClient(node.address, node.credential(name)))
     return functions[-1]
 
 
@@ -57,7 +65,7 @@ def evict_all(node: NodeThread) -> None:
     assert soon(lambda: node.pids() == [], 3.0)
 
 
-def test_call_is_answered_by_a_worker(node: NodeThread, functions: list[Function]) -> None:
+def test_call_is_answered_by_a_worker(node: NodeThread, functions: list[FunctionClient]) -> None:
     image = model(10.0)
     it = function(node, functions)
     it.upload(image)
@@ -69,7 +77,7 @@ def test_call_is_answered_by_a_worker(node: NodeThread, functions: list[Function
 
 
 def test_worker_of_the_first_model_is_gone_when_both_do_not_fit(
-    node: NodeThread, functions: list[Function]
+    node: NodeThread, functions: list[FunctionClient]
 ) -> None:
     evict_all(node)
     one, other = model(1.0, 200), model(2.0, 201)
@@ -90,7 +98,7 @@ def test_worker_of_the_first_model_is_gone_when_both_do_not_fit(
 
 
 def test_call_fails_alone_when_it_can_never_fit(
-    node: NodeThread, functions: list[Function]
+    node: NodeThread, functions: list[FunctionClient]
 ) -> None:
     image = model(3.0)
     it = function(node, functions)
@@ -108,7 +116,7 @@ def test_call_fails_alone_when_it_can_never_fit(
 
 
 def test_idle_model_leaves_when_a_call_needs_its_memory(
-    node: NodeThread, functions: list[Function]
+    node: NodeThread, functions: list[FunctionClient]
 ) -> None:
     evict_all(node)
     idle, busy = model(4.0, 150), model(5.0, 1)
@@ -130,7 +138,7 @@ def test_idle_model_leaves_when_a_call_needs_its_memory(
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_next_lease_has_another_worker_when_one_was_killed(
-    node: NodeThread, functions: list[Function], number: signal.Signals
+    node: NodeThread, functions: list[FunctionClient], number: signal.Signals
 ) -> None:
     evict_all(node)
     image = model(6.0)
@@ -148,7 +156,7 @@ def test_next_lease_has_another_worker_when_one_was_killed(
 
 
 def test_two_functions_take_turns_when_both_want_the_gpu(
-    node: NodeThread, functions: list[Function]
+    node: NodeThread, functions: list[FunctionClient]
 ) -> None:
     evict_all(node)
     image = model(7.0)
@@ -158,7 +166,7 @@ def test_two_functions_take_turns_when_both_want_the_gpu(
     until_s = time.monotonic() + 1.5
     counts = {}
 
-    def work(it: Function) -> None:
+    def work(it: FunctionClient) -> None:
         done = 0
         while time.monotonic() < until_s:
             assert it.use(image) == [8.0] * 4
@@ -179,8 +187,8 @@ def test_two_functions_take_turns_when_both_want_the_gpu(
 def test_tenants_share_no_worker_when_their_weights_are_the_same(node: NodeThread) -> None:
     evict_all(node)
     image = model(8.0)
-    ones = Function(node.address, node.credential("f", "one"))
-    others = Function(node.address, node.credential("f", "other"))
+    ones = FunctionClient(node.address, node.credential("f", "one"))
+    others = FunctionClient(node.address, node.credential("f", "other"))
     for it in (ones, others):
         it.upload(image)
         assert it.use(image) == [9.0] * 4
@@ -195,9 +203,9 @@ def test_tenants_share_no_worker_when_their_weights_are_the_same(node: NodeThrea
 
 def test_call_is_answered_when_the_client_is_on_another_node(node: NodeThread) -> None:
     image = model(9.0)
-    here = Function(node.address, node.credential())
+    here = FunctionClient(node.address, node.credential())
     here.upload(image)
-    there = Function(str(node.node.addresses[1]), node.credential())
+    there = FunctionClient(str(node.node.addresses[1]), node.credential())
 
     assert there.use(image) == [10.0] * 4
 
@@ -211,8 +219,8 @@ CLIENT = """
 import sys, time
 sys.path.insert(0, {root!r})
 from tests.integration.test_node import model
-from tests.worker_client import Function
-it = Function({address!r}, {credential!r}, "killed")
+from testbed.nodes.worker_client import FunctionClient
+it = FunctionClient({address!r}, {credential!r}, "killed")
 image = model(11.0, 50)
 it.upload(image)
 it.use(image)
@@ -225,7 +233,7 @@ print("answered", flush=True)
 @pytest.fixture(scope="module")
 def slow_node() -> Iterator[NodeThread]:
     """Every call takes two seconds."""
-    with node_thread(GPU_MIB, emulation=Emulation(run_s=2.0)) as found:
+    with node_thread(GPU_MIB, emulation=EmulatedTimes(run_s=2.0)) as found:
         yield found
 
 
@@ -254,7 +262,7 @@ def test_everything_of_a_process_is_gone_when_it_is_killed_in_a_call(
 def test_call_is_lost_when_its_worker_dies_and_the_gpu_goes_on(slow_node: NodeThread) -> None:
     evict_all(slow_node)
     image = model(12.0)
-    it = Function(slow_node.address, slow_node.credential())
+    it = FunctionClient(slow_node.address, slow_node.credential())
     it.upload(image)
     it.acquire(image)
     (pid,) = slow_node.pids()
@@ -271,7 +279,7 @@ def test_call_is_lost_when_its_worker_dies_and_the_gpu_goes_on(slow_node: NodeTh
 def test_worker_that_hangs_is_replaced_when_another_one_waits(slow_node: NodeThread) -> None:
     evict_all(slow_node)
     image = model(13.0)
-    hung, other = (Function(slow_node.address, slow_node.credential()) for _ in range(2))
+    hung, other = (FunctionClient(slow_node.address, slow_node.credential()) for _ in range(2))
     hung.upload(image)
     hung.use(image)
     (pid,) = slow_node.pids()
@@ -295,7 +303,7 @@ def test_worker_that_hangs_is_replaced_when_another_one_waits(slow_node: NodeThr
 def test_call_ends_with_its_deadline_when_the_worker_hangs(slow_node: NodeThread) -> None:
     evict_all(slow_node)
     image = model(14.0)
-    it = Function(slow_node.address, slow_node.credential())
+    it = FunctionClient(slow_node.address, slow_node.credential())
     it.upload(image)
     it.use(image)
     it.release()
@@ -313,6 +321,6 @@ def test_call_ends_with_its_deadline_when_the_worker_hangs(slow_node: NodeThread
     image.close()
 
 
-def _call_in_vain(it: Function, image: Weights) -> None:
+def _call_in_vain(it: FunctionClient, image: SealedWeights) -> None:
     with pytest.raises(WireError):
         it.call(image)

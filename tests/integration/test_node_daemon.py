@@ -12,9 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.credentials import Credentials, Identity, load_secret
+from gpu_manager.credentials import FunctionCredentials, FunctionIdentity, load_secret
+from testbed.nodes.node_thread import node_thread
+from testbed.nodes.worker_client import (
+    FunctionClient,
+    alive,
+    soon,
+)
 from tests.integration.test_node import model
-from tests.worker_client import Function, alive, node_thread, soon
 from torch_shim.errors import WireError
 
 GPUFAAS = [sys.executable, "-m", "gpufaas.cli"]
@@ -25,7 +30,7 @@ def test_nothing_is_left_when_a_node_has_stopped() -> None:
     before = _open_files()
     with node_thread(400) as it:
         image = model(15.0)
-        function = Function(it.address, it.credential())
+        function = FunctionClient(it.address, it.credential())
         function.upload(image)
         assert function.use(image) == [16.0] * 4
         pids = it.pids()
@@ -67,9 +72,9 @@ class Daemon:
         else:
             pytest.fail("it did not start")
 
-    def function(self) -> Function:
-        credentials = Credentials(load_secret(self.secret))
-        return Function(self.address, credentials.issue(Identity("team", "reader")))
+    def function(self) -> FunctionClient:
+        credentials = FunctionCredentials(load_secret(self.secret))
+        return FunctionClient(self.address, credentials.issue(FunctionIdentity("team", "reader")))
 
     def family(self) -> list[int]:
         """Its fork server and the workers."""

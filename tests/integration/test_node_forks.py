@@ -3,48 +3,42 @@
 import asyncio
 import time
 
-from gpu_manager.forkserver import ForkServer
-from tests.worker_client import alive, soon
+from gpu_manager.runtimes.process.fork_client import ForkServer
+from testbed.nodes.worker_client import alive, soon
 
 
-def test_workers_live_on_when_others_were_given_up_while_they_were_made() -> None:
-    async def scene() -> None:
-        server = ForkServer()
+async def test_workers_live_on_when_others_were_given_up_while_they_were_made() -> None:
+    server = ForkServer()
+    impatient = asyncio.ensure_future(server.fork())
+    await asyncio.sleep(0.2)
+    impatient.cancel()
+    first = await server.fork()
+    process = server.pid
+    for tick in range(20):
         impatient = asyncio.ensure_future(server.fork())
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(tick / 4000)
         impatient.cancel()
-        first = await server.fork()
-        process = server.pid
-        for tick in range(20):
-            impatient = asyncio.ensure_future(server.fork())
-            await asyncio.sleep(tick / 4000)
-            impatient.cancel()
 
-        second = await server.fork()
+    second = await server.fork()
 
-        assert server.pid == process
-        assert not first.exited.done()
-        for worker in (first, second):
-            worker.kill("the test is over")
-            await worker.gone("the test is over")
-        await server.close()
-
-    asyncio.run(scene())
+    assert server.pid == process
+    assert not first.exited.done()
+    for worker in (first, second):
+        worker.kill("the test is over")
+        await worker.gone("the test is over")
+    await server.close()
 
 
-def test_fork_server_is_gone_at_once_when_it_is_closed_while_it_starts() -> None:
-    async def scene() -> None:
-        server = ForkServer()
-        impatient = asyncio.ensure_future(server.fork())
-        await asyncio.sleep(0.2)
-        impatient.cancel()
-        process = server.pid
-        assert process is not None
-        began_s = time.monotonic()
+async def test_fork_server_is_gone_at_once_when_it_is_closed_while_it_starts() -> None:
+    server = ForkServer()
+    impatient = asyncio.ensure_future(server.fork())
+    await asyncio.sleep(0.2)
+    impatient.cancel()
+    process = server.pid
+    assert process is not None
+    began_s = time.monotonic()
 
-        await server.close()
+    await server.close()
 
-        assert time.monotonic() - began_s < 1.0
-        assert soon(lambda: not alive(process), 1.0)
-
-    asyncio.run(scene())
+    assert time.monotonic() - began_s < 1.0
+    assert soon(lambda: not alive(process), 1.0)

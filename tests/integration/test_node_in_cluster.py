@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -11,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from gpu_manager.credentials import Credentials, Identity, load_secret
-from scheduler.service.access import Role, token
+from gpu_manager.credentials import FunctionCredentials, FunctionIdentity, load_secret
+from gpufaas.local.held_ports import HeldPort
+from scheduler.service.http.access import ApiRole, token
+from testbed.nodes.worker_client import FunctionClient, soon
 from tests.integration.test_node import model
-from tests.two_nodes import GPUFAAS, Process
-from tests.worker_client import Function, soon
+from tests.kit.processes.two_nodes import GPUFAAS, Process
 
 
 class Cluster:
@@ -24,9 +24,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.secret = folder / "secret"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self.url = f"http://127.0.0.1:{HeldPort().keep()}"
         self.address = f"unix:{folder / 'node.sock'}"
         self.processes: list[Process] = []
 
@@ -42,13 +40,13 @@ class Cluster:
         command += ["--secret-file", str(self.secret)]
         return self._keep(Process("is attached", self.folder / "node.log", *command))
 
-    def function(self) -> Function:
-        credentials = Credentials(load_secret(self.secret))
-        return Function(self.address, credentials.issue(Identity("team", "reader")))
+    def function(self) -> FunctionClient:
+        credentials = FunctionCredentials(load_secret(self.secret))
+        return FunctionClient(self.address, credentials.issue(FunctionIdentity("team", "reader")))
 
     def gpus(self) -> list[dict[str, Any]]:
         """The GPUs as the scheduler shows them."""
-        bearer = {"authorization": f"Bearer {token(load_secret(self.secret), Role.ADMIN)}"}
+        bearer = {"authorization": f"Bearer {token(load_secret(self.secret), ApiRole.ADMIN)}"}
         request = urllib.request.Request(f"{self.url}/cluster", headers=bearer)
         with urllib.request.urlopen(request, timeout=5.0) as answer:
             found: list[dict[str, Any]] = json.load(answer)["gpus"]

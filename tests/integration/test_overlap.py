@@ -8,18 +8,23 @@ import time
 
 import pytest
 
-from bench.live_overlap import BEFORE_S, RUN_S, overlapped
-from gpu_manager.settings import Emulation
-from gpufaas.node import EmbeddedNode
+from gpu_manager.node.settings import EmulatedTimes
+from gpufaas.daemons.embedded_node import EmbeddedNode
+from testbed.live.overlapping_leases import BEFORE_S, RUN_S, overlapped
+from testbed.nodes.manager_client import SealedWeights
+from testbed.nodes.node_thread import node_thread
+from testbed.nodes.worker_client import (
+    FunctionClient,
+    alive,
+    soon,
+)
 from tests.integration.test_node import model
-from tests.manager_client import Weights
-from tests.worker_client import Function, alive, node_thread, soon
 from torch_shim.errors import WireError
 
 LOG = logging.getLogger(__name__)
 
 
-def fails(function: Function, image: Weights) -> None:
+def fails(function: FunctionClient, image: SealedWeights) -> None:
     """Call, and be told that the worker is gone."""
     with pytest.raises(WireError):
         function.call(image)
@@ -37,8 +42,8 @@ def test_gpu_serves_more_requests_when_its_slot_holds_several_leases() -> None:
 def test_calls_of_two_workers_take_turns_when_both_hold_leases() -> None:
     """Two models' workers on one GPU, called at the same time, for 0.2 s each."""
     images = [model(1.0), model(2.0)]
-    with node_thread(gpu_overlap=2, emulation=Emulation(run_s=0.2)) as node:
-        functions = [Function(node.address, node.credential()) for _ in images]
+    with node_thread(gpu_overlap=2, emulation=EmulatedTimes(run_s=0.2)) as node:
+        functions = [FunctionClient(node.address, node.credential()) for _ in images]
         for function, image in zip(functions, images, strict=True):
             function.upload(image)
             function.acquire(image)
@@ -71,8 +76,8 @@ def test_scheduler_gives_a_slot_as_many_leases_as_its_node_says() -> None:
 def test_worker_is_killed_when_it_keeps_its_turn_without_a_lease() -> None:
     """Stopped in the midst of a call whose lease is then forgotten: others would wait for ever."""
     image = model(1.0)
-    with node_thread(gpu_overlap=2, emulation=Emulation(run_s=0.5)) as node:
-        it = Function(node.address, node.credential())
+    with node_thread(gpu_overlap=2, emulation=EmulatedTimes(run_s=0.5)) as node:
+        it = FunctionClient(node.address, node.credential())
         it.upload(image)
         it.acquire(image)
         (pid,) = node.pids()
@@ -95,8 +100,8 @@ def test_worker_is_killed_when_it_keeps_its_turn_without_a_lease() -> None:
 
 def test_other_workers_go_on_when_the_one_with_the_turn_is_killed() -> None:
     images = [model(1.0), model(2.0)]
-    with node_thread(gpu_overlap=2, emulation=Emulation(run_s=1.0)) as node:
-        killed, other = (Function(node.address, node.credential()) for _ in images)
+    with node_thread(gpu_overlap=2, emulation=EmulatedTimes(run_s=1.0)) as node:
+        killed, other = (FunctionClient(node.address, node.credential()) for _ in images)
         killed.upload(images[0])
         killed.acquire(images[0])
         (pid,) = node.pids()

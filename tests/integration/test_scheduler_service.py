@@ -13,15 +13,20 @@ import aiohttp
 import pytest
 
 from gpufaas.cli import EXIT_BAD_USE, main
-from gpufaas.replay import replay
-from scheduler.actions import Demote
-from scheduler.stream import StreamTimes
-from tests.builders import request
-from tests.cluster import a_node, attached, soon
-from tests.etcd_world import an_etcd, needs_etcd
-from tests.manager_client import really
-from tests.scheduler_process import SECRET, SchedulerProcess, free_port, scheduler_process
-from tests.service_world import in_real_time
+from gpufaas.commands.replay import replay
+from gpufaas.local.held_ports import HeldPort
+from scheduler.model.actions import Demote
+from scheduler.wire.node_stream import StreamTimes
+from tests.kit.cores.builders import request
+from tests.kit.engines.real_etcd import an_etcd, needs_etcd
+from tests.kit.processes.scheduler_process import (
+    SECRET,
+    SchedulerProcess,
+    scheduler_process,
+)
+from tests.kit.worlds.cluster_in_process import a_node, attached, soon
+
+pytestmark = pytest.mark.timeout(30, func_only=True)
 
 TIMES = StreamTimes()
 
@@ -30,7 +35,6 @@ def ask(scheduler: SchedulerProcess, *words: str) -> list[str]:
     return [*words, "--scheduler", scheduler.url, "--secret-file", str(scheduler.secret_file)]
 
 
-@really
 async def test_commands_show_and_change_a_running_scheduler(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,7 +73,6 @@ async def test_commands_show_and_change_a_running_scheduler(
 
 @pytest.mark.etcd
 @needs_etcd
-@really
 async def test_standby_takes_over_when_the_leader_is_killed(tmp_path: Path) -> None:
     """Callers and the node find the new leader by themselves; what is resident stays."""
     node = a_node("n0", gpus=2)
@@ -98,7 +101,6 @@ async def test_standby_takes_over_when_the_leader_is_killed(tmp_path: Path) -> N
 
 @pytest.mark.etcd
 @needs_etcd
-@in_real_time
 async def test_standby_takes_over_when_the_leader_is_frozen(tmp_path: Path) -> None:
     """Whoever waits at it is served by the other one; thawed, it follows that one."""
     node = a_node("n0")
@@ -132,9 +134,8 @@ async def test_standby_takes_over_when_the_leader_is_frozen(tmp_path: Path) -> N
 
 @pytest.mark.etcd
 @needs_etcd
-@really
 async def test_restarted_scheduler_keeps_policy_profiles_and_residents(tmp_path: Path) -> None:
-    node, port = a_node("n0"), free_port()
+    node, port = a_node("n0"), HeldPort().keep()
     async with an_etcd(tmp_path / "etcd") as etcd:
         options = ("--etcd", etcd.url)
         async with AsyncExitStack() as stack:
@@ -162,7 +163,6 @@ async def test_restarted_scheduler_keeps_policy_profiles_and_residents(tmp_path:
 
 @pytest.mark.etcd
 @needs_etcd
-@really
 async def test_scheduler_serves_from_memory_when_etcd_is_gone(tmp_path: Path) -> None:
     node = a_node("n0")
     async with (

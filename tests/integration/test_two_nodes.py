@@ -8,27 +8,28 @@ from pathlib import Path
 
 import pytest
 
-from cache_manager.model import ModelId
+from cache_manager.model.ids import ModelId
 from gpu_manager.credentials import load_secret
-from scheduler.client import Granted, SchedulerClient
-from scheduler.model import Request, RequestId
-from scheduler.service.access import Role, token
-from tests.certificates import self_signed
+from gpufaas.local.held_ports import HeldPort
+from scheduler.client.scheduler_client import GrantedLease, SchedulerClient
+from scheduler.model.values import Request, RequestId
+from scheduler.service.http.access import ApiRole, token
+from testbed.nodes.worker_client import soon
 from tests.integration.test_node import model
-from tests.two_nodes import TwoNodes, free_port
-from tests.worker_client import soon
+from tests.kit.network.certificates import self_signed
+from tests.kit.processes.two_nodes import TwoNodes
 
 # Computes a line of numbers for every line that it hears, and says which lease it computed under.
 PROGRAM = """
 import sys, threading, torch
-from torch_shim import leasing
+from torch_shim.leases import leasing
 used = threading.local()
-right = leasing.Leasing.right
+right = leasing.ProcessLeases.right
 def noted(self, batch, bring):
     found = right(self, batch, bring)
     used.last = found.session._control.welcome["node"], found.lease.number
     return found
-leasing.Leasing.right = noted
+leasing.ProcessLeases.right = noted
 
 torch.manual_seed(0)
 here = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 2))
@@ -58,7 +59,7 @@ AS_TOLD = (
     + """
 import json
 from concurrent.futures import ThreadPoolExecutor
-from torch_shim import placement
+from torch_shim.leases import request_context as placement
 pool = ThreadPoolExecutor(2)
 def serve(headers):
     with placement.given(*headers):
@@ -81,7 +82,7 @@ def test_function_computes_on_another_node_when_its_own_is_too_small(
     cluster: TwoNodes, wire: str
 ) -> None:
     own = f"unix:{cluster.folder / 'own.sock'}"
-    site = f"127.0.0.1:{free_port()}"
+    site = f"127.0.0.1:{HeldPort().keep()}"
     there = f"{wire}:{cluster.folder / 'b.sock' if wire == 'unix' else site}"
     secured = []
     if wire == "tls":
@@ -103,7 +104,7 @@ def test_function_computes_on_another_node_when_its_own_is_too_small(
 def test_call_fails_with_the_nodes_name_when_nobody_answers_there(cluster: TwoNodes) -> None:
     own = f"unix:{cluster.folder / 'own.sock'}"
     cluster.node("own", own, memory="48MiB")
-    nowhere = f"tcp:127.0.0.1:{free_port()}"
+    nowhere = f"tcp:127.0.0.1:{HeldPort().keep()}"
     hidden = f"unix:{cluster.folder / 'other.sock'}"
     cluster.node("other", hidden, "--advertise", nowhere)
     program = cluster.program(BY_ITSELF, own)
@@ -116,7 +117,7 @@ def test_call_fails_with_the_nodes_name_when_nobody_answers_there(cluster: TwoNo
 
 
 def test_function_computes_at_home_again_when_the_other_node_is_killed(cluster: TwoNodes) -> None:
-    own, other = f"unix:{cluster.folder / 'own.sock'}", f"tcp:127.0.0.1:{free_port()}"
+    own, other = f"unix:{cluster.folder / 'own.sock'}", f"tcp:127.0.0.1:{HeldPort().keep()}"
     cluster.node("own", own)
     busy = cluster.function(own)
     image = model(7.0)
@@ -133,8 +134,10 @@ def test_function_computes_at_home_again_when_the_other_node_is_killed(cluster: 
     image.close()
 
 
-def test_each_request_uses_its_own_lease_when_two_are_given_at_once(cluster: TwoNodes) -> None:
-    own, other = f"unix:{cluster.folder / 'own.sock'}", f"tcp:127.0.0.1:{free_port()}"
+async def test_each_request_uses_its_own_lease_when_two_are_given_at_once(
+    cluster: TwoNodes,
+) -> None:
+    own, other = f"unix:{cluster.folder / 'own.sock'}", f"tcp:127.0.0.1:{HeldPort().keep()}"
     cluster.node("own", own)
     cluster.node("other", other)
     program = cluster.program(AS_TOLD, own)
@@ -142,7 +145,7 @@ def test_each_request_uses_its_own_lease_when_two_are_given_at_once(cluster: Two
     (name,) = cluster.gpus()[first[0][0]]["residents"]
     found = ModelId(name["model"])
 
-    granted = asyncio.run(placed(cluster, found))
+    granted = await placed(cluster, found)
     assert {it.placement.node for it in granted} == {"own", "other"}
     headers = [[",".join(it.addresses), it.token] for it in granted]
     used = json.loads(program.ask(json.dumps(headers)))
@@ -150,24 +153,24 @@ def test_each_request_uses_its_own_lease_when_two_are_given_at_once(cluster: Two
     assert used == [[it.placement.node, it.placement.lease] for it in granted]
 
     # Once these have ended, the requests ask by themselves.
-    asyncio.run(released(cluster, granted))
+    await released(cluster, granted)
     again = json.loads(program.ask(json.dumps(headers)))
     assert {lease for _, lease in again}.isdisjoint(it.placement.lease for it in granted)
 
 
 def calling(cluster: TwoNodes) -> SchedulerClient:
     """The scheduler, as a gateway talks to it."""
-    return SchedulerClient([cluster.url], token(load_secret(cluster.secret), Role.CALLER))
+    return SchedulerClient([cluster.url], token(load_secret(cluster.secret), ApiRole.CALLER))
 
 
-async def placed(cluster: TwoNodes, wanted: ModelId) -> list[Granted]:
+async def placed(cluster: TwoNodes, wanted: ModelId) -> list[GrantedLease]:
     """Leases for two requests of the program's at once."""
     wishes = [Request(RequestId(name), "team/program", (wanted,)) for name in ("r1", "r2")]
     async with calling(cluster) as client:
         return list(await asyncio.gather(*map(client.acquire, wishes)))
 
 
-async def released(cluster: TwoNodes, granted: list[Granted]) -> None:
+async def released(cluster: TwoNodes, granted: list[GrantedLease]) -> None:
     """End them, and wait until they have."""
     async with calling(cluster) as client:
         for it in granted:

@@ -20,8 +20,9 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from cache_manager.model import MIB, GpuId, ModelId
-from scheduler.actions import (
+from cache_manager.model.ids import MIB, GpuId, ModelId
+from scheduler.core.core import make_core
+from scheduler.model.actions import (
     Action,
     Demote,
     Dispatch,
@@ -32,8 +33,7 @@ from scheduler.actions import (
     Refuse,
     SetTimer,
 )
-from scheduler.core import make_core
-from scheduler.events import (
+from scheduler.model.events import (
     DeadlinePassed,
     EvictAsked,
     GpuDraining,
@@ -51,9 +51,9 @@ from scheduler.events import (
     RequestCancelled,
     UnpinAsked,
 )
-from scheduler.model import AfterLoss, GpuSpec, ModelSpec, RequestId
-from tests.builders import gpu, model, request
-from tests.world import World
+from scheduler.model.values import AfterLoss, GpuSpec, ModelSpec, RequestId
+from tests.kit.cores.builders import gpu, model, request
+from tests.kit.cores.core_world import World
 
 MARGIN = "    "
 

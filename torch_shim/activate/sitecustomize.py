@@ -17,7 +17,7 @@ _HERE = Path(__file__).resolve().parent
 _PACKAGE = "torch_shim"
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _TorchFinder(importlib.abc.MetaPathFinder):
     """Finds our package where this file lies, and torch with a step more at its end."""
 
     def find_spec(
@@ -79,5 +79,5 @@ def _keep_threads_passive() -> None:
 
 if os.environ.get("GPUFAAS_ENABLED") == "1":  # noqa: TID251 - an entry point
     _keep_threads_passive()
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _TorchFinder())
 _run_shadowed()

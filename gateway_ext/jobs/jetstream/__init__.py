@@ -1,1 +1,1 @@
-"""The job queue that gateways share: NATS JetStream."""
+"""The job queue that gateways share on NATS JetStream; nothing that SQLite's queue needs."""

@@ -1,1 +1,1 @@
-"""The job queue of one gateway, in a folder of its own: SQLite, and files beside it."""
+"""The job queue of one gateway: an SQLite database and body files; nothing that is shared."""

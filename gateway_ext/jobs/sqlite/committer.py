@@ -1,4 +1,4 @@
-"""One SQLite connection in a thread of its own, which commits what comes together at once."""
+"""One SQLite connection in a thread of its own; concurrent work shares a transaction."""
 
 import asyncio
 import os
@@ -12,20 +12,19 @@ from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from gateway_ext.errors import GatewayError, QueueFailed
-from gateway_ext.jobs.sqlite.spool import sync_folder
+from gateway_ext.jobs.sqlite.body_files import sync_folder
 
 _Value = TypeVar("_Value")
 
-# Jobs in one transaction: enough to share an fsync, few enough that the first does not wait long.
+# The most work in one transaction: enough to share an fsync, and the first does not wait long.
 _MOST_TOGETHER = 256
-# Files are removed when there is nothing else to do, or when so many are to be.
-_IDLE_S = 0.2
+# Obsolete files are removed at this number, or after an idle moment.
 _MOST_OWED = 64
 
 
 @dataclass(slots=True)
-class Turn:
-    """The connection for one piece of work; `obsolete` files go once that is on the disk."""
+class Transaction:
+    """The connection for one piece of work; `obsolete` files are removed once it is synced."""
 
     db: sqlite3.Connection
     obsolete: list[Path] = field(default_factory=list)
@@ -33,10 +32,10 @@ class Turn:
 
 @dataclass(slots=True)
 class _Work(Generic[_Value]):
-    do: Callable[[Turn], _Value]
+    do: Callable[[Transaction], _Value]
     durable: bool
     then: Callable[[_Value], None] | None
-    # A file that nobody needs where this work fails: no row can name it then.
+    # A file to remove where this work fails, as no row can name it then.
     file: Path | None
     future: "asyncio.Future[_Value]"
     value: _Value | None = None
@@ -44,7 +43,7 @@ class _Work(Generic[_Value]):
     obsolete: Sequence[Path] = ()
 
     def fail(self, error: BaseException) -> None:
-        """It was not done."""
+        """Record that the work failed."""
         if isinstance(error, GatewayError):
             self.error = error
         else:
@@ -52,13 +51,13 @@ class _Work(Generic[_Value]):
             self.error.__cause__ = error
         self.obsolete = () if self.file is None else (self.file,)
 
-    def settle(self) -> None:
-        """Tell whoever waits; `then` is told also where nobody waits any more."""
+    def resolve(self) -> None:
+        """Complete the future; `then` is called even where the caller was cancelled."""
         if self.error is not None:
             if not self.future.done():
                 self.future.set_exception(self.error)
             return
-        value: _Value = self.value  # type: ignore[assignment] # it was done, so this is its value
+        value: _Value = self.value  # type: ignore[assignment] # the work succeeded, so this is its value
         if self.then is not None:
             self.then(value)
         if not self.future.done():
@@ -66,40 +65,44 @@ class _Work(Generic[_Value]):
 
 
 class Committer:
-    """Does work in transactions. What `run` returned is on the disk, where it was to be durable.
+    """Runs work in transactions. Durable work is synced to the disk once `run` returns.
 
-    Work that is not durable survives the process, but not the machine's loss of power.
+    Other work survives the process, but not a loss of power. Obsolete files are removed after
+    `idle_s` without work.
     """
 
-    def __init__(self, path: Path, prepare: Callable[[Turn], None]) -> None:
+    def __init__(
+        self, path: Path, prepare: Callable[[Transaction], None], *, idle_s: float = 0.2
+    ) -> None:
         self._path = path
         self._prepare = prepare
+        self._idle_s = idle_s
         self._works: SimpleQueue[_Work[object] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="jobs", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
-        self._full = True  # `synchronous`, as it is set now
-        # Files that no job has any more; after a loss of power one may have it again, until the
-        # commit that took it away is on the disk.
+        self._full = True  # the current value of `synchronous`
+        # Obsolete files; after a loss of power a job may need one again, until the commit that made
+        # it obsolete is synced.
         self._owed: list[Path] = []
 
     async def open(self) -> None:
-        """Open the file and prepare it; QueueFailed where that is not possible."""
+        """Open the database and prepare it; QueueFailed where that is not possible."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         await self.run(self._prepare, durable=True)
 
     async def run(
         self,
-        do: Callable[[Turn], _Value],
+        do: Callable[[Transaction], _Value],
         *,
         durable: bool,
         then: Callable[[_Value], None] | None = None,
         file: Path | None = None,
     ) -> _Value:
-        """Do this, with others of the moment in one transaction; it is done even if cancelled.
+        """Run work in a transaction with other work of the moment, even if the caller is cancelled.
 
-        `then` is called in the event loop with the value, once that is committed.
+        `then` is called in the event loop with the value, after the commit.
         """
         if self._closed or self._loop is None:
             raise QueueFailed("the job queue is closed")
@@ -108,7 +111,7 @@ class Committer:
         return await future
 
     async def close(self) -> None:
-        """Do what was asked for before, and then nothing."""
+        """Finish the work accepted so far, and stop."""
         if self._closed or self._loop is None:
             return
         self._closed = True
@@ -127,12 +130,12 @@ class Committer:
         try:
             while works := self._together(self._next()):
                 self._commit(db, works)
-                self._tell(works)
+                self._publish(works)
                 if len(self._owed) >= _MOST_OWED:
                     self._remove_owed()
             self._remove_owed()
         except BaseException as error:
-            # A bug of ours: nobody may wait for ever because of it.
+            # A defect: callers must not wait for ever because of it.
             self._refuse(works, error)
             self._refuse_all(error)
             raise
@@ -140,15 +143,15 @@ class Committer:
             db.close()
 
     def _next(self) -> _Work[object] | None:
-        """Wait for work; None once it is closed."""
+        """Wait for work; None once the committer is closed."""
         if self._owed:
             with suppress(Empty):
-                return self._works.get(timeout=_IDLE_S)
+                return self._works.get(timeout=self._idle_s)
             self._remove_owed()
         return self._works.get()
 
     def _together(self, first: _Work[object] | None) -> list[_Work[object]]:
-        """This one and what else is there; nothing once it is closed."""
+        """This work and what else is queued; nothing once the committer is closed."""
         if first is None:
             return []
         works = [first]
@@ -179,10 +182,10 @@ class Committer:
                 _remove(work.obsolete)
 
     def _remove_owed(self) -> None:
-        """Once all commits are on the disk: those without fsync are not, by themselves."""
+        """Remove obsolete files, after a sync of the commits that were made without fsync."""
         if not self._owed:
             return
-        with suppress(OSError):  # they stay owed, and what is left of them goes at the next start
+        with suppress(OSError):  # they are tried again, and the next start removes the rest
             _sync(self._path.with_name(f"{self._path.name}-wal"))
             _remove(self._owed)
             self._owed.clear()
@@ -192,11 +195,11 @@ class Committer:
             db.execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
             self._full = full
 
-    def _tell(self, works: Sequence[_Work[object]]) -> None:
+    def _publish(self, works: Sequence[_Work[object]]) -> None:
         assert self._loop is not None
-        # A loop that was closed has nobody in it who waits.
+        # Nobody waits in a loop that is closed.
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(_settle, works)
+            self._loop.call_soon_threadsafe(_resolve, works)
 
     def _refuse_all(self, error: BaseException) -> None:
         while works := self._together(self._works.get()):
@@ -205,11 +208,11 @@ class Committer:
     def _refuse(self, works: Sequence[_Work[object]], error: BaseException) -> None:
         for work in works:
             work.fail(error)
-        self._tell(works)
+        self._publish(works)
 
 
 def _sync(wal: Path) -> None:
-    """What SQLite has committed is on the disk: it is in this file, or was synced before."""
+    """Sync every commit so far: each is in this file, or was synced before."""
     descriptor = os.open(wal, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -220,14 +223,14 @@ def _sync(wal: Path) -> None:
 
 def _remove(files: Sequence[Path]) -> None:
     for path in files:
-        with suppress(OSError):  # what is left of it goes at the next start
+        with suppress(OSError):  # the next start removes it
             path.unlink(missing_ok=True)
 
 
 def _opened(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=0.0, isolation_level=None)
     try:
-        db.execute("PRAGMA locking_mode=EXCLUSIVE")  # two gateways would make each call twice
+        db.execute("PRAGMA locking_mode=EXCLUSIVE")  # or two gateways would make each call twice
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=FULL")
     except sqlite3.Error:
@@ -243,16 +246,16 @@ def _unusable(path: Path, error: sqlite3.Error) -> QueueFailed:
 
 
 def _do(db: sqlite3.Connection, work: _Work[object]) -> None:
-    """One piece of work; where it fails it alone is undone."""
-    turn = Turn(db)
+    """Run one piece of work; a failure undoes this work alone."""
+    transaction = Transaction(db)
     db.execute("SAVEPOINT work")
     try:
-        work.value = work.do(turn)
+        work.value = work.do(transaction)
     except (sqlite3.IntegrityError, GatewayError, OSError, ValueError) as error:
         db.execute("ROLLBACK TO work")
         work.fail(error)
     else:
-        work.obsolete = turn.obsolete
+        work.obsolete = transaction.obsolete
     db.execute("RELEASE work")
 
 
@@ -261,6 +264,6 @@ def _roll_back(db: sqlite3.Connection) -> None:
         db.execute("ROLLBACK")
 
 
-def _settle(works: Sequence[_Work[object]]) -> None:
+def _resolve(works: Sequence[_Work[object]]) -> None:
     for work in works:
-        work.settle()
+        work.resolve()

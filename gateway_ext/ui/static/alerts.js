@@ -1,4 +1,4 @@
-// What an operator should look at now, and whether what is shown can be trusted.
+// Alerts for the operator, and whether the shown state is up to date.
 
 import { byId, h, keyed, say } from "./dom.js";
 
@@ -52,21 +52,21 @@ function sentence(text) {
   return begun && !/[.!?]$/.test(begun) ? `${begun}.` : begun;
 }
 
-/** Whether the page hears of changes; what is not fresh is marked so. */
+/** Show whether the page receives changes; old state is marked. */
 export function drawLive(live, why) {
   byId("live").dataset.live = live;
   say(byId("live-text"), LIVE[live]);
   drawStale(live, why);
 }
 
-/** The leader's own troubles: its figures are old though the gateway answers. */
+/** The leader's troubles: the scheduler's figures are old though the gateway answers. */
 export function drawScheduler(scheduler) {
   const main = byId("main");
   main.dataset.scheduler = scheduler.ok ? "ok" : "lost";
   const note = byId("stale");
   if (!scheduler.ok) {
     note.hidden = false;
-    say(note, `What is shown of GPUs is old. ${sentence(scheduler.why || "no scheduler leads")}`);
+    say(note, `The state of the GPUs is old. ${sentence(scheduler.why || "no scheduler leads")}`);
   } else if (byId("live").dataset.live === "live") {
     note.hidden = true;
   }

@@ -1,9 +1,9 @@
-// Orders to the gateway: what a person asks for, and in words why it was refused.
+// Orders to the gateway, and the reason when one is refused.
 
-/** It was not done; the message says why not. */
+/** The order was refused; the message is the reason. */
 export class Refused extends Error {}
 
-/** Have something done; a Refused is thrown where it was not. */
+/** Send an order; throws Refused where it was refused. */
 export async function order(path, { method = "POST", body } = {}) {
   const headers = { "X-Requested-With": "gpufaas" };
   if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -14,7 +14,7 @@ export async function order(path, { method = "POST", body } = {}) {
   });
 }
 
-/** What is there, as JSON. */
+/** Fetch JSON. */
 export async function ask(path) {
   const answer = await answered(path, { cache: "no-store" });
   return answer.json();
@@ -28,6 +28,6 @@ async function answered(path, how) {
     throw new Refused("The gateway cannot be reached. Is it running?");
   }
   if (answer.ok) return answer;
-  const said = (await answer.text()).trim();
-  throw new Refused(said || `The gateway answered ${answer.status} ${answer.statusText}`);
+  const text = (await answer.text()).trim();
+  throw new Refused(text || `The gateway answered ${answer.status} ${answer.statusText}`);
 }

@@ -1,4 +1,4 @@
-// What opens from a bar: a model on a GPU with what can be ordered, and a GPU with all that it has.
+// The dialogs behind a bar: a model on a GPU with its orders, and a GPU with all its models.
 
 import { order } from "./api.js";
 import { attempt, open, twice } from "./dialog.js";
@@ -77,7 +77,7 @@ const listed = (names) =>
     ? `${names.slice(0, 6).join(", ")} and ${names.length - 6} more`
     : names.join(", ");
 
-/** Where a model is to be brought: GPUs that lack it, the one with the most free memory first. */
+/** The targets of a prefetch: GPUs without the model, the one with the most free memory first. */
 function prefetchForm(state, model, action) {
   const lacking = [...state.gpus.values()]
     .filter((gpu) => gpu.state !== "silent" && !gpu.residents.some((one) => one.model === model))
@@ -106,7 +106,7 @@ function prefetchForm(state, model, action) {
   return form;
 }
 
-/** A GPU: who has it, who waits for it, and what it holds. */
+/** A GPU: its leases, its waiting requests, and its models. */
 export function openGpu(feed, id) {
   const gpu = feed.state.gpus.get(id);
   if (!gpu) return;
@@ -143,9 +143,9 @@ function gpuBody(gpu, state) {
     ...listing(
       "Has the GPU",
       gpu.leases.map((one) => holder(one, state.now)),
-      "Nobody.",
+      "None.",
     ),
-    ...listing("Waits for it", waiters(gpu), "Nobody."),
+    ...listing("Waiting", waiters(gpu), "None."),
     h("h3", { text: `${several(gpu.residents.length, "model")}, longest unused first` }),
     residentsTable(gpu, state.now),
   ];
@@ -198,7 +198,7 @@ function residentsTable(gpu, now) {
   );
 }
 
-/** Choose from every model that is known and not there yet. */
+/** Choose from every known model that is not on the GPU. */
 function loadForm(state, gpu, action) {
   const here = new Set(gpu.residents.map((one) => one.model));
   const others = [...knownModels(state).values()].filter((one) => !here.has(one.model));

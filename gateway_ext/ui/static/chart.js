@@ -10,7 +10,7 @@ const BOTTOM = 20;
 const STEPS = [1, 2, 2.5, 5, 10];
 
 /**
- * A chart of these lines, [{kind, label}]; `format` says a value with its unit. `most` is the top
+ * A chart of these lines, [{kind, label}]; `format` writes a value with its unit. `most` is the top
  * of the axis where it is fixed.
  */
 export class Chart {
@@ -148,7 +148,7 @@ export class Chart {
     this.#read(this.#at);
   }
 
-  /** The end of the axis: a round number above all that is drawn. */
+  /** The end of the axis: a round number above all values. */
   #top() {
     const values = this.#lines.flatMap((line) => this.#history.series[line.kind] ?? []);
     const most = Math.max(this.#least, ...values.filter((value) => value !== null));
@@ -180,7 +180,7 @@ export class Chart {
     this.grid.replaceChildren(...axis, ...times);
   }
 
-  /** A line that is broken where nothing is known. */
+  /** A line that is interrupted where values are missing. */
   #line(kind, y) {
     let drawn = "";
     let pen = "M";

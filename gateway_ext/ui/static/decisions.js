@@ -11,7 +11,7 @@ const list = h("ol", { class: "decisions" });
 let feed = null;
 let held = null;
 
-/** Begin. */
+/** Initialise the section. */
 export function startDecisions(source) {
   feed = source;
   const head = HEAD.map((text) => h("span", { class: WIDE.has(text) ? "wide" : "", text }));
@@ -32,7 +32,7 @@ export function startDecisions(source) {
   say(byId("decisions-hint"), `curl ${location.origin}/function/NAME`);
 }
 
-/** Show them, newest first. While somebody reads, those in sight stay; they still learn what came of them. */
+/** Show the newest first. While the list is in use its rows stay in place, and are updated. */
 export function drawDecisions(decisions, now) {
   const newest = [...decisions.values()];
   byId("decisions-empty").hidden = newest.length > 0;

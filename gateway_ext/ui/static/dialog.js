@@ -32,12 +32,12 @@ export function open({ title, content, className = "", refresh = null }) {
   return shown;
 }
 
-/** Tell every open dialog of a new state. */
+/** Refresh every open dialog with a new state. */
 export function refreshDialogs(state) {
   for (const shown of opened) shown.refresh?.(state);
 }
 
-/** Do what was asked for in a dialog: whether it was done. It closes then, and else says why not. */
+/** Run a dialog's order; true if it was done. The dialog then closes, else it shows the reason. */
 export async function attempt(dialog, action, done) {
   const buttons = [...dialog.node.querySelectorAll("button:not(.close)")].filter(
     (one) => !one.disabled,
@@ -59,7 +59,7 @@ export async function attempt(dialog, action, done) {
   }
 }
 
-/** A button that does it at the second press: the first asks whether it is meant. */
+/** A button that acts at the second press; the first asks for confirmation. */
 export function twice(label, question, action) {
   const button = h("button", { type: "button", class: "button danger", text: label });
   let asked = false;
@@ -81,7 +81,7 @@ export function twice(label, question, action) {
   return button;
 }
 
-/** Say something that goes away by itself. */
+/** Show a note that disappears by itself. */
 export function note(text, kind = "done") {
   const toasts = byId("toasts");
   const node = h("p", { class: `toast ${kind}`, text });

@@ -15,7 +15,7 @@ export function h(tag, properties, ...children) {
 /** The element of this id; the page has it. */
 export const byId = (id) => document.getElementById(id);
 
-/** Change a text only where it differs: what stays the same costs no layout. */
+/** Set a text only where it differs: an equal text costs no layout. */
 export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
@@ -38,7 +38,7 @@ export function style(node, name, value) {
 const keptBy = new WeakMap();
 
 /**
- * Have the parent show these items in this order: a view is made once for each key, and told of
+ * Have the parent show these items in this order: a view is made once for each key, and gets
  * its item every time. A view has its element as `node`.
  */
 export function keyed(parent, items, { key, make, update }) {
@@ -77,7 +77,7 @@ export function facts(pairs) {
   );
 }
 
-/** Whether somebody is at work in there: then nothing may move under the hand. */
+/** Whether the element is in use (focus or mouse): then nothing in it may move. */
 export function inUse(node) {
   return (
     node.matches(":hover") ||

@@ -1,4 +1,4 @@
-// Why a request went where it went: the candidates with their estimates, and what really happened.
+// The explanation of a decision: the candidates with their estimates, and the measured times.
 
 import { Refused, ask } from "./api.js";
 import { note, open } from "./dialog.js";
@@ -13,47 +13,47 @@ const PARTS = [
   ["run_s", "run"],
 ];
 
-/** Fetch it and open it. */
+/** Fetch an explanation and open it. */
 export async function openExplanation(request) {
-  let told;
+  let explained;
   try {
-    told = await ask(`decisions/${request.split("/").map(encodeURIComponent).join("/")}`);
+    explained = await ask(`decisions/${request.split("/").map(encodeURIComponent).join("/")}`);
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     note(error.message, "problem");
     return;
   }
-  const label = (model) => told.labels?.[model] ?? shortModel(model);
+  const label = (model) => explained.labels?.[model] ?? shortModel(model);
   const content = h(
     "div",
     { class: "explanation" },
-    about(told, label),
-    ...told.decisions.map((one, at) => decision(one, at, told, label)),
+    about(explained, label),
+    ...explained.decisions.map((one, at) => decision(one, at, explained, label)),
   );
-  open({ title: title(told), content, className: "wide" });
+  open({ title: title(explained), content, className: "wide" });
 }
 
-function title(told) {
-  const name = told.function.replace(/^openfaas-fn\//, "");
-  const last = told.decisions.at(-1);
+function title(explained) {
+  const name = explained.function.replace(/^openfaas-fn\//, "");
+  const last = explained.decisions.at(-1);
   if (!last) return `Why ${name} waits`;
   return `Why ${name} ${last.what === "queued" ? "waits for" : "went to"} ${last.slot}`;
 }
 
-function about(told, label) {
+function about(explained, label) {
   return facts([
-    ["Request", h("code", { text: told.request })],
-    ["Models", told.models.map(label).join(", ")],
-    ["Arrived", ago(0, told.arrived_ago_s)],
-    ["First lease", told.waited_s === null ? "none so far" : `after ${seconds(told.waited_s)}`],
-    ["Outcome", `${told.outcome ?? "not ended"}${told.reason ? `: ${told.reason}` : ""}`],
-    ["In all", told.total_s === null ? null : seconds(told.total_s)],
+    ["Request", h("code", { text: explained.request })],
+    ["Models", explained.models.map(label).join(", ")],
+    ["Arrived", ago(0, explained.arrived_ago_s)],
+    ["First lease", explained.waited_s === null ? "none so far" : `after ${seconds(explained.waited_s)}`],
+    ["Outcome", `${explained.outcome ?? "not ended"}${explained.reason ? `: ${explained.reason}` : ""}`],
+    ["In all", explained.total_s === null ? null : seconds(explained.total_s)],
   ]);
 }
 
-function decision(one, at, told, label) {
-  const number = told.decisions.length > 1 ? `${at + 1}. ` : "";
-  const what = one.what === "queued" ? `Told to wait for ${one.slot}` : `Placed on ${one.slot}`;
+function decision(one, at, explained, label) {
+  const number = explained.decisions.length > 1 ? `${at + 1}. ` : "";
+  const what = one.what === "queued" ? `Queued for ${one.slot}` : `Placed on ${one.slot}`;
   return h(
     "section",
     { class: "step" },
@@ -83,19 +83,19 @@ function decision(one, at, told, label) {
   );
 }
 
-function why(told, label) {
-  const ahead = told.queue_length
-    ? `${several(told.queue_length, "request")} waited, ${count(told.ahead)} of them ahead of it`
-    : "Nobody else waited";
-  const passed = told.visits === 0 ? "never passed over" : `passed over ${times(told.visits)}`;
-  const said = `${told.policy}: it had waited ${seconds(told.waited_s)} and was ${passed}. ${ahead}.`;
-  const victims = told.victims.length
-    ? h("p", { text: `Evicted for it: ${told.victims.map(label).join(", ")}.` })
+function why(explained, label) {
+  const ahead = explained.queue_length
+    ? `${several(explained.queue_length, "request")} waited, ${count(explained.ahead)} of them ahead of it`
+    : "No other request waited";
+  const passed = explained.visits === 0 ? "never passed over" : `passed over ${times(explained.visits)}`;
+  const said = `${explained.policy}: it had waited ${seconds(explained.waited_s)} and was ${passed}. ${ahead}.`;
+  const victims = explained.victims.length
+    ? h("p", { text: `Evicted for it: ${explained.victims.map(label).join(", ")}.` })
     : null;
-  const sorted = told.candidates
+  const sorted = explained.candidates
     .map(finished)
-    .sort((a, b) => a.finish_s - b.finish_s || (a.slot === told.chosen ? -1 : 1));
-  return [h("p", { text: said }), victims, candidates(sorted, told.chosen)].filter(Boolean);
+    .sort((a, b) => a.finish_s - b.finish_s || (a.slot === explained.chosen ? -1 : 1));
+  return [h("p", { text: said }), victims, candidates(sorted, explained.chosen)].filter(Boolean);
 }
 
 const finished = (one) => ({
@@ -135,7 +135,7 @@ function candidates(sorted, chosen) {
   return h("div", null, table, more);
 }
 
-/** The first so many, and the chosen one wherever it is. */
+/** The first few candidates, and the chosen one wherever it is. */
 function firsts(sorted, chosen, most) {
   const shown = sorted.slice(0, most);
   const pick = sorted.find((one) => one.slot === chosen);
@@ -175,7 +175,7 @@ function candidate(one, chosen, longest) {
   );
 }
 
-/** Estimates beside what was measured. */
+/** Estimates beside measured times. */
 function came(one, label) {
   const { came: real, estimate } = one;
   const sources = Object.entries(real.loaded_from)

@@ -1,14 +1,14 @@
-// Live data: server-sent events into a State, and how sure one can be of what is shown.
+// Live data: server-sent events into a State, and the state of the connection.
 
 import { State } from "./state.js";
 
-// The gateway says something about once a second, seldomer where a look costs it much.
+// The gateway sends a message about once a second, less often where a look is expensive.
 const SILENT_MS = 20_000;
 const RETRY_MS = [1_000, 2_000, 4_000, 8_000, 15_000];
 
 /**
- * Keeps a State up to date. `onChange(state, sections)` is told what changed, `onLive(live, why)`
- * whether it is "connecting", "live", "lost" or "paused".
+ * Keeps a State up to date. `onChange(state, sections)` gets the changed sections, `onLive(live, why)`
+ * the connection's state: "connecting", "live", "lost" or "paused".
  */
 export class Feed {
   #state = new State();
@@ -26,34 +26,34 @@ export class Feed {
     this.#onChange = onChange;
     this.#onLive = onLive;
     setInterval(() => this.#watch(), 1_000);
-    // What nobody sees should cost the gateway nothing.
+    // A hidden page costs the gateway nothing.
     document.addEventListener("visibilitychange", () =>
       document.hidden ? this.#close() : this.#open(),
     );
     addEventListener("online", () => this.#open());
-    addEventListener("offline", () => this.#tell("lost", "This machine is offline."));
+    addEventListener("offline", () => this.#report("lost", "This machine is offline."));
   }
 
   get state() {
     return this.#state;
   }
 
-  /** How long ago something was heard. */
+  /** Time since the last message. */
   get ageS() {
     return (performance.now() - this.#heardMs) / 1000;
   }
 
   start() {
-    this.#tell("connecting");
+    this.#report("connecting");
     this.#open();
   }
 
-  /** Stand still, or go on with all that came meanwhile. */
+  /** Pause, or resume with all changes since then. */
   pause(isSo) {
     this.#paused = isSo;
     if (isSo) {
       this.#close();
-      this.#tell("paused");
+      this.#report("paused");
     } else {
       this.start();
     }
@@ -77,12 +77,12 @@ export class Feed {
   }
 
   #heard(event, whole) {
-    const said = JSON.parse(event.data);
-    const changed = whole ? this.#state.replace(said) : this.#state.change(said);
+    const received = JSON.parse(event.data);
+    const changed = whole ? this.#state.replace(received) : this.#state.change(received);
     this.#heardMs = performance.now();
     this.#tries = 0;
     this.#filled ||= whole;
-    this.#tell("live");
+    this.#report("live");
     this.#onChange(this.#state, changed);
   }
 
@@ -90,7 +90,7 @@ export class Feed {
   #failed(source) {
     if (source !== this.#source) return;
     const why = "The connection to the gateway is lost. Trying again.";
-    this.#tell(this.#filled ? "lost" : "connecting", why);
+    this.#report(this.#filled ? "lost" : "connecting", why);
     if (source.readyState === EventSource.CLOSED) this.#askWhy();
   }
 
@@ -100,21 +100,21 @@ export class Feed {
     this.#retry = setTimeout(() => this.#open(), waitMs);
     try {
       const answer = await fetch("state", { cache: "no-store" });
-      if (!answer.ok) this.#tell("lost", `The gateway says: ${(await answer.text()).trim()}`);
+      if (!answer.ok) this.#report("lost", `The gateway answered: ${(await answer.text()).trim()}`);
     } catch {
-      this.#tell("lost", "The gateway cannot be reached. Trying again.");
+      this.#report("lost", "The gateway cannot be reached. Trying again.");
     }
   }
 
   #watch() {
     if (this.#source === null || this.#live !== "live") return;
     if (performance.now() - this.#heardMs > SILENT_MS) {
-      this.#tell("lost", "The gateway has gone silent. Trying again.");
+      this.#report("lost", "The gateway does not answer. Trying again.");
       this.#open();
     }
   }
 
-  #tell(live, why = "") {
+  #report(live, why = "") {
     if (live === this.#live && !why) return;
     this.#live = live;
     this.#onLive(live, why);

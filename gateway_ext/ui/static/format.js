@@ -1,4 +1,4 @@
-// Numbers as people read them, each with its unit; null is a dash.
+// Numbers for display, each with its unit; null is a dash.
 
 const NOTHING = "–";
 const plain = new Intl.NumberFormat("en");

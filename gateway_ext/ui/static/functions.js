@@ -35,7 +35,7 @@ let active = null;
 let most = 0;
 let seen = { rowPx: 36, topPx: 0, heightPx: 0 };
 
-/** Begin. */
+/** Initialise the table. */
 export function startFunctions(source) {
   feed = source;
   for (const column of COLUMNS) head.append(header(column));
@@ -56,7 +56,7 @@ export function startFunctions(source) {
   );
 }
 
-/** Show these functions; while somebody is at work in the table, their order stays. */
+/** Show these functions; while the table is in use, their order stays. */
 export function drawFunctions(functions) {
   all = [...functions.values()];
   byId("functions-empty").hidden = all.length > 0;
@@ -112,7 +112,7 @@ function sortBy(column) {
 
 // -- rows -----------------------------------------------------------------------------------------
 
-/** Asked only when it can have changed: asking makes the browser lay out everything at once. */
+/** Read only when it can have changed: reading it forces a layout. */
 function measure() {
   const rowPx = Number.parseFloat(getComputedStyle(table).getPropertyValue("--row")) || 36;
   seen = { rowPx, topPx: table.scrollTop, heightPx: table.clientHeight };

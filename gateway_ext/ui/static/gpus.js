@@ -16,7 +16,7 @@ let cards = { openModel: () => {}, openGpu: () => {} };
 let drawn = [];
 let barPx = 300;
 
-/** Begin; `openModel(gpu id, model)` and `openGpu(gpu id)` are called when one is chosen. */
+/** Initialise the list; `openModel(gpu id, model)` and `openGpu(gpu id)` are called when one is chosen. */
 export function startGpus(opens) {
   cards = opens;
   list.addEventListener("click", chosen);
@@ -127,7 +127,7 @@ function inWords(gpu) {
   return `GPU ${gpu.id}, ${gpu.state}${waiting}, ${several(gpu.residents.length, "model")}, ${free}`;
 }
 
-/** Of a long queue only the first are told by name. */
+/** Of a long queue only the first requests are named. */
 const waitingFor = (gpu) => gpu.queue_length ?? gpu.queue.length;
 
 /** Its own queue: a mark for each that waits, and a number where they are many. */
@@ -171,7 +171,7 @@ function updateBlock(block, resident, gpu, wanted) {
   attribute(node, "title", `${said}\n${resident.model}`);
 }
 
-/** As much of a name as there is room for; a single letter helps nobody. */
+/** The part of a name that fits; never a single letter. */
 function fitted(name, roomPx) {
   const letters = Math.floor(roomPx / LETTER_PX);
   if (name.length <= letters) return name;
@@ -185,7 +185,7 @@ function measured() {
   drawGpus(drawn);
 }
 
-/** Show where else the model is that is looked at. */
+/** Mark the other GPUs that hold the model under the mouse or focus. */
 function trace(model) {
   if ((model ?? "") === (list.dataset.traced ?? "")) return;
   for (const node of list.querySelectorAll(".same")) node.classList.remove("same");
@@ -214,7 +214,7 @@ function moved(event) {
   to?.focus();
 }
 
-/** Where a key leads: null for nowhere, undefined where the key is none of ours. */
+/** The target of a key: null for none, undefined where the key has no meaning here. */
 function neighbour(from, key) {
   const gpu = from.closest(".gpu");
   const inside = [...gpu.querySelectorAll("button")];
@@ -263,7 +263,7 @@ function arrivedAt(node) {
   trace(button.dataset.model);
 }
 
-/** Put the focus on a GPU, say because its model that had it has left. */
+/** Move the focus to a GPU, for example when the focused model was evicted. */
 export function focusGpu(id) {
   viewsOf(list).get(id)?.name.focus();
 }

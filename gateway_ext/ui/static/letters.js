@@ -1,4 +1,4 @@
-// Dead letters: calls that are tried no more, to be replayed or deleted.
+// Dead letters: calls that failed for good, to be replayed or deleted.
 
 import { Refused, order } from "./api.js";
 import { note, twice } from "./dialog.js";
@@ -7,7 +7,7 @@ import { ago, count, several } from "./format.js";
 
 const list = h("ul", { class: "letters" });
 
-/** Begin. */
+/** Initialise the table. */
 export function startLetters() {
   byId("letters-list").append(list);
 }
@@ -73,7 +73,7 @@ function update(view, one, now) {
   say(view.why, one.why);
 }
 
-/** Do it; the focus goes on to the next one when this one is gone. */
+/** Run the order; the focus moves to the next letter when this one is gone. */
 async function act(node, button, action, done) {
   const next = node.nextElementSibling ?? node.previousElementSibling;
   button.disabled = true;

@@ -1,4 +1,4 @@
-// The page put together: what is drawn when which part of the state has changed.
+// The whole page: which sections are drawn when which part of the state changed.
 
 import { drawAlerts, drawLive, drawScheduler } from "./alerts.js";
 import { openGpu, openModel } from "./cards.js";
@@ -13,7 +13,7 @@ import { drawFigures, drawHistory, startOverview } from "./overview.js";
 import { drawPolicy, startPolicy } from "./policy.js";
 import { drawQueue, startQueue } from "./queue.js";
 
-// What is drawn from which sections; ages go on, so those with ages are drawn every time.
+// The views of each section of the state; views with ages are drawn every time.
 const PARTS = [
   [["scheduler"], (state) => drawScheduler(state.scheduler)],
   [["alerts"], (state) => drawAlerts(state.alerts)],

@@ -1,14 +1,14 @@
-// What a model is called, and its colour: the same on every GPU and every day.
+// Names and colours of models: the same on every GPU and every day.
 
 const HUES = 360;
 const SHADES = 3;
 
-/** Its label, else the end of its name that tells it from others. */
+/** A model's label, else the distinctive end of its name. */
 export function nameOf(resident) {
   return resident.label || shortModel(resident.model);
 }
 
-/** A model's name without the namespace, and no longer than anybody reads. */
+/** A model's name without the namespace, shortened. */
 export function shortModel(model) {
   const name = model.slice(model.lastIndexOf("/") + 1);
   return name.length > 14 ? `${name.slice(0, 12)}…` : name;
@@ -25,7 +25,7 @@ export function colour(node, model) {
 /** The path below which orders about this model go: a slash in its name stays one. */
 export const pathOf = (model) => `models/${model.split("/").map(encodeURIComponent).join("/")}`;
 
-/** Every model that is known by now, with what it is called and where it is. */
+/** Every known model, with its name and its GPUs. */
 export function knownModels(state) {
   const found = new Map();
   for (const gpu of state.gpus.values()) {

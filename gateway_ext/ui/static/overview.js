@@ -48,7 +48,7 @@ export function startOverview() {
   });
 }
 
-/** Show the figures of now. */
+/** Show the current figures. */
 export function drawFigures(state) {
   for (const { big, small, of } of tiles) {
     say(big, of.big(state));
@@ -58,7 +58,7 @@ export function drawFigures(state) {
   }
 }
 
-/** Show how they were. */
+/** Draw the charts. */
 export function drawHistory(state) {
   for (const { chart } of tiles) chart.draw(state.history);
 }

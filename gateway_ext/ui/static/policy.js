@@ -7,13 +7,13 @@ import { byId, h, say } from "./dom.js";
 const button = byId("policy");
 let feed = null;
 
-/** Begin. */
+/** Initialise the button. */
 export function startPolicy(source) {
   feed = source;
   button.addEventListener("click", openForm);
 }
 
-/** Show which policy decides. */
+/** Show the policy in force. */
 export function drawPolicy(policy) {
   if (!policy?.name) return;
   button.disabled = false;

@@ -1,4 +1,4 @@
-// Who waits for a GPU: how many by function, and the first of them in order.
+// Requests that wait for a GPU: the number by function, and the first ones in order.
 
 import { byId, h, keyed, say, style } from "./dom.js";
 import { count, seconds, several, times } from "./format.js";
@@ -30,7 +30,7 @@ export function startQueue() {
   byId("queue-body").append(bars, rest, table);
 }
 
-/** Show who waits. */
+/** Show the waiting requests. */
 export function drawQueue(queue) {
   const isEmpty = queue.length + queue.local === 0;
   byId("queue-empty").hidden = !isEmpty;
@@ -45,7 +45,7 @@ export function drawQueue(queue) {
   });
 }
 
-/** How many wait for what. */
+/** The number of waiting requests by function. */
 export function waiting({ length, local }) {
   return `${count(length)} for any GPU${local ? `, ${count(local)} for a certain one` : ""}`;
 }

@@ -1,8 +1,8 @@
-// The cluster as the page knows it: the gateway's state, with every change that came after it.
+// The page's copy of the cluster's state: the gateway's state and every change since.
 
 const KEYS = { gpus: "id", functions: "id", decisions: "request" };
 
-/** Everything as it was told; sections whose items have ids are maps, the others as they came. */
+/** The received state; sections whose items have ids are maps, the others are kept as received. */
 export class State {
   now = 0;
   scheduler = null;
@@ -17,25 +17,25 @@ export class State {
   dead_letters = { count: 0, items: [] };
   alerts = [];
 
-  /** Forget all, and know this instead. */
-  replace(said) {
-    for (const [section, value] of Object.entries(said)) {
+  /** Replace the whole state. */
+  replace(received) {
+    for (const [section, value] of Object.entries(received)) {
       const key = KEYS[section];
       this[section] = key
         ? inOrder(section, new Map(value.map((item) => [item[key], item])))
         : value;
     }
-    return new Set(Object.keys(said));
+    return new Set(Object.keys(received));
   }
 
-  /** Take up what has changed; the sections that did are returned. */
-  change(said) {
-    for (const [section, value] of Object.entries(said)) {
+  /** Apply changes; returns the changed sections. */
+  change(received) {
+    for (const [section, value] of Object.entries(received)) {
       if (section === "history") this.#append(value.added);
       else if (KEYS[section]) this.#merge(section, value);
       else this[section] = value;
     }
-    return new Set(Object.keys(said));
+    return new Set(Object.keys(received));
   }
 
   #merge(section, { replaced = [], removed = [] }) {

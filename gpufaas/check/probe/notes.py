@@ -1,4 +1,4 @@
-"""What a check asks of a process under the shim: lines of the user's own, and what ran at them."""
+"""Notes of a process under the shim for `gpufaas check`, by the program's lines."""
 
 import atexit
 import json
@@ -14,63 +14,65 @@ from typing import Any
 
 import torch
 
-from torch_shim import errors, report, tensors
+import torch_shim
+from torch_shim import errors, process_report
+from torch_shim.tensors import handles
 
 Place = tuple[str, int]
 
 
-# What is replaced. Being named in a module of the shim's, it stays among what Dynamo passes over.
-_operator = vars(tensors.CudaTensor)["__torch_function__"].__func__
-_local_call = report.Report.local_call
-_refuse = errors.Unsupported.__init__
+# The replaced functions. This module has a name within the shim, so Dynamo skips the replacements.
+_operator = vars(handles.CudaTensor)["__torch_function__"].__func__
+_local_call = process_report.ProcessReport.local_call
+_refuse = errors.UnsupportedCall.__init__
 
 
 def install(path: str) -> None:
-    """Note from now on; the sums are appended to a file when the process ends."""
-    files = [str(package.__file__) for package in (torch, tensors)]
+    """Start to take notes; the sums are appended to a file when the process ends."""
+    files = [str(package.__file__) for package in (torch, torch_shim)]
     notes = Notes(path, [f"{Path(file).parent}{os.sep}" for file in files])
     for owner, name, value in (
-        (tensors.CudaTensor, "__torch_function__", classmethod(notes.operator())),
-        (report.Report, "local_call", notes.local_call()),
-        (errors.Unsupported, "__init__", notes.refusal()),
+        (handles.CudaTensor, "__torch_function__", classmethod(notes.operator())),
+        (process_report.ProcessReport, "local_call", notes.local_call()),
+        (errors.UnsupportedCall, "__init__", notes.refusal()),
     ):
         setattr(owner, name, value)
 
 
 class Notes:
-    """Sums of this process, by the line of the program that it is about."""
+    """Sums of this process by the program's line."""
 
-    def __init__(self, path: str, not_theirs: Sequence[str]) -> None:
+    def __init__(self, path: str, skipped_files: Sequence[str]) -> None:
         self._path = path
-        # How the names of files begin that nobody asks about; "<" is generated code.
-        self._not_theirs = ("<", __file__, *not_theirs)
+        # Prefixes of file names that are not the program's; "<" is generated code.
+        self._skipped_files = ("<", __file__, *skipped_files)
         self._inside = threading.local()
         self.clear()
         os.register_at_fork(after_in_child=self.clear)
         atexit.register(self.write)
-        # A child of multiprocessing leaves without atexit.
+        # A child of multiprocessing ends without atexit.
         util.register_after_fork(self, lambda it: util.Finalize(None, it.write, exitpriority=0))
 
     def clear(self) -> None:
-        """Start from nothing, as a forked child does."""
+        """Drop all sums, as a forked child must."""
         self._lock = threading.Lock()
         self.operators: dict[tuple[str, int, str], list[float]] = {}
         self.local: dict[tuple[str, int, str], list[int]] = {}
         self.refused: dict[tuple[str, int, str, str], int] = {}
 
     def operator(self) -> Callable[..., Any]:
-        """`__torch_function__` with its time taken, as long as it runs outside of any other."""
+        """`__torch_function__`, timed at its outermost call."""
 
         def run(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if getattr(self._inside, "it", False):
+            if getattr(self._inside, "operator", False):
                 return _operator(cls, func, types, args, kwargs)
-            self._inside.it = True
+            self._inside.operator = True
             start_s = time.perf_counter()
             try:
                 return _operator(cls, func, types, args, kwargs)
             finally:
                 took_s = time.perf_counter() - start_s
-                self._inside.it = False
+                self._inside.operator = False
                 key = (*self._place(), getattr(func, "__name__", str(func)))
                 with self._lock:
                     sums = self.operators.setdefault(key, [0, 0.0, took_s])
@@ -81,7 +83,7 @@ class Notes:
         return run
 
     def local_call(self) -> Callable[..., Any]:
-        """`Report.local_call` with its line."""
+        """`ProcessReport.local_call`, with the program's line noted."""
 
         def noted(report: Any, reason: str, operators: int, *rest: str) -> None:
             with self._lock:
@@ -93,7 +95,7 @@ class Notes:
         return noted
 
     def refusal(self) -> Callable[..., Any]:
-        """`Unsupported.__init__` with its line: the program may catch the error."""
+        """`UnsupportedCall.__init__`, with the line noted; programs may catch the error."""
 
         def noted(error: Any, call: str, remedy: str) -> None:
             with self._lock:
@@ -104,7 +106,7 @@ class Notes:
         return noted
 
     def write(self) -> None:
-        """Append a line to a file that other processes append to as well."""
+        """Append the sums as a line to the file, which other processes share."""
         notes = {
             "operators": [[*key, *sums] for key, sums in self.operators.items()],
             "local": [[*key, *sums] for key, sums in self.local.items()],
@@ -118,12 +120,12 @@ class Notes:
                 os.close(descriptor)
 
     def _place(self) -> Place:
-        """The innermost line that is neither the shim's nor PyTorch's."""
+        """The innermost line outside of the shim and of PyTorch."""
         frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - there is no other way to it
         place = ("", 0)
         while frame is not None:
             place = frame.f_code.co_filename, frame.f_lineno
-            if not place[0].startswith(self._not_theirs):
+            if not place[0].startswith(self._skipped_files):
                 return place
             frame = frame.f_back
         return place

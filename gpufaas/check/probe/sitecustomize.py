@@ -1,6 +1,6 @@
-"""Has a process under the shim note what its stats do not tell; see notes.py beside this file.
+"""Installs notes.py in a process under the shim.
 
-`gpufaas check` puts this folder on the path behind the shim's own; it does nothing elsewhere.
+`gpufaas check` puts this folder on the path after the shim's; elsewhere it has no effect.
 """
 
 import importlib.abc
@@ -17,8 +17,8 @@ _HERE = Path(__file__).resolve().parent
 _START = "torch_shim.start"
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Has the shim's start install the notes when it has run."""
+class _StartFinder(importlib.abc.MetaPathFinder):
+    """Installs the notes once the shim's start has run."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -26,7 +26,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of the one module of interest."""
+        """The spec of the shim's start module, and None for others."""
         if fullname != _START:
             return None
         sys.meta_path.remove(self)
@@ -53,7 +53,7 @@ def _install_after(loader: importlib.abc.Loader, path: str) -> None:
 
 
 def _notes() -> Any:
-    """Loaded under the shim's name: Dynamo passes over the shim's own functions, and over these."""
+    """The notes, loaded under a name within the shim, whose functions Dynamo skips."""
     spec = importlib.util.spec_from_file_location("torch_shim.notes", _HERE / "notes.py")
     assert spec is not None
     assert spec.loader is not None
@@ -64,9 +64,9 @@ def _notes() -> Any:
 
 
 def _run_shadowed() -> None:
-    """Runs the sitecustomize that would have run without ours."""
+    """Run the sitecustomize that this one shadows."""
     places = [Path(entry or ".").resolve() for entry in sys.path]
-    behind = sys.path[places.index(_HERE) + 1 :]  # the shim's own lies before us, and has run
+    behind = sys.path[places.index(_HERE) + 1 :]  # the shim's own precedes ours and has run
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", behind)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
@@ -74,5 +74,5 @@ def _run_shadowed() -> None:
 
 _path = os.environ.get("GPUFAAS_CHECK")  # noqa: TID251 - an entry point
 if _path:
-    sys.meta_path.insert(0, _Finder(_path))
+    sys.meta_path.insert(0, _StartFinder(_path))
 _run_shadowed()

@@ -1,18 +1,18 @@
 """The stack of docker-compose.yml on a Docker Engine, made once for all of these tests."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests import needs
-from tests.docker_base import BASE
-from tests.docker_engine import Engine, engine
 from tests.e2e.compose.images import ETCD, NATS, PROMETHEUS, build, make_images
-from tests.e2e.compose.stack import FUNCTION_BASE, ROOT, ComposeStack
+from tests.e2e.compose.stack import FUNCTION_BASE, ComposeStack
 from tests.e2e.compose.torch_image import TORCH, torch_image
 from tests.e2e.handlers import GREETING, write
-from tests.faas_cli import NoFaasCli, faas_cli
+from tests.kit import needs
+from tests.kit.engines.docker_base_image import BASE
+from tests.kit.engines.docker_engine import Engine
+from tests.kit.engines.faas_cli import NoFaasCli, faas_cli
+from tests.kit.places import ROOT
 
 _IMAGES = {
     "BASE_IMAGE": BASE,
@@ -43,18 +43,12 @@ functions:
 
 
 @pytest.fixture(scope="session")
-def docker_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    needs.command("docker-compose", "docker-compose")
-    needs.command("openssl", "openssl")
-    with engine() as found:
-        make_images(found, tmp_path_factory.mktemp("images"))
-        torch_image(found)
-        yield found
-
-
-@pytest.fixture(scope="session")
 def stack(docker_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> ComposeStack:
     """It is up."""
+    needs.command("docker-compose", "docker-compose")
+    needs.command("openssl", "openssl")
+    make_images(docker_engine, tmp_path_factory.mktemp("images"))
+    torch_image(docker_engine)
     found = ComposeStack(docker_engine, tmp_path_factory.mktemp("compose"), _IMAGES)
     found.up()
     return found

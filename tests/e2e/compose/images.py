@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests import needs
-from tests.docker_base import base_image
-from tests.docker_engine import Engine, EngineFailed
+from tests.kit import needs
+from tests.kit.engines.docker_base_image import base_image
+from tests.kit.engines.docker_engine import Engine, EngineFailed
 
 ETCD = "gpufaas-test/etcd:latest"
 NATS = "gpufaas-test/nats:latest"

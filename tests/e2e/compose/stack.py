@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 
-from tests import needs
-from tests.docker_engine import Engine, EngineFailed
+from tests.kit import needs
+from tests.kit.engines.docker_engine import Engine, EngineFailed
+from tests.kit.places import ROOT
 
-ROOT = Path(__file__).parents[3]
 PATIENCE_S = 60.0
 FUNCTION_BASE = "gpufaas-test/function:latest"
 

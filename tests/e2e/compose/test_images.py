@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.compose.stack import ROOT, SERVICES, ComposeStack
+from tests.e2e.compose.stack import SERVICES, ComposeStack
+from tests.kit.places import ROOT
 
-pytestmark = pytest.mark.timeout(400)  # the first one builds images and starts everything
+pytestmark = pytest.mark.timeout(900)  # the first one builds images and starts everything
 
 CONTROL, MANAGER = "gpufaas-test/control:e2e", "gpufaas-test/manager:e2e"
 _MANAGERS_RIGHTS = {"SETUID", "SETGID", "KILL"}

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torchvision.models import resnet18  # type: ignore[import-untyped]  # it ships none
 
-from tests.docker_base import BASE
 from tests.e2e.compose.stack import SERVICES, ComposeStack, until
+from tests.kit.engines.docker_base_image import BASE
 
-pytestmark = pytest.mark.timeout(400)  # the first one builds images and starts everything
+pytestmark = pytest.mark.timeout(900)  # the first one builds images and starts everything
 
 _STOP_S = 10.0
 _JOBS = 24  # seconds of work, of which eight are done at a time

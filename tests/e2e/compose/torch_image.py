@@ -14,9 +14,9 @@ from subprocess import PIPE, Popen
 
 from packaging.requirements import Requirement
 
-from tests import needs
-from tests.docker_base import base_file
-from tests.docker_engine import Engine, EngineFailed
+from tests.kit import needs
+from tests.kit.engines.docker_base_image import base_file
+from tests.kit.engines.docker_engine import Engine, EngineFailed
 
 TORCH = "gpufaas-test/torch:3.11"
 

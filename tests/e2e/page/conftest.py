@@ -5,12 +5,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests import needs
-from tests.browser import Browser, Page, Viewport, browser
+from testbed.page.browser import Browser, Page, Viewport, browser
+from testbed.page.generated_cluster import GeneratedCluster
+from testbed.page.page_world import PASSWORD, USER
+from testbed.page.served_page import calm, served
 from tests.e2e.page.doing import FILLED
-from tests.e2e.page.worlds import calm, served
-from tests.generated_cluster import GeneratedCluster
-from tests.page_world import PASSWORD, USER
+from tests.kit import needs
 
 Opener = Callable[..., Page]
 

@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from gateway_ext.ui.feed import FeedPace
-from tests.browser import PHONE, Page, Viewport
+from gateway_ext.ui.watcher_feed import PagePace
+from testbed.page.browser import PHONE, Page, Viewport
+from testbed.page.generated_cluster import GeneratedCluster
+from testbed.page.served_page import calm, served
 from tests.e2e.page.conftest import Opener
 from tests.e2e.page.doing import FOCUS, IS_CLOSED, IS_OPEN, LIVE, tab_to
-from tests.e2e.page.worlds import calm, served
-from tests.generated_cluster import GeneratedCluster
 
 SMALL_PHONE = Viewport(320, 640, 2.0, phone=True)
 
@@ -199,7 +199,7 @@ def test_page_stays_quick_when_there_are_200_gpus_and_1000_functions(
     opened: Opener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = GeneratedCluster(200, 1_000)
-    with served(cluster, pace=FeedPace(every_s=0.5, most_share=0.5)) as url:
+    with served(cluster, pace=PagePace(every_s=0.5, most_share=0.5)) as url:
         page = opened(url)
         filled_ms = page.run("performance.getEntriesByName('filled')[0].startTime")
         assert page.run("document.querySelectorAll('.gpu').length") == 200

@@ -2,7 +2,11 @@
 
 import pytest
 
-from tests.browser import Browser
+from testbed.page.browser import Browser
+from testbed.page.generated_cluster import GeneratedCluster, empty
+from testbed.page.generated_parts import GeneratedGpu
+from testbed.page.page_world import PASSWORD, USER
+from testbed.page.served_page import calm, served
 from tests.e2e.page.conftest import Opener
 from tests.e2e.page.doing import (
     FILLED,
@@ -12,21 +16,17 @@ from tests.e2e.page.doing import (
     choose_policy,
     press,
 )
-from tests.e2e.page.worlds import calm, served
-from tests.generated_cluster import GeneratedCluster, empty
-from tests.generated_parts import Gpu
-from tests.page_world import PASSWORD, USER
 
 DIALOG = "document.querySelector('dialog[open]')"
 
 
-def gpu_with_models(cluster: GeneratedCluster) -> tuple[Gpu, str]:
+def gpu_with_models(cluster: GeneratedCluster) -> tuple[GeneratedGpu, str]:
     """A GPU of it, and a model that it has."""
     gpu = next(gpu for gpu in cluster.gpus.values() if gpu.residents)
     return gpu, next(iter(gpu.residents))
 
 
-def only_copy(cluster: GeneratedCluster) -> tuple[Gpu, str]:
+def only_copy(cluster: GeneratedCluster) -> tuple[GeneratedGpu, str]:
     """A model that no other GPU has."""
     for gpu in cluster.gpus.values():
         others = [other.residents for other in cluster.gpus.values() if other is not gpu]
@@ -36,7 +36,7 @@ def only_copy(cluster: GeneratedCluster) -> tuple[Gpu, str]:
     raise AssertionError("every model has a copy")
 
 
-def block(gpu: Gpu, model: str) -> str:
+def block(gpu: GeneratedGpu, model: str) -> str:
     return f'.gpu[data-gpu="{gpu.id}"] .block[data-model="{model}"]'
 
 
@@ -62,7 +62,7 @@ def test_blocks_are_to_scale_when_a_cluster_is_shown(
             scale_px = bar_px * held.function.bytes / gpu.bytes
             assert page.run(seen) == pytest.approx(scale_px, abs=3), (gpu.id, model)
     assert "8 functions" in page.text("#functions")
-    assert "Nobody waits" in page.text("#queue")
+    assert "No request waits" in page.text("#queue")
     assert page.text("#policy") == "Policy lalbo3"
 
 
@@ -226,7 +226,7 @@ def test_what_to_type_next_is_told_when_there_is_nothing(opened: Opener) -> None
     with served(empty()) as url:
         page = opened(url)
         said = page.text()
-        for words in ("gpufaas gpu-manager", "faas-cli deploy", "curl http", "Nobody waits"):
+        for words in ("gpufaas gpu-manager", "faas-cli deploy", "curl http", "No request waits"):
             assert words in said, said
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.browser import Page
+from testbed.page.browser import Page
 from tests.e2e.handlers import ON_GPU, write
 from tests.e2e.load import Asked, load, warm
 from tests.e2e.page.conftest import Opener

@@ -9,20 +9,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.etcd_world import LOG
-from tests.live_cluster import LiveCluster, live_cluster
-from tests.manager_client import Weights, weights
+from testbed.nodes.manager_client import SealedWeights, weights
+from tests.kit.engines.real_etcd import LOG
+from tests.kit.processes.live_cluster import LiveCluster, live_cluster
 
 
 @pytest.fixture(scope="package")
-def images() -> list[Weights]:
+def images() -> list[SealedWeights]:
     """Two small models, whose first rows are 1 and 2; they end with the cluster."""
     return [weights(struct.pack("4f", *[first] * 4) + bytes(4096)) for first in (1.0, 2.0)]
 
 
 @pytest.fixture(scope="package")
 def started(
-    images: list[Weights], tmp_path_factory: pytest.TempPathFactory
+    images: list[SealedWeights], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LiveCluster]:
     """The cluster, which takes some seconds to start."""
     folder, relays = tmp_path_factory.mktemp("cluster"), "GPUFAAS_TEST_RELAYS" in os.environ

@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from tests.etcd_world import LOG, needs_etcd
-from tests.live_callers import calling, check
-from tests.live_cluster import ETCD, NODES, LiveCluster
-from tests.manager_client import Weights
+from testbed.nodes.manager_client import SealedWeights
+from tests.kit.engines.real_etcd import LOG, needs_etcd
+from tests.kit.processes.live_callers import calling, check
+from tests.kit.processes.live_cluster import ETCD, NODES, LiveCluster
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
@@ -16,13 +16,13 @@ _CUT_S = 5.0
 
 
 def test_nobody_is_lost_when_the_leader_is_cut_off_from_etcd_alone(
-    cluster: LiveCluster, images: list[Weights]
+    cluster: LiveCluster, images: list[SealedWeights]
 ) -> None:
     _cut(cluster, images, ETCD)
 
 
 def test_nobody_is_lost_when_the_leader_is_cut_off_from_everything(
-    cluster: LiveCluster, images: list[Weights]
+    cluster: LiveCluster, images: list[SealedWeights]
 ) -> None:
     if not cluster.net.silent:
         pytest.skip("needs network name spaces: callers notice a host that acknowledges nothing")
@@ -30,7 +30,7 @@ def test_nobody_is_lost_when_the_leader_is_cut_off_from_everything(
 
 
 def test_nobody_is_lost_when_the_leader_is_cut_off_from_its_nodes(
-    cluster: LiveCluster, images: list[Weights]
+    cluster: LiveCluster, images: list[SealedWeights]
 ) -> None:
     """It leads on, nobody else can know that it has no nodes."""
     leader, leaders = cluster.leader(), cluster.leaders()
@@ -44,7 +44,7 @@ def test_nobody_is_lost_when_the_leader_is_cut_off_from_its_nodes(
     check(cluster, callers, parted=True)
 
 
-def _cut(cluster: LiveCluster, images: list[Weights], *others: str) -> None:
+def _cut(cluster: LiveCluster, images: list[SealedWeights], *others: str) -> None:
     leader = cluster.leader()
     other = cluster.other(leader)
     (term,) = cluster.leaders().values()

@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from tests.etcd_world import LOG, needs_etcd
-from tests.live_callers import calling, check
-from tests.live_cluster import LiveCluster, freeze, thaw
-from tests.manager_client import Weights
+from testbed.nodes.manager_client import SealedWeights
+from tests.kit.engines.real_etcd import LOG, needs_etcd
+from tests.kit.processes.live_callers import calling, check
+from tests.kit.processes.live_cluster import LiveCluster, freeze, thaw
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
@@ -17,7 +17,7 @@ _THAWED_FOR_S = 1.0
 
 
 def test_callers_leave_a_frozen_leader_and_it_steps_down_when_it_is_thawed(
-    cluster: LiveCluster, images: list[Weights]
+    cluster: LiveCluster, images: list[SealedWeights]
 ) -> None:
     leader = cluster.leader()
     other = cluster.other(leader)

@@ -2,11 +2,17 @@
 
 import pytest
 
-from tests.journals import Journal
+from tests.kit.processes.journals import Journal
 
-_GIVEN = "2026-01-02 03:04:05,{:03} DEBUG gpu_manager.node: lease {} on n0/cpu:0 is granted to {}\n"
-_ENDED = "2026-01-02 03:04:05,{:03} DEBUG gpu_manager.node: lease {} on n0/cpu:0 has ended: idle\n"
-_LOADED = "2026-01-02 03:04:05,{:03} INFO gpu_manager.loading: bert is on n0/cpu:0 after 0.1 s\n"
+_GIVEN = (
+    "2026-01-02 03:04:05,{:03} DEBUG gpu_manager.node.node: lease {} on n0/cpu:0 is granted to {}\n"
+)
+_ENDED = (
+    "2026-01-02 03:04:05,{:03} DEBUG gpu_manager.node.node: lease {} on n0/cpu:0 has ended: idle\n"
+)
+_LOADED = (
+    "2026-01-02 03:04:05,{:03} INFO gpu_manager.node.loading: bert is on n0/cpu:0 after 0.1 s\n"
+)
 
 
 def test_journal_is_right_when_leases_follow_each_other() -> None:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.etcd_world import LOG, needs_etcd
-from tests.live_callers import calling, check
-from tests.live_cluster import LiveCluster
-from tests.manager_client import Weights
+from testbed.nodes.manager_client import SealedWeights
+from tests.kit.engines.real_etcd import LOG, needs_etcd
+from tests.kit.processes.live_callers import calling, check
+from tests.kit.processes.live_cluster import LiveCluster
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
@@ -13,7 +13,7 @@ _LATEST_S = 15.0
 
 
 def test_other_scheduler_leads_and_nobody_is_lost_when_the_leader_is_killed(
-    cluster: LiveCluster, images: list[Weights]
+    cluster: LiveCluster, images: list[SealedWeights]
 ) -> None:
     first = cluster.leader()
     other = cluster.other(first)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import Daemon
-from tests.networks import HERE, NameSpaces, Network, NoNetwork
-from tests.relays import Relays
+from tests.kit.network.networks import HERE, NameSpaces, Network, NoNetwork
+from tests.kit.network.relays import Relays
+from tests.kit.processes.daemons import Daemon
 
 _ASK_S = 0.5
 

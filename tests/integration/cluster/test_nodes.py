@@ -1,6 +1,5 @@
 """A node is cut off from the schedulers, or told to end, under load."""
 
-import asyncio
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -8,12 +7,12 @@ from contextlib import closing
 
 import pytest
 
-from cache_manager.model import MIB
-from tests.etcd_world import LOG, needs_etcd
-from tests.live_callers import calling, check, lease, release
-from tests.live_cluster import NODES, SCHEDULERS, LiveCluster
-from tests.manager_client import Weights
-from tests.worker_client import needs
+from cache_manager.model.ids import MIB
+from testbed.nodes.manager_client import SealedWeights
+from testbed.nodes.worker_client import needs
+from tests.kit.engines.real_etcd import LOG, needs_etcd
+from tests.kit.processes.live_callers import calling, check, lease, release
+from tests.kit.processes.live_cluster import NODES, SCHEDULERS, LiveCluster
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
@@ -22,12 +21,12 @@ _LONG_MIB = 600
 _BEGUN_S = 0.05
 
 
-def test_node_comes_back_with_all_that_it_has_when_it_was_given_up(
-    cluster: LiveCluster, images: list[Weights]
+async def test_node_comes_back_with_all_that_it_has_when_it_was_given_up(
+    cluster: LiveCluster, images: list[SealedWeights]
 ) -> None:
     leader = cluster.leader()
     with calling(cluster, images) as callers:
-        held = asyncio.run(lease(cluster, images[0], on="n0"))
+        held = await lease(cluster, images[0], on="n0")
         cluster.net.cut("n0", *SCHEDULERS)
         cut_s = time.time()
         given_up_s = cluster.until(lambda: cluster.shown(leader).get("gpus") == len(NODES) - 1)
@@ -37,7 +36,7 @@ def test_node_comes_back_with_all_that_it_has_when_it_was_given_up(
         back_s = cluster.until(lambda: cluster.shown(leader).get("gpus") == len(NODES))
         callers.more(60)
         assert held.placement.lease not in cluster.journal().ended
-        asyncio.run(release(cluster, held))
+        await release(cluster, held)
         cluster.until(lambda: held.placement.lease in cluster.journal().ended)
         callers.more(60)
     LOG.info("given up after %.1f s, attached %.1f s after healing", given_up_s, back_s)
@@ -49,12 +48,12 @@ def test_node_comes_back_with_all_that_it_has_when_it_was_given_up(
     assert [each for each in given if each.at_s >= ended_s > healed_s]
 
 
-def test_calls_in_flight_end_well_when_a_node_is_told_to_end(
-    cluster: LiveCluster, images: list[Weights]
+async def test_calls_in_flight_end_well_when_a_node_is_told_to_end(
+    cluster: LiveCluster, images: list[SealedWeights]
 ) -> None:
     node = cluster.nodes["n1"]
     with calling(cluster, images) as callers:
-        held = asyncio.run(lease(cluster, images[0], on="n1"))
+        held = await lease(cluster, images[0], on="n1")
         with closing(cluster.function("n1")) as function, ThreadPoolExecutor(1) as beside:
             function.acquire(images[0], token=held.token)
             assert function.lease == held.placement.lease

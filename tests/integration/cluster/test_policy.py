@@ -1,23 +1,28 @@
 """The policy is changed under load: through the leader, through the other scheduler, in etcd."""
 
-import asyncio
 import time
 from typing import Any
 
 import pytest
 
 from gpufaas.cli import main
-from scheduler.service.records import ADMINISTRATOR, POLICY, PolicyChoice, encoded, policy_record
-from tests.etcd_world import LOG, needs_etcd
-from tests.live_callers import calling, check
-from tests.live_cluster import LiveCluster
-from tests.manager_client import Weights
+from scheduler.store.stored_records import (
+    ADMINISTRATOR,
+    POLICY,
+    PolicyChoice,
+    encoded,
+    policy_record,
+)
+from testbed.nodes.manager_client import SealedWeights
+from tests.kit.engines.real_etcd import LOG, needs_etcd
+from tests.kit.processes.live_callers import calling, check
+from tests.kit.processes.live_cluster import LiveCluster
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
 
-def test_nobody_is_lost_when_the_policy_is_changed_under_load(
-    cluster: LiveCluster, images: list[Weights]
+async def test_nobody_is_lost_when_the_policy_is_changed_under_load(
+    cluster: LiveCluster, images: list[SealedWeights]
 ) -> None:
     leader = cluster.leader()
     with calling(cluster, images) as callers:
@@ -26,7 +31,7 @@ def test_nobody_is_lost_when_the_policy_is_changed_under_load(
             LOG.info("%s, asked at %s, after %.2f s", policy, asked, _in_force(cluster, policy))
             callers.more(20)
         choice = PolicyChoice("lalb", {}, ADMINISTRATOR)
-        asyncio.run(_put(cluster, choice))
+        await _put(cluster, choice)
         LOG.info("%s, put into etcd, after %.2f s", choice.name, _in_force(cluster, choice.name))
         callers.more(20)
         assert main(cluster.command("policy", "set", "lalbo3", first=leader)) == 0

@@ -1,13 +1,12 @@
-"""One Docker Engine for all tests of this folder, which run where its containers can be reached."""
+"""Tests of this folder run where containers of the worker's Docker Engine can be reached."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docker_base import base_image
-from tests.docker_engine import Engine, engine
 from tests.integration.docker.world import Images
+from tests.kit.engines.docker_engine import Engine
 
 # Without what the first one waits for: the base image, should it have to be made.
 _ONE_S = 90
@@ -18,13 +17,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(_ONE_S, func_only=True))
             item.add_marker(pytest.mark.docker)
-
-
-@pytest.fixture(scope="session")
-def docker_engine() -> Iterator[Engine]:
-    with engine() as found:
-        base_image(found)
-        yield found
 
 
 @pytest.fixture(scope="session")

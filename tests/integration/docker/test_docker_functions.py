@@ -12,162 +12,146 @@ import pytest
 from gateway_ext.errors import BadDeployment, GatewayError, SecretInUse
 from gateway_ext.model import FunctionId, Resources
 from gateway_ext.ports import LogQuery
-from tests.docker_engine import Engine
-from tests.integration.docker.world import Images, call, until, world
+from tests.integration.docker.world import Images, call, world
+from tests.kit.engines.docker_engine import Engine
+from tests.kit.waiting import eventually
 
 
-def test_function_lives_from_deployment_to_removal(
+async def test_function_lives_from_deployment_to_removal(
     docker_engine: Engine, images: Images, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        async with world(docker_engine, tmp_path) as there:
-            function = await there.deploy(images("f:1"), labels={"team": "blue"})
-            first = (await there.ready(function))[0]
-            assert json.loads(await call(first))["version"] == "f:1"
-            status = await there.provider.function(function, usage=True)
-            assert (status.replicas, status.available_replicas) == (1, 1)
-            assert status.usage is not None
-            assert status.usage.memory_bytes > 5 << 20
-            await there.provider.scale(function, 3)
-            await there.ready(function, 3)
-            assert len(docker_engine.containers("label=team=blue")) == 3
-            await there.provider.scale(function, 0)
-            await until(lambda: not docker_engine.containers("label=com.gpufaas.gateway=gpufaas"))
-            await there.provider.scale(function, 1)
-            await there.ready(function)
-            await there.removed(function)
-        assert "gpufaas-functions" not in docker_engine.docker("network", "ls")
-        assert docker_engine.docker("volume", "ls", "--quiet") == ""
-        assert list((tmp_path / "state" / "functions").iterdir()) == []
-
-    asyncio.run(run())
+    async with world(docker_engine, tmp_path) as there:
+        function = await there.deploy(images("f:1"), labels={"team": "blue"})
+        first = (await there.ready(function))[0]
+        assert json.loads(await call(first))["version"] == "f:1"
+        status = await there.provider.function(function, usage=True)
+        assert (status.replicas, status.available_replicas) == (1, 1)
+        assert status.usage is not None
+        assert status.usage.memory_bytes > 5 << 20
+        await there.provider.scale(function, 3)
+        await there.ready(function, 3)
+        assert len(docker_engine.containers("label=team=blue")) == 3
+        await there.provider.scale(function, 0)
+        await eventually(lambda: not docker_engine.containers("label=com.gpufaas.gateway=gpufaas"))
+        await there.provider.scale(function, 1)
+        await there.ready(function)
+        await there.removed(function)
+    assert "gpufaas-functions" not in docker_engine.docker("network", "ls")
+    assert docker_engine.docker("volume", "ls", "--quiet") == ""
+    assert list((tmp_path / "state" / "functions").iterdir()) == []
 
 
-def test_secret_is_a_file_that_follows_its_value(
+async def test_secret_is_a_file_that_follows_its_value(
     docker_engine: Engine, images: Images, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        async with world(docker_engine, tmp_path) as there:
-            await there.provider.create_secret("openfaas-fn", "key", b"one\0")
-            function = await there.deploy(images("f:1"), secrets=("key",), read_only=True)
-            endpoint = (await there.ready(function))[0]
-            assert await call(endpoint, "/secret?name=key") == "one\0"
-            assert "Read-only" in await call(endpoint, "/write?file=/var/openfaas/secrets/key")
-            await there.provider.update_secret("openfaas-fn", "key", b"two")
-            assert await call(endpoint, "/secret?name=key") == "two"
-            with pytest.raises(SecretInUse):
-                await there.provider.remove_secret("openfaas-fn", "key")
-            # Nothing runs of it, and somebody tidies up: its secrets are there again all the same.
-            await there.provider.scale(function, 0)
-            await until(lambda: not docker_engine.containers("label=com.gpufaas.gateway=gpufaas"))
-            docker_engine.docker("volume", "prune", "--force")
-            await there.provider.scale(function, 1)
-            assert await call((await there.ready(function))[0], "/secret?name=key") == "two"
-
-    asyncio.run(run())
+    async with world(docker_engine, tmp_path) as there:
+        await there.provider.create_secret("openfaas-fn", "key", b"one\0")
+        function = await there.deploy(images("f:1"), secrets=("key",), read_only=True)
+        endpoint = (await there.ready(function))[0]
+        assert await call(endpoint, "/secret?name=key") == "one\0"
+        assert "Read-only" in await call(endpoint, "/write?file=/var/openfaas/secrets/key")
+        await there.provider.update_secret("openfaas-fn", "key", b"two")
+        assert await call(endpoint, "/secret?name=key") == "two"
+        with pytest.raises(SecretInUse):
+            await there.provider.remove_secret("openfaas-fn", "key")
+        # Nothing runs of it, and somebody tidies up: its secrets are there again all the same.
+        await there.provider.scale(function, 0)
+        await eventually(lambda: not docker_engine.containers("label=com.gpufaas.gateway=gpufaas"))
+        docker_engine.docker("volume", "prune", "--force")
+        await there.provider.scale(function, 1)
+        assert await call((await there.ready(function))[0], "/secret?name=key") == "two"
 
 
-def test_container_has_no_more_rights_than_it_needs(
+async def test_container_has_no_more_rights_than_it_needs(
     docker_engine: Engine, images: Images, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        async with world(docker_engine, tmp_path) as there:
-            limits = Resources("128Mi", "500m")
-            function = await there.deploy(images("f:1"), read_only=True, limits=limits)
-            other = await there.deploy(images("f:1"), name="g")
-            endpoint = (await there.ready(function))[0]
-            status = dict(
-                line.split(":\t", 1) for line in (await call(endpoint, "/status")).splitlines()
-            )
-            assert int(status["CapBnd"], 16) == 0
-            assert status["NoNewPrivs"] == "1"
-            assert "Read-only" in await call(endpoint, "/write?file=/home/app/x")
-            assert await call(endpoint, "/write?file=/tmp/x") == "written"
-            host = (await there.ready(other))[0].address.split(":")[1]
-            assert await call(endpoint, f"/reach?host={host}") != "0"
-            config = docker_engine.inspect(endpoint.instance)["HostConfig"]
-            assert isinstance(config, dict)
-            assert (config["Memory"], config["NanoCpus"]) == (128 << 20, 500_000_000)
-            assert config["PidsLimit"] == 4096
-
-    asyncio.run(run())
+    async with world(docker_engine, tmp_path) as there:
+        limits = Resources("128Mi", "500m")
+        function = await there.deploy(images("f:1"), read_only=True, limits=limits)
+        other = await there.deploy(images("f:1"), name="g")
+        endpoint = (await there.ready(function))[0]
+        status = dict(
+            line.split(":\t", 1) for line in (await call(endpoint, "/status")).splitlines()
+        )
+        assert int(status["CapBnd"], 16) == 0
+        assert status["NoNewPrivs"] == "1"
+        assert "Read-only" in await call(endpoint, "/write?file=/home/app/x")
+        assert await call(endpoint, "/write?file=/tmp/x") == "written"
+        host = (await there.ready(other))[0].address.split(":")[1]
+        assert await call(endpoint, f"/reach?host={host}") != "0"
+        config = docker_engine.inspect(endpoint.instance)["HostConfig"]
+        assert isinstance(config, dict)
+        assert (config["Memory"], config["NanoCpus"]) == (128 << 20, 500_000_000)
+        assert config["PidsLimit"] == 4096
 
 
-def test_log_has_both_streams_and_outlives_its_containers(
+async def test_log_has_both_streams_and_outlives_its_containers(
     docker_engine: Engine, images: Images, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        async with world(docker_engine, tmp_path) as there:
-            function = await there.deploy(images("f:1"))
-            endpoint = (await there.ready(function))[0]
-            followed: list[str] = []
+    async with world(docker_engine, tmp_path) as there:
+        function = await there.deploy(images("f:1"))
+        endpoint = (await there.ready(function))[0]
+        followed: list[str] = []
 
-            async def follow() -> None:
-                async for line in there.provider.logs(LogQuery(function, follow=True)):
-                    followed.append(line.text)  # noqa: PERF401 - it is read as it grows
+        async def follow() -> None:
+            async for line in there.provider.logs(LogQuery(function, follow=True)):
+                followed.append(line.text)  # noqa: PERF401 - it is read as it grows
 
-            following = asyncio.create_task(follow())
-            await call(endpoint, "/say?what=hello")
-            await until(lambda: {"hello", "hello wrong"} <= set(followed))
-            following.cancel()
-            await call(endpoint, "/die")
-            await there.trouble(function, "exited with 3; last words: these are my last words")
-            await until(lambda: there.heard.endpoints[function])
-            assert there.heard.endpoints[function][0].instance != endpoint.instance
-            await call((await there.ready(function))[0], "/say?what=again")
-            await asyncio.sleep(0.5)
-            lines = await there.log(function)
-            assert [one.text for one in lines if one.text.startswith("hello")]
-            assert {one.instance for one in lines} >= {endpoint.instance}
-            last = (await there.log(function, tail=1))[0]
-            assert last.text.startswith("again")
-            since = await there.log(function, since=last.at)
-            assert all(one.at >= last.at for one in since)
+        following = asyncio.create_task(follow())
+        await call(endpoint, "/say?what=hello")
+        await eventually(lambda: {"hello", "hello wrong"} <= set(followed))
+        following.cancel()
+        await call(endpoint, "/die")
+        await there.trouble(function, "exited with 3; last words: these are my last words")
+        await eventually(lambda: there.heard.endpoints[function])
+        assert there.heard.endpoints[function][0].instance != endpoint.instance
+        await call((await there.ready(function))[0], "/say?what=again")
 
-    asyncio.run(run())
+        async def is_logged() -> bool:
+            return any(one.text.startswith("again") for one in await there.log(function))
+
+        await eventually(is_logged, "the line of the new instance")
+        lines = await there.log(function)
+        assert [one.text for one in lines if one.text.startswith("hello")]
+        assert {one.instance for one in lines} >= {endpoint.instance}
+        last = (await there.log(function, tail=1))[0]
+        assert last.text.startswith("again")
+        since = await there.log(function, since=last.at)
+        assert all(one.at >= last.at for one in since)
 
 
-def test_trouble_says_why_a_function_does_not_run(
+async def test_trouble_says_why_a_function_does_not_run(
     docker_engine: Engine, images: Images, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        async with world(docker_engine, tmp_path) as there:
-            taking = await there.deploy(images("f:1"), name="much", limits=Resources("64Mi", ""))
-            await call((await there.ready(taking))[0], "/take?mib=300")
-            assert "memory" in await there.trouble(taking, "was killed")
-            broken = await there.deploy(images("broken:1", "import nothing_like_this"), name="b")
-            await there.trouble(broken, "nothing_like_this")
-
-    asyncio.run(run())
+    async with world(docker_engine, tmp_path) as there:
+        taking = await there.deploy(images("f:1"), name="much", limits=Resources("64Mi", ""))
+        await call((await there.ready(taking))[0], "/take?mib=300")
+        assert "memory" in await there.trouble(taking, "was killed")
+        broken = await there.deploy(images("broken:1", "import nothing_like_this"), name="b")
+        await there.trouble(broken, "nothing_like_this")
 
 
-def test_deployment_is_refused_when_its_image_cannot_be_had(
+async def test_deployment_is_refused_when_its_image_cannot_be_had(
     docker_engine: Engine, images: Images, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        async with world(docker_engine, tmp_path) as there:
-            function = await there.deploy(images("f:1"))
-            await there.ready(function)
-            with pytest.raises(GatewayError, match=r"image 127.0.0.1:9/x:y cannot be pulled"):
-                await there.deploy("127.0.0.1:9/x:y", update=True)
-            with pytest.raises(BadDeployment, match="no name of an image"):
-                await there.deploy("../containers/x", update=True)
-            assert (await there.provider.function(function, usage=False)).deployment.image == "f:1"
-            assert len(await there.ready(function)) == 1
-
-    asyncio.run(run())
+    async with world(docker_engine, tmp_path) as there:
+        function = await there.deploy(images("f:1"))
+        await there.ready(function)
+        with pytest.raises(GatewayError, match=r"image 127.0.0.1:9/x:y cannot be pulled"):
+            await there.deploy("127.0.0.1:9/x:y", update=True)
+        with pytest.raises(BadDeployment, match="no name of an image"):
+            await there.deploy("../containers/x", update=True)
+        assert (await there.provider.function(function, usage=False)).deployment.image == "f:1"
+        assert len(await there.ready(function)) == 1
 
 
-def test_foreign_image_is_ready_when_its_port_is_open(
+async def test_foreign_image_is_ready_when_its_port_is_open(
     docker_engine: Engine, images: Images, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        async with world(docker_engine, tmp_path) as there:
-            image = images("foreign:1", ours=False)
-            endpoint = (await there.ready(await there.deploy(image)))[0]
-            assert json.loads(await call(endpoint))["version"] == "foreign:1"
-
-    asyncio.run(run())
+    async with world(docker_engine, tmp_path) as there:
+        image = images("foreign:1", ours=False)
+        endpoint = (await there.ready(await there.deploy(image)))[0]
+        assert json.loads(await call(endpoint))["version"] == "foreign:1"
 
 
 class _Manager:
@@ -205,12 +189,12 @@ class _Manager:
                 connection.sendall(b"a GPU manager")
 
 
-def test_gpu_function_reaches_the_managers_socket(
+async def test_gpu_function_reaches_the_managers_socket(
     docker_engine: Engine, images: Images, tmp_path: Path
 ) -> None:
     manager = _Manager(docker_engine.folder / "manager")
 
-    async def run() -> None:
+    try:
         async with world(docker_engine, tmp_path, manager) as there:
             function = await there.deploy(images("f:1"), process="python /home/app/runtime --gpu")
             endpoint = (await there.ready(function))[0]
@@ -222,8 +206,5 @@ def test_gpu_function_reaches_the_managers_socket(
             foreign = images("foreign:1", ours=False)
             with pytest.raises(BadDeployment, match="it has no shim"):
                 await there.deploy(foreign, name="g", limits=Resources(gpu="1"))
-
-    try:
-        asyncio.run(run())
     finally:
         manager.close()

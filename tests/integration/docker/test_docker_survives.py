@@ -3,14 +3,14 @@
 import asyncio
 import json
 import threading
-import time
 from pathlib import Path
 
 import httpx
 
-from tests.docker_base import BASE
-from tests.docker_engine import Engine
-from tests.integration.docker.world import Images, call, gateway, until, wait_until, world
+from tests.integration.docker.world import Images, call, gateway, world
+from tests.kit.engines.docker_base_image import BASE
+from tests.kit.engines.docker_engine import Engine
+from tests.kit.waiting import eventually, wait_until
 
 
 def test_no_call_fails_while_a_function_is_updated(
@@ -33,10 +33,11 @@ def test_no_call_fails_while_a_function_is_updated(
         callers = [threading.Thread(target=load) for _ in range(4)]
         for caller in callers:
             caller.start()
-        time.sleep(0.5)
+        wait_until(lambda: len(answers) >= 20, "calls of the old version")
         there.deploy("f", "f:2", "PUT", labels={"com.openfaas.scale.min": "2"})
         wait_until(lambda: any("f:2" in text for _, text in answers), "the new version answers")
-        time.sleep(1.0)
+        answered = len(answers)
+        wait_until(lambda: len(answers) >= answered + 100, "further calls")
         done.set()
         for caller in callers:
             caller.join()
@@ -67,11 +68,14 @@ def test_gateway_goes_on_with_what_runs_when_it_was_killed(
         answer = there.http.get("/function/f/secret", params={"name": "key"})
         assert (answer.status_code, answer.text) == (200, "v")
         there.http.get("/function/f/say", params={"what": "after"}).raise_for_status()
-        time.sleep(0.5)
-        said = there.http.get("/system/logs", params={"name": "f"}).text.splitlines()
-        texts = [json.loads(line)["text"] for line in said]
-        assert texts.count("before") == 1
-        assert texts.count("after") == 1
+
+        def texts() -> list[str]:
+            lines = there.http.get("/system/logs", params={"name": "f"}).text.splitlines()
+            return [json.loads(line)["text"] for line in lines]
+
+        wait_until(lambda: "after" in texts(), "the line after the restart")
+        assert texts().count("before") == 1
+        assert texts().count("after") == 1
         there.stop()
         there.start()
         there.available("f", 2)
@@ -96,35 +100,31 @@ def test_old_version_serves_on_when_the_gateway_dies_amid_an_update(
         assert there.http.get("/function/f").json()["version"] == "f:1"
 
 
-def test_functions_are_back_when_the_engine_was_killed(
+async def test_functions_are_back_when_the_engine_was_killed(
     docker_engine: Engine, images: Images, tmp_path: Path
 ) -> None:
     images("f:1")
 
-    async def run() -> None:
-        async with world(docker_engine, tmp_path) as there:
-            function = await there.deploy("f:1")
-            before = (await there.ready(function))[0]
-            await asyncio.to_thread(docker_engine.kill)
-            await asyncio.sleep(0.5)
-            await there.provider.scale(function, 2)  # taken as asked; it is done later
-            await asyncio.to_thread(docker_engine.start)
-            await until(lambda: before not in there.heard.endpoints[function])
-            endpoints = await there.ready(function, 2)
-            assert json.loads(await call(endpoints[0]))["version"] == "f:1"
-            ours = docker_engine.containers("label=com.gpufaas.gateway=gpufaas")
-            assert ours == sorted(one.instance for one in endpoints)
-
-    asyncio.run(run())
+    async with world(docker_engine, tmp_path) as there:
+        function = await there.deploy("f:1")
+        before = (await there.ready(function))[0]
+        await asyncio.to_thread(docker_engine.kill)
+        await there.provider.scale(function, 2)  # accepted now, carried out later
+        await asyncio.to_thread(docker_engine.start)
+        await eventually(lambda: before not in there.heard.endpoints[function])
+        endpoints = await there.ready(function, 2)
+        assert json.loads(await call(endpoints[0]))["version"] == "f:1"
+        ours = docker_engine.containers("label=com.gpufaas.gateway=gpufaas")
+        assert ours == sorted(one.instance for one in endpoints)
 
 
-def test_other_gateways_and_foreign_containers_are_left_alone(
+async def test_other_gateways_and_foreign_containers_are_left_alone(
     docker_engine: Engine, images: Images, tmp_path: Path
 ) -> None:
     images("f:1")
     docker_engine.docker("run", "--detach", "--name", "foreign", BASE, "sleep", "1000")
 
-    async def run() -> None:
+    try:
         async with world(docker_engine, tmp_path / "one") as one:
             await one.ready(await one.deploy("f:1"))
             ours = one.heard.endpoints
@@ -142,13 +142,10 @@ def test_other_gateways_and_foreign_containers_are_left_alone(
                 )
                 await provider.close()
                 await two.new_provider(name="another", network="another-functions").start(two.heard)
-                await until(lambda: "stray" not in docker_engine.containers())
+                await eventually(lambda: "stray" not in docker_engine.containers())
                 assert await two.ready(function) == [endpoint]
             assert docker_engine.containers("label=com.gpufaas.gateway=another") == []
             assert one.heard.endpoints == ours
             assert "foreign" in docker_engine.containers("status=running")
-
-    try:
-        asyncio.run(run())
     finally:
         docker_engine.docker("rm", "--force", "foreign")

@@ -7,8 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +19,14 @@ import gateway_ext.runtime
 import torch_shim
 from gateway_ext.model import Deployment, Endpoint, FunctionId, LogLine
 from gateway_ext.ports import Injection, LogQuery
-from gateway_ext.providers.docker.provider import DockerProvider
-from gateway_ext.providers.docker.settings import DockerSettings
-from tests.docker_base import BASE
-from tests.docker_engine import Engine
-from tests.process_world import Heard
+from gateway_ext.providers.docker.docker_provider import DockerProvider
+from gateway_ext.providers.docker.docker_settings import DockerSettings
+from tests.kit.engines.docker_base_image import BASE
+from tests.kit.engines.docker_engine import Engine
+from tests.kit.places import ROOT
+from tests.kit.processes.process_functions import Heard
+from tests.kit.waiting import StillWaiting, eventually, wait_until
 
-ROOT = Path(__file__).parents[3]
 PATIENCE_S = 60.0
 USER = "10001:10001"
 HANDLER = """
@@ -130,8 +130,8 @@ class World:
 
     async def ready(self, function: FunctionId, count: int = 1) -> list[Endpoint]:
         try:
-            await until(lambda: len(self.heard.endpoints.get(function, ())) == count)
-        except TimeoutError as error:
+            await eventually(lambda: len(self.heard.endpoints.get(function, ())) == count)
+        except StillWaiting as error:
             status = await self.provider.function(function, usage=False)
             raise AssertionError(f"{status}\n{await self.log(function)}") from error
         return self.heard.endpoints[function]
@@ -141,16 +141,22 @@ class World:
         return [line async for line in self.provider.logs(wanted)]
 
     async def trouble(self, function: FunctionId, text: str) -> str:
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                found = (await self.provider.function(function, usage=False)).trouble
-                if text in found:
-                    return found
-                await asyncio.sleep(0.05)
+        """Wait until the status shows this text; returns all of the trouble."""
+        found = ""
+
+        async def is_shown() -> bool:
+            nonlocal found
+            found = (await self.provider.function(function, usage=False)).trouble
+            return text in found
+
+        await eventually(is_shown, f"the trouble {text!r}")
+        return found
 
     async def removed(self, function: FunctionId) -> None:
         await self.provider.remove(function)
-        await until(lambda: not self.engine.containers(f"label=com.gpufaas.function={function}"))
+        await eventually(
+            lambda: not self.engine.containers(f"label=com.gpufaas.function={function}")
+        )
 
 
 @asynccontextmanager
@@ -166,12 +172,6 @@ async def world(
         for status in await found.provider.functions("openfaas-fn"):
             await found.provider.remove(status.deployment.id)
         await found.provider.close()
-
-
-async def until(is_so: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not is_so():
-            await asyncio.sleep(0.02)
 
 
 async def call(endpoint: Endpoint, path: str = "/") -> str:
@@ -191,7 +191,7 @@ class GatewayProcess:
     def __init__(self, engine: Engine, folder: Path) -> None:
         self._engine = engine
         self._folder = folder
-        self._port = 18080
+        self._port = 18080  # free: tests run in the Engine's own network namespace
         self._process: subprocess.Popen[bytes] | None = None
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=PATIENCE_S)
 
@@ -218,8 +218,8 @@ class GatewayProcess:
                 stdout=log,
                 stderr=log,
             )
-        wait_until(lambda: self._is_up() or self._process_ended(), "the gateway answers")
-        assert not self._process_ended(), self.log()
+        wait_until(lambda: self._is_up() or self.has_ended(), "the gateway answers")
+        assert not self.has_ended(), self.log()
 
     def kill(self) -> None:
         """As a machine does that lacks memory."""
@@ -252,14 +252,14 @@ class GatewayProcess:
     def remove(self, service: str) -> None:
         self.http.request("DELETE", "/system/functions", json={"functionName": service})
 
+    def has_ended(self) -> bool:
+        assert self._process is not None
+        return self._process.poll() is not None
+
     def _end(self, number: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(number)
         self._process.wait(PATIENCE_S)
-
-    def _process_ended(self) -> bool:
-        assert self._process is not None
-        return self._process.poll() is not None
 
     def _is_up(self) -> bool:
         with contextlib.suppress(httpx.TransportError):
@@ -283,12 +283,5 @@ def gateway(engine: Engine, folder: Path) -> Iterator[GatewayProcess]:
         wait_until(lambda: not engine.containers(ours), "nothing is left")
     finally:
         found.http.close()
-        if not found._process_ended():  # noqa: SLF001 - its own module
+        if not found.has_ended():
             found.stop()
-
-
-def wait_until(is_so: Callable[[], object], what: str) -> None:
-    last_s = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < last_s, what
-        time.sleep(0.05)

@@ -7,10 +7,10 @@ import asyncio
 import logging
 import sys
 
-from scheduler.adapters.etcd_channel import EtcdSettings
-from scheduler.adapters.store_etcd import EtcdStore
-from scheduler.errors import Fenced, StoreUnavailable
-from scheduler.service.leader import Leadership
+from scheduler.model.errors import Fenced, StoreUnavailable
+from scheduler.service.leadership.election import Leadership
+from scheduler.store.etcd_channel import EtcdSettings
+from scheduler.store.etcd_store import EtcdStore
 
 
 def _say(text: str) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from gpufaas.errors import EtcdFailed
-from gpufaas.etcd import etcd_server, etcd_version, find_etcd
-from scheduler.adapters.etcd_channel import EtcdSettings
-from scheduler.adapters.store_etcd import EtcdStore
-from tests.etcd_world import needs_etcd
+from gpufaas.etcd.own_server import etcd_server, etcd_version, find_etcd
+from scheduler.store.etcd_channel import EtcdSettings
+from scheduler.store.etcd_store import EtcdStore
+from tests.kit.engines.real_etcd import needs_etcd
+from tests.kit.places import ROOT
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
@@ -22,7 +23,7 @@ LOG = logging.getLogger("tests.child")
 _PARENT = """
 import asyncio, logging, sys
 from pathlib import Path
-from gpufaas.etcd import etcd_server
+from gpufaas.etcd.own_server import etcd_server
 
 async def main():
     async with etcd_server(Path(sys.argv[1]), logging.getLogger()) as server:
@@ -33,44 +34,37 @@ asyncio.run(main())
 """
 
 
-def test_an_etcd_keeps_its_data_when_it_is_started_again(tmp_path: Path) -> None:
-    async def test() -> None:
-        for expected in (None, b"1"):
-            async with etcd_server(tmp_path / "new", LOG) as server:
-                store = EtcdStore(EtcdSettings((server.url,)), LOG)
-                assert await store.get("a") == expected
-                await store.put("a", b"1")
-                await store.close()
-            assert server.process.returncode is not None
-
-    asyncio.run(test())
-
-
-def test_an_etcd_listens_on_loopback_alone_and_lets_nobody_read_its_data(tmp_path: Path) -> None:
-    async def test() -> None:
+async def test_an_etcd_keeps_its_data_when_it_is_started_again(tmp_path: Path) -> None:
+    for expected in (None, b"1"):
         async with etcd_server(tmp_path / "new", LOG) as server:
-            assert server.url.startswith("http://127.0.0.1:")
-        assert (tmp_path / "new").stat().st_mode & 0o077 == 0
+            store = EtcdStore(EtcdSettings((server.url,)), LOG)
+            assert await store.get("a") == expected
+            await store.put("a", b"1")
+            await store.close()
+        assert server.process.returncode is not None
 
-    asyncio.run(test())
+
+async def test_an_etcd_listens_on_loopback_alone_and_lets_nobody_read_its_data(
+    tmp_path: Path,
+) -> None:
+    async with etcd_server(tmp_path / "new", LOG) as server:
+        assert server.url.startswith("http://127.0.0.1:")
+    assert (tmp_path / "new").stat().st_mode & 0o077 == 0
 
 
-def test_an_etcd_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
-    async def test() -> None:
-        root = Path(__file__).parents[3]
-        parent = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _PARENT, str(tmp_path)), stdout=PIPE, cwd=root
-        )
-        assert parent.stdout is not None
-        pid = int(await parent.stdout.readline())
-        assert Path(f"/proc/{pid}/exe").readlink() == etcd_path()
-        parent.kill()
-        await parent.wait()
-        async with asyncio.timeout(30):
-            while running(pid):
-                await asyncio.sleep(0.02)
-
-    asyncio.run(test())
+async def test_an_etcd_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    root = ROOT
+    parent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _PARENT, str(tmp_path)), stdout=PIPE, cwd=root
+    )
+    assert parent.stdout is not None
+    pid = int(await parent.stdout.readline())
+    assert Path(f"/proc/{pid}/exe").readlink() == etcd_path()
+    parent.kill()
+    await parent.wait()
+    async with asyncio.timeout(30):
+        while running(pid):
+            await asyncio.sleep(0.02)
 
 
 def etcd_path() -> Path:
@@ -88,37 +82,28 @@ def running(pid: int) -> bool:
         return False
 
 
-def test_an_etcd_says_why_when_it_does_not_start(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with etcd_server(tmp_path, LOG):
-            with pytest.raises(EtcdFailed):
-                async with etcd_server(tmp_path, LOG, options=["--nonsense"]):
-                    pass
-
-    asyncio.run(test())
+async def test_an_etcd_says_why_when_it_does_not_start(tmp_path: Path) -> None:
+    async with etcd_server(tmp_path, LOG):
+        with pytest.raises(EtcdFailed):
+            async with etcd_server(tmp_path, LOG, options=["--nonsense"]):
+                pass
 
 
-def test_the_version_is_said_and_the_wheels_is_called_a_trial(
+async def test_the_version_is_said_and_the_wheels_is_called_a_trial(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        program = find_etcd()
-        assert program is not None
-        version = await etcd_version(program)
-        assert version >= (3, 3)
-        async with etcd_server(tmp_path, LOG):
-            pass
-        assert ".".join(map(str, version)) in caplog.text
-        assert ("trial" in caplog.text) == (program.of_wheel or version < (3, 5, 28))
-
     caplog.set_level(logging.INFO)
-    asyncio.run(test())
+    program = find_etcd()
+    assert program is not None
+    version = await etcd_version(program)
+    assert version >= (3, 3)
+    async with etcd_server(tmp_path, LOG):
+        pass
+    assert ".".join(map(str, version)) in caplog.text
+    assert ("trial" in caplog.text) == (program.of_wheel or version < (3, 5, 28))
 
 
-def test_a_frozen_etcd_is_ended_all_the_same(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with etcd_server(tmp_path, LOG) as server:
-            os.kill(server.process.pid, signal.SIGSTOP)
-        assert server.process.returncode == -signal.SIGKILL
-
-    asyncio.run(test())
+async def test_a_frozen_etcd_is_ended_all_the_same(tmp_path: Path) -> None:
+    async with etcd_server(tmp_path, LOG) as server:
+        os.kill(server.process.pid, signal.SIGSTOP)
+    assert server.process.returncode == -signal.SIGKILL

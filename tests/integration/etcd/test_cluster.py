@@ -2,23 +2,23 @@
 
 import asyncio
 import logging
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from gpufaas.etcd import EtcdServer, etcd_server
-from scheduler.adapters.etcd_channel import EtcdSettings
-from scheduler.adapters.store_etcd import EtcdStore
-from scheduler.errors import StoreUnavailable
-from scheduler.ports import Fence
-from tests.etcd_world import needs_etcd
+from gpufaas.etcd.own_server import EtcdServer, etcd_server
+from gpufaas.local.held_ports import HeldPort
+from scheduler.model.errors import StoreUnavailable
+from scheduler.store.datastore import Fence
+from scheduler.store.etcd_channel import EtcdSettings
+from scheduler.store.etcd_store import EtcdStore
+from tests.kit.engines.real_etcd import needs_etcd
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
-LOG = logging.getLogger("tests.cluster")
+LOG = logging.getLogger("tests.kit.worlds.cluster_in_process")
 BACK_S = 15.0  # a new leader among the members, and our way to another one
 MEMBERS = ("m0", "m1", "m2")
 
@@ -26,7 +26,7 @@ MEMBERS = ("m0", "m1", "m2")
 @asynccontextmanager
 async def three_members(data: Path) -> AsyncIterator[list[EtcdServer]]:
     """All on loopback; none answers before two of them have found each other."""
-    ports = free_ports(2 * len(MEMBERS))
+    ports = [HeldPort().keep() for _ in range(2 * len(MEMBERS))]
     peers = {name: f"http://127.0.0.1:{port}" for name, port in zip(MEMBERS, ports, strict=False)}
     cluster = ",".join(f"{name}={url}" for name, url in peers.items())
 
@@ -56,16 +56,6 @@ async def three_members(data: Path) -> AsyncIterator[list[EtcdServer]]:
             await asyncio.gather(*starting, return_exceptions=True)
 
 
-def free_ports(number: int) -> list[int]:
-    probes = [socket.socket() for _ in range(number)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports: list[int] = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
 async def put(store: EtcdStore, key: str, value: bytes) -> None:
     """As soon as it can be done."""
     async with asyncio.timeout(BACK_S):
@@ -79,52 +69,48 @@ async def put(store: EtcdStore, key: str, value: bytes) -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 2], ids=["ours", "another"])
-def test_store_goes_on_when_one_of_three_members_is_killed(tmp_path: Path, victim: int) -> None:
-    async def test() -> None:
-        async with three_members(tmp_path) as members:
-            urls = tuple(member.url for member in members)
-            async with EtcdStore(EtcdSettings(urls), LOG) as store:
-                await put(store, "a", b"1")
-                revision = await store.create("leader", b"us")
-                assert revision is not None
-                seen: list[bytes | None] = []
-                watching = asyncio.create_task(follow(store, seen))
-                members[victim].process.kill()
-                await members[victim].process.wait()
-                await put(store, "a", b"2")
-                assert await store.get("a") == b"2"
-                async with asyncio.timeout(BACK_S):
-                    while seen[-1:] != [b"2"]:
-                        await asyncio.sleep(0.05)
-                await put(store, "b", b"3")
-                await store.write({"c": b"4"}, fence=Fence("leader", revision))
-                assert not watching.done()
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
-            for url in (url for place, url in enumerate(urls) if place != victim):
-                alone = EtcdStore(EtcdSettings((url,)), LOG)
-                assert [await alone.get(key) for key in "abc"] == [b"2", b"3", b"4"]
-                await alone.close()
+async def test_store_goes_on_when_one_of_three_members_is_killed(
+    tmp_path: Path, victim: int
+) -> None:
+    async with three_members(tmp_path) as members:
+        urls = tuple(member.url for member in members)
+        async with EtcdStore(EtcdSettings(urls), LOG) as store:
+            await put(store, "a", b"1")
+            revision = await store.create("leader", b"us")
+            assert revision is not None
+            seen: list[bytes | None] = []
+            watching = asyncio.create_task(follow(store, seen))
+            members[victim].process.kill()
+            await members[victim].process.wait()
+            await put(store, "a", b"2")
+            assert await store.get("a") == b"2"
+            async with asyncio.timeout(BACK_S):
+                while seen[-1:] != [b"2"]:
+                    await asyncio.sleep(0.05)
+            await put(store, "b", b"3")
+            await store.write({"c": b"4"}, fence=Fence("leader", revision))
+            assert not watching.done()
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        for url in (url for place, url in enumerate(urls) if place != victim):
+            alone = EtcdStore(EtcdSettings((url,)), LOG)
+            assert [await alone.get(key) for key in "abc"] == [b"2", b"3", b"4"]
+            await alone.close()
 
-    asyncio.run(test())
 
-
-def test_store_is_away_when_two_of_three_members_are_killed(tmp_path: Path) -> None:
+async def test_store_is_away_when_two_of_three_members_are_killed(tmp_path: Path) -> None:
     """One member alone decides nothing: it must not look as if it had."""
 
-    async def test() -> None:
-        async with three_members(tmp_path) as members:
-            for member in members[1:]:
-                member.process.kill()
-                await member.process.wait()
-            store = EtcdStore(EtcdSettings((members[0].url,)), LOG)
-            with pytest.raises(StoreUnavailable):
-                await store.put("a", b"1")
-            with pytest.raises(StoreUnavailable):
-                await store.get("a")
-            await store.close()
-
-    asyncio.run(test())
+    async with three_members(tmp_path) as members:
+        for member in members[1:]:
+            member.process.kill()
+            await member.process.wait()
+        store = EtcdStore(EtcdSettings((members[0].url,)), LOG)
+        with pytest.raises(StoreUnavailable):
+            await store.put("a", b"1")
+        with pytest.raises(StoreUnavailable):
+            await store.get("a")
+        await store.close()
 
 
 async def follow(store: EtcdStore, seen: list[bytes | None]) -> None:

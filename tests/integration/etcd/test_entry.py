@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import shutil
-import socket
 import subprocess
 import sys
 from asyncio.subprocess import PIPE
@@ -16,13 +15,15 @@ import pytest
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
 
 from gpufaas.cli import EXIT_BAD_USE
-from gpufaas.etcd import etcd_server
-from gpufaas.scheduler import etcd_settings
-from gpufaas.settings import read_settings
-from scheduler.adapters.etcd_channel import EtcdChannel, EtcdSettings
-from scheduler.adapters.store_etcd import EtcdStore
-from scheduler.errors import StoreError, StoreUnavailable
-from tests.etcd_world import EtcdWorld, an_etcd, needs_etcd
+from gpufaas.commands.scheduler import etcd_settings
+from gpufaas.etcd.own_server import etcd_server
+from gpufaas.local.held_ports import HeldPort
+from gpufaas.options.configuration import read_settings
+from scheduler.model.errors import DatastoreError, StoreUnavailable
+from scheduler.store.etcd_channel import EtcdChannel, EtcdSettings
+from scheduler.store.etcd_store import EtcdStore
+from tests.kit.engines.real_etcd import EtcdWorld, an_etcd, needs_etcd
+from tests.kit.places import ROOT
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
@@ -70,103 +71,91 @@ async def only_root_at(url: str, more: Iterable[tuple[str, Any]] = ()) -> EtcdSe
     return EtcdSettings((url,), user="root", password=root["password"])
 
 
-def test_a_user_is_let_in_when_the_password_is_right_and_else_not(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with an_etcd(tmp_path) as world:
-            settings = await let_only_root_in(world)
-            async with EtcdStore(settings, LOG) as store:
-                await store.put("a", b"1")
-                assert await store.get("a") == b"1"
-                lease = await store.grant(3)
-                assert await store.refresh(lease)
-            for wrong in (EtcdSettings((world.url,)), replace(settings, password="guess")):
-                store = EtcdStore(wrong, LOG)
-                with pytest.raises(StoreError):
-                    await store.put("a", b"2")
-                await store.close()
-
-    asyncio.run(test())
-
-
-def test_a_user_is_let_in_again_when_etcd_has_forgotten_the_pass(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with an_etcd(tmp_path) as world:
-            store = EtcdStore(await let_only_root_in(world), LOG)
+async def test_a_user_is_let_in_when_the_password_is_right_and_else_not(tmp_path: Path) -> None:
+    async with an_etcd(tmp_path) as world:
+        settings = await let_only_root_in(world)
+        async with EtcdStore(settings, LOG) as store:
             await store.put("a", b"1")
-            await world.kill()  # passes are in its memory
-            await world.start()
-            answers: list[bytes | str | None] = []
-            async with asyncio.timeout(30):
-                while answers[-1:] != [b"1"]:
-                    try:
-                        answers.append(await store.get("a"))
-                    except StoreUnavailable as error:
-                        answers.append(str(error))
-                        await asyncio.sleep(0.1)
-            assert not [text for text in answers if "auth" in str(text)]
+            assert await store.get("a") == b"1"
+            lease = await store.grant(3)
+            assert await store.refresh(lease)
+        for wrong in (EtcdSettings((world.url,)), replace(settings, password="guess")):
+            store = EtcdStore(wrong, LOG)
+            with pytest.raises(DatastoreError):
+                await store.put("a", b"2")
             await store.close()
 
-    asyncio.run(test())
+
+async def test_a_user_is_let_in_again_when_etcd_has_forgotten_the_pass(tmp_path: Path) -> None:
+    async with an_etcd(tmp_path) as world:
+        store = EtcdStore(await let_only_root_in(world), LOG)
+        await store.put("a", b"1")
+        await world.kill()  # passes are in its memory
+        await world.start()
+        answers: list[bytes | str | None] = []
+        async with asyncio.timeout(30):
+            while answers[-1:] != [b"1"]:
+                try:
+                    answers.append(await store.get("a"))
+                except StoreUnavailable as error:
+                    answers.append(str(error))
+                    await asyncio.sleep(0.1)
+        assert not [text for text in answers if "auth" in str(text)]
+        await store.close()
 
 
-def test_a_connection_is_private_when_the_endpoint_is_https(tmp_path: Path) -> None:
-    async def test() -> None:
-        plain, private = free_ports()
-        urls = f"http://127.0.0.1:{plain},https://127.0.0.1:{private}"
-        options = ["--auto-tls", f"--listen-client-urls={urls}"]
-        async with etcd_server(tmp_path, LOG, port=plain, options=options):
-            certificate = tmp_path / "data" / "fixtures" / "client" / "cert.pem"
-            settings = EtcdSettings((f"https://127.0.0.1:{private}",), ca_file=certificate)
-            async with EtcdStore(settings, LOG) as store:
-                await store.put("a", b"1")
-                assert await store.get("a") == b"1"
-            store = EtcdStore(replace(settings, ca_file=None), LOG)
-            with pytest.raises(StoreUnavailable):  # nobody vouches for this certificate
-                await store.get("a")
-            await store.close()
-
-    asyncio.run(test())
+async def test_a_connection_is_private_when_the_endpoint_is_https(tmp_path: Path) -> None:
+    plain, private = HeldPort().keep(), HeldPort().keep()
+    urls = f"http://127.0.0.1:{plain},https://127.0.0.1:{private}"
+    options = ["--auto-tls", f"--listen-client-urls={urls}"]
+    async with etcd_server(tmp_path, LOG, port=plain, options=options):
+        certificate = tmp_path / "data" / "fixtures" / "client" / "cert.pem"
+        settings = EtcdSettings((f"https://127.0.0.1:{private}",), ca_file=certificate)
+        async with EtcdStore(settings, LOG) as store:
+            await store.put("a", b"1")
+            assert await store.get("a") == b"1"
+        store = EtcdStore(replace(settings, ca_file=None), LOG)
+        with pytest.raises(StoreUnavailable):  # nobody vouches for this certificate
+            await store.get("a")
+        await store.close()
 
 
 @needs_openssl
-def test_etcd_takes_only_clients_with_a_certificate_and_the_password_that_settings_name(
+async def test_etcd_takes_only_clients_with_a_certificate_and_the_password_that_settings_name(
     tmp_path: Path,
 ) -> None:
     """What an administrator would write: https, a certificate of our own, and a user."""
 
-    async def test() -> None:
-        made = certificates(tmp_path)
-        plain, private = free_ports()
-        options = [
-            f"--listen-client-urls=http://127.0.0.1:{plain},https://127.0.0.1:{private}",
-            f"--cert-file={made['server.pem']}",
-            f"--key-file={made['server.key']}",
-            f"--trusted-ca-file={made['ca.pem']}",
-            "--client-cert-auth",
-        ]
-        async with etcd_server(tmp_path / "etcd", LOG, port=plain, options=options) as server:
-            await only_root_at(server.url, PREFIXED)
-            password = tmp_path / "password"
-            password.write_text("ours alone\n")
-            url = f"https://127.0.0.1:{private}"
-            text = "[etcd]\n" + "".join(
-                f"{name} = '{value}'\n"
-                for name, value in {
-                    "endpoints": url,
-                    "ca": made["ca.pem"],
-                    "cert": made["client.pem"],
-                    "key": made["client.key"],
-                    "user": "gpufaas",
-                    "password_file": password,
-                }.items()
-            )
-            config = tmp_path / "gpufaas.toml"
-            config.write_text(text)
-            settings = etcd_settings(read_settings(str(config), {}, {}).etcd)
-            await works(settings)
-            await lets_no_stranger_in(settings, made)
-
-    asyncio.run(test())
+    made = certificates(tmp_path)
+    plain, private = HeldPort().keep(), HeldPort().keep()
+    options = [
+        f"--listen-client-urls=http://127.0.0.1:{plain},https://127.0.0.1:{private}",
+        f"--cert-file={made['server.pem']}",
+        f"--key-file={made['server.key']}",
+        f"--trusted-ca-file={made['ca.pem']}",
+        "--client-cert-auth",
+    ]
+    async with etcd_server(tmp_path / "etcd", LOG, port=plain, options=options) as server:
+        await only_root_at(server.url, PREFIXED)
+        password = tmp_path / "password"
+        password.write_text("ours alone\n")
+        url = f"https://127.0.0.1:{private}"
+        text = "[etcd]\n" + "".join(
+            f"{name} = '{value}'\n"
+            for name, value in {
+                "endpoints": url,
+                "ca": made["ca.pem"],
+                "cert": made["client.pem"],
+                "key": made["client.key"],
+                "user": "gpufaas",
+                "password_file": password,
+            }.items()
+        )
+        config = tmp_path / "gpufaas.toml"
+        config.write_text(text)
+        settings = etcd_settings(read_settings(str(config), {}, {}).etcd)
+        await works(settings)
+        await lets_no_stranger_in(settings, made)
 
 
 async def works(settings: EtcdSettings) -> None:
@@ -180,7 +169,7 @@ async def works(settings: EtcdSettings) -> None:
         assert (await anext(seen)).values["a"] == b"1"
         await seen.aclose()
         outside = EtcdStore(replace(settings, prefix="/others/"), LOG)
-        with pytest.raises(StoreError, match="permission denied"):
+        with pytest.raises(DatastoreError, match="permission denied"):
             await outside.put("a", b"1")
         await outside.close()
 
@@ -198,53 +187,47 @@ async def lets_no_stranger_in(settings: EtcdSettings, made: dict[str, Path]) -> 
     }
     for who, stranger in strangers.items():
         store = EtcdStore(stranger, LOG)
-        with pytest.raises(StoreError):
+        with pytest.raises(DatastoreError):
             assert await store.get("a") != b"1", who
         await store.close()
 
 
 @needs_openssl
-def test_a_connection_is_made_anew_with_the_certificates_of_old_when_a_file_is_gone(
+async def test_a_connection_is_made_anew_with_the_certificates_of_old_when_a_file_is_gone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        made = certificates(tmp_path)
-        settings = EtcdSettings(("https://127.0.0.1:9",), ca_file=made["ca.pem"])
-        channel = EtcdChannel(settings, LOG)
-        made["ca.pem"].unlink()
-        channel.reopen()
-        assert "certificates for etcd stay as they were" in caplog.text
-        await channel.close()
-        with pytest.raises(StoreError, match="No such file"):
-            EtcdChannel(settings, LOG)
-
-    asyncio.run(test())
+    made = certificates(tmp_path)
+    settings = EtcdSettings(("https://127.0.0.1:9",), ca_file=made["ca.pem"])
+    channel = EtcdChannel(settings, LOG)
+    made["ca.pem"].unlink()
+    channel.reopen()
+    assert "certificates for etcd stay as they were" in caplog.text
+    await channel.close()
+    with pytest.raises(DatastoreError, match="No such file"):
+        EtcdChannel(settings, LOG)
 
 
-def test_scheduler_ends_with_one_line_when_etcd_does_not_let_it_in(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with an_etcd(tmp_path / "etcd") as world:
-            await let_only_root_in(world)
-            (tmp_path / "guess").write_text("guess")
-            scheduler = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gpufaas.cli", "scheduler", "--listen", "127.0.0.1:0"),
-                *("--secret-file", str(tmp_path / "secret"), "--etcd", world.url),
-                *("--etcd-user", "root", "--etcd-password-file", str(tmp_path / "guess")),
-                stderr=PIPE,
-                cwd=Path(__file__).parents[3],
-            )
-            try:
-                async with asyncio.timeout(30):
-                    said = (await scheduler.communicate())[1].decode()
-            finally:
-                if scheduler.returncode is None:
-                    scheduler.kill()
-                    await scheduler.wait()
-            assert scheduler.returncode == EXIT_BAD_USE
-            assert said.splitlines()[-1].startswith("gpufaas scheduler: etcd: ")
-            assert "Traceback" not in said
-
-    asyncio.run(test())
+async def test_scheduler_ends_with_one_line_when_etcd_does_not_let_it_in(tmp_path: Path) -> None:
+    async with an_etcd(tmp_path / "etcd") as world:
+        await let_only_root_in(world)
+        (tmp_path / "guess").write_text("guess")
+        scheduler = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gpufaas.cli", "scheduler", "--listen", "127.0.0.1:0"),
+            *("--secret-file", str(tmp_path / "secret"), "--etcd", world.url),
+            *("--etcd-user", "root", "--etcd-password-file", str(tmp_path / "guess")),
+            stderr=PIPE,
+            cwd=ROOT,
+        )
+        try:
+            async with asyncio.timeout(30):
+                said = (await scheduler.communicate())[1].decode()
+        finally:
+            if scheduler.returncode is None:
+                scheduler.kill()
+                await scheduler.wait()
+        assert scheduler.returncode == EXIT_BAD_USE
+        assert said.splitlines()[-1].startswith("gpufaas scheduler: etcd: ")
+        assert "Traceback" not in said
 
 
 def certificates(folder: Path) -> dict[str, Path]:
@@ -268,10 +251,3 @@ def certificates(folder: Path) -> dict[str, Path]:
 
 def openssl(folder: Path, *words: str) -> None:
     subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-
-def free_ports() -> tuple[int, int]:
-    with socket.socket() as first, socket.socket() as second:
-        for probe in (first, second):
-            probe.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1]

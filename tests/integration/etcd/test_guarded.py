@@ -12,11 +12,11 @@ import pytest
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
 
 from gpufaas.errors import EtcdFailed
-from scheduler.adapters.etcd_channel import EtcdChannel, EtcdSettings
-from scheduler.adapters.store_etcd import EtcdStore
-from scheduler.errors import StoreError, StoreUnavailable
-from tests.etcd_world import LOG, EtcdWorld, an_etcd, needs_etcd
-from tests.scheduler_process import scheduler_process
+from scheduler.model.errors import DatastoreError, StoreUnavailable
+from scheduler.store.etcd_channel import EtcdChannel, EtcdSettings
+from scheduler.store.etcd_store import EtcdStore
+from tests.kit.engines.real_etcd import LOG, EtcdWorld, an_etcd, needs_etcd
+from tests.kit.processes.scheduler_process import scheduler_process
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
@@ -30,9 +30,9 @@ async def refused(settings: EtcdSettings) -> None:
     """Neither reading nor writing works."""
     store = EtcdStore(settings, LOG)
     try:
-        with pytest.raises(StoreError):
+        with pytest.raises(DatastoreError):
             await store.get("a")
-        with pytest.raises(StoreError):
+        with pytest.raises(DatastoreError):
             await store.put("a", b"a stranger's")
     finally:
         await store.close()
@@ -46,63 +46,53 @@ async def kept(world: EtcdWorld, key: str) -> bytes | None:
         await store.close()
 
 
-def test_a_stranger_is_refused_when_the_etcd_is_guarded(tmp_path: Path) -> None:
-    async def test() -> None:
-        data = tmp_path / "etcd"
-        async with an_etcd(data, guarded=True) as world:
-            async with world.store() as store:
-                await store.put("a", b"1")
-            assert await kept(world, "a") == b"1"
-            await refused(EtcdSettings((world.url,)))
-            await refused(replace(world.settings(), password="guess"))
-            assert (data / "password").stat().st_mode & 0o777 == 0o600
-            assert data.stat().st_mode & 0o077 == 0
-            assert not (data / "private:0").exists()
-
-    asyncio.run(test())
+async def test_a_stranger_is_refused_when_the_etcd_is_guarded(tmp_path: Path) -> None:
+    data = tmp_path / "etcd"
+    async with an_etcd(data, guarded=True) as world:
+        async with world.store() as store:
+            await store.put("a", b"1")
+        assert await kept(world, "a") == b"1"
+        await refused(EtcdSettings((world.url,)))
+        await refused(replace(world.settings(), password="guess"))
+        assert (data / "password").stat().st_mode & 0o777 == 0o600
+        assert data.stat().st_mode & 0o077 == 0
+        assert not (data / "private:0").exists()
 
 
-def test_a_guarded_etcd_keeps_data_and_password_when_it_is_started_again(tmp_path: Path) -> None:
-    async def test() -> None:
-        passwords = set()
-        for expected in (None, b"1"):
-            async with an_etcd(tmp_path, guarded=True) as world, world.store() as store:
-                assert await store.get("a") == expected
-                await store.put("a", b"1")
-                passwords.add(world.settings().password)
-        assert len(passwords) == 1
-        assert len(passwords.pop()) > 40
-
-    asyncio.run(test())
-
-
-def test_a_guarded_etcd_starts_when_its_folder_has_a_long_path(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with an_etcd(tmp_path / ("long" * 40), guarded=True) as world:
-            assert await kept(world, "a") is None
-            await refused(EtcdSettings((world.url,)))
-
-    asyncio.run(test())
-
-
-def test_an_etcd_of_before_is_guarded_and_forgets_users_when_it_is_started_again(
+async def test_a_guarded_etcd_keeps_data_and_password_when_it_is_started_again(
     tmp_path: Path,
 ) -> None:
-    async def test() -> None:
-        async with an_etcd(tmp_path) as world:
-            async with world.store() as store:
-                await store.put("a", b"1")
-            await intruders(world.url)
-        async with an_etcd(tmp_path, guarded=True) as world:
-            assert await kept(world, "a") == b"1"
-            for name in ("eve", "root"):
-                await refused(EtcdSettings((world.url,), user=name, password="a stranger's"))
-            channel = EtcdChannel(world.settings(), LOG)
-            answer = await channel.call("auth", "UserList", rpc.AuthUserListRequest())
-            assert list(answer.users) == ["root"]
-            await channel.close()
+    passwords = set()
+    for expected in (None, b"1"):
+        async with an_etcd(tmp_path, guarded=True) as world, world.store() as store:
+            assert await store.get("a") == expected
+            await store.put("a", b"1")
+            passwords.add(world.settings().password)
+    assert len(passwords) == 1
+    assert len(passwords.pop()) > 40
 
-    asyncio.run(test())
+
+async def test_a_guarded_etcd_starts_when_its_folder_has_a_long_path(tmp_path: Path) -> None:
+    async with an_etcd(tmp_path / ("long" * 40), guarded=True) as world:
+        assert await kept(world, "a") is None
+        await refused(EtcdSettings((world.url,)))
+
+
+async def test_an_etcd_of_before_is_guarded_and_forgets_users_when_it_is_started_again(
+    tmp_path: Path,
+) -> None:
+    async with an_etcd(tmp_path) as world:
+        async with world.store() as store:
+            await store.put("a", b"1")
+        await intruders(world.url)
+    async with an_etcd(tmp_path, guarded=True) as world:
+        assert await kept(world, "a") == b"1"
+        for name in ("eve", "root"):
+            await refused(EtcdSettings((world.url,), user=name, password="a stranger's"))
+        channel = EtcdChannel(world.settings(), LOG)
+        answer = await channel.call("auth", "UserList", rpc.AuthUserListRequest())
+        assert list(answer.users) == ["root"]
+        await channel.close()
 
 
 async def intruders(url: str) -> None:
@@ -116,25 +106,25 @@ async def intruders(url: str) -> None:
     await channel.close()
 
 
-def test_a_guarded_etcd_does_not_start_when_the_password_is_another_or_is_open_to_others(
+async def test_a_guarded_etcd_does_not_start_when_the_password_is_another_or_is_open_to_others(
     tmp_path: Path,
 ) -> None:
     async def start() -> None:
         async with an_etcd(tmp_path, guarded=True):
             pass
 
-    asyncio.run(start())
+    await start()
     password = tmp_path / "password"
     password.chmod(0o644)
     with pytest.raises(EtcdFailed, match="chmod 600"):
-        asyncio.run(start())
+        await start()
     password.chmod(0o600)
     password.write_text("another")
     with pytest.raises(EtcdFailed, match=r"password.*authenticate"):
-        asyncio.run(start())
+        await start()
     password.write_text("\n")
     with pytest.raises(EtcdFailed, match="empty"):
-        asyncio.run(start())
+        await start()
 
 
 class Followed:
@@ -176,91 +166,81 @@ async def patiently(doing: Callable[[], Awaitable[object]]) -> object:
 
 
 @pytest.mark.parametrize("away_s", [0.0, 3.0], ids=["at once", "after a while"])
-def test_a_store_goes_on_when_a_guarded_etcd_is_killed_and_comes_back(
+async def test_a_store_goes_on_when_a_guarded_etcd_is_killed_and_comes_back(
     tmp_path: Path, away_s: float
 ) -> None:
     """Its passes were in its memory: calls, watches and leases need new ones."""
 
-    async def test() -> None:
-        async with an_etcd(tmp_path, guarded=True) as world, world.store() as store:
-            lease = await store.grant(60)
-            await store.put("m/leased", b"1", lease)
-            seen = Followed(store)
-            await seen.brings("m/leased", b"1")
-            await world.kill()
-            await asyncio.sleep(away_s)
-            await world.start()
-            assert await patiently(lambda: store.refresh(lease))
-            await patiently(lambda: store.put("m/a", b"2"))
-            await seen.brings("m/a", b"2")
-            await seen.end()
-            async with asyncio.timeout(BACK_S):
-                while not store.healthy:
-                    await asyncio.sleep(0.05)
-
-    asyncio.run(test())
+    async with an_etcd(tmp_path, guarded=True) as world, world.store() as store:
+        lease = await store.grant(60)
+        await store.put("m/leased", b"1", lease)
+        seen = Followed(store)
+        await seen.brings("m/leased", b"1")
+        await world.kill()
+        await asyncio.sleep(away_s)
+        await world.start()
+        assert await patiently(lambda: store.refresh(lease))
+        await patiently(lambda: store.put("m/a", b"2"))
+        await seen.brings("m/a", b"2")
+        await seen.end()
+        async with asyncio.timeout(BACK_S):
+            while not store.healthy:
+                await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("asked", ["get", "put", "refresh", "grant", "list"])
-def test_a_store_is_let_in_again_when_its_pass_has_run_out(tmp_path: Path, asked: str) -> None:
-    async def test() -> None:
-        async with an_etcd(tmp_path, guarded=True, options=SHORT_LIVED) as world:
-            store = world.store()  # without the heartbeat, which would keep the pass alive
-            await store.put("a", b"1")
-            lease = await store.grant(60)
-            await asyncio.sleep(RUN_OUT_S)
-            calls: dict[str, Callable[[], Awaitable[object]]] = {
-                "get": lambda: store.get("a"),
-                "put": lambda: store.put("a", b"2"),
-                "refresh": lambda: store.refresh(lease),
-                "grant": lambda: store.grant(60),
-                "list": lambda: store.list(""),
-            }
-            assert await calls[asked]()
-            await store.close()
+async def test_a_store_is_let_in_again_when_its_pass_has_run_out(
+    tmp_path: Path, asked: str
+) -> None:
+    async with an_etcd(tmp_path, guarded=True, options=SHORT_LIVED) as world:
+        store = world.store()  # without the heartbeat, which would keep the pass alive
+        await store.put("a", b"1")
+        lease = await store.grant(60)
+        await asyncio.sleep(RUN_OUT_S)
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "get": lambda: store.get("a"),
+            "put": lambda: store.put("a", b"2"),
+            "refresh": lambda: store.refresh(lease),
+            "grant": lambda: store.grant(60),
+            "list": lambda: store.list(""),
+        }
+        assert await calls[asked]()
+        await store.close()
 
-    asyncio.run(test())
 
-
-def test_a_watch_is_let_in_again_when_a_pass_lives_no_longer_than_a_heartbeat(
+async def test_a_watch_is_let_in_again_when_a_pass_lives_no_longer_than_a_heartbeat(
     tmp_path: Path,
 ) -> None:
-    async def test() -> None:
-        async with (
-            an_etcd(tmp_path, guarded=True, options=SHORT_LIVED) as world,
-            world.store() as store,
-        ):
-            for number in range(3):
-                seen = Followed(store)
-                await store.put(f"m/{number}", b"1")
-                await seen.brings(f"m/{number}", b"1")
-                await asyncio.sleep(1.3)
-                assert store.healthy
-                await seen.end()
-
-    asyncio.run(test())
+    async with (
+        an_etcd(tmp_path, guarded=True, options=SHORT_LIVED) as world,
+        world.store() as store,
+    ):
+        for number in range(3):
+            seen = Followed(store)
+            await store.put(f"m/{number}", b"1")
+            await seen.brings(f"m/{number}", b"1")
+            await asyncio.sleep(1.3)
+            assert store.healthy
+            await seen.end()
 
 
-def test_a_scheduler_with_an_etcd_of_its_own_is_let_in_and_a_stranger_is_not(
+async def test_a_scheduler_with_an_etcd_of_its_own_is_let_in_and_a_stranger_is_not(
     tmp_path: Path,
 ) -> None:
-    async def test() -> None:
-        data = tmp_path / "etcd"
-        options = ("--start-etcd", "--etcd-data", str(data))
-        async with scheduler_process(tmp_path, *options) as scheduler:
-            async with asyncio.timeout(BACK_S):
-                while (health := await asyncio.to_thread(readiness, scheduler.url)) != "ok leads":
-                    assert not health.startswith("lost")
-                    await asyncio.sleep(0.1)
-            url = listening(data)
-            await refused(EtcdSettings((url,)))
-            password = (data / "password").read_text().strip()
-            store = EtcdStore(EtcdSettings((url,), user="root", password=password), LOG)
-            assert await store.get("leader") is not None
-            await store.close()
-            assert await scheduler.stop() == 0
-
-    asyncio.run(test())
+    data = tmp_path / "etcd"
+    options = ("--start-etcd", "--etcd-data", str(data))
+    async with scheduler_process(tmp_path, *options) as scheduler:
+        async with asyncio.timeout(BACK_S):
+            while (health := await asyncio.to_thread(readiness, scheduler.url)) != "ok leads":
+                assert not health.startswith("lost")
+                await asyncio.sleep(0.1)
+        url = listening(data)
+        await refused(EtcdSettings((url,)))
+        password = (data / "password").read_text().strip()
+        store = EtcdStore(EtcdSettings((url,), user="root", password=password), LOG)
+        assert await store.get("leader") is not None
+        await store.close()
+        assert await scheduler.stop() == 0
 
 
 def readiness(url: str) -> str:

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from scheduler.errors import Fenced
-from scheduler.ports import Store
-from scheduler.service.leader import Leadership
-from tests.cut_wire import Wire
-from tests.etcd_world import EtcdWorld, an_etcd, needs_etcd
+from scheduler.model.errors import Fenced
+from scheduler.service.leadership.election import Leadership
+from scheduler.store.datastore import Store
+from tests.kit.engines.real_etcd import EtcdWorld, an_etcd, needs_etcd
+from tests.kit.network.cut_wire import Wire
+from tests.kit.places import ROOT
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
@@ -29,7 +30,7 @@ CANDIDATE = Path(__file__).with_name("candidate.py")
 @asynccontextmanager
 async def candidate_process(world: EtcdWorld, name: str) -> AsyncIterator[Process]:
     """A process that wants to lead."""
-    root = Path(__file__).parents[3]
+    root = ROOT
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(CANDIDATE), world.url, name),
         stdout=PIPE,
@@ -64,45 +65,39 @@ def candidate(store: Store, name: str) -> Leadership:
     return Leadership(store, name, f"http://{name}", LOG)
 
 
-def test_another_scheduler_leads_within_5_s_when_the_leader_is_killed(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with AsyncExitStack() as life:
-            world = await life.enter_async_context(an_etcd(tmp_path))
-            first = await life.enter_async_context(candidate_process(world, "first"))
-            assert await says(first, "leads", STARTS_S) == "leads 1"
-            second = await life.enter_async_context(candidate_process(world, "second"))
-            store = await life.enter_async_context(world.store())
-            await asyncio.sleep(2)  # so that the second one waits for the first
-            first.kill()
-            assert await says(second, "leads", TAKEOVER_S) == "leads 2"
-            await until_written(store, b"second")
-
-    asyncio.run(test())
+async def test_another_scheduler_leads_within_5_s_when_the_leader_is_killed(tmp_path: Path) -> None:
+    async with AsyncExitStack() as life:
+        world = await life.enter_async_context(an_etcd(tmp_path))
+        first = await life.enter_async_context(candidate_process(world, "first"))
+        assert await says(first, "leads", STARTS_S) == "leads 1"
+        second = await life.enter_async_context(candidate_process(world, "second"))
+        store = await life.enter_async_context(world.store())
+        await asyncio.sleep(2)  # so that the second one waits for the first
+        first.kill()
+        assert await says(second, "leads", TAKEOVER_S) == "leads 2"
+        await until_written(store, b"second")
 
 
-def test_a_frozen_leaders_writes_are_refused_when_it_is_thawed_under_another(
+async def test_a_frozen_leaders_writes_are_refused_when_it_is_thawed_under_another(
     tmp_path: Path,
 ) -> None:
-    async def test() -> None:
-        async with AsyncExitStack() as life:
-            world = await life.enter_async_context(an_etcd(tmp_path))
-            first = await life.enter_async_context(candidate_process(world, "first"))
-            await says(first, "leads", STARTS_S)
-            second = await life.enter_async_context(candidate_process(world, "second"))
-            store = await life.enter_async_context(world.store())
-            await asyncio.sleep(2)
-            first.send_signal(signal.SIGSTOP)
-            assert await says(second, "leads", TAKEOVER_S) == "leads 2"
-            await until_written(store, b"second")
-            written: set[bytes | None] = set()
-            watching = asyncio.create_task(note(store, written))
-            first.send_signal(signal.SIGCONT)
-            await says(first, "lost", TAKEOVER_S)
-            await asyncio.sleep(0.2)
-            watching.cancel()
-            assert written == {b"second"}
-
-    asyncio.run(test())
+    async with AsyncExitStack() as life:
+        world = await life.enter_async_context(an_etcd(tmp_path))
+        first = await life.enter_async_context(candidate_process(world, "first"))
+        await says(first, "leads", STARTS_S)
+        second = await life.enter_async_context(candidate_process(world, "second"))
+        store = await life.enter_async_context(world.store())
+        await asyncio.sleep(2)
+        first.send_signal(signal.SIGSTOP)
+        assert await says(second, "leads", TAKEOVER_S) == "leads 2"
+        await until_written(store, b"second")
+        written: set[bytes | None] = set()
+        watching = asyncio.create_task(note(store, written))
+        first.send_signal(signal.SIGCONT)
+        await says(first, "lost", TAKEOVER_S)
+        await asyncio.sleep(0.2)
+        watching.cancel()
+        assert written == {b"second"}
 
 
 async def note(store: Store, written: set[bytes | None]) -> None:
@@ -118,132 +113,122 @@ async def until_written(store: Store, name: bytes) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_a_leader_leads_on_in_its_term_when_etcd_is_killed_and_comes_back(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            an_etcd(tmp_path) as world,
-            world.store() as store,
-            candidate(store, "a") as a,
-        ):
-            await a.campaign()
-            await world.kill()
-            await until(lambda: not a.confirmed, TAKEOVER_S)
-            await asyncio.sleep(4)  # longer than its lease
-            assert a.leading
-            await world.start()
-            await until(lambda: a.confirmed, 10)
-            assert a.leading
-            await store.write({"x": b"1"}, fence=a.fence)
-
-    asyncio.run(test())
-
-
-def test_a_leader_leads_on_when_etcd_was_frozen_for_longer_than_its_lease(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            an_etcd(tmp_path) as world,
-            world.store() as store,
-            candidate(store, "a") as a,
-        ):
-            await a.campaign()
-            world.freeze()
-            await until(lambda: not a.confirmed, 6)
-            await asyncio.sleep(4)
-            world.thaw()
-            await until(lambda: a.confirmed, 10)
-            assert a.leading
-            await store.write({"x": b"1"}, fence=a.fence)
-
-    asyncio.run(test())
-
-
-def test_a_leader_leads_on_when_etcd_was_frozen_and_another_scheduler_stands_by(
+async def test_a_leader_leads_on_in_its_term_when_etcd_is_killed_and_comes_back(
     tmp_path: Path,
 ) -> None:
-    async def test() -> None:
-        async with AsyncExitStack() as life:
-            world = await life.enter_async_context(an_etcd(tmp_path))
-            first, second = world.store(), world.store()
-            a = candidate(await life.enter_async_context(first), "a")
-            b = candidate(await life.enter_async_context(second), "b")
-            await life.enter_async_context(a)
-            await life.enter_async_context(b)
-            await a.campaign()
-            waiting = asyncio.create_task(b.campaign())
-            await asyncio.sleep(1)
-            world.freeze()
-            await until(lambda: not (first.healthy or second.healthy), 6)
-            await asyncio.sleep(4)  # longer than the lease
-            world.thaw()
-            await until(lambda: a.confirmed, 10)
-            await asyncio.sleep(3)
-            assert a.leading
-            assert not waiting.done()
-            await a.resign()
-            async with asyncio.timeout(TAKEOVER_S):
-                assert await waiting > a.term
-
-    asyncio.run(test())
+    async with (
+        an_etcd(tmp_path) as world,
+        world.store() as store,
+        candidate(store, "a") as a,
+    ):
+        await a.campaign()
+        await world.kill()
+        await until(lambda: not a.confirmed, TAKEOVER_S)
+        await asyncio.sleep(4)  # longer than its lease
+        assert a.leading
+        await world.start()
+        await until(lambda: a.confirmed, 10)
+        assert a.leading
+        await store.write({"x": b"1"}, fence=a.fence)
 
 
-def test_a_leader_leads_in_a_higher_term_when_etcd_has_lost_its_data(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            an_etcd(tmp_path) as world,
-            world.store() as store,
-            candidate(store, "a") as a,
-        ):
-            await a.campaign()
-            await world.kill()
-            world.wipe()
-            await world.start()
-            await until(lambda: a.term == 2, 10)
-            assert a.leading
-            found = await a.leader()
-            assert found is not None
-            assert found.term == 2
-            await store.write({"x": b"1"}, fence=a.fence)
-
-    asyncio.run(test())
+async def test_a_leader_leads_on_when_etcd_was_frozen_for_longer_than_its_lease(
+    tmp_path: Path,
+) -> None:
+    async with (
+        an_etcd(tmp_path) as world,
+        world.store() as store,
+        candidate(store, "a") as a,
+    ):
+        await a.campaign()
+        world.freeze()
+        await until(lambda: not a.confirmed, 6)
+        await asyncio.sleep(4)
+        world.thaw()
+        await until(lambda: a.confirmed, 10)
+        assert a.leading
+        await store.write({"x": b"1"}, fence=a.fence)
 
 
-def test_a_leader_that_is_cut_off_leads_on_until_it_hears_of_the_next_one(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with AsyncExitStack() as life:
-            world = await life.enter_async_context(an_etcd(tmp_path))
-            wire = await life.enter_async_context(Wire(world.port))
-            cut_off = await life.enter_async_context(world.store(wire.url))
-            direct = await life.enter_async_context(world.store())
-            a = await life.enter_async_context(candidate(cut_off, "a"))
-            b = await life.enter_async_context(candidate(direct, "b"))
-            await a.campaign()
-            stale = a.fence
-            wire.cut()
-            async with asyncio.timeout(TAKEOVER_S):
-                assert await b.campaign() == 2
-            assert a.leading
-            await until(lambda: not a.confirmed, TAKEOVER_S)
-            wire.heal()
-            async with asyncio.timeout(30):
-                await a.lost.wait()
-            assert b.leading
-            with pytest.raises(Fenced):
-                await direct.write({"x": b"1"}, fence=stale)
+async def test_a_leader_leads_on_when_etcd_was_frozen_and_another_scheduler_stands_by(
+    tmp_path: Path,
+) -> None:
+    async with AsyncExitStack() as life:
+        world = await life.enter_async_context(an_etcd(tmp_path))
+        first, second = world.store(), world.store()
+        a = candidate(await life.enter_async_context(first), "a")
+        b = candidate(await life.enter_async_context(second), "b")
+        await life.enter_async_context(a)
+        await life.enter_async_context(b)
+        await a.campaign()
+        waiting = asyncio.create_task(b.campaign())
+        await asyncio.sleep(1)
+        world.freeze()
+        await until(lambda: not (first.healthy or second.healthy), 6)
+        await asyncio.sleep(4)  # longer than the lease
+        world.thaw()
+        await until(lambda: a.confirmed, 10)
+        await asyncio.sleep(3)
+        assert a.leading
+        assert not waiting.done()
+        await a.resign()
+        async with asyncio.timeout(TAKEOVER_S):
+            assert await waiting > a.term
 
-    asyncio.run(test())
+
+async def test_a_leader_leads_in_a_higher_term_when_etcd_has_lost_its_data(tmp_path: Path) -> None:
+    async with (
+        an_etcd(tmp_path) as world,
+        world.store() as store,
+        candidate(store, "a") as a,
+    ):
+        await a.campaign()
+        await world.kill()
+        world.wipe()
+        await world.start()
+        await until(lambda: a.term == 2, 10)
+        assert a.leading
+        found = await a.leader()
+        assert found is not None
+        assert found.term == 2
+        await store.write({"x": b"1"}, fence=a.fence)
 
 
-def test_a_leader_that_is_cut_off_loses_when_it_is_told_of_a_higher_term(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with AsyncExitStack() as life:
-            world = await life.enter_async_context(an_etcd(tmp_path))
-            wire = await life.enter_async_context(Wire(world.port))
-            store = await life.enter_async_context(world.store(wire.url))
-            a = await life.enter_async_context(candidate(store, "a"))
-            await a.campaign()
-            wire.cut()
-            a.saw(2)
-            async with asyncio.timeout(TAKEOVER_S):
-                await a.lost.wait()
+async def test_a_leader_that_is_cut_off_leads_on_until_it_hears_of_the_next_one(
+    tmp_path: Path,
+) -> None:
+    async with AsyncExitStack() as life:
+        world = await life.enter_async_context(an_etcd(tmp_path))
+        wire = await life.enter_async_context(Wire(world.port))
+        cut_off = await life.enter_async_context(world.store(wire.url))
+        direct = await life.enter_async_context(world.store())
+        a = await life.enter_async_context(candidate(cut_off, "a"))
+        b = await life.enter_async_context(candidate(direct, "b"))
+        await a.campaign()
+        stale = a.fence
+        wire.cut()
+        async with asyncio.timeout(TAKEOVER_S):
+            assert await b.campaign() == 2
+        assert a.leading
+        await until(lambda: not a.confirmed, TAKEOVER_S)
+        wire.heal()
+        async with asyncio.timeout(30):
+            await a.lost.wait()
+        assert b.leading
+        with pytest.raises(Fenced):
+            await direct.write({"x": b"1"}, fence=stale)
 
-    asyncio.run(test())
+
+async def test_a_leader_that_is_cut_off_loses_when_it_is_told_of_a_higher_term(
+    tmp_path: Path,
+) -> None:
+    async with AsyncExitStack() as life:
+        world = await life.enter_async_context(an_etcd(tmp_path))
+        wire = await life.enter_async_context(Wire(world.port))
+        store = await life.enter_async_context(world.store(wire.url))
+        a = await life.enter_async_context(candidate(store, "a"))
+        await a.campaign()
+        wire.cut()
+        a.saw(2)
+        async with asyncio.timeout(TAKEOVER_S):
+            await a.lost.wait()

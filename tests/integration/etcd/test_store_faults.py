@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from scheduler.adapters.etcd_channel import EtcdChannel, EtcdSettings
-from scheduler.adapters.etcd_watch import EtcdWatch
-from scheduler.adapters.store_etcd import HEARTBEAT, EtcdStore
-from scheduler.errors import StoreUnavailable
-from scheduler.ports import Changes
-from tests.cut_wire import Wire
-from tests.etcd_world import LOG, EtcdWorld, an_etcd, needs_etcd
+from scheduler.model.errors import StoreUnavailable
+from scheduler.store.datastore import KeyChanges
+from scheduler.store.etcd_channel import EtcdChannel, EtcdSettings
+from scheduler.store.etcd_store import HEARTBEAT, EtcdStore
+from scheduler.store.etcd_watch import EtcdWatch
+from tests.kit.engines.real_etcd import LOG, EtcdWorld, an_etcd, needs_etcd
+from tests.kit.network.cut_wire import Wire
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
@@ -47,7 +47,7 @@ class Seen:
             async for changes in found:
                 self._note(changes)
 
-    def _note(self, changes: Changes) -> None:
+    def _note(self, changes: KeyChanges) -> None:
         if changes.complete:
             self.values.clear()
             self.anew += 1
@@ -60,6 +60,9 @@ class Seen:
             while self.values != values:
                 self._more.clear()
                 await self._more.wait()
+
+    def cancel(self) -> None:
+        self._task.cancel()
 
     async def end(self) -> None:
         assert not self._task.done()
@@ -89,7 +92,9 @@ async def _world_and_store(data: Path, test: Any) -> None:
         await test(world, store)
 
 
-def test_a_killed_etcd_is_noticed_and_its_watches_go_on_when_it_is_back(tmp_path: Path) -> None:
+async def test_a_killed_etcd_is_noticed_and_its_watches_go_on_when_it_is_back(
+    tmp_path: Path,
+) -> None:
     async def test(world: EtcdWorld, store: EtcdStore) -> None:
         health, seen = Health(store), Seen(store, "m/")
         await store.put("m/a", b"1")
@@ -106,10 +111,12 @@ def test_a_killed_etcd_is_noticed_and_its_watches_go_on_when_it_is_back(tmp_path
         assert seen.anew == 1  # it went on where it had been
         await seen.end()
 
-    asyncio.run(_world_and_store(tmp_path, test))
+    await _world_and_store(tmp_path, test)
 
 
-def test_a_frozen_etcd_is_noticed_and_its_watches_go_on_when_it_is_thawed(tmp_path: Path) -> None:
+async def test_a_frozen_etcd_is_noticed_and_its_watches_go_on_when_it_is_thawed(
+    tmp_path: Path,
+) -> None:
     async def test(world: EtcdWorld, store: EtcdStore) -> None:
         health, seen = Health(store), Seen(store, "m/")
         await put(store, "m/a", b"1")
@@ -123,10 +130,12 @@ def test_a_frozen_etcd_is_noticed_and_its_watches_go_on_when_it_is_thawed(tmp_pa
         await seen.has({"m/a": b"1", "m/b": b"2"})
         await seen.end()
 
-    asyncio.run(_world_and_store(tmp_path, test))
+    await _world_and_store(tmp_path, test)
 
 
-def test_a_watch_begins_anew_when_it_was_cut_off_and_all_was_compacted(tmp_path: Path) -> None:
+async def test_a_watch_begins_anew_when_it_was_cut_off_and_all_was_compacted(
+    tmp_path: Path,
+) -> None:
     async def test(world: EtcdWorld, direct: EtcdStore) -> None:
         async with Wire(world.port) as wire, world.store(wire.url) as store:
             health, seen = Health(store), Seen(store, "m/")
@@ -145,10 +154,12 @@ def test_a_watch_begins_anew_when_it_was_cut_off_and_all_was_compacted(tmp_path:
             await within(BACK_S, health.back)
             await seen.end()
 
-    asyncio.run(_world_and_store(tmp_path, test))
+    await _world_and_store(tmp_path, test)
 
 
-def test_a_store_goes_on_at_the_next_endpoint_when_the_first_is_cut_off(tmp_path: Path) -> None:
+async def test_a_store_goes_on_at_the_next_endpoint_when_the_first_is_cut_off(
+    tmp_path: Path,
+) -> None:
     async def test(world: EtcdWorld, direct: EtcdStore) -> None:
         async with Wire(world.port) as wire, world.store(wire.url, world.url) as store:
             health, seen = Health(store), Seen(store, "m/")
@@ -161,10 +172,10 @@ def test_a_store_goes_on_at_the_next_endpoint_when_the_first_is_cut_off(tmp_path
             await seen.has({"m/a": b"1", "m/b": b"2"})
             await seen.end()
 
-    asyncio.run(_world_and_store(tmp_path, test))
+    await _world_and_store(tmp_path, test)
 
 
-def test_a_watch_begins_anew_when_etcd_has_lost_its_data(tmp_path: Path) -> None:
+async def test_a_watch_begins_anew_when_etcd_has_lost_its_data(tmp_path: Path) -> None:
     async def test(world: EtcdWorld, store: EtcdStore) -> None:
         health, seen = Health(store), Seen(store, "m/")
         for number in range(20):
@@ -179,10 +190,10 @@ def test_a_watch_begins_anew_when_etcd_has_lost_its_data(tmp_path: Path) -> None
         assert seen.anew > 1
         await seen.end()
 
-    asyncio.run(_world_and_store(tmp_path, test))
+    await _world_and_store(tmp_path, test)
 
 
-def test_many_watches_and_calls_end_in_order_when_the_store_is_closed(tmp_path: Path) -> None:
+async def test_many_watches_and_calls_end_in_order_when_the_store_is_closed(tmp_path: Path) -> None:
     async def test(world: EtcdWorld, store: EtcdStore) -> None:
         async with world.store() as other:
             watches = [Seen(other, f"m/{number}") for number in range(10)]
@@ -196,13 +207,13 @@ def test_many_watches_and_calls_end_in_order_when_the_store_is_closed(tmp_path: 
                 await call
             world.thaw()
             for watch in watches:
-                watch._task.cancel()  # noqa: SLF001  # as its owner would
+                watch.cancel()
         await put(store, "m/2", b"2")
 
-    asyncio.run(_world_and_store(tmp_path, test))
+    await _world_and_store(tmp_path, test)
 
 
-def test_a_stream_counts_as_dead_when_no_heartbeat_comes_through_it(tmp_path: Path) -> None:
+async def test_a_stream_counts_as_dead_when_no_heartbeat_comes_through_it(tmp_path: Path) -> None:
     async def test(world: EtcdWorld, _: EtcdStore) -> None:
         channel = EtcdChannel(EtcdSettings((world.url,)), LOG)
         watch = EtcdWatch(channel.calls, "/gpufaas/", "a key that nobody writes")
@@ -211,10 +222,12 @@ def test_a_stream_counts_as_dead_when_no_heartbeat_comes_through_it(tmp_path: Pa
                 await anext(found)
         await channel.close()
 
-    asyncio.run(_world_and_store(tmp_path, test))
+    await _world_and_store(tmp_path, test)
 
 
-def test_a_store_writes_its_heartbeat_and_nothing_else_when_nobody_asks_it(tmp_path: Path) -> None:
+async def test_a_store_writes_its_heartbeat_and_nothing_else_when_nobody_asks_it(
+    tmp_path: Path,
+) -> None:
     async def test(_: EtcdWorld, store: EtcdStore) -> None:
         async with asyncio.timeout(BACK_S):
             while await store.get(HEARTBEAT) is None:
@@ -222,4 +235,4 @@ def test_a_store_writes_its_heartbeat_and_nothing_else_when_nobody_asks_it(tmp_p
         listing = await store.list("")
         assert list(listing.values) == [HEARTBEAT]
 
-    asyncio.run(_world_and_store(tmp_path, test))
+    await _world_and_store(tmp_path, test)

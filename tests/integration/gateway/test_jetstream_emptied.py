@@ -1,4 +1,4 @@
-"""The queue on NATS when its streams were emptied and its server was killed: nothing is lost."""
+"""The queue on NATS loses nothing when its emptied server is killed."""
 
 import asyncio
 import hashlib
@@ -14,21 +14,33 @@ import nats
 import pytest
 
 from gateway_ext.errors import ClaimLost
-from gateway_ext.jobs.bodies import whole
-from gateway_ext.jobs.fairness import Limits
-from gateway_ext.jobs.jetstream.numbers import Numbers
-from gateway_ext.jobs.jetstream.queue import JetStreamQueue
-from gateway_ext.jobs.jetstream.records import State, decode, encode, key_of
-from gateway_ext.jobs.model import Call, JobNumber, Result, call_lane
-from gateway_ext.jobs.worker import Worker, WorkerSettings
-from tests.job_world import CALLBACKS, ECHO, LOG, Functions, Said, call, claimed, put, soon
-from tests.nats_world import (
+from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
+from gateway_ext.jobs.execution.lane_fairness import LaneLimits
+from gateway_ext.jobs.jetstream.jetstream_queue import JetStreamQueue
+from gateway_ext.jobs.jetstream.records.job_numbers import JobNumbers
+from gateway_ext.jobs.jetstream.records.job_record import RecordState, decode, encode, key_of
+from gateway_ext.jobs.queue.job_bodies import whole
+from gateway_ext.jobs.queue.job_values import AsyncCall, CallResult, JobNumber, call_lane
+from tests.kit.engines.nats_servers import (
     NatsServer,
     a_shared_queue,
     messages,
     nats_server,
     settings_for,
+    until_claimed,
+    until_emptied,
     until_up,
+)
+from tests.kit.waiting import eventually
+from tests.kit.worlds.job_world import (
+    CALLBACKS,
+    ECHO,
+    LOG,
+    Functions,
+    ScriptedAnswer,
+    call,
+    claimed,
+    put,
 )
 
 # In the head; in one part; in a few; in so many that they are purged together.
@@ -56,11 +68,11 @@ class Made:
     times: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
-    def __call__(self, one: Call, body: bytes, _before: int) -> Said:
+    def __call__(self, one: AsyncCall, body: bytes, _before: int) -> ScriptedAnswer:
         self.times[one.id] += 1
         if body != body_of(one.id):
             self.wrong.append(one.id)
-        return Said()
+        return ScriptedAnswer()
 
 
 async def put_all(queue: JetStreamQueue, name: str, count: int = 20) -> list[str]:
@@ -70,19 +82,9 @@ async def put_all(queue: JetStreamQueue, name: str, count: int = 20) -> list[str
     return ids
 
 
-async def emptied(server: NatsServer, but: set[str]) -> None:
-    """Until nothing is left but the beats of gateways, and what is named."""
-    async with asyncio.timeout(20):
-        while {
-            *(one for one in await messages(server, "gpufaas_jobs") if ".gateway." not in one),
-            *await messages(server, "gpufaas_parts"),
-        } - but:
-            await asyncio.sleep(0.05)
-
-
 async def killed(server: NatsServer, queue: JetStreamQueue) -> None:
     server.kill()
-    await soon(lambda: queue.away)
+    await eventually(lambda: queue.away)
     server.start()
     await until_up(queue)
 
@@ -119,7 +121,7 @@ BURYING = {"no letters": bury_none, "letters": bury_some, "letters of lost calls
 
 async def letters_of(queue: JetStreamQueue) -> dict[str, bytes]:
     found = {}
-    for letter in await queue.dead(0, 100):
+    for letter in await queue.dead_letters(0, 100):
         shown, body = await queue.dead_letter(letter.number)
         found[shown.call.id] = await whole(body)
     return found
@@ -134,65 +136,59 @@ async def a_turn(
         *(one for one in await messages(server, "gpufaas_jobs") if ".dead." in one),
         *await messages(server, "gpufaas_parts"),
     }
-    settings = WorkerSettings(calls=Limits(overall=8, per_lane=8))
-    async with Worker(queue, Functions(made), lambda _: None, settings, LOG):
+    settings = JobWorkerSettings(calls=LaneLimits(overall=8, per_lane=8))
+    async with JobWorker(queue, Functions(made), lambda _: None, settings, LOG):
         wanted = await put_all(queue, f"before{name}")
-        await soon(lambda: not queue.tally.calls, 30)
-        await emptied(server, stays)
+        await eventually(lambda: not queue.tally.calls)
+        await until_emptied(server, stays)
         await killed(server, queue)
         wanted += await put_all(queue, f"after{name}")
-        await soon(lambda: not queue.tally.calls, 30)
-    await asyncio.sleep(3.5)  # whatever tidying thinks of it
+        await eventually(lambda: not queue.tally.calls)
+    await asyncio.sleep(3.5)  # some rounds of the clean-up
     return wanted, letters
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", list(BURYING))
-def test_jobs_are_made_once_with_their_bodies_when_emptied_streams_were_killed(
+async def test_jobs_are_made_once_with_their_bodies_when_emptied_streams_were_killed(
     server: NatsServer, tmp_path: Path, kind: str
 ) -> None:
     """A stream that was emptied and killed gives its sequence numbers again."""
     made = Made()
     settings = settings_for(server.url, orphan_s=1.5)
 
-    async def test() -> None:
-        wanted: list[str] = []
-        letters: dict[str, bytes] = {}
-        async with a_shared_queue(tmp_path / "a", settings) as queue:
-            for turn in range(3):
-                calls, dead = await a_turn(server, queue, made, kind, str(turn))
-                wanted += calls
-                letters |= dead
-            assert queue.tally.dead == len(letters)
-        async with a_shared_queue(tmp_path / "b", settings) as other:
-            assert await letters_of(other) == letters
-        assert made.wrong == []
-        assert made.times == Counter(wanted)
-
-    asyncio.run(test())
+    wanted: list[str] = []
+    letters: dict[str, bytes] = {}
+    async with a_shared_queue(tmp_path / "a", settings) as queue:
+        for turn in range(3):
+            calls, dead = await a_turn(server, queue, made, kind, str(turn))
+            wanted += calls
+            letters |= dead
+        assert queue.tally.dead == len(letters)
+    async with a_shared_queue(tmp_path / "b", settings) as other:
+        assert await letters_of(other) == letters
+    assert made.wrong == []
+    assert made.times == Counter(wanted)
 
 
-def test_record_that_came_back_does_not_touch_the_parts_that_have_its_numbers_now(
+async def test_record_that_came_back_does_not_touch_the_parts_that_have_its_numbers_now(
     server: NatsServer, tmp_path: Path
 ) -> None:
-    async def test() -> None:
-        async with a_shared_queue(tmp_path / "a", settings_for(server.url)) as queue:
-            await put(queue, call("0-3"), body_of("0-3"))
-            client = await nats.connect(server.url)
-            stream = client.jetstream()
-            found = await stream.get_last_msg("gpufaas_jobs", subject_of("0-3"))
-            record = decode(found.data or b"")
-            old = replace(record, number=JobNumber(1), uid="old", call_id="old")
-            back = replace(old, state=State.CLAIMED, owner="gone.1")
-            await stream.publish(subject_of("old"), encode(back))
-            await client.close()
-            await soon(lambda: queue.tally.calls == {ECHO: 2})
-            (job,) = await queue.claim([call_lane(ECHO)] * 2, 1e12)
-            await soon(lambda: queue.tally.calls == {ECHO: 1})
-            assert (job.call.id, await whole(job.body)) == ("0-3", body_of("0-3"))
-            assert queue.tally.dead == 0
-
-    asyncio.run(test())
+    async with a_shared_queue(tmp_path / "a", settings_for(server.url)) as queue:
+        await put(queue, call("0-3"), body_of("0-3"))
+        client = await nats.connect(server.url)
+        stream = client.jetstream()
+        found = await stream.get_last_msg("gpufaas_jobs", subject_of("0-3"))
+        record = decode(found.data or b"")
+        old = replace(record, number=JobNumber(1), uid="old", call_id="old")
+        back = replace(old, state=RecordState.CLAIMED, owner="gone.1")
+        await stream.publish(subject_of("old"), encode(back))
+        await client.close()
+        await eventually(lambda: queue.tally.calls == {ECHO: 2})
+        (job,) = await queue.claim([call_lane(ECHO)] * 2, 1e12)
+        await eventually(lambda: queue.tally.calls == {ECHO: 1})
+        assert (job.call.id, await whole(job.body)) == ("0-3", body_of("0-3"))
+        assert queue.tally.dead == 0
 
 
 def subject_of(call_id: str) -> str:
@@ -209,109 +205,95 @@ async def number_at(server: NatsServer, call_id: str) -> int:
         await client.close()
 
 
-def test_mark_is_removed_only_while_its_number_is_not_another_jobs(
+async def test_mark_is_removed_only_while_its_number_is_not_another_jobs(
     server: NatsServer, tmp_path: Path
 ) -> None:
     settings = settings_for(server.url, beat_s=3600.0, mark_s=2.0)
 
-    async def test() -> None:
-        async with a_shared_queue(tmp_path / "a", settings) as queue:
-            await put(queue, call("0-0"), b"")
-            server.stop()
-            await soon(lambda: queue.away)
-            shutil.copytree(server.folder, tmp_path / "before")
-            server.start()
-            await until_up(queue)
-            await queue.done(await claimed(queue))
-            mark = await number_at(server, "0-0")
-            await asyncio.sleep(0.6)  # tidying has it on its list
-            server.kill()
-            await soon(lambda: queue.away)
-            shutil.rmtree(server.folder)
-            shutil.copytree(tmp_path / "before", server.folder)
-            server.start()
-            await until_up(queue)
-            ids = [f"{at}-1" for at in range(mark)]
-            for one in ids:
-                await put(queue, call(one), body_of(one))
-            assert mark in [await number_at(server, one) for one in ids]
-            await asyncio.sleep(3.0)
-            jobs = await queue.claim([call_lane(ECHO)] * (mark + 1), 1e12)
-            assert sorted(job.call.id for job in jobs) == sorted(["0-0", *ids])
-
-    asyncio.run(test())
+    async with a_shared_queue(tmp_path / "a", settings) as queue:
+        await put(queue, call("0-0"), b"")
+        server.stop()
+        await eventually(lambda: queue.away)
+        shutil.copytree(server.folder, tmp_path / "before")
+        server.start()
+        await until_up(queue)
+        await queue.finish(await claimed(queue))
+        mark = await number_at(server, "0-0")
+        await asyncio.sleep(0.6)  # the clean-up has taken the mark
+        server.kill()
+        await eventually(lambda: queue.away)
+        shutil.rmtree(server.folder)
+        shutil.copytree(tmp_path / "before", server.folder)
+        server.start()
+        await until_up(queue)
+        ids = [f"{at}-1" for at in range(mark)]
+        for one in ids:
+            await put(queue, call(one), body_of(one))
+        assert mark in [await number_at(server, one) for one in ids]
+        await asyncio.sleep(3.0)
+        jobs = await queue.claim([call_lane(ECHO)] * (mark + 1), 1e12)
+        assert sorted(job.call.id for job in jobs) == sorted(["0-0", *ids])
 
 
-def test_gateways_that_draw_the_same_numbers_have_jobs_of_their_own(
+async def test_gateways_that_draw_the_same_numbers_have_jobs_of_their_own(
     server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def same(*_: object) -> Numbers:
-        return Numbers(lambda: 1.8e9, Random(7))
+    def same(*_: object) -> JobNumbers:
+        return JobNumbers(lambda: 1.8e9, Random(7))
 
-    monkeypatch.setattr("gateway_ext.jobs.jetstream.queue.Numbers", same)
+    monkeypatch.setattr("gateway_ext.jobs.jetstream.jetstream_queue.JobNumbers", same)
 
-    async def test() -> None:
-        settings = settings_for(server.url)
-        async with (
-            a_shared_queue(tmp_path / "a", settings) as first,
-            a_shared_queue(tmp_path / "b", settings) as second,
-        ):
-            ids = await put_all(first, "a", 5) + await put_all(second, "b", 5)
-            await soon(lambda: first.tally.calls == {ECHO: 10})
-            jobs = await first.claim([call_lane(ECHO)] * 10, 1e12)
-            assert len({job.number for job in jobs}) == len(ids)
-            found = {job.call.id: await whole(job.body) for job in jobs}
-            assert found == {one: body_of(one) for one in ids}
-
-    asyncio.run(test())
+    settings = settings_for(server.url)
+    async with (
+        a_shared_queue(tmp_path / "a", settings) as first,
+        a_shared_queue(tmp_path / "b", settings) as second,
+    ):
+        ids = await put_all(first, "a", 5) + await put_all(second, "b", 5)
+        await eventually(lambda: first.tally.calls == {ECHO: 10})
+        jobs = await first.claim([call_lane(ECHO)] * 10, 1e12)
+        assert len({job.number for job in jobs}) == len(ids)
+        found = {job.call.id: await whole(job.body) for job in jobs}
+        assert found == {one: body_of(one) for one in ids}
 
 
-def test_letter_whose_call_is_lost_is_not_taken_for_one_that_was_discarded(
+async def test_letter_whose_call_is_lost_is_not_taken_for_one_that_was_discarded(
     server: NatsServer, tmp_path: Path
 ) -> None:
-    async def test() -> None:
-        settings = settings_for(server.url, orphan_s=0.4)
-        async with a_shared_queue(tmp_path / "a", settings) as queue:
-            await put(queue, call("0-0"), b"body")
-            await lose_parts(server)
-            for _ in range(2):
-                assert await queue.claim([call_lane(ECHO)], 1e12) == []
-                await asyncio.sleep(1.5)  # orphans were looked for meanwhile
-                (letter,) = await queue.dead(0, 9)
-                assert "it cannot be read" in letter.why
-                await queue.replay(letter.number, time.time())
-
-    asyncio.run(test())
+    settings = settings_for(server.url, orphan_s=0.4)
+    async with a_shared_queue(tmp_path / "a", settings) as queue:
+        await put(queue, call("0-0"), b"body")
+        await lose_parts(server)
+        for _ in range(2):
+            assert await queue.claim([call_lane(ECHO)], 1e12) == []
+            await asyncio.sleep(1.5)  # some rounds of the clean-up
+            (letter,) = await queue.dead_letters(0, 9)
+            assert "it cannot be read" in letter.why
+            await queue.replay(letter.number, time.time())
 
 
-def test_result_of_a_gateway_that_was_taken_for_dead_does_not_touch_the_one_that_counts(
+async def test_result_of_a_gateway_that_was_taken_for_dead_does_not_touch_the_one_that_counts(
     server: NatsServer, tmp_path: Path
 ) -> None:
     async def answer(queue: JetStreamQueue, number: JobNumber, body: bytes) -> None:
         spool = queue.spool()
         await spool.write(body)
         try:
-            await queue.answered(number, Result(200, (), 0.1), spool, CALLBACKS, 1.0)
+            await queue.store_result(number, CallResult(200, (), 0.1), spool, CALLBACKS, 1.0)
         finally:
             await spool.discard()
 
-    async def test() -> None:
-        mute = settings_for(server.url, beat_s=3600.0)
-        async with (
-            a_shared_queue(tmp_path / "a", mute) as silent,
-            a_shared_queue(tmp_path / "b", settings_for(server.url, orphan_s=1.0)) as other,
-        ):
-            await put(silent, call("0-0", callback_url="http://there/"), b"")
-            number = await claimed(silent)
-            async with asyncio.timeout(10):
-                while not await other.claim([call_lane(ECHO)], 1e12):
-                    await asyncio.sleep(0.05)
-            await answer(other, number, LARGE)
-            with pytest.raises(ClaimLost):
-                await answer(silent, number, LARGE[::-1])
-            (job,) = await other.claim([CALLBACKS], 1e12)
-            assert await whole(job.body) == LARGE
-            await other.done(number)
-            await emptied(server, set())
-
-    asyncio.run(test())
+    mute = settings_for(server.url, beat_s=3600.0)
+    async with (
+        a_shared_queue(tmp_path / "a", mute) as silent,
+        a_shared_queue(tmp_path / "b", settings_for(server.url, orphan_s=1.0)) as other,
+    ):
+        await put(silent, call("0-0", callback_url="http://there/"), b"")
+        number = await claimed(silent)
+        await until_claimed(other, call_lane(ECHO))
+        await answer(other, number, LARGE)
+        with pytest.raises(ClaimLost):
+            await answer(silent, number, LARGE[::-1])
+        (job,) = await other.claim([CALLBACKS], 1e12)
+        assert await whole(job.body) == LARGE
+        await other.finish(number)
+        await until_emptied(server)

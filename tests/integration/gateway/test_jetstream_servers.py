@@ -1,4 +1,4 @@
-"""The queue on NATS and its servers: full ones, ones that want a password or show a certificate."""
+"""The queue on NATS with servers that are full, want a password, use TLS, or are killed."""
 
 import asyncio
 import ssl
@@ -12,33 +12,33 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.errors import Busy, QueueAway, QueueFailed
-from gateway_ext.jobs.jetstream.queue import JetStreamQueue
-from gateway_ext.jobs.model import Call, call_lane
-from gateway_ext.jobs.retry import BackOff, Patience
-from gateway_ext.jobs.worker import Worker, WorkerSettings
-from tests.job_world import ECHO, LOG, Functions, Said, call, put, soon
-from tests.nats_world import (
-    NatsServer,
+from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
+from gateway_ext.jobs.execution.retry_policy import BackOff, RetryPolicy
+from gateway_ext.jobs.jetstream.jetstream_queue import JetStreamQueue
+from gateway_ext.jobs.queue.job_values import AsyncCall, call_lane
+from tests.kit.engines.nats_servers import (
     a_shared_queue,
     nats_cluster,
     nats_server,
     settings_for,
     until_up,
 )
+from tests.kit.waiting import eventually
+from tests.kit.worlds.job_world import ECHO, LOG, Functions, ScriptedAnswer, call, put
 
 LANE = call_lane(ECHO)
 LARGE = bytes(range(251)) * 9000  # a few parts
 
 
-def now(call_id: str, **others: str) -> Call:
+def now(call_id: str, **others: str) -> AsyncCall:
     return call(call_id, queued_at_s=time.time(), **others)  # type: ignore[arg-type] # as named
 
 
-def test_full_server_says_when_to_come_back(tmp_path: Path) -> None:
+async def test_full_server_says_when_to_come_back(tmp_path: Path) -> None:
     config = tmp_path / "nats.conf"
     config.write_text("jetstream { max_file_store: 40MB }\n")
 
-    async def test(server: NatsServer) -> None:
+    with nats_server(tmp_path / "nats", "-c", str(config)) as server:
         async with a_shared_queue(tmp_path / "a", settings_for(server.url)) as queue:
             for kept in range(100):
                 try:
@@ -47,40 +47,33 @@ def test_full_server_says_when_to_come_back(tmp_path: Path) -> None:
                     break
             assert 2 <= kept == queue.tally.calls[ECHO] < 20
             for job in await queue.claim([LANE] * kept, 1e12):
-                await queue.done(job.number)
-            async with asyncio.timeout(10):
-                while not await _fits(queue):
-                    await asyncio.sleep(0.05)
-
-    with nats_server(tmp_path / "nats", "-c", str(config)) as server:
-        asyncio.run(test(server))
+                await queue.finish(job.number)
+            await eventually(lambda: _fits(queue), "a call fits again")
 
 
 async def _fits(queue: JetStreamQueue) -> bool:
     try:
         return await put(queue, now("after"), b"x" * 100_000)
-    except QueueFailed:
-        return False
-    except Busy:
+    except (QueueFailed, Busy):
         return False
 
 
 async def refused(queue: JetStreamQueue, why: str) -> None:
-    """Until it says so: a connection takes its time."""
-    async with asyncio.timeout(20):
-        while True:
-            with pytest.raises(QueueAway) as told:
-                await put(queue, now("refused"))
-            if why in str(told.value).lower():
-                return
-            await asyncio.sleep(0.05)
+    """Wait until a put fails for this reason: the connection has to fail first."""
+
+    async def fails() -> bool:
+        with pytest.raises(QueueAway) as raised:
+            await put(queue, now("refused"))
+        return why in str(raised.value).lower()
+
+    await eventually(fails, why)
 
 
-def test_password_is_asked_for_and_read_from_its_file(tmp_path: Path) -> None:
+async def test_password_is_asked_for_and_read_from_its_file(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("wrong\n")
     options = ("--user", "gateway", "--pass", "right")
 
-    async def test(server: NatsServer) -> None:
+    with nats_server(tmp_path / "nats", *options) as server:
         who = {"user": "gateway", "password_file": str(tmp_path / "password"), "connect_s": 0.5}
         async with a_shared_queue(tmp_path / "a", settings_for(server.url, **who)) as queue:
             await refused(queue, "authorization")
@@ -88,17 +81,14 @@ def test_password_is_asked_for_and_read_from_its_file(tmp_path: Path) -> None:
             await until_up(queue)
             assert await put(queue, now("one"))
 
-    with nats_server(tmp_path / "nats", *options) as server:
-        asyncio.run(test(server))
 
-
-def test_server_shows_a_certificate_of_the_authority_that_is_named(
+async def test_server_shows_a_certificate_of_the_authority_that_is_named(
     tmp_path: Path, certificate: Callable[[Path], tuple[Path, Path]]
 ) -> None:
     cert, key = certificate(tmp_path)
     options = ("--tls", "--tlscert", str(cert), "--tlskey", str(key))
 
-    async def test(server: NatsServer) -> None:
+    with nats_server(tmp_path / "nats", *options) as server:
         url = server.url.replace("nats://", "tls://").replace("127.0.0.1", "localhost")
         known = settings_for(url, ca_file=str(cert))
         async with a_shared_queue(tmp_path / "a", known) as queue:
@@ -106,9 +96,6 @@ def test_server_shows_a_certificate_of_the_authority_that_is_named(
         unknown = settings_for(url, connect_s=0.5)
         async with a_shared_queue(tmp_path / "b", unknown) as queue:
             await refused(queue, "certificate")
-
-    with nats_server(tmp_path / "nats", *options) as server:
-        asyncio.run(test(server))
 
 
 @pytest.fixture
@@ -128,34 +115,33 @@ def certificate() -> Callable[[Path], tuple[Path, Path]]:
 
 
 @pytest.mark.slow
-def test_work_goes_on_when_one_of_three_servers_is_killed(tmp_path: Path) -> None:
-    async def test(servers: list[NatsServer]) -> None:
+async def test_work_goes_on_when_one_of_three_servers_is_killed(tmp_path: Path) -> None:
+    with nats_cluster(tmp_path / "nats") as servers:
         urls = tuple(server.url for server in servers)
         settings = replace(settings_for(urls[0], replicas=3, lease_s=10.0), servers=urls)
-        functions = Functions(lambda *_: Said(after_s=0.05))
-        patience = Patience(back_off=BackOff(first_s=0.05, most_s=0.2))
+        functions = Functions(lambda *_: ScriptedAnswer(after_s=0.05))
+        patience = RetryPolicy(back_off=BackOff(first_s=0.05, most_s=0.2))
         async with a_shared_queue(tmp_path / "a", settings) as queue:
-            await until_up(queue, 30)
-            async with Worker(
-                queue, functions, lambda _: None, WorkerSettings(patience=patience), LOG
+            await until_up(queue)
+            async with JobWorker(
+                queue, functions, lambda _: None, JobWorkerSettings(patience=patience), LOG
             ):
                 await asyncio.gather(*(kept(queue, str(at)) for at in range(60)))
                 servers[0].kill()
                 await asyncio.gather(*(kept(queue, str(at)) for at in range(60, 90)))
                 servers[0].start()
-                await soon(lambda: not queue.tally.calls, 60)
+                await eventually(lambda: not queue.tally.calls)
             assert sorted(int(one) for one, _ in functions.made) == list(range(90))
             assert queue.tally.dead == 0
 
-    with nats_cluster(tmp_path / "nats") as servers:
-        asyncio.run(test(servers))
-
 
 async def kept(queue: JetStreamQueue, call_id: str) -> None:
-    """As a client does who is told to come again."""
-    async with asyncio.timeout(60):
-        while True:
-            with suppress(QueueFailed):
-                await put(queue, now(call_id), b"x" * 100_000)
-                return
-            await asyncio.sleep(0.1)
+    """Put a call as a client does that repeats it after a failure."""
+
+    async def put_once() -> bool:
+        with suppress(QueueFailed):
+            await put(queue, now(call_id), b"x" * 100_000)
+            return True
+        return False
+
+    await eventually(put_once, "the call is stored")

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from gateway_ext.model import Deployment, FunctionId
-from tests.fake_function import Behaviour, FakeFunction, Got, a_function, says, writes
-from tests.gateway_world import World, gateway_world
-from tests.job_world import soon
-from tests.memory_provider import MemoryProvider
-from tests.nats_world import NatsServer, nats_server
+from testbed.memory_provider import MemoryProvider
+from tests.kit.engines.nats_servers import nats_server
+from tests.kit.fakes.fake_function import Behaviour, FakeFunction, Got, a_function, says, writes
+from tests.kit.waiting import eventually
+from tests.kit.worlds.gateway_world import World, gateway_world
 
 ECHO = FunctionId("openfaas-fn", "echo")
 ZERO = {"com.openfaas.scale.zero": "true", "com.openfaas.scale.zero-duration": "1s"}
@@ -77,34 +77,33 @@ async def a_receiver() -> AsyncIterator[Receiver]:
         yield Receiver("http://" + fake.endpoint.address.removeprefix("tcp:") + "/", fake.got)
 
 
-def test_async_call_is_made_once_and_called_back(tmp_path: Path) -> None:
-    async def test() -> None:
-        behave = says(b"result", 201, "content-type: a/b\r\n")
-        async with a_stage(tmp_path, behave) as stage, a_receiver() as receiver:
-            await stage.world.deploy("echo")
-            headers = {"X-Callback-Url": receiver.url, "X-Call-Id": "mine"}
-            said = await stage.world.ask(
-                "POST", "/async-function/echo/a%20b?q=1", b"body", headers=headers, who=""
-            )
-            assert (said.status, said.body, said.headers["x-call-id"]) == (202, "", "mine")
-            await stage.idle()
-            (got,) = stage.got
-            assert (got.method, got.target, got.body) == ("POST", "/a%20b?q=1", b"body")
-            assert (got.header("x-call-id"), got.header("x-forwarded-for")) == ("mine", "127.0.0.1")
-            (back,) = receiver.got
-            assert (back.body, back.header("content-type")) == (b"result", "a/b")
-            assert (back.header("x-call-id"), back.header("x-function-status")) == ("mine", "201")
-            assert back.header("x-function-name") == "echo.openfaas-fn"
-            assert float(back.header("x-duration-seconds") or -1) >= 0
-            metrics = (await stage.world.get("/metrics")).body
-            done = 'gpufaas_gateway_job_attempts_total{kind="callback",outcome="done"} 1.0'
-            assert done in metrics.splitlines()
-
-    asyncio.run(test())
+async def test_async_call_is_made_once_and_called_back(tmp_path: Path) -> None:
+    behave = says(b"result", 201, "content-type: a/b\r\n")
+    async with a_stage(tmp_path, behave) as stage, a_receiver() as receiver:
+        await stage.world.deploy("echo")
+        headers = {"X-Callback-Url": receiver.url, "X-Call-Id": "mine"}
+        said = await stage.world.ask(
+            "POST", "/async-function/echo/a%20b?q=1", b"body", headers=headers, who=""
+        )
+        assert (said.status, said.body, said.headers["x-call-id"]) == (202, "", "mine")
+        await stage.idle()
+        (got,) = stage.got
+        assert (got.method, got.target, got.body) == ("POST", "/a%20b?q=1", b"body")
+        assert (got.header("x-call-id"), got.header("x-forwarded-for")) == ("mine", "127.0.0.1")
+        (back,) = receiver.got
+        assert (back.body, back.header("content-type")) == (b"result", "a/b")
+        assert (back.header("x-call-id"), back.header("x-function-status")) == ("mine", "201")
+        assert back.header("x-function-name") == "echo.openfaas-fn"
+        assert float(back.header("x-duration-seconds") or -1) >= 0
+        metrics = (await stage.world.get("/metrics")).body
+        done = 'gpufaas_gateway_job_attempts_total{kind="callback",outcome="done"} 1.0'
+        assert done in metrics.splitlines()
 
 
 @pytest.mark.parametrize("on_nats", [False, True])
-def test_large_bodies_go_through_whole_and_none_is_left(tmp_path: Path, *, on_nats: bool) -> None:
+async def test_large_bodies_go_through_whole_and_none_is_left(
+    tmp_path: Path, *, on_nats: bool
+) -> None:
     body, result = bytes(range(256)) * 20_000, bytes(range(255)) * 13_000
 
     async def test(**more: Any) -> None:
@@ -122,15 +121,17 @@ def test_large_bodies_go_through_whole_and_none_is_left(tmp_path: Path, *, on_na
             assert (await stage.jobs())["bytes"] == 0
 
     if not on_nats:
-        asyncio.run(test())
+        await test()
         assert list((tmp_path / "state" / "jobs" / "bodies").iterdir()) == []
         return
     with nats_server(tmp_path / "nats") as server:
-        asyncio.run(test(queue=server.url))
+        await test(queue=server.url)
 
 
-def test_gateway_serves_calls_and_tells_of_its_queue_when_nats_is_away(tmp_path: Path) -> None:
-    async def test(server: NatsServer) -> None:
+async def test_gateway_serves_calls_and_tells_of_its_queue_when_nats_is_away(
+    tmp_path: Path,
+) -> None:
+    with nats_server(tmp_path / "nats") as server:
         async with a_stage(tmp_path / "state", says(b"now"), queue=server.url) as stage:
             await stage.world.deploy("echo")
             server.kill()
@@ -149,22 +150,16 @@ def test_gateway_serves_calls_and_tells_of_its_queue_when_nats_is_away(tmp_path:
                     await asyncio.sleep(0.05)
             await stage.idle()
 
-    with nats_server(tmp_path / "nats") as server:
-        asyncio.run(test(server))
+
+async def test_jobs_want_credentials_and_calls_do_not(tmp_path: Path) -> None:
+    async with a_stage(tmp_path, says()) as stage:
+        assert (await stage.world.get("/system/jobs", who="")).status == 401
+        assert (await stage.world.get("/system/jobs/dead", who="")).status == 401
+        missing = await stage.world.ask("POST", "/async-function/none", b"", who="")
+        assert missing.status == 404
 
 
-def test_jobs_want_credentials_and_calls_do_not(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with a_stage(tmp_path, says()) as stage:
-            assert (await stage.world.get("/system/jobs", who="")).status == 401
-            assert (await stage.world.get("/system/jobs/dead", who="")).status == 401
-            missing = await stage.world.ask("POST", "/async-function/none", b"", who="")
-            assert missing.status == 404
-
-    asyncio.run(test())
-
-
-def test_refusal_whose_body_nobody_reads_frees_the_instance(tmp_path: Path) -> None:
+async def test_refusal_whose_body_nobody_reads_frees_the_instance(tmp_path: Path) -> None:
     head = b"HTTP/1.1 503 X\r\nretry-after: 1\r\ntransfer-encoding: chunked\r\n\r\n"
     refused = writes(head + b"3\r\nno.\r\n", 0.3, b"0\r\n\r\n")
     fine = says()
@@ -175,89 +170,73 @@ def test_refusal_whose_body_nobody_reads_frees_the_instance(tmp_path: Path) -> N
         count += 1
         await (refused if count == 1 else fine)(got, writer)
 
-    async def test() -> None:
-        async with a_stage(tmp_path, behave) as stage:
-            await stage.world.deploy("echo", annotations={"com.gpufaas.concurrency": "1"})
-            await stage.world.ask("POST", "/async-function/echo", b"body")
-            await soon(lambda: count == 1)
-            function = stage.world.gateway.functions.by_id(ECHO)
-            assert function is not None
-            await soon(lambda: not function.inflight, 0.9)
-            await stage.idle()
-            assert count == 2
-            assert not function.inflight
-
-    asyncio.run(test())
+    async with a_stage(tmp_path, behave) as stage:
+        await stage.world.deploy("echo", annotations={"com.gpufaas.concurrency": "1"})
+        await stage.world.ask("POST", "/async-function/echo", b"body")
+        await eventually(lambda: count == 1)
+        function = stage.world.gateway.functions.by_id(ECHO)
+        assert function is not None
+        await eventually(lambda: not function.inflight, within_s=0.9)
+        await stage.idle()
+        assert count == 2
+        assert not function.inflight
 
 
-def test_job_that_a_gateway_left_is_made_by_the_next_one(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with a_stage(tmp_path, says(delay_s=60.0)) as stage:
-            await stage.world.deploy("echo")
-            await stage.world.ask("POST", "/async-function/echo", b"x" * (2 << 20))
-            await soon(lambda: stage.got)
-            assert (await stage.jobs())["running"] == 1
-        async with a_stage(tmp_path, says()) as stage:
-            await stage.world.deploy("echo")
-            await stage.idle()
-            assert stage.got[-1].body == b"x" * (2 << 20)
-            assert (await stage.jobs())["dead"] == 0
-
-    asyncio.run(test())
+async def test_job_that_a_gateway_left_is_made_by_the_next_one(tmp_path: Path) -> None:
+    async with a_stage(tmp_path, says(delay_s=60.0)) as stage:
+        await stage.world.deploy("echo")
+        await stage.world.ask("POST", "/async-function/echo", b"x" * (2 << 20))
+        await eventually(lambda: stage.got)
+        assert (await stage.jobs())["running"] == 1
+    async with a_stage(tmp_path, says()) as stage:
+        await stage.world.deploy("echo")
+        await stage.idle()
+        assert stage.got[-1].body == b"x" * (2 << 20)
+        assert (await stage.jobs())["dead"] == 0
 
 
-def test_job_of_a_function_that_is_gone_is_tried_and_then_a_dead_letter(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with a_stage(tmp_path, says(status=503), async_attempts=2) as stage:
-            await stage.world.deploy("echo")
-            await stage.world.ask("POST", "/async-function/echo", b"")
-            await soon(lambda: stage.got)
-            await stage.world.ask("DELETE", "/system/functions", {"functionName": "echo"})
-            await stage.idle()
-            (letter,) = (await stage.world.get("/system/jobs/dead")).body
-            assert "not deployed" in letter["why"]
-
-    asyncio.run(test())
-
-
-def test_hundred_callers_wake_a_function_with_one_order(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with a_stage(tmp_path, says(), starts_s=0.3) as stage:
-            await stage.world.deploy("echo", labels=ZERO)
-            await soon(lambda: stage.scalings == [0])
-            calls = (stage.world.get("/function/echo", who="") for _ in range(100))
-            said = await asyncio.gather(*calls)
-            assert {one.status for one in said} == {200}
-            assert stage.scalings[:2] == [0, 1]
-            assert stage.scalings.count(1) == 1
-
-    asyncio.run(test())
+async def test_job_of_a_function_that_is_gone_is_tried_and_then_a_dead_letter(
+    tmp_path: Path,
+) -> None:
+    async with a_stage(tmp_path, says(status=503), async_attempts=2) as stage:
+        await stage.world.deploy("echo")
+        await stage.world.ask("POST", "/async-function/echo", b"")
+        await eventually(lambda: stage.got)
+        await stage.world.ask("DELETE", "/system/functions", {"functionName": "echo"})
+        await stage.idle()
+        (letter,) = (await stage.world.get("/system/jobs/dead")).body
+        assert "not deployed" in letter["why"]
 
 
-def test_async_call_wakes_a_function_that_sleeps_again_afterwards(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with a_stage(tmp_path, says(delay_s=2.5), scale_every_s=0.1) as stage:
-            await stage.world.deploy("echo", labels=ZERO)
-            await soon(lambda: stage.scalings == [0])
-            await stage.world.ask("POST", "/async-function/echo", b"")
-            await soon(lambda: stage.got)
-            await stage.idle()
-            assert stage.scalings == [0, 1]
-            assert len(stage.got) == 1
-            await soon(lambda: stage.scalings == [0, 1, 0])
-
-    asyncio.run(test())
+async def test_hundred_callers_wake_a_function_with_one_order(tmp_path: Path) -> None:
+    async with a_stage(tmp_path, says(), starts_s=0.3) as stage:
+        await stage.world.deploy("echo", labels=ZERO)
+        await eventually(lambda: stage.scalings == [0])
+        calls = (stage.world.get("/function/echo", who="") for _ in range(100))
+        said = await asyncio.gather(*calls)
+        assert {one.status for one in said} == {200}
+        assert stage.scalings[:2] == [0, 1]
+        assert stage.scalings.count(1) == 1
 
 
-def test_load_starts_replicas(tmp_path: Path) -> None:
+async def test_async_call_wakes_a_function_that_sleeps_again_afterwards(tmp_path: Path) -> None:
+    async with a_stage(tmp_path, says(delay_s=2.5), scale_every_s=0.1) as stage:
+        await stage.world.deploy("echo", labels=ZERO)
+        await eventually(lambda: stage.scalings == [0])
+        await stage.world.ask("POST", "/async-function/echo", b"")
+        await eventually(lambda: stage.got)
+        await stage.idle()
+        assert stage.scalings == [0, 1]
+        assert len(stage.got) == 1
+        await eventually(lambda: stage.scalings == [0, 1, 0])
+
+
+async def test_load_starts_replicas(tmp_path: Path) -> None:
     labels = {"com.openfaas.scale.target": "1", "com.openfaas.scale.proportion": "1.0"}
 
-    async def test() -> None:
-        async with a_stage(tmp_path, says(delay_s=1.0), scale_every_s=0.1) as stage:
-            await stage.world.deploy("echo", labels=labels)
-            calls = (stage.world.get("/function/echo", who="") for _ in range(6))
-            said = await asyncio.gather(*calls)
-            assert {one.status for one in said} == {200}
-            assert stage.scalings == [2]
-
-    asyncio.run(test())
+    async with a_stage(tmp_path, says(delay_s=1.0), scale_every_s=0.1) as stage:
+        await stage.world.deploy("echo", labels=labels)
+        calls = (stage.world.get("/function/echo", who="") for _ in range(6))
+        said = await asyncio.gather(*calls)
+        assert {one.status for one in said} == {200}
+        assert stage.scalings == [2]

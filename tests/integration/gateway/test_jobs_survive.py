@@ -12,10 +12,16 @@ from random import Random
 
 import pytest
 
-from tests.job_process import body_of
-from tests.nats_world import NatsServer, a_shared_queue, messages, nats_server, settings_for
+from tests.kit.engines.nats_servers import (
+    NatsServer,
+    a_shared_queue,
+    messages,
+    nats_server,
+    settings_for,
+)
+from tests.kit.places import ROOT
+from tests.kit.processes.job_process import body_of
 
-ROOT = Path(__file__).parents[3]
 KILLS = 8
 
 
@@ -57,7 +63,7 @@ async def a_receiver() -> AsyncIterator[Receiver]:
 
 @asynccontextmanager
 async def a_process(folder: Path, url: str, nats_url: str = "") -> AsyncIterator[Process]:
-    program = (sys.executable, "-m", "tests.job_process", str(folder), url, nats_url)
+    program = (sys.executable, "-m", "tests.kit.processes.job_process", str(folder), url, nats_url)
     process = await asyncio.create_subprocess_exec(*program, cwd=ROOT, stdin=PIPE, stdout=PIPE)
     assert process.stdout is not None
     try:
@@ -86,39 +92,35 @@ async def tell(process: Process, ids: list[str], kept: set[str]) -> None:
 
 
 @pytest.mark.slow
-def test_no_accepted_job_is_lost_when_the_process_is_killed_again_and_again(
+async def test_no_accepted_job_is_lost_when_the_process_is_killed_again_and_again(
     tmp_path: Path,
 ) -> None:
     chance = Random(5)
     kept: set[str] = set()
     killed_with_work = 0
 
-    async def test() -> None:
-        nonlocal killed_with_work
-        async with a_receiver() as receiver:
-            ids: list[str] = []
-            for turn in range(KILLS):
-                # Those that were not said to be kept are sent once more, as a client would.
-                ids = [one for one in ids if one not in kept]
-                ids += [str(turn * 100 + at) for at in range(100)]
-                async with a_process(tmp_path, receiver.url) as process:
-                    telling = asyncio.create_task(tell(process, ids, kept))
-                    await asyncio.sleep(chance.uniform(0.0, 0.25))
-                    process.kill()
-                    await telling
-                killed_with_work += len(made(tmp_path)) < len(kept)
+    async with a_receiver() as receiver:
+        ids: list[str] = []
+        for turn in range(KILLS):
+            # Those that were not said to be kept are sent once more, as a client would.
+            ids = [one for one in ids if one not in kept]
+            ids += [str(turn * 100 + at) for at in range(100)]
             async with a_process(tmp_path, receiver.url) as process:
-                await tell(process, [one for one in ids if one not in kept], kept)
-                assert process.stdin is not None
-                assert process.stdout is not None
-                process.stdin.write(b"end\n")
-                last = await asyncio.wait_for(process.stdout.readline(), 60)
-                assert last.decode().split() == ["dead", "0"]
-                assert await asyncio.wait_for(process.wait(), 30) == 0
-            assert receiver.wrong == []
-            assert {one for one in kept if int(one) % 3} == set(receiver.got)
-
-    asyncio.run(test())
+                telling = asyncio.create_task(tell(process, ids, kept))
+                await asyncio.sleep(chance.uniform(0.0, 0.25))
+                process.kill()
+                await telling
+            killed_with_work += len(made(tmp_path)) < len(kept)
+        async with a_process(tmp_path, receiver.url) as process:
+            await tell(process, [one for one in ids if one not in kept], kept)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(b"end\n")
+            last = await asyncio.wait_for(process.stdout.readline(), 60)
+            assert last.decode().split() == ["dead", "0"]
+            assert await asyncio.wait_for(process.wait(), 30) == 0
+        assert receiver.wrong == []
+        assert {one for one in kept if int(one) % 3} == set(receiver.got)
     lines = [line.split() for line in (tmp_path / "made").read_text().splitlines()]
     assert len(kept) == KILLS * 100
     assert {call_id for call_id, _ in lines} == kept
@@ -162,14 +164,16 @@ async def one_turn(
 
 
 @pytest.mark.slow
-def test_no_accepted_job_is_lost_when_gateways_and_their_server_are_killed(
+async def test_no_accepted_job_is_lost_when_gateways_and_their_server_are_killed(
     tmp_path: Path,
 ) -> None:
     """Two gateways have one queue on NATS; each turn ends with a kill -9 of one of the three."""
     told = Told()
     folders = (tmp_path / "a", tmp_path / "b")
 
-    async def test(server: NatsServer) -> None:
+    for folder in folders:
+        folder.mkdir()
+    with nats_server(tmp_path / "nats") as server:
         async with a_receiver() as receiver:
             for number in range(6):
                 told.ids = [one for one in told.ids if one not in told.kept]
@@ -189,11 +193,6 @@ def test_no_accepted_job_is_lost_when_gateways_and_their_server_are_killed(
         async with a_shared_queue(tmp_path / "c", tidy), asyncio.timeout(20):
             while await messages(server, "gpufaas_parts"):
                 await asyncio.sleep(0.1)
-
-    for folder in folders:
-        folder.mkdir()
-    with nats_server(tmp_path / "nats") as server:
-        asyncio.run(test(server))
     lines = [
         line.split() for folder in folders for line in (folder / "made").read_text().splitlines()
     ]

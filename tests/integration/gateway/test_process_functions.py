@@ -12,11 +12,12 @@ import pytest
 
 import torch_shim
 from gateway_ext.model import Endpoint, FunctionId
-from tests.faas_cli import NoFaasCli, faas_cli
-from tests.process_world import World, call, world
-from tests.worker_client import NodeThread, node_thread
+from testbed.nodes.node_thread import NodeThread, node_thread
+from tests.kit.engines.faas_cli import NoFaasCli, faas_cli
+from tests.kit.places import ROOT
+from tests.kit.processes.process_functions import World, call, world
+from tests.kit.waiting import eventually
 
-ROOT = Path(__file__).parents[3]
 TEMPLATE = "python3-torch-gpu"
 FLAG = "python /home/app/runtime --gpu"
 MODEL = """
@@ -46,8 +47,8 @@ class Shim:
         }
 
 
-def test_function_computes_on_the_nodes_gpu_and_a_plain_one_on_its_own_cpu() -> None:
-    async def scenario(node: NodeThread) -> None:
+async def test_function_computes_on_the_nodes_gpu_and_a_plain_one_on_its_own_cpu() -> None:
+    with node_thread() as node:
         async with world(Shim(node)) as there:
             for name in ("gpu", "plain"):
                 there.build(name, MODEL)
@@ -59,18 +60,15 @@ def test_function_computes_on_the_nodes_gpu_and_a_plain_one_on_its_own_cpu() -> 
             assert found["scores"] == expected["scores"]
             assert node.pids(), "no model was loaded: it was computed in the function"
 
-    with node_thread() as node:
-        asyncio.run(scenario(node))
-
 
 @pytest.mark.faas_cli
-def test_new_function_of_the_template_runs_when_faas_cli_has_built_it(tmp_path: Path) -> None:
+async def test_new_function_of_the_template_runs_when_faas_cli_has_built_it(tmp_path: Path) -> None:
     _clone(tmp_path)
-    _faas_cli(tmp_path, "new", "mine", "--lang", TEMPLATE)
+    _faas_cli(tmp_path, "new", "mine", "--lang", TEMPLATE, "--append", "stack.yml")
     assert "--gpu" in (tmp_path / "template" / TEMPLATE / "template.yml").read_text()
-    _faas_cli(tmp_path, "build", "--shrinkwrap", "-f", "mine.yml")
+    _faas_cli(tmp_path, "build", "--shrinkwrap", "-f", "stack.yml", "--filter", "mine")
 
-    async def scenario(node: NodeThread) -> None:
+    with node_thread() as node:
         async with world(Shim(node)) as there:
             shutil.copytree(tmp_path / "build" / "mine", there.builds / "mine")
             mine = await there.deploy("mine", process=FLAG)
@@ -78,9 +76,6 @@ def test_new_function_of_the_template_runs_when_faas_cli_has_built_it(tmp_path: 
             answer = await _answer(endpoint)
             assert answer["device"] == "cuda"
             assert len(answer["scores"][0]) == 2
-
-    with node_thread() as node:
-        asyncio.run(scenario(node))
 
 
 @pytest.mark.faas_cli
@@ -95,15 +90,12 @@ def test_build_has_all_that_a_container_needs_when_faas_cli_has_made_it(tmp_path
         assert not (build / "runtime").is_symlink()
 
 
-def test_container_layout_serves_without_the_rest_of_the_project(tmp_path: Path) -> None:
+async def test_container_layout_serves_without_the_rest_of_the_project(tmp_path: Path) -> None:
     app = tmp_path / "app"
     shutil.copytree(ROOT / "template" / TEMPLATE, app)  # links followed, as faas-cli does
 
-    async def scenario() -> None:
-        async with world() as there:
-            await _serve(there, app)
-
-    asyncio.run(scenario())
+    async with world() as there:
+        await _serve(there, app)
 
 
 async def _serve(there: World, app: Path) -> None:
@@ -116,9 +108,11 @@ async def _serve(there: World, app: Path) -> None:
         there.settings.base_python, app / "runtime", "--gpu", cwd=app, env=environment
     )
     try:
-        async with asyncio.timeout(20):
-            while not path.exists() or await call(Endpoint("i", f"unix:{path}")) != b"ok":
-                await asyncio.sleep(0.05)
+
+        async def is_answered() -> bool:
+            return path.exists() and await call(Endpoint("i", f"unix:{path}")) == b"ok"
+
+        await eventually(is_answered, "the answer of the function")
     finally:
         process.terminate()
         assert await process.wait() == 0

@@ -11,6 +11,7 @@ import aiohttp
 from gateway_ext.gateway import Gateway
 from gateway_ext.providers.making import make_provider
 from gateway_ext.settings import GatewaySettings
+from tests.kit.waiting import eventually
 
 CLIENTS = 8
 
@@ -58,36 +59,41 @@ async def called_all_the_while(url: str, work: Callable[[], Awaitable[None]]) ->
     return answers
 
 
-def test_no_call_fails_when_the_function_is_updated_and_scaled(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        build(tmp_path, "v0")
-        async with gateway(tmp_path) as there, aiohttp.ClientSession() as session:
-            body = {"service": "f", "image": "f:latest"}
-            url = f"{there.url}/system/functions"
-            assert (await session.post(url, json=body)).status == 202
+async def test_no_call_fails_when_the_function_is_updated_and_scaled(tmp_path: Path) -> None:
+    build(tmp_path, "v0")
+    async with gateway(tmp_path) as there, aiohttp.ClientSession() as session:
+        body = {"service": "f", "image": "f:latest"}
+        url = f"{there.url}/system/functions"
+        assert (await session.post(url, json=body)).status == 202
 
-            async def until_answered(text: str) -> None:
-                async with asyncio.timeout(30):
-                    while await _answer(session, there.url) != text:
-                        await asyncio.sleep(0.05)
+        async def until_answered(text: str) -> None:
+            async def is_answered() -> bool:
+                return await _answer(session, there.url) == text
 
-            async def work() -> None:
-                for version in ("v1", "v2", "v3"):
-                    build(tmp_path, version)
-                    assert (await session.put(url, json=body)).status == 202
-                    await until_answered(version)
-                for replicas in (3, 1):
-                    scale = f"{there.url}/system/scale-function/f"
-                    sent = {"serviceName": "f", "replicas": replicas}
-                    assert (await session.post(scale, json=sent)).status == 202
-                    await asyncio.sleep(1.0)
+            await eventually(is_answered, f"the answer {text!r}")
 
-            await until_answered("v0")
-            answers = await called_all_the_while(there.url, work)
-            assert set(answers) == {"200 v0", "200 v1", "200 v2", "200 v3"}, answers
-            assert sum(answers.values()) > 100
+        async def until_available(replicas: int) -> None:
+            async def are_available() -> bool:
+                async with session.get(f"{there.url}/system/function/f") as answer:
+                    return int((await answer.json()).get("availableReplicas", 0)) == replicas
 
-    asyncio.run(scenario())
+            await eventually(are_available, f"{replicas} replicas")
+
+        async def work() -> None:
+            for version in ("v1", "v2", "v3"):
+                build(tmp_path, version)
+                assert (await session.put(url, json=body)).status == 202
+                await until_answered(version)
+            for replicas in (3, 1):
+                scale = f"{there.url}/system/scale-function/f"
+                sent = {"serviceName": "f", "replicas": replicas}
+                assert (await session.post(scale, json=sent)).status == 202
+                await until_available(replicas)
+
+        await until_answered("v0")
+        answers = await called_all_the_while(there.url, work)
+        assert set(answers) == {"200 v0", "200 v1", "200 v2", "200 v3"}, answers
+        assert sum(answers.values()) > 100
 
 
 async def _answer(session: aiohttp.ClientSession, url: str) -> str:

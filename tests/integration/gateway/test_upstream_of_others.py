@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from gateway_ext.calls.function_table import Functions
 from gateway_ext.errors import BadRequest, GatewayError, ProviderFailed, Unsupported
 from gateway_ext.model import Deployment, FunctionId, Namespace
-from gateway_ext.providers.upstream.provider import UpstreamProvider
+from gateway_ext.providers.upstream.upstream_provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
-from gateway_ext.table import Functions
-from tests.service_world import in_real_time
+
+pytestmark = pytest.mark.timeout(30, func_only=True)
 
 F = FunctionId("openfaas-fn", "f")
 LIST, SHOW, DEPLOY = "GET /system/functions", "GET /system/function/f", "POST /system/functions"
@@ -59,7 +60,6 @@ async def provider_of(answers: Answers, folder: Path) -> AsyncIterator[UpstreamP
         await runner.cleanup()
 
 
-@in_real_time
 async def test_a_provider_without_namespaces_has_the_default_one(tmp_path: Path) -> None:
     answers = {LIST: web.json_response([SHOWN]), SHOW: web.json_response(SHOWN)}
     functions = Functions()
@@ -77,7 +77,6 @@ async def test_a_provider_without_namespaces_has_the_default_one(tmp_path: Path)
             await provider.create_namespace(Namespace("team"))
 
 
-@in_real_time
 async def test_null_is_an_empty_list(tmp_path: Path) -> None:
     answers = {LIST: web.Response(text="null"), "GET /system/secrets": web.Response(text="null")}
     async with provider_of(answers, tmp_path) as provider:
@@ -106,20 +105,15 @@ async def test_null_is_an_empty_list(tmp_path: Path) -> None:
         (web.json_response([SHOWN | {"replicas": "two"}]), ProviderFailed, "replicas must be"),
     ],
 )
-def test_an_answer_that_helps_nobody_is_told_clearly(
+async def test_an_answer_that_helps_nobody_is_told_clearly(
     answer: web.Response, kind: type[GatewayError], why: str, tmp_path: Path
 ) -> None:
-    @in_real_time
-    async def test() -> None:
-        async with provider_of({LIST: answer}, tmp_path) as provider:
-            with pytest.raises(kind) as caught:
-                await provider.start(Functions())
-            assert why in str(caught.value)
-
-    test()
+    async with provider_of({LIST: answer}, tmp_path) as provider:
+        with pytest.raises(kind) as caught:
+            await provider.start(Functions())
+        assert why in str(caught.value)
 
 
-@in_real_time
 async def test_a_deployment_that_is_refused_leaves_our_part_as_it_was(tmp_path: Path) -> None:
     answers = {LIST: web.json_response([])}
     async with provider_of(answers, tmp_path) as provider:
@@ -134,7 +128,6 @@ async def test_a_deployment_that_is_refused_leaves_our_part_as_it_was(tmp_path: 
         )
 
 
-@in_real_time
 async def test_a_provider_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
     settings = GatewaySettings(upstream_url="http://127.0.0.1:1/", state_dir=str(tmp_path))
     provider = UpstreamProvider(settings)
@@ -143,7 +136,6 @@ async def test_a_provider_that_is_not_there_stops_the_start(tmp_path: Path) -> N
     await provider.close()
 
 
-@in_real_time
 async def test_a_provider_that_says_nothing_is_not_waited_for(tmp_path: Path) -> None:
     release = asyncio.Event()
 

@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from gateway_ext.calls.function_table import Functions
 from gateway_ext.gateway import Gateway
 from gateway_ext.model import Deployment, Endpoint, FunctionId, LogLine
 from gateway_ext.ports import LogQuery
-from gateway_ext.providers.upstream.provider import UpstreamProvider
+from gateway_ext.providers.upstream.upstream_provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
-from gateway_ext.table import Functions
-from tests.gateway_world import PASSWORD, USER, World, gateway_world
-from tests.memory_provider import MemoryProvider, Running
-from tests.service_world import in_real_time
+from testbed.memory_provider import MemoryFunction, MemoryProvider
+from tests.kit.waiting import eventually
+from tests.kit.worlds.gateway_world import PASSWORD, USER, World, gateway_world
+
+pytestmark = pytest.mark.timeout(30, func_only=True)
 
 F = FunctionId("openfaas-fn", "f")
 GPU = {"annotations": {"com.gpufaas.enabled": "true"}}
@@ -101,13 +103,6 @@ async def both(
             yield Both(near, far, memory, settings)
 
 
-async def soon(true: Any) -> None:
-    """Wait until it is; the test's own limit ends it else."""
-    while not true():
-        await asyncio.sleep(0.01)
-
-
-@in_real_time
 async def test_a_function_that_is_deployed_can_be_called_at_once(tmp_path: Path) -> None:
     async with both(tmp_path) as world:
         assert (await world.near.deploy("f", image="v1")).status == 202
@@ -116,7 +111,6 @@ async def test_a_function_that_is_deployed_can_be_called_at_once(tmp_path: Path)
         assert said.headers["x-image"] == "v1"
 
 
-@in_real_time
 async def test_a_body_in_chunks_of_unknown_length_arrives_whole(tmp_path: Path) -> None:
     async def parts() -> AsyncIterator[bytes]:
         for _ in range(100):
@@ -130,7 +124,6 @@ async def test_a_body_in_chunks_of_unknown_length_arrives_whole(tmp_path: Path) 
             assert await answer.text() == "POST / chunked 1000000 f-1"
 
 
-@in_real_time
 async def test_our_labels_stay_here_and_answers_have_them(tmp_path: Path) -> None:
     labels = {"com.openfaas.scale.max": "3", "own": "x", "com.gpufaas.batch": "2"}
     wish = {"labels": labels, "annotations": {"com.gpufaas.slo": "1s", "topic": "t"}}
@@ -148,7 +141,6 @@ async def test_our_labels_stay_here_and_answers_have_them(tmp_path: Path) -> Non
         assert (known.wishes.scale_max, known.wishes.batch, known.wishes.gpu) == (3, 2, True)
 
 
-@in_real_time
 async def test_only_gpu_functions_are_injected_and_nobody_is_shown_what(tmp_path: Path) -> None:
     async with both(tmp_path, Injected()) as world:
         own = {"GPUFAAS_ENABLED": "mine", "a": "1", "PYTHONPATH": "/in/the/image"}
@@ -162,7 +154,6 @@ async def test_only_gpu_functions_are_injected_and_nobody_is_shown_what(tmp_path
         assert (await world.near.get("/system/function/f")).body["envVars"] == own
 
 
-@in_real_time
 async def test_a_restart_knows_everything_and_renews_what_was_injected(tmp_path: Path) -> None:
     injected = Injected()
     async with both(tmp_path, injected) as world:
@@ -184,7 +175,6 @@ async def test_a_restart_knows_everything_and_renews_what_was_injected(tmp_path:
             assert known.wishes.batch == 7
 
 
-@in_real_time
 async def test_deploying_again_without_saying_so_replaces(tmp_path: Path) -> None:
     async with both(tmp_path) as world:
         await world.near.deploy("f", image="v1")
@@ -194,7 +184,6 @@ async def test_deploying_again_without_saying_so_replaces(tmp_path: Path) -> Non
         assert (await world.near.ask("PUT", "/system/functions", body)).status == 404
 
 
-@in_real_time
 async def test_many_deployments_at_once_leave_both_parts_of_the_same_one(tmp_path: Path) -> None:
     async with both(tmp_path) as world:
 
@@ -208,7 +197,6 @@ async def test_many_deployments_at_once_leave_both_parts_of_the_same_one(tmp_pat
             assert shown["image"] == f"v{shown['labels']['com.gpufaas.batch']}"
 
 
-@in_real_time
 async def test_a_function_is_scaled_to_zero_and_woken(tmp_path: Path) -> None:
     async with both(tmp_path) as world:
         await world.near.deploy("f")
@@ -221,7 +209,6 @@ async def test_a_function_is_scaled_to_zero_and_woken(tmp_path: Path) -> None:
         assert (await call).body == "POST / whole 1 f-2"
 
 
-@in_real_time
 async def test_there_are_as_many_endpoints_as_replicas_so_that_limits_count(
     tmp_path: Path,
 ) -> None:
@@ -236,7 +223,6 @@ async def test_there_are_as_many_endpoints_as_replicas_so_that_limits_count(
         }
 
 
-@in_real_time
 async def test_what_is_removed_leaves_nothing_here(tmp_path: Path) -> None:
     async with both(tmp_path) as world:
         await world.near.deploy("f", **GPU)
@@ -249,38 +235,35 @@ async def test_what_is_removed_leaves_nothing_here(tmp_path: Path) -> None:
         assert (await world.near.ask("DELETE", "/system/functions", body)).status == 404
 
 
-@in_real_time
 async def test_what_others_do_there_is_noticed(tmp_path: Path) -> None:
     async with both(tmp_path) as world:
         await world.far.deploy("f")
         functions = world.near.gateway.functions
-        await soon(lambda: functions.by_path(b"f"))
+        await eventually(lambda: functions.by_path(b"f"))
         assert (await world.near.get("/function/f")).status == 200
         await world.far.ask("DELETE", "/system/functions", {"functionName": "f"})
-        await soon(lambda: not functions.by_path(b"f"))
+        await eventually(lambda: not functions.by_path(b"f"))
 
 
-@in_real_time
 async def test_a_wrong_label_that_others_wrote_is_told_and_harms_nobody(tmp_path: Path) -> None:
     async with both(tmp_path) as world:
         await world.far.deploy("good")
         deployment = Deployment(F, "i", labels={"com.gpufaas.batch": "many"})
-        world.memory.running[F] = Running(deployment)
+        world.memory.running[F] = MemoryFunction(deployment)
         functions = world.near.gateway.functions
-        await soon(lambda: functions.by_path(b"good"))
+        await eventually(lambda: functions.by_path(b"good"))
         assert functions.by_path(b"f") is None
         shown = (await world.near.get("/system/function/f")).body
         assert "com.gpufaas.batch: 'many'" in shown["annotations"]["com.gpufaas.trouble"]
 
 
-@in_real_time
 async def test_what_is_known_stays_while_the_other_is_away(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with both(tmp_path) as world:
         await world.near.deploy("f")
         await world.far.gateway.__aexit__(None, None, None)
-        await soon(lambda: "cannot be asked" in caplog.text)
+        await eventually(lambda: "cannot be asked" in caplog.text)
         assert world.near.gateway.functions.by_path(b"f") is not None
         assert (await world.near.get("/function/f")).status == 502
         said = await world.near.get("/system/functions")
@@ -289,7 +272,6 @@ async def test_what_is_known_stays_while_the_other_is_away(
         assert caplog.text.count("cannot be asked") == 1
 
 
-@in_real_time
 async def test_secrets_and_namespaces_are_the_others(tmp_path: Path) -> None:
     async with both(tmp_path) as world:
         secret = {"name": "s", "value": "x"}
@@ -315,7 +297,6 @@ async def test_secrets_and_namespaces_are_the_others(tmp_path: Path) -> None:
         assert (await world.near.ask("DELETE", "/system/namespace/team")).status == 404
 
 
-@in_real_time
 async def test_lines_are_followed_through_both(tmp_path: Path) -> None:
     at = datetime(2026, 1, 2, tzinfo=UTC)
     long = LogLine(F, "f-1", at, "x" * 1_000_000)

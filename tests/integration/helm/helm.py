@@ -1,10 +1,7 @@
 """The real helm, built once by go at the version that helm_cli/go.mod pins, and what it renders."""
 
 import os
-import re
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import needs
+from tests.kit import needs
+from tests.kit.cache import made_once
 
 HERE = Path(__file__).parent
 CHART = HERE.parents[2] / "deploy" / "helm" / "gpufaas"
@@ -180,43 +178,24 @@ def labels_match(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool
 
 def helm_path() -> Path:
     """helm, which is made where it lacks; a test is skipped where it cannot be."""
-    kept = Path(sys.prefix) / f"helm-{_version()}"
-    if not kept.exists():
-        _build(kept)
-    return kept
+    module = HERE / "helm_cli"
+    pinned = b"".join((module / name).read_bytes() for name in ("go.mod", "go.sum"))
+    return made_once("helm", pinned + _LINKED.encode(), _build)
 
 
-def _version() -> str:
-    wanted = re.search(r"helm\.sh/helm/v3 (\S+)", (HERE / "helm_cli" / "go.mod").read_text())
-    assert wanted, "helm_cli/go.mod names helm"
-    return wanted[1]
-
-
-def _build(kept: Path) -> None:
-    go = needs.command("go", "golang")
-    with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
-        made = Path(folder) / "helm"
-        words = [
-            str(go),
-            "build",
-            "-mod=readonly",
-            "-trimpath",
-            f"-ldflags={_LINKED}",
-            "-o",
-            str(made),
-            _PACKAGE,
-        ]
-        done = subprocess.run(
-            words,
-            cwd=HERE / "helm_cli",
-            capture_output=True,
-            text=True,
-            timeout=BUILD_S,
-            check=False,
-        )
-        if done.returncode:
-            pytest.fail(f"go cannot build helm: {done.stderr[-2000:]}")
-        made.replace(kept)
+def _build(made: Path) -> None:
+    go = str(needs.command("go", "golang"))
+    options = ("-mod=readonly", "-trimpath", f"-ldflags={_LINKED}", "-o", str(made))
+    done = subprocess.run(
+        [go, "build", *options, _PACKAGE],
+        cwd=HERE / "helm_cli",
+        capture_output=True,
+        text=True,
+        timeout=BUILD_S,
+        check=False,
+    )
+    if done.returncode:
+        pytest.fail(f"go cannot build helm: {done.stderr[-2000:]}")
 
 
 def _template(values: Path | None, sets: Sequence[str], kubernetes: str) -> list[str]:

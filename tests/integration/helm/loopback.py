@@ -11,9 +11,9 @@ from base64 import b64decode
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from tests.daemons import GPUFAAS, START_S, Daemon
+from gpufaas.local.held_ports import HeldPort
 from tests.integration.helm.helm import Document, Pod, Rendered
-from tests.scheduler_process import free_port
+from tests.kit.processes.daemons import GPUFAAS, START_S, Daemon
 
 _HOST = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)*\.svc\.cluster\.local|0\.0\.0\.0|localhost")
 _FOLDERS = re.compile(r"(?<![\w.])/(etc/gpufaas|etc/etcd|etc/nats|var/lib|run/gpufaas|data)\b")
@@ -45,7 +45,7 @@ class Loopback:
 
     def port(self, number: int | str) -> int:
         """Where that port of the cluster is here."""
-        return self._ports.setdefault(str(number), free_port())
+        return self._ports.setdefault(str(number), HeldPort().keep())
 
     def here(self, component: str, text: str) -> str:
         """A text about the cluster, about this machine."""

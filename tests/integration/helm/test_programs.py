@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from gpu_manager.addresses import TcpAddress, TlsAddress, UnixAddress, parse_address
-from gpu_manager.sizes import parse_size
-from gpufaas import gateway, manager, scheduler, status
-from gpufaas.settings import Everything, read_settings
+from common.addresses import TcpAddress, TlsAddress, UnixAddress, parse_address
+from common.sizes import parse_size
+from gpufaas.commands import gateway, gpu_manager, scheduler, status
+from gpufaas.options.configuration import AllSettings, read_settings
 from tests.integration.helm.helm import (
     BUILD_S,
     HERE,
@@ -28,7 +28,7 @@ from tests.integration.helm.helm import (
 
 pytestmark = pytest.mark.timeout(BUILD_S + 60)
 
-PROGRAMS = {"gateway": gateway, "scheduler": scheduler, "gpu-manager": manager, "test": status}
+PROGRAMS = {"gateway": gateway, "scheduler": scheduler, "gpu-manager": gpu_manager, "test": status}
 THEIR_FINGERPRINT = "0123456789abcdef" * 4
 POD_IP, HOST_IP = "10.1.2.3", "10.9.9.9"
 
@@ -44,7 +44,7 @@ def options_of(pod: Pod) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def settings_of(rendered: Rendered, component: str, folder: Path) -> Everything:
+def settings_of(rendered: Rendered, component: str, folder: Path) -> AllSettings:
     """The pod's gpufaas.toml as its program reads it."""
     pod = rendered.pod(component)
     found = pod.file(options_of(pod).config)

@@ -16,16 +16,15 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.model import FunctionId
-from gpufaas.etcd import find_etcd
-from tests import needs
-from tests.daemons import Daemon
-from tests.gateway_world import PASSWORD, USER, World, gateway_world
+from gpufaas.etcd.own_server import find_etcd
+from testbed.memory_provider import MemoryProvider
 from tests.integration.helm.helm import BUILD_S, HERE, Helm, Rendered
 from tests.integration.helm.loopback import Loopback
-from tests.memory_provider import MemoryProvider
-from tests.service_world import in_real_time
-from torch_shim.control import Control
+from tests.kit import needs
+from tests.kit.processes.daemons import Daemon
+from tests.kit.worlds.gateway_world import PASSWORD, USER, World, gateway_world
 from torch_shim.errors import ConnectionLost
+from torch_shim.wire.control_connection import ControlConnection
 
 pytestmark = [pytest.mark.timeout(BUILD_S + 180), pytest.mark.slow]
 
@@ -65,7 +64,6 @@ def etcd_program() -> Path:
     return program.path
 
 
-@in_real_time
 async def test_every_part_starts_as_rendered_and_a_function_finds_its_gpu(
     emulated: Rendered, tmp_path: Path
 ) -> None:
@@ -114,13 +112,13 @@ async def _function_finds_its_gpu(near: str, far: World, memory: MemoryProvider)
 
 
 def _is_let_in(address: str, credential: str) -> None:
-    control = Control(address, credential, secrets.token_hex(16))
+    control = ControlConnection(address, credential, secrets.token_hex(16))
     assert control.welcome["node"] == "n1"
     assert len(control.welcome["gpus"]) == 1
     control.close()
     another = address.rpartition("#")[0] + "#" + "0" * 64
     with pytest.raises(ConnectionLost, match="another certificate"):
-        Control(another, credential, secrets.token_hex(16))
+        ControlConnection(another, credential, secrets.token_hex(16))
 
 
 def _status_is_told(loopback: Loopback) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gpufaas.remote import in_path
+from gpufaas.local.held_ports import HeldPort
+from gpufaas.remote.scheduler_api import in_path
 from tests.e2e.handlers import GREETING, ON_GPU, PLAIN, write
-from tests.e2e.stack import PATIENCE_S, Rest, Stack, free_port, leases, stack, until
-from tests.monitored import Prometheus, nvml_node, prometheus
+from tests.e2e.stack import PATIENCE_S, Rest, Stack, leases, stack, until
+from tests.kit.engines.prometheus_server import Prometheus, nvml_node, prometheus
 
 # Calls go on until these are seen, on a slow machine too: leases that the gateway asked for, hits,
 # and measured runs.
@@ -39,7 +40,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     environment = {
         key: value for key, value in os.environ.items() if not key.startswith("GPUFAAS_")
     }
-    node = f"127.0.0.1:{free_port()}"
+    node = f"127.0.0.1:{HeldPort().keep()}"
     with stack({**environment, "GPUFAAS_NODE_METRICS": node}) as up, nvml_node() as nvml:
         up.start()
         addresses = {

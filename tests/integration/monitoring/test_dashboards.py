@@ -5,16 +5,15 @@ Grafana itself is not run: what its provisioning reads is checked for what it ne
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import yaml
 
 from gpufaas.dashboards.__main__ import DASHBOARDS, FOLDER
-from gpufaas.dashboards.panels import Dashboard, Panel, as_json
+from gpufaas.dashboards.grafana_json import Dashboard, Panel, as_json
 from tests.integration.monitoring.conftest import Watched
+from tests.kit.places import ROOT
 
-ROOT = Path(__file__).parents[3]
 PANELS = [
     pytest.param(panel, id=f"{name.removesuffix('.json')}-{panel.title.replace(' ', '-')}")
     for name, dashboard in DASHBOARDS.items()

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import httpx
 import pytest
 
-from gpufaas.metrics_page import PROCESSES
-from scheduler.exposition import Kind, Metric
+from common.telemetry.metrics import Metric, MetricKind
+from gpufaas.dashboards.metrics_page import PROCESSES
 from tests.integration.monitoring.conftest import Watched
 
 # Without a label's value there is no line: these need what a healthy stack has not.
@@ -71,7 +71,7 @@ def labels_by_metric(page: str, declared: Mapping[str, Metric]) -> dict[str, set
         name = matched[1]
         if name not in declared:
             name = re.sub(r"_(bucket|sum|count)$", "", name)
-            assert declared[name].kind is Kind.HISTOGRAM, line
+            assert declared[name].kind is MetricKind.HISTOGRAM, line
         labels = set(re.findall(r'(\w+)="', matched[2] or "")) - {"le"}
         found.setdefault(name, set()).update(labels)
     return found

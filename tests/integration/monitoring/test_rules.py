@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpufaas.metrics_page import PROCESSES, rules_of
-from scheduler.exposition import Kind
-from tests import needs
-from tests.monitored import DEPLOY
+from common.telemetry.metrics import MetricKind
+from gpufaas.dashboards.metrics_page import PROCESSES, rules_of
+from tests.kit import needs
+from tests.kit.engines.prometheus_server import DEPLOY
 
 ALERTS = rules_of(DEPLOY / "rules" / "alerts.yml")
 RECORDED = rules_of(DEPLOY / "rules" / "recording.yml")
@@ -23,7 +23,7 @@ _OF_PROMETHEUS = {"up", "ALERTS"}
 def promtool(*words: str) -> subprocess.CompletedProcess[str]:
     program = needs.command("promtool", "prometheus")
     return subprocess.run(
-        [str(program), *words], capture_output=True, text=True, timeout=60, check=False
+        [str(program), *words], capture_output=True, text=True, timeout=240, check=False
     )
 
 
@@ -70,7 +70,7 @@ def test_rules_ask_for_metrics_that_there_are() -> None:
     known = {rule["record"] for rule in RECORDED} | _OF_PROMETHEUS
     for metrics in PROCESSES.values():
         for metric in metrics:
-            parts = ("_bucket", "_count", "_sum") if metric.kind is Kind.HISTOGRAM else ("",)
+            parts = ("_bucket", "_count", "_sum") if metric.kind is MetricKind.HISTOGRAM else ("",)
             known |= {f"{metric.name}{part}" for part in parts}
     for rule in (*ALERTS, *RECORDED):
         expr = re.sub(r'"[^"]*"', '""', rule["expr"])

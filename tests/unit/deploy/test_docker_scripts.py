@@ -15,7 +15,8 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.kit.places import ROOT
+
 SCRIPTS = ROOT / "deploy" / "docker"
 PROJECT = '[project.optional-dependencies]\ncontrol = ["a>=1", "b-c>=2", "d[x]>=3"]\n'
 

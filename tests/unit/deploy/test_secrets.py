@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import needs
+from tests.kit import needs
+from tests.kit.places import ROOT
 
-SCRIPT = Path(__file__).parents[3] / "deploy" / "compose" / "secrets.sh"
+SCRIPT = ROOT / "deploy" / "compose" / "secrets.sh"
 
 
 @pytest.fixture

@@ -13,10 +13,11 @@ import torch
 from PIL import Image
 from torchvision.models import resnet18  # type: ignore[import-untyped]  # it ships no types
 
-from gateway_ext.runtime import handler
-from gateway_ext.runtime.event import Context, Event, Headers
+from gateway_ext.runtime import handler_module
+from gateway_ext.runtime.handler_event import HandlerContext, HandlerEvent, Headers
+from tests.kit.places import ROOT
 
-FUNCTIONS = Path(__file__).parents[3] / "functions"
+FUNCTIONS = ROOT / "functions"
 Handle = Callable[..., Any]
 Load = Callable[[str], Handle]
 
@@ -33,12 +34,12 @@ def load() -> Iterator[Load]:
 
     def load(name: str) -> Handle:
         forget()
-        handle = handler.load(FUNCTIONS / name)
+        handle = handler_module.load(FUNCTIONS / name)
 
         def call(body: object = b"", kind: str = "application/json") -> Any:
             sent = body if isinstance(body, bytes) else json.dumps(body).encode()
-            event = Event("POST", "/", Headers([("Content-Type", kind)]), sent)
-            return handle(event, Context("here"))
+            event = HandlerEvent("POST", "/", Headers([("Content-Type", kind)]), sent)
+            return handle(event, HandlerContext("here"))
 
         return call
 

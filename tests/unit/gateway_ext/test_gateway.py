@@ -11,17 +11,19 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from cache_manager.model import ModelId
+from cache_manager.model.ids import ModelId
 from gateway_ext.errors import BadRequest, ProviderFailed
-from gateway_ext.gateway import Gateway, host_and_port
+from gateway_ext.gateway import Gateway
 from gateway_ext.model import Deployment, Endpoint, FunctionId
-from gateway_ext.ports import Listener
+from gateway_ext.ports import FunctionListener
 from gateway_ext.providers.making import make_provider
-from gateway_ext.providers.upstream.provider import UpstreamProvider
+from gateway_ext.providers.upstream.upstream_provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
-from tests.gateway_world import NOBODY, gateway_world
-from tests.memory_provider import MemoryProvider
-from tests.service_world import eventually, in_real_time
+from testbed.memory_provider import MemoryProvider
+from tests.kit.worlds.gateway_world import NOBODY, gateway_world
+from tests.kit.worlds.service_world import eventually
+
+pytestmark = pytest.mark.timeout(30, func_only=True)
 
 F = FunctionId("openfaas-fn", "f")
 
@@ -81,14 +83,6 @@ def held() -> Held:
     return Held(asyncio.Event(), asyncio.Event())
 
 
-@pytest.mark.parametrize(
-    ("address", "found"),
-    [("127.0.0.1:8080", ("127.0.0.1", 8080)), ("[::1]:0", ("::1", 0)), (":80", ("0.0.0.0", 80))],
-)
-def test_an_address_is_read(address: str, found: tuple[str, int]) -> None:
-    assert host_and_port(address) == found
-
-
 @pytest.mark.parametrize("address", ["", "8080", "host:", "host:http", "host:70000", "host:²"])
 def test_what_is_no_address_is_refused(address: str, tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="HOST:PORT"):
@@ -111,12 +105,11 @@ def test_the_provider_is_the_one_that_the_settings_name(tmp_path: Path) -> None:
     assert process.name == "process"
 
 
-@in_real_time
 async def test_a_port_that_is_taken_is_told_before_anything_starts(tmp_path: Path) -> None:
     started = []
 
     class Watched(MemoryProvider):
-        async def start(self, listener: Listener) -> None:
+        async def start(self, listener: FunctionListener) -> None:
             started.append(listener)
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -127,12 +120,11 @@ async def test_a_port_that_is_taken_is_told_before_anything_starts(tmp_path: Pat
     assert not started
 
 
-@in_real_time
 async def test_a_provider_that_does_not_start_is_closed_and_the_port_free(tmp_path: Path) -> None:
     closed = []
 
     class Broken(MemoryProvider):
-        async def start(self, listener: Listener) -> None:
+        async def start(self, listener: FunctionListener) -> None:
             del listener
             raise ProviderFailed("no")
 
@@ -148,7 +140,6 @@ async def test_a_provider_that_does_not_start_is_closed_and_the_port_free(tmp_pa
         pass
 
 
-@in_real_time
 async def test_a_call_in_flight_ends_well_when_the_gateway_stops(tmp_path: Path) -> None:
     instances = held()
     provider = MemoryProvider(instances.start)
@@ -166,7 +157,6 @@ async def test_a_call_in_flight_ends_well_when_the_gateway_stops(tmp_path: Path)
         await stop
 
 
-@in_real_time
 async def test_a_function_without_replicas_is_woken_by_a_call(tmp_path: Path) -> None:
     instances = held()
     instances.let_go.set()
@@ -180,7 +170,6 @@ async def test_a_function_without_replicas_is_woken_by_a_call(tmp_path: Path) ->
         assert "gpufaas_gateway_wake_seconds_count 1.0" in metrics
 
 
-@in_real_time
 async def test_an_async_call_is_made_and_counted(tmp_path: Path) -> None:
     instances = held()
     provider = MemoryProvider(instances.start)
@@ -210,7 +199,6 @@ async def waiting_job(tmp_path: Path) -> AsyncIterator[None]:
     yield
 
 
-@in_real_time
 async def test_an_async_call_that_a_stop_broke_off_is_made_after_the_next_start(
     tmp_path: Path,
 ) -> None:
@@ -223,7 +211,6 @@ async def test_an_async_call_that_a_stop_broke_off_is_made_after_the_next_start(
             await instances.called.wait()
 
 
-@in_real_time
 async def test_a_model_is_kept_while_its_function_is_there_and_when_the_gateway_stops(
     tmp_path: Path,
 ) -> None:
@@ -241,7 +228,6 @@ async def test_a_model_is_kept_while_its_function_is_there_and_when_the_gateway_
     assert pins.now == {model}
 
 
-@in_real_time
 async def test_orders_of_another_sites_page_are_refused(tmp_path: Path) -> None:
     async with gateway_world(tmp_path) as world:
         order = {"service": "f", "image": "f"}

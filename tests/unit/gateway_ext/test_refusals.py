@@ -2,10 +2,10 @@
 
 import pytest
 
-from gateway_ext import errors, refusals
+from gateway_ext import error_statuses, errors
 from gateway_ext.model import FunctionId
-from scheduler.errors import GivenBack, NotLeading, StoreUnavailable
-from scheduler.model import RequestId
+from scheduler.model.errors import GivenBack, NotLeading, StoreUnavailable
+from scheduler.model.values import RequestId
 
 F = FunctionId("n", "f")
 
@@ -31,28 +31,28 @@ F = FunctionId("n", "f")
     ids=lambda value: type(value).__name__,
 )
 def test_error_has_its_status(error: errors.GatewayError, status: int) -> None:
-    assert refusals.status_of(error) == status
+    assert error_statuses.status_of(error) == status
 
 
 def test_every_error_is_in_the_table() -> None:
     def below(kind: type[errors.GatewayError]) -> list[type[errors.GatewayError]]:
         return [kind, *(one for child in kind.__subclasses__() for one in below(child))]
 
-    known = {kind for kind, _ in refusals._STATUS} | {errors.NoGpu, errors.Declined}  # noqa: SLF001
+    known = {kind for kind, _ in error_statuses.STATUSES} | {errors.NoGpu, errors.Declined}
     ours = [kind for kind in below(errors.GatewayError) if kind.__module__ == errors.__name__]
     left = [kind for kind in ours[1:] if not issubclass(kind, tuple(known))]
     assert not left
 
 
 def test_headers_say_when_to_come_again_and_how_to_log_in() -> None:
-    assert refusals.headers_of(errors.Busy(F, 2.4)) == [(b"retry-after", b"2")]
-    assert refusals.headers_of(errors.NoGpu(429, "x", 0.1)) == [(b"retry-after", b"1")]
-    assert refusals.headers_of(errors.NoGpu(503, "x")) == []
-    ((name, _),) = refusals.headers_of(errors.NotAllowed())
+    assert error_statuses.headers_of(errors.Busy(F, 2.4)) == [(b"retry-after", b"2")]
+    assert error_statuses.headers_of(errors.NoGpu(429, "x", 0.1)) == [(b"retry-after", b"1")]
+    assert error_statuses.headers_of(errors.NoGpu(503, "x")) == []
+    ((name, _),) = error_statuses.headers_of(errors.NotAllowed())
     assert name == b"www-authenticate"
 
 
 def test_scheduler_errors_become_statuses() -> None:
-    assert refusals.no_gpu(NotLeading(None)).status == 503
-    assert refusals.no_gpu(GivenBack(RequestId("r"), "x")).status == 503
-    assert refusals.no_gpu(StoreUnavailable("x")).status == 500
+    assert error_statuses.no_gpu(NotLeading(None)).status == 503
+    assert error_statuses.no_gpu(GivenBack(RequestId("r"), "x")).status == 503
+    assert error_statuses.no_gpu(StoreUnavailable("x")).status == 500

@@ -9,23 +9,23 @@ import pytest
 
 from gpu_manager.credentials import (
     ADMINISTRATOR,
-    Credentials,
-    Identity,
+    FunctionCredentials,
+    FunctionIdentity,
     fresh_secret,
     load_secret,
 )
 from gpu_manager.errors import BadSetting
-from tests import needs
+from tests.kit import needs
 
-RESNET = Identity("team-a", "resnet")
+RESNET = FunctionIdentity("team-a", "resnet")
 
 
 def test_credential_names_its_function_when_the_secret_is_the_same() -> None:
     secret = fresh_secret()
 
-    credential = Credentials(secret).issue(RESNET)
+    credential = FunctionCredentials(secret).issue(RESNET)
 
-    assert Credentials(secret).identify(credential) == RESNET
+    assert FunctionCredentials(secret).identify(credential) == RESNET
 
 
 @pytest.mark.parametrize(
@@ -41,19 +41,24 @@ def test_credential_names_its_function_when_the_secret_is_the_same() -> None:
     ],
 )
 def test_credential_is_refused_when_anything_of_it_changed(forge) -> None:  # type: ignore[no-untyped-def]  # a lambda
-    credentials = Credentials(fresh_secret())
+    credentials = FunctionCredentials(fresh_secret())
 
     assert credentials.identify(forge(credentials.issue(RESNET))) is None
 
 
 def test_credential_is_refused_when_another_secret_made_it() -> None:
-    assert Credentials(fresh_secret()).identify(Credentials(fresh_secret()).issue(RESNET)) is None
+    assert (
+        FunctionCredentials(fresh_secret()).identify(
+            FunctionCredentials(fresh_secret()).issue(RESNET)
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a:b", "-a", "a b", "a" * 300])
 def test_credential_is_not_issued_when_a_name_could_be_misread(name: str) -> None:
     with pytest.raises(BadSetting):
-        Credentials(fresh_secret()).issue(Identity("team-a", name))
+        FunctionCredentials(fresh_secret()).issue(FunctionIdentity("team-a", name))
 
 
 def test_secret_file_is_made_for_its_owner_alone_when_it_is_missing(tmp_path: Path) -> None:
@@ -133,11 +138,11 @@ def test_nothing_is_left_when_the_disk_is_full(
 
 
 def test_no_function_is_the_administrator_whatever_its_name() -> None:
-    credentials = Credentials(fresh_secret())
+    credentials = FunctionCredentials(fresh_secret())
 
-    as_function = credentials.issue(Identity("admin", "admin"))
+    as_function = credentials.issue(FunctionIdentity("admin", "admin"))
 
     assert credentials.identify(as_function) != ADMINISTRATOR
     assert credentials.identify(credentials.issue(ADMINISTRATOR)) == ADMINISTRATOR
     with pytest.raises(BadSetting):
-        credentials.issue(Identity("team", "*"))
+        credentials.issue(FunctionIdentity("team", "*"))

@@ -24,5 +24,10 @@ def test_api_brings_no_core_and_no_event_loop_when_it_is_imported() -> None:
     modules = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     ).stdout.split()
-    assert "scheduler.events" in modules
-    assert not {"scheduler.core", "scheduler.placement", "asyncio", "logging"} & set(modules)
+    assert "scheduler.model.events" in modules
+    assert not {
+        "scheduler.core.core",
+        "scheduler.core.placer",
+        "asyncio",
+        "logging",
+    } & set(modules)

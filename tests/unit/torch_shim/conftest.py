@@ -6,11 +6,11 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.kit.places import ROOT
+
 ACTIVATE = ROOT / "torch_shim" / "activate"
 
 _SERVER = """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torch_shim.errors import InvalidSetting
+from torch_shim.errors import InvalidShimSetting
 from torch_shim.settings import ShimSettings
 
 
@@ -54,6 +54,6 @@ def test_settings_are_read_when_the_environment_has_them() -> None:
     ],
 )
 def test_settings_raise_when_a_value_means_nothing(name: str, value: str) -> None:
-    with pytest.raises(InvalidSetting, match=name) as caught:
+    with pytest.raises(InvalidShimSetting, match=name) as caught:
         ShimSettings.from_environment({name: value})
     assert caught.value.value == value

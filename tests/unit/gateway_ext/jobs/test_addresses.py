@@ -1,13 +1,12 @@
 """Where callbacks may go."""
 
-import asyncio
 import socket
 
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from gateway_ext.errors import BadRequest
-from gateway_ext.jobs.addresses import (
+from gateway_ext.jobs.intake.callback_addresses import (
     NotPublic,
     PublicResolver,
     callback_lane,
@@ -73,8 +72,8 @@ class _Resolver(AbstractResolver):
         raise AssertionError("nobody closed it")
 
 
-def test_name_that_resolves_to_a_private_address_too_is_refused() -> None:
-    found = asyncio.run(PublicResolver(_Resolver("1.1.1.1")).resolve("x", 80))
+async def test_name_that_resolves_to_a_private_address_too_is_refused() -> None:
+    found = await PublicResolver(_Resolver("1.1.1.1")).resolve("x", 80)
     assert [one["host"] for one in found] == ["1.1.1.1"]
     with pytest.raises(NotPublic):
-        asyncio.run(PublicResolver(_Resolver("1.1.1.1", "10.0.0.1")).resolve("x", 80))
+        await PublicResolver(_Resolver("1.1.1.1", "10.0.0.1")).resolve("x", 80)

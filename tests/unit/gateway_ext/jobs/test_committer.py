@@ -1,6 +1,5 @@
-"""Files that no job has any more: they go once the commit that says so is on the disk."""
+"""Obsolete files are removed once the commit that made them obsolete is synced."""
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,17 +9,16 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.errors import QueueFailed
-from gateway_ext.jobs.sqlite import committer as module
-from gateway_ext.jobs.sqlite.committer import Committer, Turn
-from tests.job_world import soon
+from gateway_ext.jobs.sqlite.committer import Committer, Transaction
+from tests.kit.waiting import eventually
 
 
 @asynccontextmanager
-async def a_committer(folder: Path) -> AsyncIterator[Committer]:
-    def prepare(turn: Turn) -> None:
-        turn.db.execute("CREATE TABLE rows (value)")
+async def a_committer(folder: Path, idle_s: float = 3600.0) -> AsyncIterator[Committer]:
+    def prepare(transaction: Transaction) -> None:
+        transaction.db.execute("CREATE TABLE rows (value)")
 
-    committer = Committer(folder / "some.sqlite", prepare)
+    committer = Committer(folder / "some.sqlite", prepare, idle_s=idle_s)
     await committer.open()
     try:
         yield committer
@@ -29,19 +27,19 @@ async def a_committer(folder: Path) -> AsyncIterator[Committer]:
 
 
 async def drop(committer: Committer, file: Path, *, durable: bool = False) -> None:
-    """A commit after which nobody needs the file."""
+    """Commit a change that makes the file obsolete."""
     file.touch()
 
-    def end(turn: Turn) -> None:
-        turn.db.execute("INSERT INTO rows VALUES (1)")
-        turn.obsolete.append(file)
+    def end(transaction: Transaction) -> None:
+        transaction.db.execute("INSERT INTO rows VALUES (1)")
+        transaction.obsolete.append(file)
 
     await committer.run(end, durable=durable)
 
 
 @pytest.fixture
 def synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
-    """What was synced, and whether the file `body` was there then."""
+    """The names of synced files, each with whether the file `body` existed then."""
     found: list[tuple[str, bool]] = []
     fsync = os.fsync
 
@@ -54,42 +52,32 @@ def synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, b
     return found
 
 
-def test_file_goes_after_a_sync_of_what_took_it_away(
-    tmp_path: Path, synced: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
+async def test_file_goes_after_a_sync_of_what_took_it_away(
+    tmp_path: Path, synced: list[tuple[str, bool]]
 ) -> None:
-    monkeypatch.setattr(module, "_IDLE_S", 0.05)
-
-    async def test() -> None:
-        async with a_committer(tmp_path) as committer:
-            await drop(committer, tmp_path / "body")
-            await soon(lambda: not (tmp_path / "body").exists())
-        assert synced[0] == ("some.sqlite-wal", True)
-
-    asyncio.run(test())
+    async with a_committer(tmp_path, idle_s=0.05) as committer:
+        await drop(committer, tmp_path / "body")
+        await eventually(lambda: not (tmp_path / "body").exists())
+    assert synced[0] == ("some.sqlite-wal", True)
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_files_do_not_wait_for_an_idle_moment_when_they_are_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, durable: bool
+async def test_files_do_not_wait_for_an_idle_moment_when_they_are_many(
+    tmp_path: Path, *, durable: bool
 ) -> None:
-    monkeypatch.setattr(module, "_IDLE_S", 3600.0)
     files = [tmp_path / f"body{at}" for at in range(64)]
 
-    async def test() -> None:
-        async with a_committer(tmp_path) as committer:
-            for file in files[:-1]:
-                await drop(committer, file, durable=durable)
-            assert all(file.exists() for file in files[:-1])
-            await drop(committer, files[-1], durable=durable)
-            await soon(lambda: not any(file.exists() for file in files))
-
-    asyncio.run(test())
+    async with a_committer(tmp_path) as committer:
+        for file in files[:-1]:
+            await drop(committer, file, durable=durable)
+        assert all(file.exists() for file in files[:-1])
+        await drop(committer, files[-1], durable=durable)
+        await eventually(lambda: not any(file.exists() for file in files))
 
 
-def test_file_stays_as_long_as_nothing_can_be_synced(
+async def test_file_stays_as_long_as_nothing_can_be_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_IDLE_S", 0.01)
     tried = 0
 
     def failing(_: int) -> None:
@@ -97,33 +85,23 @@ def test_file_stays_as_long_as_nothing_can_be_synced(
         tried += 1
         raise OSError("the disk is gone")
 
-    async def test() -> None:
-        async with a_committer(tmp_path) as committer:
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "fsync", failing)
-                await drop(committer, tmp_path / "body")
-                await soon(lambda: tried)
-                assert (tmp_path / "body").exists()
-            await drop(committer, tmp_path / "another")
-            await soon(lambda: not (tmp_path / "body").exists())
-
-    asyncio.run(test())
+    async with a_committer(tmp_path, idle_s=0.01) as committer:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", failing)
+            await drop(committer, tmp_path / "body")
+            await eventually(lambda: tried)
+            assert (tmp_path / "body").exists()
+        await drop(committer, tmp_path / "another")
+        await eventually(lambda: not (tmp_path / "body").exists())
 
 
-def test_file_of_work_that_failed_goes_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_IDLE_S", 3600.0)
-
-    def fail(why: str, _: Turn) -> None:
+async def test_file_of_work_that_failed_goes_at_once(tmp_path: Path) -> None:
+    def fail(why: str, _: Transaction) -> None:
         raise QueueFailed(why)
 
-    async def test() -> None:
-        async with a_committer(tmp_path) as committer:
-            (tmp_path / "body").touch()
-            work = partial(fail, "it is full")
-            with pytest.raises(QueueFailed, match="full"):
-                await committer.run(work, durable=True, file=tmp_path / "body")
-            assert not (tmp_path / "body").exists()
-
-    asyncio.run(test())
+    async with a_committer(tmp_path) as committer:
+        (tmp_path / "body").touch()
+        work = partial(fail, "it is full")
+        with pytest.raises(QueueFailed, match="full"):
+            await committer.run(work, durable=True, file=tmp_path / "body")
+        assert not (tmp_path / "body").exists()

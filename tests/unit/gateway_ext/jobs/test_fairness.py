@@ -5,19 +5,19 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_ext.jobs.fairness import Limits, choose
-from gateway_ext.jobs.model import Head, Kind, Lane
+from gateway_ext.jobs.execution.lane_fairness import LaneLimits, choose
+from gateway_ext.jobs.queue.job_values import JobKind, JobLane, LaneHead
 
-LIMITS = Limits(overall=8, per_lane=5)
+LIMITS = LaneLimits(overall=8, per_lane=5)
 COUNTS = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 4), max_size=5)
 
 
-def lane(name: str) -> Lane:
-    return Lane(Kind.CALL, name)
+def lane(name: str) -> JobLane:
+    return JobLane(JobKind.CALL, name)
 
 
-def head(name: str, due_at_s: float = 0.0) -> Head:
-    return Head(lane(name), due_at_s)
+def head(name: str, due_at_s: float = 0.0) -> LaneHead:
+    return LaneHead(lane(name), due_at_s)
 
 
 def chosen(heads: str, running: dict[str, int] | None = None) -> list[str]:

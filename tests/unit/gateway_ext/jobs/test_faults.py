@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.errors import BodyLost, ClaimLost, QueueFailed
-from gateway_ext.jobs.model import Head, Job, JobNumber, Kind, Lane
-from gateway_ext.jobs.sqlite.committer import Committer, Turn
-from gateway_ext.jobs.sqlite.queue import SqliteQueue
-from gateway_ext.jobs.tally import QueueLimits
-from gateway_ext.jobs.worker import Worker, WorkerSettings
-from tests.job_world import ECHO, LOG, Functions, Said, a_queue, call, put, soon
+from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
+from gateway_ext.jobs.queue.job_tally import QueueLimits
+from gateway_ext.jobs.queue.job_values import Job, JobKind, JobLane, JobNumber, LaneHead
+from gateway_ext.jobs.sqlite.committer import Committer, Transaction
+from gateway_ext.jobs.sqlite.sqlite_queue import SqliteQueue
+from tests.kit.waiting import eventually
+from tests.kit.worlds.job_world import ECHO, LOG, Functions, ScriptedAnswer, a_queue, call, put
 
 
 class Failing(SqliteQueue):
@@ -24,36 +25,33 @@ class Failing(SqliteQueue):
     heads_fail = 0
     done_fails = 0
 
-    async def heads(self, kind: Kind) -> Sequence[Head]:
-        if kind == Kind.CALL and self.heads_fail:
+    async def heads(self, kind: JobKind) -> Sequence[LaneHead]:
+        if kind == JobKind.CALL and self.heads_fail:
             self.heads_fail -= 1
             raise QueueFailed("the disk is gone")
         return await super().heads(kind)
 
-    async def done(self, job: JobNumber) -> None:
+    async def finish(self, job: JobNumber) -> None:
         if self.done_fails:
             self.done_fails -= 1
             raise QueueFailed("the disk is full")
-        await super().done(job)
+        await super().finish(job)
 
 
 @pytest.mark.parametrize(("heads", "done"), [(1, 0), (0, 1)])
-def test_job_is_made_and_ended_although_the_queue_failed(
+async def test_job_is_made_and_ended_although_the_queue_failed(
     tmp_path: Path, heads: int, done: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    functions = Functions(lambda *_: Said())
+    functions = Functions(lambda *_: ScriptedAnswer())
 
-    async def test() -> None:
+    with caplog.at_level(logging.ERROR):
         queue = Failing(tmp_path, QueueLimits(), LOG)
         await queue.open()
         queue.heads_fail, queue.done_fails = heads, done
-        async with Worker(queue, functions, lambda _: None, WorkerSettings(), LOG):
+        async with JobWorker(queue, functions, lambda _: None, JobWorkerSettings(), LOG):
             await put(queue, call(queued_at_s=time.time()))
-            await soon(lambda: not queue.tally.calls)
+            await eventually(lambda: not queue.tally.calls)
         await queue.close()
-
-    with caplog.at_level(logging.ERROR):
-        asyncio.run(test())
     assert functions.times("c1") == 1
     assert "next try in 0.5 s" in caplog.text
 
@@ -61,23 +59,20 @@ def test_job_is_made_and_ended_although_the_queue_failed(
 class Losing(SqliteQueue):
     """Another gateway took the job for one of a dead one."""
 
-    async def done(self, job: JobNumber) -> None:
-        await super().done(job)
+    async def finish(self, job: JobNumber) -> None:
+        await super().finish(job)
         raise ClaimLost(job)
 
 
-def test_job_that_is_another_gateways_by_now_is_let_go(tmp_path: Path) -> None:
-    async def test() -> None:
-        queue = Losing(tmp_path, QueueLimits(), LOG)
-        await queue.open()
-        functions = Functions(lambda *_: Said())
-        async with Worker(queue, functions, lambda _: None, WorkerSettings(), LOG) as worker:
-            await put(queue, call(queued_at_s=time.time()))
-            await soon(lambda: not queue.tally.calls and not worker.running)
-            assert worker.endings() == {(Kind.CALL, "lost"): 1}
-        await queue.close()
-
-    asyncio.run(test())
+async def test_job_that_is_another_gateways_by_now_is_let_go(tmp_path: Path) -> None:
+    queue = Losing(tmp_path, QueueLimits(), LOG)
+    await queue.open()
+    functions = Functions(lambda *_: ScriptedAnswer())
+    async with JobWorker(queue, functions, lambda _: None, JobWorkerSettings(), LOG) as worker:
+        await put(queue, call(queued_at_s=time.time()))
+        await eventually(lambda: not queue.tally.calls and not worker.running)
+        assert worker.endings() == {(JobKind.CALL, "lost"): 1}
+    await queue.close()
 
 
 class Torn:
@@ -93,105 +88,88 @@ class Torn:
 class Handing(SqliteQueue):
     """Hands jobs out with bodies that are torn."""
 
-    async def claim(self, lanes: Sequence[Lane], now_s: float) -> Sequence[Job]:
+    async def claim(self, lanes: Sequence[JobLane], now_s: float) -> Sequence[Job]:
         return [replace(job, body=Torn()) for job in await super().claim(lanes, now_s)]
 
 
-def test_job_whose_body_is_gone_is_dead_at_once(tmp_path: Path) -> None:
-    async def test() -> None:
-        queue = Handing(tmp_path, QueueLimits(), LOG)
-        await queue.open()
-        functions = Functions(lambda *_: Said())
-        async with Worker(queue, functions, lambda _: None, WorkerSettings(), LOG):
-            await put(queue, call(queued_at_s=time.time()))
-            await soon(lambda: queue.tally.dead)
-        (letter,) = await queue.dead(0, 10)
-        assert letter.why == "part 7 of its body is gone"
-        await queue.close()
-
-    asyncio.run(test())
+async def test_job_whose_body_is_gone_is_dead_at_once(tmp_path: Path) -> None:
+    queue = Handing(tmp_path, QueueLimits(), LOG)
+    await queue.open()
+    functions = Functions(lambda *_: ScriptedAnswer())
+    async with JobWorker(queue, functions, lambda _: None, JobWorkerSettings(), LOG):
+        await put(queue, call(queued_at_s=time.time()))
+        await eventually(lambda: queue.tally.dead)
+    (letter,) = await queue.dead_letters(0, 10)
+    assert letter.why == "part 7 of its body is gone"
+    await queue.close()
 
 
-def test_fault_that_comes_each_time_makes_a_dead_letter_at_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway_ext.jobs.dispatcher._BUG_S", 0.0)
-
-    def behave(*_: object) -> Said:
+async def test_fault_that_comes_each_time_makes_a_dead_letter_at_last(tmp_path: Path) -> None:
+    def behave(*_: object) -> ScriptedAnswer:
         raise ZeroDivisionError
 
-    async def test() -> None:
-        functions = Functions(behave)
-        async with (
-            a_queue(tmp_path) as queue,
-            Worker(queue, functions, lambda _: None, WorkerSettings(), LOG),
-        ):
-            await put(queue, call(queued_at_s=time.time()))
-            await soon(lambda: queue.tally.dead)
-            (letter,) = await queue.dead(0, 10)
-            assert letter.why == "a fault of the gateway: ZeroDivisionError()"
-            assert letter.attempts == functions.times("c1") == 11
-
-    asyncio.run(test())
+    functions = Functions(behave)
+    async with (
+        a_queue(tmp_path) as queue,
+        JobWorker(queue, functions, lambda _: None, JobWorkerSettings(defect_s=0.0), LOG),
+    ):
+        await put(queue, call(queued_at_s=time.time()))
+        await eventually(lambda: queue.tally.dead)
+        (letter,) = await queue.dead_letters(0, 10)
+        assert letter.why == "a fault of the gateway: ZeroDivisionError()"
+        assert letter.attempts == functions.times("c1") == 11
 
 
 class Odd(SqliteQueue):
     """Has a fault of ours where an end is written down."""
 
-    async def done(self, job: JobNumber) -> None:
+    async def finish(self, job: JobNumber) -> None:
         raise ZeroDivisionError(job)
 
 
-def test_job_whose_end_cannot_be_written_down_by_a_fault_is_told_of(
+async def test_job_whose_end_cannot_be_written_down_by_a_fault_is_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
+    with caplog.at_level(logging.ERROR):
         queue = Odd(tmp_path, QueueLimits(), LOG)
         await queue.open()
-        async with Worker(
-            queue, Functions(lambda *_: Said()), lambda _: None, WorkerSettings(), LOG
+        async with JobWorker(
+            queue, Functions(lambda *_: ScriptedAnswer()), lambda _: None, JobWorkerSettings(), LOG
         ):
             await put(queue, call(queued_at_s=time.time()))
-            await soon(lambda: "call c1 stays claimed: ZeroDivisionError(1)" in caplog.text)
+            await eventually(lambda: "call c1 stays claimed: ZeroDivisionError(1)" in caplog.text)
         await queue.close()
 
-    with caplog.at_level(logging.ERROR):
-        asyncio.run(test())
 
-
-def _nothing(_: Turn) -> None:
+def _nothing(_: Transaction) -> None:
     """No tables are needed."""
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_fault_in_the_committers_thread_fails_all_who_wait_and_all_who_come(
+async def test_fault_in_the_committers_thread_fails_all_who_wait_and_all_who_come(
     tmp_path: Path,
 ) -> None:
-    def odd(turn: Turn) -> None:
+    def odd(turn: Transaction) -> None:
         raise ZeroDivisionError(turn)
 
-    async def test() -> None:
-        committer = Committer(tmp_path / "some.sqlite", _nothing)
-        await committer.open()
-        for _ in range(2):
-            with pytest.raises(QueueFailed):
-                await asyncio.wait_for(committer.run(odd, durable=False), 5)
-        await committer.close()
-
-    asyncio.run(test())
+    committer = Committer(tmp_path / "some.sqlite", _nothing)
+    await committer.open()
+    for _ in range(2):
+        with pytest.raises(QueueFailed):
+            await asyncio.wait_for(committer.run(odd, durable=False), 5)
+    await committer.close()
 
 
-def test_worker_that_is_closed_twice_or_never_started_is_closed(tmp_path: Path) -> None:
-    async def test() -> None:
-        queue = SqliteQueue(tmp_path, QueueLimits(), LOG)
-        await queue.open()
-        worker = Worker(queue, Functions(lambda *_: Said()), lambda _: None, WorkerSettings(), LOG)
-        await worker.close()
-        worker.start()
-        await put(queue, call(function=ECHO))
-        await worker.close()
-        await worker.close()
-        await queue.close()
-        await queue.close()
-
-    asyncio.run(test())
+async def test_worker_that_is_closed_twice_or_never_started_is_closed(tmp_path: Path) -> None:
+    queue = SqliteQueue(tmp_path, QueueLimits(), LOG)
+    await queue.open()
+    worker = JobWorker(
+        queue, Functions(lambda *_: ScriptedAnswer()), lambda _: None, JobWorkerSettings(), LOG
+    )
+    await worker.close()
+    worker.start()
+    await put(queue, call(function=ECHO))
+    await worker.close()
+    await worker.close()
+    await queue.close()
+    await queue.close()

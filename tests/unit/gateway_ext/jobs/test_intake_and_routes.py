@@ -13,15 +13,16 @@ import httpx
 import pytest
 
 from gateway_ext.errors import QueueFailed
-from gateway_ext.jobs.bodies import whole
-from gateway_ext.jobs.intake import Intake
-from gateway_ext.jobs.model import call_lane
-from gateway_ext.jobs.routes import make_job_routes
-from gateway_ext.jobs.sqlite.queue import SqliteQueue
-from gateway_ext.jobs.sqlite.rows import headers_text
-from gateway_ext.jobs.tally import QueueLimits
+from gateway_ext.jobs.intake.async_intake import AsyncIntake
+from gateway_ext.jobs.job_routes import make_job_routes
+from gateway_ext.jobs.queue.job_bodies import whole
+from gateway_ext.jobs.queue.job_tally import QueueLimits
+from gateway_ext.jobs.queue.job_values import call_lane
+from gateway_ext.jobs.sqlite.job_rows import headers_text
+from gateway_ext.jobs.sqlite.sqlite_queue import SqliteQueue
 from gateway_ext.model import FunctionId
-from tests.job_world import ECHO, a_queue, call, claimed, put, soon
+from tests.kit.waiting import eventually
+from tests.kit.worlds.job_world import ECHO, a_queue, call, claimed, put
 
 LIMITS = QueueLimits(inline_bytes=1000, body_bytes=10_000, waiting_per_function=3)
 URL = "/async-function/echo"
@@ -42,7 +43,7 @@ async def asking(
     folder: Path, *, private: bool = True
 ) -> AsyncIterator[tuple[httpx.AsyncClient, SqliteQueue]]:
     async with a_queue(folder, LIMITS) as queue:
-        intake = Intake(by_path, queue, max_body_bytes=10_000, callback_private=private)
+        intake = AsyncIntake(by_path, queue, max_body_bytes=10_000, callback_private=private)
         transport = httpx.ASGITransport(app=intake)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             yield client, queue
@@ -58,7 +59,7 @@ async def administering(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, 
 
 
 @pytest.mark.parametrize("body", [b"", b"small", b"x" * 9_999])
-def test_call_is_kept_as_it_was_sent(tmp_path: Path, body: bytes) -> None:
+async def test_call_is_kept_as_it_was_sent(tmp_path: Path, body: bytes) -> None:
     headers = {
         "x-call-id": "mine",
         "x-callback-url": "http://there/",
@@ -68,48 +69,39 @@ def test_call_is_kept_as_it_was_sent(tmp_path: Path, body: bytes) -> None:
         "x-forwarded-for": "1.2.3.4",
     }
 
-    async def test() -> None:
-        async with asking(tmp_path) as (client, queue):
-            url = URL + ".openfaas-fn/a%2Fb/c?q=%20"
-            answer = await client.post(url, content=body, headers=headers)
-            assert (answer.status_code, answer.content) == (202, b"")
-            assert answer.headers["x-call-id"] == "mine"
-            (job,) = await queue.claim([call_lane(ECHO)], 1e12)
-            assert (job.call.path, job.call.query, await whole(job.body)) == (
-                b"/a%2Fb/c",
-                b"q=%20",
-                body,
-            )
-            assert (job.call.id, job.call.callback_url) == ("mine", "http://there/")
-            said = dict(job.call.headers)
-            assert said[b"content-type"] == b"a/b"
-            assert said[b"x-forwarded-for"] == b"1.2.3.4, 127.0.0.1"
-            assert said[b"x-forwarded-host"] == said[b"host"] == b"gateway"
-            assert not {b"x-gpu-lease", b"connection", b"content-length", b"x-call-id"} & {*said}
-
-    asyncio.run(test())
+    async with asking(tmp_path) as (client, queue):
+        url = URL + ".openfaas-fn/a%2Fb/c?q=%20"
+        answer = await client.post(url, content=body, headers=headers)
+        assert (answer.status_code, answer.content) == (202, b"")
+        assert answer.headers["x-call-id"] == "mine"
+        (job,) = await queue.claim([call_lane(ECHO)], 1e12)
+        assert (job.call.path, job.call.query, await whole(job.body)) == (
+            b"/a%2Fb/c",
+            b"q=%20",
+            body,
+        )
+        assert (job.call.id, job.call.callback_url) == ("mine", "http://there/")
+        said = dict(job.call.headers)
+        assert said[b"content-type"] == b"a/b"
+        assert said[b"x-forwarded-for"] == b"1.2.3.4, 127.0.0.1"
+        assert said[b"x-forwarded-host"] == said[b"host"] == b"gateway"
+        assert not {b"x-gpu-lease", b"connection", b"content-length", b"x-call-id"} & {*said}
 
 
-def test_call_without_an_id_is_given_one_and_the_root_path(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with asking(tmp_path) as (client, queue):
-            answer = await client.post(URL)
-            (job,) = await queue.claim([call_lane(ECHO)], 1e12)
-            assert str(UUID(answer.headers["x-call-id"])) == job.call.id
-            assert job.call.path == b"/"
-
-    asyncio.run(test())
+async def test_call_without_an_id_is_given_one_and_the_root_path(tmp_path: Path) -> None:
+    async with asking(tmp_path) as (client, queue):
+        answer = await client.post(URL)
+        (job,) = await queue.claim([call_lane(ECHO)], 1e12)
+        assert str(UUID(answer.headers["x-call-id"])) == job.call.id
+        assert job.call.path == b"/"
 
 
-def test_same_id_is_accepted_and_queued_once(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with asking(tmp_path) as (client, queue):
-            for _ in range(2):
-                answer = await client.post(URL, headers={"x-call-id": "mine"})
-                assert answer.status_code == 202
-            assert queue.tally.calls == {ECHO: 1}
-
-    asyncio.run(test())
+async def test_same_id_is_accepted_and_queued_once(tmp_path: Path) -> None:
+    async with asking(tmp_path) as (client, queue):
+        for _ in range(2):
+            answer = await client.post(URL, headers={"x-call-id": "mine"})
+            assert answer.status_code == 202
+        assert queue.tally.calls == {ECHO: 1}
 
 
 @pytest.mark.parametrize(
@@ -124,19 +116,16 @@ def test_same_id_is_accepted_and_queued_once(tmp_path: Path) -> None:
         ("POST", URL, {"x-callback-url": "http://10.0.0.1/"}, 0, 400),
     ],
 )
-def test_call_is_refused_and_nothing_is_left_when_it_is_wrong(
+async def test_call_is_refused_and_nothing_is_left_when_it_is_wrong(
     tmp_path: Path, method: str, url: str, headers: dict[str, str], size: int, status: int
 ) -> None:
-    async def test() -> None:
-        async with asking(tmp_path, private=False) as (client, queue):
-            content = _pieces(size) if "transfer-encoding" in headers else b"x" * size
-            answer = await client.request(method, url, content=content, headers=headers)
-            assert answer.status_code == status
-            assert answer.text
-            assert queue.tally.calls == {}
-            assert list((tmp_path / "bodies").iterdir()) == []
-
-    asyncio.run(test())
+    async with asking(tmp_path, private=False) as (client, queue):
+        content = _pieces(size) if "transfer-encoding" in headers else b"x" * size
+        answer = await client.request(method, url, content=content, headers=headers)
+        assert answer.status_code == status
+        assert answer.text
+        assert queue.tally.calls == {}
+        assert list((tmp_path / "bodies").iterdir()) == []
 
 
 async def _pieces(size: int) -> AsyncIterator[bytes]:
@@ -145,25 +134,22 @@ async def _pieces(size: int) -> AsyncIterator[bytes]:
     yield b"x" * (size % 100)
 
 
-def test_full_queue_says_when_to_come_back(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with asking(tmp_path) as (client, _):
-            statuses = [(await client.post(URL)).status_code for _ in range(4)]
-            assert statuses == [202, 202, 202, 429]
-            assert int((await client.post(URL)).headers["retry-after"]) >= 1
-
-    asyncio.run(test())
+async def test_full_queue_says_when_to_come_back(tmp_path: Path) -> None:
+    async with asking(tmp_path) as (client, _):
+        statuses = [(await client.post(URL)).status_code for _ in range(4)]
+        assert statuses == [202, 202, 202, 429]
+        assert int((await client.post(URL)).headers["retry-after"]) >= 1
 
 
 @pytest.mark.parametrize("headers", [[(b"content-length", b"6000")], []])
-def test_bodies_that_come_at_once_have_room_together_or_are_refused(
+async def test_bodies_that_come_at_once_have_room_together_or_are_refused(
     tmp_path: Path, headers: list[tuple[bytes, bytes]]
 ) -> None:
     """Also those that do not say how long they are: then while they come."""
     gate = asyncio.Event()
     statuses: list[int] = []
 
-    async def post(intake: Intake) -> None:
+    async def post(intake: AsyncIntake) -> None:
         rest = [b"x" * 3_000]
 
         async def receive() -> dict[str, Any]:
@@ -178,36 +164,30 @@ def test_bodies_that_come_at_once_have_room_together_or_are_refused(
         scope = {"method": "POST", "path": URL, "headers": headers, "query_string": b""}
         await intake(scope, receive, send)
 
-    async def test() -> None:
-        limits = QueueLimits(inline_bytes=1000, body_bytes=10_000, waiting_bytes=30_000)
-        async with a_queue(tmp_path, limits) as queue:
-            intake = Intake(by_path, queue, max_body_bytes=10_000, callback_private=True)
-            posts = [asyncio.create_task(post(intake)) for _ in range(6)]
-            refused_early = 4 if headers else 2
-            await soon(lambda: len(statuses) == refused_early)
-            assert statuses == [429] * refused_early
-            gate.set()
-            await asyncio.gather(*posts)
-            assert sorted(statuses) == [202] * 2 + [429] * 4
-            assert queue.tally.calls == {ECHO: 2}
-            with queue.tally.room(ECHO, 2_000):  # what was refused holds nothing
-                pass
-
-    asyncio.run(test())
+    limits = QueueLimits(inline_bytes=1000, body_bytes=10_000, waiting_bytes=30_000)
+    async with a_queue(tmp_path, limits) as queue:
+        intake = AsyncIntake(by_path, queue, max_body_bytes=10_000, callback_private=True)
+        posts = [asyncio.create_task(post(intake)) for _ in range(6)]
+        refused_early = 4 if headers else 2
+        await eventually(lambda: len(statuses) == refused_early)
+        assert statuses == [429] * refused_early
+        gate.set()
+        await asyncio.gather(*posts)
+        assert sorted(statuses) == [202] * 2 + [429] * 4
+        assert queue.tally.calls == {ECHO: 2}
+        with queue.tally.reserve(ECHO, 2_000):  # what was refused holds nothing
+            pass
 
 
-def test_call_is_not_accepted_when_it_cannot_be_kept(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with asking(tmp_path) as (client, queue):
-            await queue.close()
-            with pytest.raises(QueueFailed):
-                await put(queue, call())
-            assert (await client.post(URL)).status_code >= 500
-
-    asyncio.run(test())
+async def test_call_is_not_accepted_when_it_cannot_be_kept(tmp_path: Path) -> None:
+    async with asking(tmp_path) as (client, queue):
+        await queue.close()
+        with pytest.raises(QueueFailed):
+            await put(queue, call())
+        assert (await client.post(URL)).status_code >= 500
 
 
-def test_caller_who_leaves_leaves_nothing(tmp_path: Path) -> None:
+async def test_caller_who_leaves_leaves_nothing(tmp_path: Path) -> None:
     messages: list[dict[str, Any]] = [
         {"type": "http.request", "body": b"x" * 5_000, "more_body": True},
         {"type": "http.disconnect"},
@@ -219,22 +199,18 @@ def test_caller_who_leaves_leaves_nothing(tmp_path: Path) -> None:
     async def send(message: object) -> None:
         raise AssertionError(message)
 
-    async def test() -> None:
-        async with a_queue(tmp_path, LIMITS) as queue:
-            intake = Intake(by_path, queue, max_body_bytes=10_000, callback_private=True)
-            scope = {"method": "POST", "path": URL, "headers": [], "query_string": b""}
-            await intake(scope, receive, send)
-            assert queue.tally.calls == {}
-            assert list((tmp_path / "bodies").iterdir()) == []
-
-    asyncio.run(test())
+    async with a_queue(tmp_path, LIMITS) as queue:
+        intake = AsyncIntake(by_path, queue, max_body_bytes=10_000, callback_private=True)
+        scope = {"method": "POST", "path": URL, "headers": [], "query_string": b""}
+        await intake(scope, receive, send)
+        assert queue.tally.calls == {}
+        assert list((tmp_path / "bodies").iterdir()) == []
 
 
 @pytest.mark.parametrize(("body_s", "pause_s"), [(0.2, 30.0), (30.0, 0.1)])
-def test_body_that_does_not_come_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body_s: float, pause_s: float
+async def test_body_that_does_not_come_is_not_waited_for(
+    tmp_path: Path, body_s: float, pause_s: float
 ) -> None:
-    monkeypatch.setattr("gateway_ext.jobs.intake._PAUSE_S", pause_s)
     sent: list[dict[str, Any]] = []
     pieces = 0
 
@@ -247,83 +223,76 @@ def test_body_that_does_not_come_is_not_waited_for(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    async def test() -> None:
-        limits = QueueLimits(inline_bytes=1000, body_bytes=1 << 20)
-        async with a_queue(tmp_path, limits) as queue:
-            intake = Intake(
-                by_path, queue, max_body_bytes=1 << 20, callback_private=True, body_s=body_s
-            )
-            scope = {"method": "POST", "path": URL, "headers": [], "query_string": b""}
-            async with asyncio.timeout(5):
-                await intake(scope, receive, send)
-            assert sent[0]["status"] == 408
-            assert (b"connection", b"close") in sent[0]["headers"]
-            assert queue.tally.calls == {}
-            assert list((tmp_path / "bodies").iterdir()) == []
-
-    asyncio.run(test())
-
-
-def test_jobs_are_counted_by_what_they_wait_for(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with administering(tmp_path) as (client, queue):
-            await put(queue, call("1"))
-            await put(queue, call("2"))
-            await queue.bury(await claimed(queue), "why", 1.0)
-            counts = (await client.get("/system/jobs")).json()
-            assert counts == {
-                "calls": 1,
-                "callbacks": 0,
-                "dead": 1,
-                "bytes": 5 + HEAD_BYTES,
-                "deadBytes": 5 + HEAD_BYTES,
-                "away": False,
-                "running": 7,
-                "functions": {"echo.openfaas-fn": 1},
-            }
-
-    asyncio.run(test())
+    limits = QueueLimits(inline_bytes=1000, body_bytes=1 << 20)
+    async with a_queue(tmp_path, limits) as queue:
+        intake = AsyncIntake(
+            by_path,
+            queue,
+            max_body_bytes=1 << 20,
+            callback_private=True,
+            body_s=body_s,
+            pause_s=pause_s,
+        )
+        scope = {"method": "POST", "path": URL, "headers": [], "query_string": b""}
+        async with asyncio.timeout(5):
+            await intake(scope, receive, send)
+        assert sent[0]["status"] == 408
+        assert (b"connection", b"close") in sent[0]["headers"]
+        assert queue.tally.calls == {}
+        assert list((tmp_path / "bodies").iterdir()) == []
 
 
-def test_dead_letter_is_shown_replayed_and_discarded(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with administering(tmp_path) as (client, queue):
-            for name in ("one", "two"):
-                await put(queue, call(name), b"\x00body")
-                await queue.bury(await claimed(queue), "it broke", 1e9)
-            first, second = (await client.get("/system/jobs/dead")).json()
-            assert (first["callId"], first["why"], first["attempts"]) == ("one", "it broke", 1)
-            assert first["diedAt"] == "2001-09-09T01:46:40.000+00:00"
-            page = await client.get(f"/system/jobs/dead?after={first['number']}&limit=5")
-            assert page.json() == [second]
+async def test_jobs_are_counted_by_what_they_wait_for(tmp_path: Path) -> None:
+    async with administering(tmp_path) as (client, queue):
+        await put(queue, call("1"))
+        await put(queue, call("2"))
+        await queue.bury(await claimed(queue), "why", 1.0)
+        counts = (await client.get("/system/jobs")).json()
+        assert counts == {
+            "calls": 1,
+            "callbacks": 0,
+            "dead": 1,
+            "bytes": 5 + HEAD_BYTES,
+            "deadBytes": 5 + HEAD_BYTES,
+            "away": False,
+            "running": 7,
+            "functions": {"echo.openfaas-fn": 1},
+        }
 
-            letter = f"/system/jobs/dead/{first['number']}"
-            whole = (await client.get(letter)).json()
-            assert base64.b64decode(whole["body"]) == b"\x00body"
-            assert ["content-type", "text/plain"] in whole["headers"]
-            assert (await client.post(letter + "/replay")).status_code == 202
-            assert queue.tally.calls == {ECHO: 1}
-            assert (await client.get(letter)).status_code == 404
-            assert await put(queue, call("two"))
-            letter = f"/system/jobs/dead/{second['number']}"
-            assert (await client.post(letter + "/replay")).status_code == 409
-            assert (await client.delete(letter)).status_code == 202
-            assert (await client.get("/system/jobs/dead")).json() == []
 
-    asyncio.run(test())
+async def test_dead_letter_is_shown_replayed_and_discarded(tmp_path: Path) -> None:
+    async with administering(tmp_path) as (client, queue):
+        for name in ("one", "two"):
+            await put(queue, call(name), b"\x00body")
+            await queue.bury(await claimed(queue), "it broke", 1e9)
+        first, second = (await client.get("/system/jobs/dead")).json()
+        assert (first["callId"], first["why"], first["attempts"]) == ("one", "it broke", 1)
+        assert first["diedAt"] == "2001-09-09T01:46:40.000+00:00"
+        page = await client.get(f"/system/jobs/dead?after={first['number']}&limit=5")
+        assert page.json() == [second]
+
+        letter = f"/system/jobs/dead/{first['number']}"
+        whole = (await client.get(letter)).json()
+        assert base64.b64decode(whole["body"]) == b"\x00body"
+        assert ["content-type", "text/plain"] in whole["headers"]
+        assert (await client.post(letter + "/replay")).status_code == 202
+        assert queue.tally.calls == {ECHO: 1}
+        assert (await client.get(letter)).status_code == 404
+        assert await put(queue, call("two"))
+        letter = f"/system/jobs/dead/{second['number']}"
+        assert (await client.post(letter + "/replay")).status_code == 409
+        assert (await client.delete(letter)).status_code == 202
+        assert (await client.get("/system/jobs/dead")).json() == []
 
 
 @pytest.mark.parametrize("number", ["99", "x", "-1", "1" * 30])
-def test_letter_that_is_not_there_is_404(tmp_path: Path, number: str) -> None:
-    async def test() -> None:
-        async with administering(tmp_path) as (client, _):
-            url = f"/system/jobs/dead/{number}"
-            answers = [
-                await client.get(url),
-                await client.delete(url),
-                await client.post(url + "/replay"),
-            ]
-            assert [answer.status_code for answer in answers] == [404] * 3
-            assert (await client.get("/system/jobs/dead?limit=x")).status_code == 400
-
-    asyncio.run(test())
+async def test_letter_that_is_not_there_is_404(tmp_path: Path, number: str) -> None:
+    async with administering(tmp_path) as (client, _):
+        url = f"/system/jobs/dead/{number}"
+        answers = [
+            await client.get(url),
+            await client.delete(url),
+            await client.post(url + "/replay"),
+        ]
+        assert [answer.status_code for answer in answers] == [404] * 3
+        assert (await client.get("/system/jobs/dead?limit=x")).status_code == 400

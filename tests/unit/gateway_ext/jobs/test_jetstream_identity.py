@@ -1,37 +1,43 @@
-"""How jobs in the streams are told apart: their numbers, and numbers of messages given again."""
+"""Identities of jobs: their numbers, and sequence numbers that are assigned again."""
 
 import json
 from random import Random
 
-from gateway_ext.jobs.jetstream.index import Index
-from gateway_ext.jobs.jetstream.numbers import Numbers
-from gateway_ext.jobs.jetstream.records import Record, State, Stored, decode, encode
-from gateway_ext.jobs.model import JobNumber, Kind, call_lane
-from gateway_ext.jobs.tally import QueueLimits, Tally
-from tests.job_world import ECHO
+from gateway_ext.jobs.jetstream.records.job_index import JobIndex
+from gateway_ext.jobs.jetstream.records.job_numbers import JobNumbers
+from gateway_ext.jobs.jetstream.records.job_record import (
+    JobRecord,
+    RecordState,
+    StoredParts,
+    decode,
+    encode,
+)
+from gateway_ext.jobs.queue.job_tally import JobTally, QueueLimits
+from gateway_ext.jobs.queue.job_values import JobKind, JobNumber, call_lane
+from tests.kit.worlds.job_world import ECHO
 
 CALL = "x.jobs.call.k1"
 
 
-def record(number: int, state: State = State.WAITING, **others: object) -> Record:
+def record(number: int, state: RecordState = RecordState.WAITING, **others: object) -> JobRecord:
     said: dict[str, object] = {
         "number": JobNumber(number),
         "uid": str(number),
         "function": ECHO,
         "call_id": f"c{number}",
         "queued_at_s": 1.0,
-        "call": Stored(number, (), 10),
+        "call": StoredParts(number, (), 10),
         "state": state,
-        "kind": Kind.CALL,
+        "kind": JobKind.CALL,
         "lane": call_lane(ECHO).key,
         "due_at_s": 1.0,
     }
-    return Record(**{**said, **others})  # type: ignore[arg-type] # as named
+    return JobRecord(**{**said, **others})  # type: ignore[arg-type] # as named
 
 
 def test_numbers_grow_also_when_the_clock_stands_or_goes_back() -> None:
     now = [1.8e9]
-    numbers = Numbers(lambda: now[0], Random(1))
+    numbers = JobNumbers(lambda: now[0], Random(1))
     drawn = [numbers.next() for _ in range(10_000)]
     now[0] -= 1000.0
     drawn += [numbers.next() for _ in range(10)]
@@ -42,17 +48,17 @@ def test_numbers_grow_also_when_the_clock_stands_or_goes_back() -> None:
 
 def test_numbers_are_exact_as_floats_and_fit_into_an_address_for_decades() -> None:
     latest_s = 1.8e9 + 40 * 365 * 86400
-    number = Numbers(lambda: latest_s, Random(1)).next()
+    number = JobNumbers(lambda: latest_s, Random(1)).next()
     assert 10**12 < number < 2**53
 
 
 def test_later_gateways_numbers_are_higher_whatever_they_draw() -> None:
-    first = Numbers(lambda: 1.8e9, Random(1)).next()
-    assert all(Numbers(lambda: 1.8e9 + 0.001, Random(at)).next() > first for at in range(50))
+    first = JobNumbers(lambda: 1.8e9, Random(1)).next()
+    assert all(JobNumbers(lambda: 1.8e9 + 0.001, Random(at)).next() > first for at in range(50))
 
 
 def test_record_of_the_first_gateways_names_its_parts_as_they_did() -> None:
-    one = record(7, call=Stored(7, (5, 6), 900), result=Stored(9, (8,), 800, "result-1"))
+    one = record(7, call=StoredParts(7, (5, 6), 900), result=StoredParts(9, (8,), 800, "result-1"))
     said = json.loads(encode(one))
     assert decode(encode(one)) == one
     for stored in (said["call"], said["result"]):
@@ -64,15 +70,15 @@ def test_record_of_the_first_gateways_names_its_parts_as_they_did() -> None:
 
 
 def test_look_finds_another_record_by_the_number_of_the_one_that_is_known() -> None:
-    index = Index(Tally(QueueLimits()), "me.1", lambda _: True)
-    index.apply(CALL, 5, record(1, State.CLAIMED, owner="other.1"))
-    index.apply("x.jobs.call.k2", 6, record(2, State.GONE))
+    index = JobIndex(JobTally(QueueLimits()), "me.1", lambda _: True)
+    index.apply(CALL, 5, record(1, RecordState.CLAIMED, owner="other.1"))
+    index.apply("x.jobs.call.k2", 6, record(2, RecordState.GONE))
     index.apply("x.jobs.call.k3", 7, record(3))
-    index.begin_look()
+    index.begin_reading()
     index.apply(CALL, 5, record(4))
     index.apply("x.jobs.call.k2", 6, record(5))
-    index.apply("x.jobs.call.k3", 7, record(6, State.GONE))
-    index.end_look()
+    index.apply("x.jobs.call.k3", 7, record(6, RecordState.GONE))
+    index.end_reading()
     assert [index.is_alive(JobNumber(number)) for number in range(1, 7)] == [
         *(False, False, False),
         *(True, True, False),

@@ -1,4 +1,4 @@
-"""The index of a stream of records: what is told late, twice or not at all; who lives."""
+"""The index of records with late, repeated and missing messages; leases of gateways."""
 
 import json
 from dataclasses import replace
@@ -7,12 +7,17 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.errors import BadRequest, QueueFailed
-from gateway_ext.jobs.jetstream.index import Index
-from gateway_ext.jobs.jetstream.presence import Identity, Presence, beat
-from gateway_ext.jobs.jetstream.records import (
-    Record,
-    State,
-    Stored,
+from gateway_ext.jobs.jetstream.connection.gateway_presence import (
+    GatewayIdentity,
+    GatewayPresence,
+    beat,
+)
+from gateway_ext.jobs.jetstream.jetstream_settings import JetStreamSettings, check, servers_in
+from gateway_ext.jobs.jetstream.records.job_index import JobIndex
+from gateway_ext.jobs.jetstream.records.job_record import (
+    JobRecord,
+    RecordState,
+    StoredParts,
     decode,
     decode_call,
     decode_result,
@@ -21,11 +26,10 @@ from gateway_ext.jobs.jetstream.records import (
     encode_result,
     key_of,
 )
-from gateway_ext.jobs.jetstream.settings import JetStreamSettings, check, servers_in
-from gateway_ext.jobs.model import JobNumber, Kind, Result, call_lane
-from gateway_ext.jobs.tally import QueueLimits, Tally
+from gateway_ext.jobs.queue.job_tally import JobTally, QueueLimits
+from gateway_ext.jobs.queue.job_values import CallResult, JobKind, JobNumber, call_lane
 from gateway_ext.model import FunctionId
-from tests.job_world import ECHO, call
+from tests.kit.worlds.job_world import ECHO, call
 
 ME, OTHER = "me.1", "other.1"
 LANE = call_lane(ECHO)
@@ -40,33 +44,37 @@ class Living:
         return session in self.sessions
 
 
-def record(state: State = State.WAITING, number: int = 1, **others: object) -> Record:
+def record(
+    state: RecordState = RecordState.WAITING, number: int = 1, **others: object
+) -> JobRecord:
     said: dict[str, object] = {
         "number": JobNumber(number),
         "uid": f"u{number}",
         "function": ECHO,
         "call_id": f"c{number}",
         "queued_at_s": 1.0,
-        "call": Stored(number, (), 10),
+        "call": StoredParts(number, (), 10),
         "state": state,
-        "kind": Kind.CALL,
+        "kind": JobKind.CALL,
         "lane": LANE.key,
         "due_at_s": 1.0,
     }
-    return Record(**{**said, **others})  # type: ignore[arg-type] # as named
+    return JobRecord(**{**said, **others})  # type: ignore[arg-type] # as named
 
 
-def index(living: Living | None = None) -> Index:
-    return Index(Tally(QueueLimits()), ME, living or Living())
+def index(living: Living | None = None) -> JobIndex:
+    return JobIndex(JobTally(QueueLimits()), ME, living or Living())
 
 
 def test_record_comes_back_as_it_was_written() -> None:
-    one = record(State.CLAIMED, owner=ME, result=Stored(7, (5, 6), 900), why="é", failed=True)
+    one = record(
+        RecordState.CLAIMED, owner=ME, result=StoredParts(7, (5, 6), 900), why="é", failed=True
+    )
     assert decode(encode(one)) == one
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b'{"v":1}', b'{"v":9}'])
-def test_what_is_no_record_is_told_as_such(content: bytes) -> None:
+def test_content_that_is_not_a_record_is_refused(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         decode(content)
 
@@ -74,7 +82,7 @@ def test_what_is_no_record_is_told_as_such(content: bytes) -> None:
 def test_call_and_result_come_back_with_what_stands_in_their_parts() -> None:
     one = call(callback_url="http://there/")
     assert decode_call(encode_call(one, b"\nbody\n", 6)) == (one, b"\nbody\n")
-    result = Result(500, ((b"a", b"\xff"),), 1.5, "failed")
+    result = CallResult(500, ((b"a", b"\xff"),), 1.5, "failed")
     assert decode_result(encode_result(result, b"", 0)) == (result, b"")
     for decoding in (decode_call, decode_result):
         with pytest.raises(ValueError, match=r"\w"):
@@ -88,11 +96,11 @@ def test_keys_of_two_calls_differ_where_their_names_only_look_alike() -> None:
 
 def test_older_message_changes_nothing_and_a_mark_keeps_it_from_coming_to_life() -> None:
     one = index()
-    one.apply(CALL, 5, record(State.CLAIMED, owner=OTHER))
+    one.apply(CALL, 5, record(RecordState.CLAIMED, owner=OTHER))
     one.apply(CALL, 4, record())
-    assert one.heads(Kind.CALL) == []
-    one.apply(CALL, 6, record(State.GONE, ended=ME))
-    one.apply(CALL, 5, record(State.CLAIMED, owner=OTHER))
+    assert one.heads(JobKind.CALL) == []
+    one.apply(CALL, 6, record(RecordState.GONE, ended=ME))
+    one.apply(CALL, 5, record(RecordState.CLAIMED, owner=OTHER))
     assert one.alive(CALL) is None
     assert (one.mark_of(CALL), one.marks) == (6, [(CALL, 6, ME)])
     assert one.tally.calls == {}
@@ -102,17 +110,17 @@ def test_older_message_changes_nothing_and_a_mark_keeps_it_from_coming_to_life()
 
 
 def test_job_is_taken_once_and_again_when_it_was_let_go() -> None:
-    one, told = index(), []
-    one.offered.append(lambda: told.append(1))
+    one, notified = index(), []
+    one.watchers.append(lambda: notified.append(1))
     one.apply(CALL, 1, record())
-    assert len(told) == 1
+    assert len(notified) == 1
     taken = one.take(LANE, 5.0)
     assert taken is not None
     assert one.take(LANE, 5.0) is None
-    # The claim was written, and nobody told us: it is ours, and nobody works on it.
-    one.apply(CALL, 2, record(State.CLAIMED, owner=ME))
+    # A claim of ours was written without an acknowledgement: nobody works on the job.
+    one.apply(CALL, 2, record(RecordState.CLAIMED, owner=ME))
     assert one.take(LANE, 5.0) is None
-    one.let_go(CALL)
+    one.release(CALL)
     again = one.take(LANE, 5.0)
     assert again is not None
     assert again.seq == 2
@@ -121,22 +129,22 @@ def test_job_is_taken_once_and_again_when_it_was_let_go() -> None:
 def test_claims_of_a_session_are_offered_when_it_is_dead() -> None:
     living = Living()
     one = index(living)
-    one.apply(CALL, 1, record(State.CLAIMED, owner=OTHER))
-    assert one.heads(Kind.CALL) == []
+    one.apply(CALL, 1, record(RecordState.CLAIMED, owner=OTHER))
+    assert one.heads(JobKind.CALL) == []
     assert one.claimers() == [OTHER]
     living.sessions.remove(OTHER)
-    assert one.lost(OTHER) == 1
-    assert one.heads(Kind.CALL) == [(LANE, 1.0)]
+    assert one.release_claims(OTHER) == 1
+    assert one.heads(JobKind.CALL) == [(LANE, 1.0)]
 
 
 def test_look_from_the_beginning_drops_what_is_not_there_any_more() -> None:
     one = index()
     one.apply(CALL, 1, record())
     one.apply("x.jobs.call.k2", 2, record(number=2))
-    one.apply("x.jobs.dead.3", 3, record(State.DEAD, number=3))
-    one.begin_look()
+    one.apply("x.jobs.dead.3", 3, record(RecordState.DEAD, number=3))
+    one.begin_reading()
     one.apply("x.jobs.call.k2", 2, record(number=2))
-    one.end_look()
+    one.end_reading()
     assert one.alive(CALL) is None
     assert one.alive("x.jobs.call.k2") is not None
     assert one.tally.counts().calls == {ECHO: 1}
@@ -145,46 +153,46 @@ def test_look_from_the_beginning_drops_what_is_not_there_any_more() -> None:
 
 def test_servers_that_lost_what_they_had_are_believed_at_the_next_look() -> None:
     one = index()
-    one.apply(CALL, 9, record(State.CLAIMED, owner=OTHER))
-    one.apply("x.jobs.call.k2", 8, record(State.GONE, number=2))
-    one.begin_look()
+    one.apply(CALL, 9, record(RecordState.CLAIMED, owner=OTHER))
+    one.apply("x.jobs.call.k2", 8, record(RecordState.GONE, number=2))
+    one.begin_reading()
     one.apply(CALL, 3, record())
     one.apply("x.jobs.call.k2", 4, record(number=2))
-    one.apply(CALL, 2, record(State.CLAIMED, owner=OTHER))  # late, of this look: no news
-    one.end_look()
+    one.apply(CALL, 2, record(RecordState.CLAIMED, owner=OTHER))  # late, of this look: no news
+    one.end_reading()
     assert one.seq_of(CALL) == 3
     assert one.tally.calls == {ECHO: 2}
-    assert one.heads(Kind.CALL) == [(LANE, 1.0)]
+    assert one.heads(JobKind.CALL) == [(LANE, 1.0)]
 
 
 def test_mark_that_a_look_did_not_see_is_forgotten() -> None:
     one = index()
-    one.apply(CALL, 5, record(State.GONE))
-    one.apply(DEAD, 6, record(State.GONE))
-    one.begin_look()
-    one.apply(DEAD, 6, record(State.GONE))
-    one.end_look()
+    one.apply(CALL, 5, record(RecordState.GONE))
+    one.apply(DEAD, 6, record(RecordState.GONE))
+    one.begin_reading()
+    one.apply(DEAD, 6, record(RecordState.GONE))
+    one.end_reading()
     assert (one.mark_of(CALL), one.mark_of(DEAD)) == (0, 6)
 
 
 def test_letter_that_moves_is_counted_once_and_seen_as_half_until_it_has() -> None:
     one = index()
-    one.apply(CALL, 1, record(State.CLAIMED, owner=ME))
-    one.apply(CALL, 2, record(State.DEAD, died_at_s=9.0))
+    one.apply(CALL, 1, record(RecordState.CLAIMED, owner=ME))
+    one.apply(CALL, 2, record(RecordState.DEAD, died_at_s=9.0))
     assert (one.tally.calls, one.tally.dead) == ({}, 1)
     assert [entry.subject for entry in one.halves()] == [CALL]
-    one.apply(DEAD, 3, record(State.DEAD, died_at_s=9.0))
-    one.apply(CALL, 4, record(State.GONE))
+    one.apply(DEAD, 3, record(RecordState.DEAD, died_at_s=9.0))
+    one.apply(CALL, 4, record(RecordState.GONE))
     assert one.halves() == []
     assert (one.tally.dead, [each.number for each in one.dead_after(0, 5)]) == (1, [1])
 
 
 def test_letter_that_was_replayed_and_still_stands_is_a_half() -> None:
     one = index()
-    one.apply(DEAD, 1, record(State.DEAD))
+    one.apply(DEAD, 1, record(RecordState.DEAD))
     one.apply(CALL, 2, record())
     assert [entry.subject for entry in one.halves()] == [DEAD]
-    one.apply(DEAD, 3, record(State.GONE))
+    one.apply(DEAD, 3, record(RecordState.GONE))
     assert one.halves() == []
     assert (one.tally.calls, one.tally.dead) == ({ECHO: 1}, 0)
 
@@ -201,13 +209,13 @@ def test_stream_that_is_another_one_is_begun_anew() -> None:
 
 def test_session_is_dead_when_it_was_silent_for_its_lease_or_closed_or_was_followed() -> None:
     now = [0.0]
-    presence = Presence(10.0, lambda: now[0])
+    presence = GatewayPresence(10.0, lambda: now[0])
     assert not presence.lives("a.1")
-    presence.heard("a", 1, beat("a.1"), 100.0)
-    presence.heard("b", 2, beat("b.1"), 100.0)
-    presence.heard("c", 3, beat("c.1"), 100.0)
-    presence.heard("b", 4, beat(""), 101.0)
-    presence.heard("c", 5, beat("c.2"), 101.0)
+    presence.receive("a", 1, beat("a.1"), 100.0)
+    presence.receive("b", 2, beat("b.1"), 100.0)
+    presence.receive("c", 3, beat("c.1"), 100.0)
+    presence.receive("b", 4, beat(""), 101.0)
+    presence.receive("c", 5, beat("c.2"), 101.0)
     assert [presence.lives(one) for one in ("a.1", "b.1", "c.1", "c.2")] == [
         True,
         False,
@@ -220,30 +228,30 @@ def test_session_is_dead_when_it_was_silent_for_its_lease_or_closed_or_was_follo
     assert presence.newly_dead(["a.1", "b.1"]) == ["a.1"]
 
 
-def test_nobody_is_dead_because_we_did_not_listen() -> None:
+def test_leases_start_anew_after_a_time_without_a_connection() -> None:
     now = [0.0]
-    presence = Presence(10.0, lambda: now[0])
-    presence.heard("a", 1, beat("a.1"), 100.0)
+    presence = GatewayPresence(10.0, lambda: now[0])
+    presence.receive("a", 1, beat("a.1"), 100.0)
     now[0] = 60.0
-    presence.listening_again()
+    presence.restart_leases()
     assert presence.lives("a.1")
 
 
 def test_gateways_that_are_long_gone_are_forgotten_by_the_servers_clock() -> None:
-    presence = Presence(10.0, lambda: 0.0)
-    presence.heard("a", 1, beat("a.1"), 100.0)
-    presence.heard("b", 2, beat("b.1"), 100.0 + 25 * 3600)
+    presence = GatewayPresence(10.0, lambda: 0.0)
+    presence.receive("a", 1, beat("a.1"), 100.0)
+    presence.receive("b", 2, beat("b.1"), 100.0 + 25 * 3600)
     assert presence.old() == [("a", 1)]
     presence.forget("a")
     assert presence.old() == []
 
 
 def test_gateway_keeps_its_name_and_has_a_new_session_each_time(tmp_path: Path) -> None:
-    first = Identity(tmp_path)
+    first = GatewayIdentity(tmp_path)
     with pytest.raises(QueueFailed, match="another gateway"):
-        Identity(tmp_path)
+        GatewayIdentity(tmp_path)
     first.close()
-    second = Identity(tmp_path)
+    second = GatewayIdentity(tmp_path)
     second.close()
     second.close()
     assert first.gateway == second.gateway
@@ -255,7 +263,7 @@ def test_gateway_keeps_its_name_and_has_a_new_session_each_time(tmp_path: Path) 
     "text",
     ["", "http://x:1", "nats://", "nats://user:pass@host:4222", "nats://a:1,b:2", "redis://x"],
 )
-def test_address_that_is_none_is_refused(text: str) -> None:
+def test_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(BadRequest, match="queue"):
         servers_in(text)
 
@@ -271,7 +279,7 @@ def test_address_that_is_none_is_refused(text: str) -> None:
         {"cert_file": "/nowhere"},
     ],
 )
-def test_setting_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
+def test_invalid_setting_is_refused(wrong: dict[str, object]) -> None:
     settings = JetStreamSettings(servers_in("nats://a:1, tls://b:2"))
     check(settings)
     with pytest.raises(BadRequest, match="queue"):

@@ -4,10 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_ext.jobs.caller import asked_wait_s
-from gateway_ext.jobs.retry import BackOff, Final, GiveUp, Later, Patience, Tried, Verdict
+from gateway_ext.jobs.execution.job_caller import asked_wait_s
+from gateway_ext.jobs.execution.retry_policy import (
+    AttemptOutcome,
+    BackOff,
+    FinalAnswer,
+    GiveUp,
+    RetryLater,
+    RetryPolicy,
+    Verdict,
+)
 
-PATIENCE = Patience(
+PATIENCE = RetryPolicy(
     attempts=3,
     most_age_s=100.0,
     most_retry_after_s=30.0,
@@ -15,22 +23,24 @@ PATIENCE = Patience(
 )
 
 
-def verdict(tried: Tried, attempts: int = 0, deferrals: int = 0, age_s: float = 1.0) -> Verdict:
+def verdict(
+    tried: AttemptOutcome, attempts: int = 0, deferrals: int = 0, age_s: float = 1.0
+) -> Verdict:
     return PATIENCE.verdict(tried, attempts=attempts, deferrals=deferrals, age_s=age_s, chance=1.0)
 
 
 @pytest.mark.parametrize("status", [200, 202, 301, 400, 404, 413, 500, 501, 507])
 def test_answer_is_final_when_trying_again_would_not_change_it(status: int) -> None:
-    assert verdict(Tried(status, "it answered")) == Final()
+    assert verdict(AttemptOutcome(status, "it answered")) == FinalAnswer()
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_function_that_is_not_able_now_is_tried_again(status: int) -> None:
-    assert verdict(Tried(status, "it answered")) == Later(1.0, counts=True)
+    assert verdict(AttemptOutcome(status, "it answered")) == RetryLater(1.0, counts=True)
 
 
 def test_broken_connection_is_tried_again_whatever_its_status() -> None:
-    assert verdict(Tried(0, "broke", broken=True)) == Later(1.0, counts=True)
+    assert verdict(AttemptOutcome(0, "broke", broken=True)) == RetryLater(1.0, counts=True)
 
 
 def test_waits_grow_up_to_the_most() -> None:
@@ -39,27 +49,31 @@ def test_waits_grow_up_to_the_most() -> None:
 
 
 def test_attempts_end_in_a_dead_letter() -> None:
-    assert isinstance(verdict(Tried(503, "no"), attempts=1), Later)
-    assert verdict(Tried(503, "no"), attempts=2) == GiveUp(
+    assert isinstance(verdict(AttemptOutcome(503, "no"), attempts=1), RetryLater)
+    assert verdict(AttemptOutcome(503, "no"), attempts=2) == GiveUp(
         "3 attempts failed, the last one with: no"
     )
 
 
 def test_call_that_was_not_taken_costs_no_attempt_but_time() -> None:
-    busy = Tried(429, "busy", taken=False)
-    assert verdict(busy, attempts=2, deferrals=50) == Later(10.0, counts=False)
+    busy = AttemptOutcome(429, "busy", taken=False)
+    assert verdict(busy, attempts=2, deferrals=50) == RetryLater(10.0, counts=False)
     assert verdict(busy, age_s=100.0) == GiveUp("not taken for 100 s: busy")
 
 
 def test_retry_after_is_honoured_beyond_the_most_wait_but_not_for_ever() -> None:
     def asked(seconds: float) -> Verdict:
         return PATIENCE.verdict(
-            Tried(503, "no", retry_after_s=seconds), attempts=0, deferrals=0, age_s=0, chance=0.0
+            AttemptOutcome(503, "no", retry_after_s=seconds),
+            attempts=0,
+            deferrals=0,
+            age_s=0,
+            chance=0.0,
         )
 
-    assert asked(20.0) == Later(20.0, counts=True)
-    assert asked(86_400.0) == Later(30.0, counts=True)
-    assert asked(0.0) == Later(0.5, counts=True)
+    assert asked(20.0) == RetryLater(20.0, counts=True)
+    assert asked(86_400.0) == RetryLater(30.0, counts=True)
+    assert asked(0.0) == RetryLater(0.5, counts=True)
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1), st.floats(0, 100))

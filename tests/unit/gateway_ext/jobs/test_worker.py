@@ -8,18 +8,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gateway_ext.errors import Busy, GatewayError, NoGpu, Unreachable
-from gateway_ext.jobs.fairness import Limits
-from gateway_ext.jobs.model import Call
-from gateway_ext.jobs.retry import BackOff, Patience
-from gateway_ext.jobs.sqlite.queue import SqliteQueue
-from gateway_ext.jobs.tally import QueueLimits
-from gateway_ext.jobs.worker import Worker, WorkerSettings
+from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
+from gateway_ext.jobs.execution.lane_fairness import LaneLimits
+from gateway_ext.jobs.execution.retry_policy import BackOff, RetryPolicy
+from gateway_ext.jobs.queue.job_tally import QueueLimits
+from gateway_ext.jobs.queue.job_values import AsyncCall
+from gateway_ext.jobs.sqlite.sqlite_queue import SqliteQueue
 from gateway_ext.model import FunctionId
-from tests.job_world import ECHO, LOG, Behaviour, Functions, Said, a_queue, call, put, soon
+from tests.kit.waiting import eventually
+from tests.kit.worlds.job_world import (
+    ECHO,
+    LOG,
+    Behaviour,
+    Functions,
+    ScriptedAnswer,
+    a_queue,
+    call,
+    put,
+)
 
 SLOW = FunctionId("openfaas-fn", "slow")
-PATIENCE = Patience(attempts=4, back_off=BackOff(first_s=0.02, most_s=0.1))
-SETTINGS = WorkerSettings(patience=PATIENCE, callback_patience=PATIENCE, callback_timeout_s=5.0)
+PATIENCE = RetryPolicy(attempts=4, back_off=BackOff(first_s=0.02, most_s=0.1))
+SETTINGS = JobWorkerSettings(patience=PATIENCE, callback_patience=PATIENCE, callback_timeout_s=5.0)
 LARGE = b"x" * 5000
 
 
@@ -59,281 +69,238 @@ async def a_receiver(*first: int) -> AsyncIterator[Receiver]:
 async def working(
     folder: Path,
     behave: Behaviour,
-    settings: WorkerSettings = SETTINGS,
+    settings: JobWorkerSettings = SETTINGS,
     attempts: int | None = None,
 ) -> AsyncIterator[tuple[SqliteQueue, Functions]]:
     functions = Functions(behave)
     async with (
         a_queue(folder, QueueLimits(inline_bytes=1000)) as queue,
-        Worker(queue, functions, lambda _: attempts, settings, LOG),
+        JobWorker(queue, functions, lambda _: attempts, settings, LOG),
     ):
         yield queue, functions
 
 
 async def idle(queue: SqliteQueue) -> None:
     """Until nothing is kept but dead letters."""
-    async with asyncio.timeout(10):
-        while (counts := queue.tally.counts()).calls or counts.callbacks:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not queue.tally.calls and not queue.tally.callbacks)
 
 
-def now(call_id: str = "c1", function: FunctionId = ECHO, url: str = "") -> Call:
+def now(call_id: str = "c1", function: FunctionId = ECHO, url: str = "") -> AsyncCall:
     return call(call_id, function, queued_at_s=time.time(), callback_url=url)
 
 
-def test_job_that_was_put_before_the_start_and_one_after_it_are_made(tmp_path: Path) -> None:
+async def test_job_that_was_put_before_the_start_and_one_after_it_are_made(tmp_path: Path) -> None:
     bodies: list[bytes] = []
 
-    def behave(one: Call, body: bytes, before: int) -> Said:
+    def behave(one: AsyncCall, body: bytes, before: int) -> ScriptedAnswer:
         assert (one.path, one.query, one.headers[0]) == (
             *(b"/a%20b", b"q=1"),
             (b"content-type", b"text/plain"),
         )
         assert before == 0
         bodies.append(body)
-        return Said(500)
+        return ScriptedAnswer(500)
 
-    async def test() -> None:
-        async with a_queue(tmp_path) as queue:
-            await put(queue, now("first"), b"1")
-        async with working(tmp_path, behave) as (queue, _):
-            await put(queue, now("second"), LARGE)
-            await idle(queue)
-            assert sorted(bodies, key=len) == [b"1", LARGE]
-            assert await queue.dead(0, 10) == []  # a 500 is the function's answer
-
-    asyncio.run(test())
+    async with a_queue(tmp_path) as queue:
+        await put(queue, now("first"), b"1")
+    async with working(tmp_path, behave) as (queue, _):
+        await put(queue, now("second"), LARGE)
+        await idle(queue)
+        assert sorted(bodies, key=len) == [b"1", LARGE]
+        assert await queue.dead_letters(0, 10) == []  # a 500 is the function's answer
 
 
-def test_calls_are_tried_again_when_the_function_is_not_able(tmp_path: Path) -> None:
-    first: list[Said | GatewayError] = [
-        Said(503),
+async def test_calls_are_tried_again_when_the_function_is_not_able(tmp_path: Path) -> None:
+    first: list[ScriptedAnswer | GatewayError] = [
+        ScriptedAnswer(503),
         Unreachable(ECHO, "it died", sent=True),
-        Said(200, breaks=Unreachable(ECHO, "cut", sent=True)),
+        ScriptedAnswer(200, breaks=Unreachable(ECHO, "cut", sent=True)),
     ]
 
-    def behave(_one: Call, body: bytes, before: int) -> Said | GatewayError:
+    def behave(_one: AsyncCall, body: bytes, before: int) -> ScriptedAnswer | GatewayError:
         assert body == LARGE
-        return first[before] if before < len(first) else Said()
+        return first[before] if before < len(first) else ScriptedAnswer()
 
-    async def test() -> None:
-        async with working(tmp_path, behave) as (queue, functions):
-            await put(queue, now(), LARGE)
-            await idle(queue)
-            assert functions.times("c1") == 4
-            assert await queue.dead(0, 10) == []
-            at_s = [at for _, at in functions.made]
-            assert at_s[3] - at_s[2] > at_s[1] - at_s[0] > 0.01
-
-    asyncio.run(test())
+    async with working(tmp_path, behave) as (queue, functions):
+        await put(queue, now(), LARGE)
+        await idle(queue)
+        assert functions.times("c1") == 4
+        assert await queue.dead_letters(0, 10) == []
+        at_s = [at for _, at in functions.made]
+        assert at_s[3] - at_s[2] > at_s[1] - at_s[0] > 0.01
 
 
-def test_call_is_dead_after_its_attempts_and_made_when_it_is_replayed(tmp_path: Path) -> None:
-    def behave(_one: Call, _body: bytes, before: int) -> Said:
-        return Said(503 if before < 4 else 200)
+async def test_call_is_dead_after_its_attempts_and_made_when_it_is_replayed(tmp_path: Path) -> None:
+    def behave(_one: AsyncCall, _body: bytes, before: int) -> ScriptedAnswer:
+        return ScriptedAnswer(503 if before < 4 else 200)
 
-    async def test() -> None:
-        async with working(tmp_path, behave) as (queue, functions):
-            await put(queue, now(), LARGE)
-            await soon(lambda: functions.times("c1") == 4)
-            await idle(queue)
-            (letter,) = await queue.dead(0, 10)
-            assert (letter.attempts, letter.call.id, letter.last_status) == (4, "c1", 503)
-            assert "503" in letter.why
-            await queue.replay(letter.number, time.time())
-            await idle(queue)
-            assert functions.times("c1") == 5
-            assert await queue.dead(0, 10) == []
-
-    asyncio.run(test())
+    async with working(tmp_path, behave) as (queue, functions):
+        await put(queue, now(), LARGE)
+        await eventually(lambda: functions.times("c1") == 4)
+        await idle(queue)
+        (letter,) = await queue.dead_letters(0, 10)
+        assert (letter.attempts, letter.call.id, letter.last_status) == (4, "c1", 503)
+        assert "503" in letter.why
+        await queue.replay(letter.number, time.time())
+        await idle(queue)
+        assert functions.times("c1") == 5
+        assert await queue.dead_letters(0, 10) == []
 
 
-def test_function_may_wish_for_fewer_attempts(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with working(tmp_path, lambda *_: Said(502), attempts=1) as (queue, functions):
-            await put(queue, now())
-            await idle(queue)
-            assert functions.times("c1") == 1
-            assert len(await queue.dead(0, 10)) == 1
-
-    asyncio.run(test())
+async def test_function_may_wish_for_fewer_attempts(tmp_path: Path) -> None:
+    async with working(tmp_path, lambda *_: ScriptedAnswer(502), attempts=1) as (queue, functions):
+        await put(queue, now())
+        await idle(queue)
+        assert functions.times("c1") == 1
+        assert len(await queue.dead_letters(0, 10)) == 1
 
 
-def test_busy_function_costs_no_attempts(tmp_path: Path) -> None:
-    def behave(_one: Call, _body: bytes, before: int) -> Said | GatewayError:
+async def test_busy_function_costs_no_attempts(tmp_path: Path) -> None:
+    def behave(_one: AsyncCall, _body: bytes, before: int) -> ScriptedAnswer | GatewayError:
         if before >= 8:
-            return Said()
+            return ScriptedAnswer()
         return Busy(ECHO, 0.01) if before % 2 else NoGpu(429, "many wait", 0.01)
 
-    async def test() -> None:
-        async with working(tmp_path, behave) as (queue, functions):
-            await put(queue, now())
-            await idle(queue)
-            assert functions.times("c1") == 9
-            assert await queue.dead(0, 10) == []
-
-    asyncio.run(test())
+    async with working(tmp_path, behave) as (queue, functions):
+        await put(queue, now())
+        await idle(queue)
+        assert functions.times("c1") == 9
+        assert await queue.dead_letters(0, 10) == []
 
 
-def test_slow_function_does_not_block_another(tmp_path: Path) -> None:
-    settings = replace(SETTINGS, calls=Limits(overall=8, per_lane=8))
+async def test_slow_function_does_not_block_another(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, calls=LaneLimits(overall=8, per_lane=8))
 
-    def behave(one: Call, _body: bytes, _before: int) -> Said:
-        return Said(after_s=30.0 if one.function == SLOW else 0.0)
+    def behave(one: AsyncCall, _body: bytes, _before: int) -> ScriptedAnswer:
+        return ScriptedAnswer(after_s=30.0 if one.function == SLOW else 0.0)
 
-    async def test() -> None:
-        async with working(tmp_path, behave, settings) as (queue, functions):
-            for at in range(50):
-                await put(queue, now(f"slow{at}", SLOW))
-            await soon(lambda: functions.now == 6)  # a quarter of the places is for others
-            for at in range(20):
-                await put(queue, now(f"quick{at}"))
-            await soon(lambda: ECHO not in queue.tally.calls)
-            assert queue.tally.calls == {SLOW: 50}
-            assert functions.most <= 8
-
-    asyncio.run(test())
+    async with working(tmp_path, behave, settings) as (queue, functions):
+        for at in range(50):
+            await put(queue, now(f"slow{at}", SLOW))
+        await eventually(lambda: functions.now == 6)  # a quarter of the places is for others
+        for at in range(20):
+            await put(queue, now(f"quick{at}"))
+        await eventually(lambda: ECHO not in queue.tally.calls)
+        assert queue.tally.calls == {SLOW: 50}
+        assert functions.most <= 8
 
 
-def test_job_that_is_broken_off_by_the_end_is_made_at_the_next_start(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with working(tmp_path, lambda *_: Said(after_s=60.0)) as (queue, functions):
-            await put(queue, now(), LARGE)
-            await soon(lambda: functions.now == 1)
-        async with working(tmp_path, lambda *_: Said()) as (queue, functions):
-            await idle(queue)
-            assert functions.times("c1") == 1
-
-    asyncio.run(test())
+async def test_job_that_is_broken_off_by_the_end_is_made_at_the_next_start(tmp_path: Path) -> None:
+    async with working(tmp_path, lambda *_: ScriptedAnswer(after_s=60.0)) as (queue, functions):
+        await put(queue, now(), LARGE)
+        await eventually(lambda: functions.now == 1)
+    async with working(tmp_path, lambda *_: ScriptedAnswer()) as (queue, functions):
+        await idle(queue)
+        assert functions.times("c1") == 1
 
 
-def test_fault_of_ours_is_an_attempt_and_not_the_end_of_the_worker(tmp_path: Path) -> None:
-    def behave(one: Call, _body: bytes, _before: int) -> Said:
+async def test_fault_of_ours_is_an_attempt_and_not_the_end_of_the_worker(tmp_path: Path) -> None:
+    def behave(one: AsyncCall, _body: bytes, _before: int) -> ScriptedAnswer:
         if one.id == "odd":
             raise ZeroDivisionError
-        return Said()
+        return ScriptedAnswer()
 
-    async def test() -> None:
-        async with working(tmp_path, behave) as (queue, functions):
-            await put(queue, now("odd"))
-            await soon(lambda: functions.times("odd") == 1)
-            await put(queue, now("fine"))
-            await soon(lambda: queue.tally.calls == {ECHO: 1})
-            assert functions.times("fine") == 1
-
-    asyncio.run(test())
+    async with working(tmp_path, behave) as (queue, functions):
+        await put(queue, now("odd"))
+        await eventually(lambda: functions.times("odd") == 1)
+        await put(queue, now("fine"))
+        await eventually(lambda: queue.tally.calls == {ECHO: 1})
+        assert functions.times("fine") == 1
 
 
 # -- callbacks -------------------------------------------------------------------------------------
 
 
-def test_result_is_called_back_with_what_openfaas_says_of_it(tmp_path: Path) -> None:
+async def test_result_is_called_back_with_what_openfaas_says_of_it(tmp_path: Path) -> None:
     headers = ((b"content-type", b"image/png"), (b"x-call-id", b"no"), (b"connection", b"close"))
 
-    async def test() -> None:
-        answer = Said(418, LARGE, headers, after_s=0.05)
-        async with a_receiver() as there, working(tmp_path, lambda *_: answer) as (queue, _):
-            await put(queue, now(url=there.url))
-            await idle(queue)
-            ((got, body),) = there.got
-            assert body == LARGE
-            assert (got["x-call-id"], got["x-function-status"]) == ("c1", "418")
-            assert (got["x-function-name"], got["content-type"]) == (str(ECHO), "image/png")
-            assert 0.05 <= float(got["x-duration-seconds"]) < 5
-
-    asyncio.run(test())
+    answer = ScriptedAnswer(418, LARGE, headers, after_s=0.05)
+    async with a_receiver() as there, working(tmp_path, lambda *_: answer) as (queue, _):
+        await put(queue, now(url=there.url))
+        await idle(queue)
+        ((got, body),) = there.got
+        assert body == LARGE
+        assert (got["x-call-id"], got["x-function-status"]) == ("c1", "418")
+        assert (got["x-function-name"], got["content-type"]) == (str(ECHO), "image/png")
+        assert 0.05 <= float(got["x-duration-seconds"]) < 5
 
 
-def test_callback_is_tried_again_and_the_call_is_not(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            a_receiver(503, 500, 429) as there,
-            working(tmp_path, lambda *_: Said()) as (queue, functions),
-        ):
-            await put(queue, now(url=there.url))
-            await idle(queue)
-            assert len(there.got) == 4
-            assert functions.times("c1") == 1
-            assert await queue.dead(0, 10) == []
-
-    asyncio.run(test())
+async def test_callback_is_tried_again_and_the_call_is_not(tmp_path: Path) -> None:
+    async with (
+        a_receiver(503, 500, 429) as there,
+        working(tmp_path, lambda *_: ScriptedAnswer()) as (queue, functions),
+    ):
+        await put(queue, now(url=there.url))
+        await idle(queue)
+        assert len(there.got) == 4
+        assert functions.times("c1") == 1
+        assert await queue.dead_letters(0, 10) == []
 
 
-def test_callback_that_is_refused_is_dead_at_once_and_sent_when_replayed(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with (
-            a_receiver(302) as there,
-            working(tmp_path, lambda *_: Said(body=LARGE)) as (queue, functions),
-        ):
-            await put(queue, now(url=there.url))
-            await idle(queue)
-            (letter,) = await queue.dead(0, 10)
-            assert "302" in letter.why
-            assert letter.last_status == 302
-            await queue.replay(letter.number, time.time())
-            await idle(queue)
-            assert [body for _, body in there.got] == [LARGE, LARGE]
-            assert functions.times("c1") == 1
-
-    asyncio.run(test())
-
-
-def test_failed_call_is_called_back_and_then_a_dead_letter(tmp_path: Path) -> None:
-    async def test() -> None:
-        error = Unreachable(ECHO, "it died", sent=True)
-        async with a_receiver(503) as there, working(tmp_path, lambda *_: error) as (queue, _):
-            await put(queue, now(url=there.url))
-            await idle(queue)
-            assert [got["x-function-status"] for got, _ in there.got] == ["502", "502"]
-            assert there.got[0][1] == str(error).encode()
-            (letter,) = await queue.dead(0, 10)
-            assert "4 attempts failed" in letter.why
-
-    asyncio.run(test())
+async def test_callback_that_is_refused_is_dead_at_once_and_sent_when_replayed(
+    tmp_path: Path,
+) -> None:
+    async with (
+        a_receiver(302) as there,
+        working(tmp_path, lambda *_: ScriptedAnswer(body=LARGE)) as (queue, functions),
+    ):
+        await put(queue, now(url=there.url))
+        await idle(queue)
+        (letter,) = await queue.dead_letters(0, 10)
+        assert "302" in letter.why
+        assert letter.last_status == 302
+        await queue.replay(letter.number, time.time())
+        await idle(queue)
+        assert [body for _, body in there.got] == [LARGE, LARGE]
+        assert functions.times("c1") == 1
 
 
-def test_callback_to_nobody_is_dead_after_its_attempts(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with working(tmp_path, lambda *_: Said()) as (queue, _):
-            await put(queue, now(url="http://127.0.0.1:1/"))
-            await idle(queue)
-            (letter,) = await queue.dead(0, 10)
-            assert letter.why.startswith("callback: 4 attempts failed")
+async def test_failed_call_is_called_back_and_then_a_dead_letter(tmp_path: Path) -> None:
+    error = Unreachable(ECHO, "it died", sent=True)
+    async with a_receiver(503) as there, working(tmp_path, lambda *_: error) as (queue, _):
+        await put(queue, now(url=there.url))
+        await idle(queue)
+        assert [got["x-function-status"] for got, _ in there.got] == ["502", "502"]
+        assert there.got[0][1] == str(error).encode()
+        (letter,) = await queue.dead_letters(0, 10)
+        assert "4 attempts failed" in letter.why
 
-    asyncio.run(test())
+
+async def test_callback_to_nobody_is_dead_after_its_attempts(tmp_path: Path) -> None:
+    async with working(tmp_path, lambda *_: ScriptedAnswer()) as (queue, _):
+        await put(queue, now(url="http://127.0.0.1:1/"))
+        await idle(queue)
+        (letter,) = await queue.dead_letters(0, 10)
+        assert letter.why.startswith("callback: 4 attempts failed")
 
 
-def test_callback_to_a_private_address_is_not_made_when_it_is_forbidden(tmp_path: Path) -> None:
+async def test_callback_to_a_private_address_is_not_made_when_it_is_forbidden(
+    tmp_path: Path,
+) -> None:
     settings = replace(SETTINGS, callback_private=False)
 
-    async def test() -> None:
-        async with (
-            a_receiver() as there,
-            working(tmp_path, lambda *_: Said(), settings) as (queue, _),
-        ):
-            # What the intake refuses by its look has a name here that only resolves to it.
-            await put(queue, now(url=there.url.replace("127.0.0.1", "localhost")))
-            await idle(queue)
-            assert there.got == []
-            (letter,) = await queue.dead(0, 10)
-            assert "not a public address" in letter.why
-
-    asyncio.run(test())
+    async with (
+        a_receiver() as there,
+        working(tmp_path, lambda *_: ScriptedAnswer(), settings) as (queue, _),
+    ):
+        # What the intake refuses by its look has a name here that only resolves to it.
+        await put(queue, now(url=there.url.replace("127.0.0.1", "localhost")))
+        await idle(queue)
+        assert there.got == []
+        (letter,) = await queue.dead_letters(0, 10)
+        assert "not a public address" in letter.why
 
 
-def test_result_that_is_too_large_is_a_dead_letter_and_said_so(tmp_path: Path) -> None:
-    async def test() -> None:
-        functions = Functions(lambda *_: Said(body=LARGE))
-        async with (
-            a_receiver() as there,
-            a_queue(tmp_path, QueueLimits(body_bytes=1000)) as queue,
-            Worker(queue, functions, lambda _: None, SETTINGS, LOG),
-        ):
-            await put(queue, now(url=there.url))
-            await idle(queue)
-            ((got, body),) = there.got
-            assert got["x-function-status"] == "413"
-            assert b"1000 bytes" in body
-            assert len(await queue.dead(0, 10)) == 1
-
-    asyncio.run(test())
+async def test_result_that_is_too_large_is_a_dead_letter_and_said_so(tmp_path: Path) -> None:
+    functions = Functions(lambda *_: ScriptedAnswer(body=LARGE))
+    async with (
+        a_receiver() as there,
+        a_queue(tmp_path, QueueLimits(body_bytes=1000)) as queue,
+        JobWorker(queue, functions, lambda _: None, SETTINGS, LOG),
+    ):
+        await put(queue, now(url=there.url))
+        await idle(queue)
+        ((got, body),) = there.got
+        assert got["x-function-status"] == "413"
+        assert b"1000 bytes" in body
+        assert len(await queue.dead_letters(0, 10)) == 1

@@ -6,12 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_ext.runtime.parsing import MAX_HEAD_BYTES, Body, Head, Malformed, head_in
+from gateway_ext.runtime.request_parser import (
+    MAX_HEAD_BYTES,
+    BodyParser,
+    Malformed,
+    RequestHead,
+    head_in,
+)
 
 CHUNKED = b"5;name=x\r\nhello\r\n6\r\n world\r\n0\r\nTrailer: x\r\n\r\n"
 
 
-def head(text: bytes) -> Head:
+def head(text: bytes) -> RequestHead:
     found = head_in(bytearray(text))
     assert found is not None
     return found
@@ -74,7 +80,7 @@ def test_connection_closes_when_asked_or_old() -> None:
 
 @given(st.lists(st.integers(1, len(CHUNKED)), max_size=8))
 def test_chunked_body_is_read_however_it_is_cut(cuts: list[int]) -> None:
-    body, buffer = Body(None, 100), bytearray()
+    body, buffer = BodyParser(None, 100), bytearray()
     edges = sorted({0, len(CHUNKED), *cuts})
     whole = False
     for first, last in itertools.pairwise(edges):
@@ -99,17 +105,17 @@ def test_chunked_body_is_read_however_it_is_cut(cuts: list[int]) -> None:
 )
 def test_chunked_body_is_refused_when_malformed_or_too_long(text: bytes, status: int) -> None:
     with pytest.raises(Malformed) as caught:
-        Body(None, 100).take(bytearray(text))
+        BodyParser(None, 100).take(bytearray(text))
     assert caught.value.status == status
 
 
 def test_body_is_refused_when_its_length_is_beyond_the_limit() -> None:
     with pytest.raises(Malformed) as caught:
-        Body(101, 100)
+        BodyParser(101, 100)
     assert caught.value.status == 413
 
 
 def test_body_leaves_what_follows_it() -> None:
-    body, buffer = Body(3, 100), bytearray(b"abcGET /")
+    body, buffer = BodyParser(3, 100), bytearray(b"abcGET /")
     assert body.take(buffer)
     assert (body.content(), bytes(buffer)) == (b"abc", b"GET /")

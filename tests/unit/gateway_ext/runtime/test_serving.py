@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import torch_shim
-from tests.runtime_process import Running, runtime, wait_until
+from tests.kit.processes.runtime_process import Running, runtime, wait_until
 
 ACTIVATE = Path(torch_shim.__file__).parent / "activate"
 ECHO = """
@@ -274,7 +274,7 @@ def _is(name):
 
 def test_lease_of_the_headers_reaches_the_shim_for_the_time_of_the_call() -> None:
     handler = """
-from torch_shim import placement
+from torch_shim.leases import request_context as placement
 def seen():
     found = placement.current()
     return [found.token, *found.addresses] if found else None

@@ -3,8 +3,8 @@
 import http.client
 import json
 
-from gateway_ext.tracing import told
-from tests.runtime_process import Unix, runtime
+from gateway_ext.tracing import reported_trace
+from tests.kit.processes.runtime_process import Unix, runtime
 
 TRACE = {"traceparent": f"00-{32 * 'a'}-{16 * 'b'}-01"}
 HANDLER = """
@@ -37,7 +37,7 @@ async def pieces():
 
 
 def took_us(header: str) -> int:
-    handler = told.read(header.encode()).handler
+    handler = reported_trace.read(header.encode()).handler
     assert handler is not None, header
     assert handler.begin_us > 1e15
     return handler.took_us

@@ -5,15 +5,15 @@ import math
 
 import pytest
 
-from gateway_ext import durations
-from gateway_ext.runtime.answer import BadAnswer, answer_of, piece_of
-from gateway_ext.runtime.event import Event, Headers
-from gateway_ext.runtime.settings import InvalidSetting, RuntimeSettings
+from gateway_ext.openfaas import durations
+from gateway_ext.runtime.handler_event import HandlerEvent, Headers
+from gateway_ext.runtime.handler_response import BadResponse, answer_of, piece_of
+from gateway_ext.runtime.runtime_settings import BadRuntimeSetting, RuntimeSettings
 
 
 def test_event_has_what_the_python3_http_template_gives() -> None:
     headers = Headers([("X-A", "1"), ("x-a", "2"), ("Content-Type", "text/plain")])
-    event = Event("PUT", "/a%20b?c=1&c=2&d=%C3%A9&e=", headers, b"body")
+    event = HandlerEvent("PUT", "/a%20b?c=1&c=2&d=%C3%A9&e=", headers, b"body")
     assert (event.method, event.path, event.body) == ("PUT", "/a b", b"body")
     assert event.headers["CONTENT-TYPE"] == "text/plain"
     assert "x-A" in event.headers
@@ -70,7 +70,7 @@ def test_answer_has_the_handlers_headers_but_not_those_of_the_connection() -> No
     ],
 )
 def test_answer_is_refused_when_it_cannot_be_sent(returned: object) -> None:
-    with pytest.raises(BadAnswer):
+    with pytest.raises(BadResponse):
         answer_of(returned)
 
 
@@ -106,7 +106,7 @@ def test_a_time_of_0_is_no_limit_for_stopping_either() -> None:
     [("exec_timeout", "soon"), ("GPUFAAS_THREADS", "0"), ("PORT", "http"), ("max_inflight", "-1")],
 )
 def test_settings_name_the_variable_when_it_is_wrong(name: str, value: str) -> None:
-    with pytest.raises(InvalidSetting, match=name):
+    with pytest.raises(BadRuntimeSetting, match=name):
         RuntimeSettings.from_environment({name: value})
 
 

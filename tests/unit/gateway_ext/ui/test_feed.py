@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from gateway_ext.ui.feed import Feed, FeedPace
-from gateway_ext.ui.model import SERIES, Json, Look, Point
-from gateway_ext.ui.series import Series
-from gpufaas.top.state import State, changed
-from tests.generated_cluster import GeneratedCluster
-from tests.service_world import in_real_time
+from gateway_ext.ui.chart_series import Series
+from gateway_ext.ui.page_state import SERIES, Json, PageState, Point
+from gateway_ext.ui.watcher_feed import PagePace, WatcherFeed
+from gpufaas.top.live_state import State, changed
+from testbed.page.generated_cluster import GeneratedCluster
 
-FAST = FeedPace(every_s=0.02, most_share=1e9)
+pytestmark = pytest.mark.timeout(30, func_only=True)
+
+FAST = PagePace(every_s=0.02, most_share=1e9)
 
 
 class World:
@@ -30,11 +31,11 @@ class World:
         self.queue: Json = {"length": 0}
         self.trouble: Exception | None = None
 
-    async def look(self) -> Look:
+    async def look(self) -> PageState:
         self.looks += 1
         if self.trouble is not None:
             raise self.trouble
-        return Look({"queue": self.queue}, {"gpus": dict(self.gpus)}, self.spent_s)
+        return PageState({"queue": self.queue}, {"gpus": dict(self.gpus)}, self.spent_s)
 
     async def point(self) -> Point:
         self.points += 1
@@ -87,15 +88,14 @@ class Watcher:
 
 
 @asynccontextmanager
-async def watching(feed: Feed, last_id: str = "") -> AsyncIterator[Watcher]:
+async def watching(feed: WatcherFeed, last_id: str = "") -> AsyncIterator[Watcher]:
     async with aclosing(feed.watch(last_id)) as events:
         yield Watcher(events)
 
 
-@in_real_time
 async def test_watcher_gets_the_state_then_what_changes() -> None:
     world = World()
-    async with Feed(world, FAST) as feed, watching(feed) as watcher:
+    async with WatcherFeed(world, FAST) as feed, watching(feed) as watcher:
         kind, state = await watcher.next()
         assert kind == "state"
         assert (state["gpus"], state["queue"]) == ([{"id": "g0", "state": "idle"}], {"length": 0})
@@ -113,18 +113,19 @@ async def test_watcher_gets_the_state_then_what_changes() -> None:
         assert "gpus" not in told
 
 
-@in_real_time
 async def test_nothing_new_is_a_ping() -> None:
-    async with Feed(World(), FAST) as feed, watching(feed) as watcher:
+    async with WatcherFeed(World(), FAST) as feed, watching(feed) as watcher:
         await watcher.next()
         assert list(await watcher.until("ping")) == ["now"]
 
 
-@in_real_time
 async def test_events_add_up_to_the_state() -> None:
     cluster = GeneratedCluster(5, 9)
     cluster.rate = 60.0
-    async with Feed(cluster, FAST, series=Series(0.05, 6)) as feed, watching(feed) as watcher:
+    async with (
+        WatcherFeed(cluster, FAST, series=Series(0.05, 6)) as feed,
+        watching(feed) as watcher,
+    ):
         for _ in range(40):
             await watcher.next()
         assert watcher.kinds.count("change") > 20
@@ -137,10 +138,9 @@ async def test_events_add_up_to_the_state() -> None:
             assert {**watcher.state, "now": 0} == {**other.state, "now": 0}
 
 
-@in_real_time
 async def test_all_watchers_share_one_collector() -> None:
     world = World()
-    async with Feed(world, FeedPace(every_s=0.1, most_share=1e9)) as feed:
+    async with WatcherFeed(world, PagePace(every_s=0.1, most_share=1e9)) as feed:
         async with watching(feed) as one, watching(feed) as two, watching(feed) as three:
             watchers = (one, two, three)
             for watcher in watchers:
@@ -153,10 +153,9 @@ async def test_all_watchers_share_one_collector() -> None:
         assert feed.watchers == 0
 
 
-@in_real_time
 async def test_nobody_watching_means_points_and_no_looks() -> None:
     world = World()
-    async with Feed(world, FAST, series=Series(0.02, 100)) as feed:
+    async with WatcherFeed(world, FAST, series=Series(0.02, 100)) as feed:
         async with watching(feed) as watcher:
             await watcher.next()
         await asyncio.sleep(0.1)
@@ -168,12 +167,11 @@ async def test_nobody_watching_means_points_and_no_looks() -> None:
         assert len([value for value in history["series"]["p50"] if value is not None]) >= 5
 
 
-@in_real_time
 async def test_looks_are_rarer_where_they_cost_much() -> None:
     world = World()
     world.spent_s = 0.01
     async with (
-        Feed(world, FeedPace(every_s=0.01, most_share=0.05)) as feed,
+        WatcherFeed(world, PagePace(every_s=0.01, most_share=0.05)) as feed,
         watching(feed) as watcher,
     ):
         await watcher.next()
@@ -183,10 +181,9 @@ async def test_looks_are_rarer_where_they_cost_much() -> None:
         assert time.monotonic() - began_s > 0.5
 
 
-@in_real_time
 async def test_watcher_that_comes_back_gets_what_it_missed() -> None:
     world = World()
-    async with Feed(world, FAST) as feed, watching(feed) as stays:
+    async with WatcherFeed(world, FAST) as feed, watching(feed) as stays:
         async with watching(feed) as leaves:
             await leaves.next()
         await stays.next()
@@ -199,10 +196,9 @@ async def test_watcher_that_comes_back_gets_what_it_missed() -> None:
             assert "state" not in back.kinds
 
 
-@in_real_time
 async def test_watcher_that_comes_back_late_has_no_gap_in_its_charts() -> None:
     world = World()
-    async with Feed(world, FAST, series=Series(0.02, 1_000)) as feed:
+    async with WatcherFeed(world, FAST, series=Series(0.02, 1_000)) as feed:
         async with watching(feed) as leaves:
             await leaves.next()
         points = world.points
@@ -213,19 +209,14 @@ async def test_watcher_that_comes_back_late_has_no_gap_in_its_charts() -> None:
 
 
 @pytest.mark.parametrize("last_id", ["nonsense", "0badcafe-3", "-", "0badcafe-x"])
-def test_watcher_of_another_life_gets_the_state(last_id: str) -> None:
-    @in_real_time
-    async def fresh() -> None:
-        async with Feed(World(), FAST) as feed, watching(feed, last_id) as watcher:
-            assert (await watcher.next())[0] == "state"
-
-    fresh()
+async def test_watcher_of_another_life_gets_the_state(last_id: str) -> None:
+    async with WatcherFeed(World(), FAST) as feed, watching(feed, last_id) as watcher:
+        assert (await watcher.next())[0] == "state"
 
 
-@in_real_time
 async def test_watcher_that_fell_behind_gets_the_state_anew() -> None:
     world = World()
-    async with Feed(world, FAST) as feed, watching(feed) as slow, watching(feed) as quick:
+    async with WatcherFeed(world, FAST) as feed, watching(feed) as slow, watching(feed) as quick:
         await slow.next()
         await quick.next()
         for number in range(60):
@@ -238,10 +229,9 @@ async def test_watcher_that_fell_behind_gets_the_state_anew() -> None:
         assert len(kinds) < 35
 
 
-@in_real_time
 async def test_what_was_ordered_is_looked_at_at_once() -> None:
     world = World()
-    async with Feed(world, FeedPace(every_s=20.0)) as feed, watching(feed) as watcher:
+    async with WatcherFeed(world, PagePace(every_s=20.0)) as feed, watching(feed) as watcher:
         await watcher.next()
         world.queue = {"length": 1}
         feed.soon()
@@ -250,9 +240,8 @@ async def test_what_was_ordered_is_looked_at_at_once() -> None:
         assert told["queue"] == {"length": 1}
 
 
-@in_real_time
 async def test_streams_end_when_the_gateway_closes() -> None:
-    async with Feed(World(), FeedPace(every_s=20.0)) as feed, watching(feed) as watcher:
+    async with WatcherFeed(World(), PagePace(every_s=20.0)) as feed, watching(feed) as watcher:
         await watcher.next()
         waiting = asyncio.create_task(watcher.next())
         await asyncio.sleep(0.05)
@@ -262,12 +251,11 @@ async def test_streams_end_when_the_gateway_closes() -> None:
     assert feed.watchers == 0
 
 
-@in_real_time
 async def test_collector_that_fails_ends_the_streams_and_says_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World()
-    async with Feed(world, FAST) as feed, watching(feed) as watcher:
+    async with WatcherFeed(world, FAST) as feed, watching(feed) as watcher:
         await watcher.next()
         world.trouble = ValueError("a bug")
         with pytest.raises(StopAsyncIteration):

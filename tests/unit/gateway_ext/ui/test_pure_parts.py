@@ -5,13 +5,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_ext.meters import BOUNDS_S
+from gateway_ext.metrics.call_counts import BOUNDS_S
 from gateway_ext.model import FunctionId
 from gateway_ext.ui.attention import alerts
-from gateway_ext.ui.changes import changes
-from gateway_ext.ui.functions import percentile
-from gateway_ext.ui.model import Look
-from gateway_ext.ui.words import full_name, natural, short_model, shown_function
+from gateway_ext.ui.function_rows import percentile
+from gateway_ext.ui.page_state import PageState
+from gateway_ext.ui.shown_names import full_name, natural, short_model, shown_function
+from gateway_ext.ui.state_changes import changes
 
 ITEMS = st.dictionaries(
     st.sampled_from("abcdef"), st.integers(0, 2).map(lambda value: {"value": value})
@@ -23,7 +23,9 @@ def test_changes_lead_from_one_look_to_the_other(
     old: dict[str, Any], new: dict[str, Any], before: int, after: int
 ) -> None:
     looks = [
-        Look({"queue": queue}, {"gpus": {key: {"id": key, **item} for key, item in items.items()}})
+        PageState(
+            {"queue": queue}, {"gpus": {key: {"id": key, **item} for key, item in items.items()}}
+        )
         for items, queue in ((old, before), (new, after))
     ]
     found = changes(*looks)

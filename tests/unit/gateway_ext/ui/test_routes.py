@@ -10,15 +10,16 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gateway_ext.ui.feed import FeedPace
-from gateway_ext.ui.files import STATIC
-from tests.generated_cluster import GeneratedCluster
-from tests.page_world import CREDENTIALS, PageWorld, page_world
-from tests.service_world import in_real_time
+from gateway_ext.ui.static_files import STATIC
+from gateway_ext.ui.watcher_feed import PagePace
+from testbed.page.generated_cluster import GeneratedCluster
+from testbed.page.page_world import CREDENTIALS, PageWorld, page_world
+
+pytestmark = pytest.mark.timeout(30, func_only=True)
 
 ADMIN = {"Authorization": CREDENTIALS.header}
 ORDER = {**ADMIN, "X-Requested-With": "gpufaas"}
-PACE = FeedPace(every_s=0.05, most_share=1.0, most_watchers=2)
+PACE = PagePace(every_s=0.05, most_share=1.0, most_watchers=2)
 
 
 @asynccontextmanager
@@ -34,7 +35,6 @@ async def page(
         yield world, session
 
 
-@in_real_time
 async def test_nobody_sees_anything_without_the_password() -> None:
     async with page() as (_, session):
         for path in ("/ui", "/ui/", "/ui/static/main.js", "/ui/state", "/ui/events", "/ui/x"):
@@ -48,7 +48,6 @@ async def test_nobody_sees_anything_without_the_password() -> None:
             assert answer.status == 401
 
 
-@in_real_time
 async def test_page_is_served_with_a_strict_policy() -> None:
     async with page() as (_, session):
         async with session.get("/ui", headers=ADMIN, allow_redirects=False) as answer:
@@ -63,7 +62,6 @@ async def test_page_is_served_with_a_strict_policy() -> None:
                 assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-@in_real_time
 async def test_files_are_asked_for_once(tmp_path: Path) -> None:
     (tmp_path / "main.js").write_text("export const one = 1;")
     async with page(static=tmp_path) as (_, session):
@@ -87,7 +85,7 @@ async def test_files_are_asked_for_once(tmp_path: Path) -> None:
     ["../secret.js", "..%2Fsecret.js", "%2e%2e/secret.js", "/etc/passwd", "notes.txt", "sub",
      "a%00.js", "main.js/", "%2Fetc%2Fpasswd", ".hidden", "link.js"],
 )  # fmt: skip
-def test_no_other_file_is_served(name: str, tmp_path: Path) -> None:
+async def test_no_other_file_is_served(name: str, tmp_path: Path) -> None:
     static = tmp_path / "static"
     (static / "sub").mkdir(parents=True)
     (tmp_path / "secret.js").write_text("a secret")
@@ -95,19 +93,15 @@ def test_no_other_file_is_served(name: str, tmp_path: Path) -> None:
     (static / "notes.txt").write_text("not a kind that we serve")
     (static / "link.js").symlink_to(tmp_path / "secret.js")
 
-    @in_real_time
-    async def refused() -> None:
-        async with page(static=static) as (world, _):
-            host, _, port = world.url.removeprefix("http://").partition(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
-            head = f"GET /ui/static/{name} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
-            writer.write(f"{head}authorization: {CREDENTIALS.header}\r\n\r\n".encode())
-            said = await reader.read()
-            writer.close()
-            assert b" 404 " in said.partition(b"\r\n")[0]
-            assert b"a secret" not in said
-
-    refused()
+    async with page(static=static) as (world, _):
+        host, _, port = world.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"GET /ui/static/{name} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        writer.write(f"{head}authorization: {CREDENTIALS.header}\r\n\r\n".encode())
+        said = await reader.read()
+        writer.close()
+        assert b" 404 " in said.partition(b"\r\n")[0]
+        assert b"a secret" not in said
 
 
 @pytest.mark.parametrize(
@@ -121,30 +115,23 @@ def test_no_other_file_is_served(name: str, tmp_path: Path) -> None:
         {"X-Requested-With": "gpufaas", "Origin": "null"},
     ],
 )
-def test_orders_of_other_sites_are_refused(headers: Mapping[str, str]) -> None:
-    @in_real_time
-    async def refused() -> None:
-        cluster = GeneratedCluster(2, 3)
-        async with page(cluster) as (_, session):
-            model = cluster.functions[0].model
-            for method, path in (
-                ("POST", "/ui/policy"),
-                ("POST", f"/ui/models/{model}/evict"),
-                ("POST", "/ui/dead-letters/3/replay"),
-                ("DELETE", "/ui/dead-letters/3"),
-            ):
-                sent = {**ADMIN, **headers}
-                async with session.request(
-                    method, path, headers=sent, json={"name": "lb"}
-                ) as answer:
-                    assert answer.status == 403, path
-            assert cluster.policy["name"] == "lalbo3"
-            assert (cluster.ordered, 3 in cluster.letters) == ([], True)
-
-    refused()
+async def test_orders_of_other_sites_are_refused(headers: Mapping[str, str]) -> None:
+    cluster = GeneratedCluster(2, 3)
+    async with page(cluster) as (_, session):
+        model = cluster.functions[0].model
+        for method, path in (
+            ("POST", "/ui/policy"),
+            ("POST", f"/ui/models/{model}/evict"),
+            ("POST", "/ui/dead-letters/3/replay"),
+            ("DELETE", "/ui/dead-letters/3"),
+        ):
+            sent = {**ADMIN, **headers}
+            async with session.request(method, path, headers=sent, json={"name": "lb"}) as answer:
+                assert answer.status == 403, path
+        assert cluster.policy["name"] == "lalbo3"
+        assert (cluster.ordered, 3 in cluster.letters) == ([], True)
 
 
-@in_real_time
 async def test_orders_of_the_page_are_carried_out() -> None:
     cluster = GeneratedCluster(2, 3)
     async with page(cluster) as (world, session):
@@ -178,19 +165,14 @@ async def test_orders_of_the_page_are_carried_out() -> None:
         ("/ui/state", b"", 405),
     ],
 )
-def test_orders_that_make_no_sense_are_refused_in_words(
+async def test_orders_that_make_no_sense_are_refused_in_words(
     path: str, body: bytes, status: int
 ) -> None:
-    @in_real_time
-    async def refused() -> None:
-        async with page() as (_, session), session.post(path, headers=ORDER, data=body) as answer:
-            assert answer.status == status
-            assert await answer.text()
-
-    refused()
+    async with page() as (_, session), session.post(path, headers=ORDER, data=body) as answer:
+        assert answer.status == status
+        assert await answer.text()
 
 
-@in_real_time
 async def test_decision_is_explained() -> None:
     cluster = GeneratedCluster(2, 3)
     async with page(cluster) as (_, session):
@@ -201,7 +183,6 @@ async def test_decision_is_explained() -> None:
             assert answer.status == 404
 
 
-@in_real_time
 async def test_events_come_as_a_stream_and_watchers_are_not_without_number() -> None:
     async with page() as (world, session), session.get("/ui/events", headers=ADMIN) as one:
         assert one.headers["content-type"].startswith("text/event-stream")
@@ -220,7 +201,6 @@ async def test_events_come_as_a_stream_and_watchers_are_not_without_number() -> 
         await asyncio.sleep(0.01)
 
 
-@in_real_time
 async def test_stream_ends_with_the_gateway() -> None:
     async with page() as (world, session), session.get("/ui/events", headers=ADMIN) as answer:
         await answer.content.readline()
@@ -230,7 +210,6 @@ async def test_stream_ends_with_the_gateway() -> None:
             assert late.status == 503
 
 
-@in_real_time
 async def test_watcher_that_does_not_read_holds_nobody_up_and_is_let_go() -> None:
     cluster = GeneratedCluster(60, 300)
     cluster.rate = 300.0

@@ -1,7 +1,7 @@
 """Charts: a point every few seconds, gaps where nobody looked."""
 
-from gateway_ext.ui.model import SERIES
-from gateway_ext.ui.series import Series, by_kind
+from gateway_ext.ui.chart_series import Series, by_kind
+from gateway_ext.ui.page_state import SERIES
 
 
 def point(value: float) -> dict[str, float | None]:

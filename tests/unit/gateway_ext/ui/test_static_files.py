@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway_ext.ui.files import PAGE, STATIC, Files
+from gateway_ext.ui.static_files import PAGE, STATIC, StaticFiles
 
 MOST_LINES = 400
 MODULES = sorted(path.name for path in STATIC.glob("*.js"))
@@ -21,7 +21,7 @@ def code_of(name: str) -> str:
 
 @pytest.mark.parametrize("path", sorted(STATIC.iterdir()), ids=lambda path: path.name)
 def test_file_is_served_and_no_longer_than_others_may_be(path: Path) -> None:
-    assert Files().get(path.name) is not None
+    assert StaticFiles().get(path.name) is not None
     assert len(path.read_text().splitlines()) <= MOST_LINES
 
 

@@ -1,0 +1,90 @@
+"""The functions of the gateway's benches, as a person would write them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+PLAIN = "noop"
+GPU = "gpu-noop"
+WARM = b"warm"
+MODELS = 16
+
+_PLAIN = '''"""Does nothing."""
+
+
+def handle(event, context):
+    return "hello"
+'''
+
+# Its calls get a GPU lease and do not use it; a call with the body `warm` uses the model, so
+# that the gateway learns what to lease.
+_GPU = '''"""Has a GPU, and uses it only for a call with the body `warm`."""
+
+import torch
+
+model = torch.nn.Linear(64, 64).eval().cuda()
+
+
+def handle(event, context):
+    if event.body == b"warm":
+        with torch.no_grad():
+            return {"sum": float(model(torch.ones(1, 64, device="cuda")).sum())}
+    return "hello"
+'''
+
+# Weights of its own: the cluster counts it as another model. Much memory, little work.
+_MODEL = '''"""One small model, with weights of its own."""
+
+import os
+
+import torch
+
+torch.manual_seed(int(os.environ["SEED"]))
+model = torch.nn.Embedding(80_000, 64).eval().cuda()
+words = torch.arange(8).cuda()
+
+
+def handle(event, context):
+    with torch.no_grad():
+        return {"sum": float(model(words).sum())}
+'''
+
+# The peers have one process as well; another would take its start's time from what is measured.
+_ONE = {"com.openfaas.scale.max": "1"}
+_HANDLERS: Mapping[str, str] = {PLAIN: _PLAIN, GPU: _GPU, "model": _MODEL}
+
+
+def write_builds(folder: Path) -> None:
+    """Their folders, as `faas-cli build --shrinkwrap` leaves them."""
+    for name, handler in _HANDLERS.items():
+        build = folder / name / "function"
+        build.mkdir(parents=True)
+        (build / "handler.py").write_text(handler, encoding="utf-8")
+
+
+def plain() -> dict[str, object]:
+    """The deployment of the function that does nothing."""
+    return {"service": PLAIN, "image": PLAIN, "labels": _ONE}
+
+
+def gpu() -> dict[str, object]:
+    """The deployment of the function that does nothing with a GPU."""
+    return {"service": GPU, "image": GPU, **_with_gpu()}
+
+
+def model(number: int) -> dict[str, object]:
+    """The deployment of one of the functions with a model."""
+    return {
+        "service": model_name(number),
+        "image": "model",
+        "envVars": {"SEED": str(number)},
+        **_with_gpu(),
+    }
+
+
+def model_name(number: int) -> str:
+    """What it is called."""
+    return f"model-{number:02d}"
+
+
+def _with_gpu() -> dict[str, object]:
+    return {"labels": _ONE, "annotations": {"com.gpufaas.enabled": "true"}}

@@ -1,0 +1,1 @@
+"""How fast is a real GPU beside native PyTorch, and how many models does it hold?"""

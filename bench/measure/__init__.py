@@ -1,0 +1,1 @@
+"""What benches measure with: reports, processes, load, nodes, comparisons; no bench itself."""

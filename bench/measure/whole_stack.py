@@ -1,0 +1,132 @@
+"""A whole stack as `gpufaas up` runs it, in a process group and folder of its own."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpufaas.load.statistics import CacheCounts
+from gpufaas.local.held_ports import HeldPort
+from gpufaas.local.stack_folder import StackFolder
+from gpufaas.remote.scheduler_api import SchedulerApi
+from scheduler.service.http.access import ApiRole, token
+
+_UP_S, _DOWN_S, _READY_S = 90.0, 60.0, 300.0
+_ASK_S = 0.1
+_CALL_S = 120.0
+_OK, _ACCEPTED = 200, 202
+
+
+class StackNotReady(Exception):
+    """The stack or a function in it did not start, or a call failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeStack:
+    """A running stack."""
+
+    folder: StackFolder
+    pid: int
+    url: str
+    scheduler: SchedulerApi
+
+    def deploy(self, deployment: Mapping[str, object]) -> None:
+        """Deploy a function; `ready` waits for its instance."""
+        status, body = self._system("POST", "/system/functions", deployment)
+        if status != _ACCEPTED:
+            raise StackNotReady(
+                f"{deployment['service']}: {status} {body.decode(errors='replace')}"
+            )
+
+    def ready(self, name: str) -> None:
+        """Wait until a function has an instance."""
+        patience_s = time.monotonic() + _READY_S
+        while True:
+            _, body = self._system("GET", f"/system/function/{name}")
+            found = json.loads(body)
+            if found.get("availableReplicas"):
+                return
+            if time.monotonic() > patience_s:
+                raise StackNotReady(f"{name}: {found.get('annotations')}")
+            time.sleep(_ASK_S)
+
+    def call(self, name: str, body: bytes) -> bytes:
+        """Call a function; StackFailed where the call fails."""
+        status, answer = _asked(f"{self.url}/function/{name}", "POST", body, {})
+        if status != _OK:
+            raise StackNotReady(f"{name} answers {status}: {answer.decode(errors='replace')}")
+        return answer
+
+    def cache(self) -> CacheCounts:
+        """The hits, misses and evictions that the scheduler has counted so far."""
+        cluster = self.cluster()
+        return CacheCounts(cluster["hits"], cluster["misses"], cluster["evictions"])
+
+    def cluster(self) -> dict[str, Any]:
+        """The cluster, as the scheduler shows it."""
+        found: dict[str, Any] = self.scheduler.get("/cluster")
+        return found
+
+    def _system(
+        self, method: str, path: str, content: Mapping[str, object] | None = None
+    ) -> tuple[int, bytes]:
+        user, password = (
+            (self.folder.credentials / f"basic-auth-{name}").read_text(encoding="utf-8").strip()
+            for name in ("user", "password")
+        )
+        basic = b64encode(f"{user}:{password}".encode()).decode()
+        body = None if content is None else json.dumps(content).encode()
+        return _asked(self.url + path, method, body, {"Authorization": f"Basic {basic}"})
+
+
+@contextmanager
+def whole_stack(root: Path, options: Sequence[str] = ()) -> Iterator[WholeStack]:
+    """Run a stack on a free port for as long as the context lasts; root/build has its builds."""
+    folder = StackFolder(root / "state")
+    folder.root.mkdir()
+    log = root / "up.log"
+    command = [sys.executable, "-m", "gpufaas.cli", "up", "--state", str(folder.root)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--listen", f"127.0.0.1:{HeldPort().keep()}", *options],
+            cwd=root,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        yield _come_up(process, folder, log)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(_DOWN_S)
+
+
+def _come_up(process: "subprocess.Popen[bytes]", folder: StackFolder, log: Path) -> WholeStack:
+    patience_s = time.monotonic() + _UP_S
+    while (running := folder.running()) is None:
+        if process.poll() is not None or time.monotonic() > patience_s:
+            raise StackNotReady(f"gpufaas up: {log.read_text(encoding='utf-8', errors='replace')}")
+        time.sleep(_ASK_S)
+    bearer = token(folder.secret_file.read_bytes(), ApiRole.CALLER)
+    return WholeStack(
+        folder, process.pid, running.gateway, SchedulerApi((running.scheduler,), bearer)
+    )
+
+
+def _asked(url: str, method: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+    request = urllib.request.Request(url, body, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=_CALL_S) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()

@@ -1,0 +1,143 @@
+"""A node with worker processes in a thread of this process, on an emulated or a real GPU."""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch_shim
+from bench.measure.function_process import Environment
+from bench.measure.report import MeasurementFailed
+from cache_manager.model.ids import ModelId
+from common.addresses import UnixAddress
+from gpu_manager.api import NodeSettings
+from gpu_manager.devices.gpu_device import GpuDevice
+from gpu_manager.node.leases_in_force import LeaseTimes
+from gpu_manager.runtimes.process.process_runtime import ProcessRuntime
+from gpu_manager.runtimes.runtime import HostedModel, Observer, Runtime
+from gpufaas.daemons.embedded_node import EmbeddedNode
+from testbed.nodes.node_thread import NodeThread
+
+_PATIENCE_S = 60.0
+_TENANT = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class OnGpu:
+    """A model on a GPU, as the manager knows it."""
+
+    model: ModelId
+    memory_bytes: int
+    load_s: float
+    pid: int
+
+
+class WorkerNode:
+    """A node whose pool of workers can be waited for."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        self._thread = NodeThread(settings, self._make_runtime)
+
+    @property
+    def _node(self) -> EmbeddedNode:
+        return self._thread.node
+
+    def environment(self, base: Environment, function: str, tracing: str) -> dict[str, str]:
+        """The environment of a function that uses this node."""
+        device = self._node.manager.devices[0]
+        return dict(base) | {
+            "PYTHONPATH": str(Path(torch_shim.__file__).parent / "activate"),
+            "CUDA_VISIBLE_DEVICES": "",  # a function has no GPU
+            "GPUFAAS_ENABLED": "1",
+            "GPUFAAS_ADDRESS": str(self._node.addresses[0]),
+            "GPUFAAS_CREDENTIAL": self._node.credential(_TENANT, function),
+            "GPUFAAS_GPU_MEMORY": str(device.memory_bytes),
+            "GPUFAAS_GPU_NAME": device.name,
+            "GPUFAAS_TRACING": tracing,
+        }
+
+    def on_gpus(self) -> list[OnGpu]:
+        """The models that are loaded."""
+        return self._thread.run(_on_gpus)
+
+    def memory_bytes(self) -> int:
+        """The bytes of the first GPU that may be used."""
+        return self._node.manager.devices[0].memory_bytes
+
+    def process_bytes(self) -> Mapping[int, int]:
+        """The bytes of the first GPU that each process takes, where the driver reports them."""
+        return self._node.manager.devices[0].process_bytes()
+
+    def evictions(self) -> int:
+        """The number of models evicted so far."""
+        return self._node.status().counts.evictions
+
+    def evict_all(self) -> None:
+        """Evict every model, and wait until a worker is ready for the next one."""
+        self._until(lambda: not self._thread.leases(), "leases do not end")
+        for found in self.on_gpus():
+            self._thread.do(self._node.driver.evict(found.model))
+        self._until(lambda: not self.on_gpus(), "models do not leave")
+        self.wait_for_worker()
+
+    def wait_for_worker(self) -> None:
+        """Wait until a worker is ready in the pool and the node has nothing else to do."""
+        self._until(lambda: all(self._runtime.spares.values()), "no worker is ready")
+        time.sleep(0.3)
+
+    def stop(self) -> None:
+        """End the node."""
+        self._thread.stop()
+
+    def _until(self, true: Callable[[], bool], otherwise: str) -> None:
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while not true():
+            if time.monotonic() > deadline_s:
+                raise MeasurementFailed(f"{otherwise} within {_PATIENCE_S:g} s")
+            time.sleep(0.02)
+
+    async def _make_runtime(self, observer: Observer, devices: Sequence[GpuDevice]) -> Runtime:
+        self._runtime = ProcessRuntime(observer, [device.worker_device for device in devices])
+        await self._runtime.start()
+        return self._runtime
+
+
+def _on_gpus(node: EmbeddedNode) -> list[OnGpu]:
+    gpus = node.manager.node.gpus.values()
+    found = [resident.hosted for gpu in gpus for resident in gpu.residents.values()]
+    return [
+        OnGpu(ModelId(hosted.order.model), hosted.memory_bytes, hosted.load_s, _pid_of(hosted))
+        for hosted in found
+        if hosted is not None
+    ]
+
+
+def _pid_of(hosted: HostedModel) -> int:
+    assert hosted.host is not None, "the process runtime names every model's process"
+    return hosted.host.pid
+
+
+@contextmanager
+def worker_node(
+    devices: str = "cpu:1", gpu_memory_bytes: int | None = None, linger_s: float | None = None
+) -> Iterator[WorkerNode]:
+    """A node that listens on an abstract socket, with a worker in its pool."""
+    times = LeaseTimes() if linger_s is None else LeaseTimes(linger_s=linger_s)
+    listen = (UnixAddress(f"@gpufaas-bench-{secrets.token_hex(8)}"),)
+    made = WorkerNode(
+        NodeSettings(
+            "bench",
+            listen,
+            devices=devices,
+            gpu_memory_bytes=gpu_memory_bytes,
+            leases=times,
+            drain_s=0.5,
+        )
+    )
+    try:
+        made.wait_for_worker()
+        yield made
+    finally:
+        made.stop()

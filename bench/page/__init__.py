@@ -1,0 +1,1 @@
+"""What does the web page cost the gateway, the scheduler and the browser?"""

@@ -1,0 +1,1 @@
+"""How many leases a second does the scheduler give over HTTP?"""

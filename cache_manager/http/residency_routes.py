@@ -1,0 +1,97 @@
+"""The cache manager's routes: which GPU holds which model, and pin, unpin, prefetch, evict."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Protocol
+
+from fastapi import APIRouter, Query
+
+from cache_manager.model.ids import GpuId, ModelId
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A GPU that holds a model; `used_ago_s` is since a request last took it into use."""
+
+    gpu: GpuId
+    memory_bytes: int
+    used_ago_s: float
+    leases: int
+    waiting: int
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShown:
+    """One model: what it needs and takes, and where it is.
+
+    `load_s` is by the tier it is loaded from, `run_s` by batch size and GPU type.
+    """
+
+    model: ModelId
+    memory_bytes: int
+    load_s: dict[str, float]
+    run_s: dict[str, float]
+    rate: float
+    waiting: int
+    holders: list[Holder] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderDone:
+    """The order was carried out for the model of this full name."""
+
+    model: ModelId
+    done: str
+
+
+class Residency(Protocol):
+    """The cache of the leading scheduler; an order that cannot be carried out raises an error."""
+
+    def models(self) -> list[ModelShown]:
+        """Every model that was declared, requested or reported."""
+        ...
+
+    def named(self, name: str) -> ModelId:
+        """The one model with this name, or whose name begins with it."""
+        ...
+
+    async def pin(self, model: ModelId, gpu: GpuId | None) -> None: ...
+    async def unpin(self, model: ModelId, gpu: GpuId | None) -> None: ...
+    async def prefetch(self, model: ModelId, gpu: GpuId | None) -> None: ...
+    async def evict(self, model: ModelId, gpu: GpuId | None) -> None: ...
+
+
+def router(residency: Residency, view: Sequence[Any], change: Sequence[Any]) -> APIRouter:
+    """The routes; `view` and `change` are dependencies: who may look, and who may act."""
+    routes = APIRouter(tags=["models"])
+
+    @routes.get("/models", dependencies=view, summary="Every model, and the GPUs that hold it")
+    async def models() -> list[ModelShown]:
+        return residency.models()
+
+    orders = {
+        "pin": (residency.pin, "Keep a model in GPU memory"),
+        "unpin": (residency.unpin, "Let a pinned model be evicted again"),
+        "prefetch": (residency.prefetch, "Load a model ahead of its requests"),
+        "evict": (residency.evict, "Take a model out of GPU memory, where it is not in use"),
+    }
+    for verb, (order, summary) in orders.items():
+        path = f"/models/{{model:path}}/{verb}"
+        routes.post(path, dependencies=change, summary=summary)(_obey(residency, verb, order))
+    return routes
+
+
+Order = Callable[[ModelId, GpuId | None], Awaitable[None]]
+GpuAsked = Annotated[str | None, Query(description="on this GPU alone")]
+
+
+def _obey(residency: Residency, verb: str, order: Order) -> Callable[..., Awaitable[OrderDone]]:
+    """The handler of one order's route."""
+
+    async def obey(model: str, gpu: GpuAsked = None) -> OrderDone:
+        found = residency.named(model)
+        await order(found, None if gpu is None else GpuId(gpu))
+        return OrderDone(found, verb)
+
+    return obey

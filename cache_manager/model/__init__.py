@@ -1,0 +1,1 @@
+"""Ids, sizes, tiers and errors: the vocabulary that every part of gpufaas shares. Pure."""

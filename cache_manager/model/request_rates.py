@@ -1,0 +1,40 @@
+"""How often each model was asked for of late, as an average that fades with time."""
+
+from math import exp
+
+from cache_manager.model.ids import ModelId
+
+# Requests count less with age: by the factor e after this many seconds.
+DEMAND_SPAN_S = 60.0
+_FADED_AFTER_SPANS = 10
+
+
+class RequestRates:
+    """Requests a second for each model."""
+
+    __slots__ = ("_amounts",)
+
+    def __init__(self) -> None:
+        self._amounts: dict[ModelId, tuple[float, float]] = {}
+
+    def asked(self, model: ModelId, now: float) -> None:
+        """One more request for `model` has come in."""
+        amount, at_s = self._amounts.get(model, (0.0, now))
+        if at_s != now:
+            amount *= exp((at_s - now) / DEMAND_SPAN_S)
+        self._amounts[model] = (amount + 1.0, now)
+
+    def rate(self, model: ModelId, now: float) -> float:
+        """Requests for `model` a second, of late."""
+        amount, at_s = self._amounts.get(model, (0.0, now))
+        return amount * exp((at_s - now) / DEMAND_SPAN_S) / DEMAND_SPAN_S
+
+    def __len__(self) -> int:
+        return len(self._amounts)
+
+    def forget_faded(self, now: float) -> None:
+        """Drop the models of which hardly a request counts any more."""
+        faded_before_s = now - _FADED_AFTER_SPANS * DEMAND_SPAN_S
+        self._amounts = {
+            model: found for model, found in self._amounts.items() if found[1] > faded_before_s
+        }

@@ -1,0 +1,334 @@
+"""The map of GPU memory: which GPU holds which model, in which order it was last used."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cache_manager.eviction.eviction_rule import EvictionRule
+from cache_manager.model.errors import GpuNotHeld
+from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
+from cache_manager.model.request_rates import RequestRates
+
+
+class ResidentModel:
+    """One model in one GPU's memory: used by leases, waited for by requests, pinned by a person.
+
+    `uses` counts the leases since it came.
+    """
+
+    __slots__ = ("bytes", "model", "pinned", "used_s", "users", "uses", "waiters")
+
+    def __init__(self, model: ModelId, size_bytes: int, used_s: float) -> None:
+        self.model = model
+        self.bytes = size_bytes
+        self.used_s = used_s
+        self.users = 0
+        self.uses = 0
+        self.waiters = 0
+        self.pinned = False
+
+    @property
+    def locked(self) -> bool:
+        """In use or pinned: never a victim."""
+        return self.users > 0 or self.pinned
+
+    @property
+    def kept(self) -> bool:
+        """Locked, or waited for: a victim only of a local queue that could not move otherwise."""
+        return self.users > 0 or self.pinned or self.waiters > 0
+
+
+class GpuCache:
+    """One GPU's memory; `residents` runs from the least to the most recently used.
+
+    `withheld_bytes` belong to programs outside gpufaas: they count as used, locked, kept, pinned.
+    """
+
+    __slots__ = (
+        "id",
+        "kept_bytes",
+        "locked_bytes",
+        "memory_bytes",
+        "node",
+        "pinned_bytes",
+        "residents",
+        "used_bytes",
+        "withheld_bytes",
+    )
+
+    def __init__(self, gpu: GpuId, node: NodeId, memory_bytes: int) -> None:
+        self.id = gpu
+        self.node = node
+        self.memory_bytes = memory_bytes
+        self.used_bytes = 0
+        self.locked_bytes = 0
+        self.kept_bytes = 0
+        self.pinned_bytes = 0
+        self.withheld_bytes = 0
+        self.residents: dict[ModelId, ResidentModel] = {}
+
+    @property
+    def free_bytes(self) -> int:
+        return self.memory_bytes - self.used_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What a GPU must load, and what must leave first, so that a request can run there."""
+
+    loads: tuple[tuple[ModelId, int], ...]
+    victims: tuple[ModelId, ...]
+
+
+class CacheIndex:
+    """Residents of every GPU, holders of every model, and the tiers on each node."""
+
+    def __init__(self, rule: EvictionRule) -> None:
+        self.rule = rule
+        self.gpus: dict[GpuId, GpuCache] = {}
+        self.pinned_bytes = 0
+        self._holders: dict[ModelId, dict[GpuId, GpuCache]] = {}
+        self._rates = RequestRates()
+        self._tiers: dict[tuple[NodeId, ModelId], Tier] = {}
+        self._times: dict[ModelId, tuple[float, float]] = {}
+
+    # -- GPUs -----------------------------------------------------------------------------------
+
+    def add_gpu(self, gpu: GpuId, node: NodeId, memory_bytes: int) -> GpuCache:
+        """Start to track a GPU, empty."""
+        cache = GpuCache(gpu, node, memory_bytes)
+        self.gpus[gpu] = cache
+        return cache
+
+    def remove_gpu(self, gpu: GpuId) -> None:
+        """Forget a GPU and all that it held."""
+        cache = self.gpu(gpu)
+        for model in list(cache.residents):
+            self.evict(cache, model)
+        self.withhold(cache, -cache.withheld_bytes)
+        del self.gpus[gpu]
+
+    def gpu(self, gpu: GpuId) -> GpuCache:
+        try:
+            return self.gpus[gpu]
+        except KeyError:
+            raise GpuNotHeld(gpu) from None
+
+    # -- questions ------------------------------------------------------------------------------
+
+    def holders(self, model: ModelId) -> Mapping[GpuId, GpuCache]:
+        """The GPUs that hold `model`, or are loading it."""
+        return self._holders.get(model, _NO_HOLDERS)
+
+    def copies(self, model: ModelId) -> int:
+        """On how many GPUs `model` is resident."""
+        return len(self._holders.get(model, _NO_HOLDERS))
+
+    def held(self, models: Sequence[ModelId]) -> bool:
+        """Whether some GPU holds all these models."""
+        if len(models) == 1:
+            return bool(self.holders(models[0]))
+        rarest = min(models, key=self.copies)
+        holders = self.holders(rarest).values()
+        return any(all(model in cache.residents for model in models) for cache in holders)
+
+    def held_models(self) -> Iterable[ModelId]:
+        """Every model that some GPU holds."""
+        return (model for model, gpus in self._holders.items() if gpus)
+
+    def rate(self, model: ModelId, now: float) -> float:
+        """Requests for `model` per second, with recent ones weighted most."""
+        return self._rates.rate(model, now)
+
+    def load_s(self, model: ModelId) -> float:
+        """Seconds to load `model`, as estimated when it was last admitted."""
+        return self._times.get(model, (0.0, 0.0))[0]
+
+    def run_s(self, model: ModelId) -> float:
+        """Seconds of one inference, as estimated when `model` was last admitted."""
+        return self._times.get(model, (0.0, 0.0))[1]
+
+    def tier(self, node: NodeId, model: ModelId) -> Tier:
+        """The nearest tier below GPU memory in which this node has the model's weights."""
+        return self._tiers.get((node, model), Tier.ABSENT)
+
+    def fits(
+        self, cache: GpuCache, needs: Sequence[tuple[ModelId, int]], *, spare_waiting: bool = True
+    ) -> bool:
+        """Whether the models could be resident together once everything evictable has left."""
+        wanted = cache.kept_bytes if spare_waiting else cache.locked_bytes
+        for model, size_bytes in needs:
+            resident = cache.residents.get(model)
+            if resident is None:
+                wanted += size_bytes
+            elif not (resident.kept if spare_waiting else resident.locked):
+                wanted += resident.bytes
+        return wanted <= cache.memory_bytes
+
+    def could_fit(self, cache: GpuCache, needs: Sequence[tuple[ModelId, int]]) -> bool:
+        """Whether the models could be resident together if only pinned models had to stay."""
+        wanted = cache.pinned_bytes
+        for model, size_bytes in needs:
+            resident = cache.residents.get(model)
+            if resident is None or not resident.pinned:
+                wanted += size_bytes
+        return wanted <= cache.memory_bytes
+
+    def plan(
+        self,
+        cache: GpuCache,
+        needs: Sequence[tuple[ModelId, int]],
+        now: float,
+        *,
+        spare_waiting: bool = True,
+    ) -> LoadPlan | None:
+        """Algorithm 3: hit or miss, and the victims of a miss; None where it cannot fit now."""
+        loads = tuple(need for need in needs if need[0] not in cache.residents)
+        short_bytes = sum(size for _, size in loads) - cache.free_bytes
+        if not loads or short_bytes <= 0:
+            return LoadPlan(loads, ())
+        keep = [model for model, _ in needs]
+        victims = self.victims(cache, short_bytes, now, keep)
+        if victims is None and not spare_waiting:
+            victims = self.victims(cache, short_bytes, now, keep, spare_waiting=False)
+        return None if victims is None else LoadPlan(loads, victims)
+
+    def victims(
+        self,
+        cache: GpuCache,
+        short_bytes: int,
+        now: float,
+        keep: Sequence[ModelId] = (),
+        *,
+        spare_waiting: bool = True,
+    ) -> tuple[ModelId, ...] | None:
+        """The models whose leaving frees `short_bytes`, by the rule; None where none can."""
+        chosen: list[ModelId] = []
+        for resident in self.rule.order(cache, self, now):
+            entry = cache.residents[resident.model]
+            if entry.model in keep or (entry.kept if spare_waiting else entry.locked):
+                continue
+            chosen.append(entry.model)
+            short_bytes -= entry.bytes
+            if short_bytes <= 0:
+                return tuple(chosen)
+        return None
+
+    # -- changes --------------------------------------------------------------------------------
+
+    def admit(
+        self,
+        cache: GpuCache,
+        model: ModelId,
+        size_bytes: int,
+        now: float,
+        times: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        """Reserve memory for a model, now the most recently used; `times` to load and to run it."""
+        cache.residents[model] = ResidentModel(model, size_bytes, now)
+        cache.used_bytes += size_bytes
+        self._holders.setdefault(model, {})[cache.id] = cache
+        self._times[model] = times
+        assert cache.used_bytes <= cache.memory_bytes, f"{cache.id} is over its memory"
+
+    def touch(self, cache: GpuCache, model: ModelId, now: float) -> None:
+        """Make `model` the most recently used of its GPU."""
+        residents = cache.residents
+        resident = residents.pop(model)
+        resident.used_s = now
+        resident.uses += 1
+        residents[model] = resident
+
+    def asked(self, model: ModelId, now: float) -> None:
+        """Count one more request for `model`."""
+        self._rates.asked(model, now)
+
+    def use(self, cache: GpuCache, model: ModelId, users: int) -> None:
+        """Count a lease that uses a resident model (+1), or one that has ended (-1)."""
+        resident = cache.residents.get(model)
+        if resident is None:  # its GPU manager reported it gone while the lease was in force
+            return
+        before = resident.users
+        resident.users = after = max(0, before + users)
+        if (before > 0) == (after > 0) or resident.pinned:
+            return
+        change_bytes = resident.bytes if after else -resident.bytes
+        cache.locked_bytes += change_bytes
+        if not resident.waiters:
+            cache.kept_bytes += change_bytes
+
+    def wait(self, cache: GpuCache, model: ModelId, waiters: int) -> None:
+        """Count requests that wait for this model in the GPU's local queues, if it is resident."""
+        resident = cache.residents.get(model)
+        if resident is None:
+            return
+        before = resident.waiters
+        resident.waiters = after = max(0, before + waiters)
+        if (before > 0) != (after > 0) and not resident.locked:
+            cache.kept_bytes += resident.bytes if after else -resident.bytes
+
+    def pin(self, cache: GpuCache, model: ModelId, *, pinned: bool) -> None:
+        """Protect a resident model from eviction, or stop to."""
+        resident = cache.residents[model]
+        if resident.pinned == pinned:
+            return
+        resident.pinned = pinned
+        change_bytes = resident.bytes if pinned else -resident.bytes
+        cache.pinned_bytes += change_bytes
+        self.pinned_bytes += change_bytes
+        if not resident.users:
+            cache.locked_bytes += change_bytes
+            if not resident.waiters:
+                cache.kept_bytes += change_bytes
+
+    def withhold(self, cache: GpuCache, size_bytes: int) -> None:
+        """Count free memory as unavailable (or, if negative, as free again)."""
+        cache.withheld_bytes += size_bytes
+        cache.used_bytes += size_bytes
+        cache.locked_bytes += size_bytes
+        cache.kept_bytes += size_bytes
+        cache.pinned_bytes += size_bytes
+        self.pinned_bytes += size_bytes
+
+    def evict(self, cache: GpuCache, model: ModelId) -> None:
+        """Give back a model's memory."""
+        resident = cache.residents.pop(model)
+        cache.used_bytes -= resident.bytes
+        if resident.locked:
+            cache.locked_bytes -= resident.bytes
+        if resident.kept:
+            cache.kept_bytes -= resident.bytes
+        if resident.pinned:
+            cache.pinned_bytes -= resident.bytes
+            self.pinned_bytes -= resident.bytes
+        del self._holders[model][cache.id]
+
+    def resize(self, cache: GpuCache, model: ModelId, size_bytes: int) -> None:
+        """Correct a resident's size to what was measured, within what the GPU has."""
+        resident = cache.residents[model]
+        grown_bytes = min(size_bytes - resident.bytes, cache.free_bytes)
+        resident.bytes += grown_bytes
+        cache.used_bytes += grown_bytes
+        if resident.locked:
+            cache.locked_bytes += grown_bytes
+        if resident.kept:
+            cache.kept_bytes += grown_bytes
+        if resident.pinned:
+            cache.pinned_bytes += grown_bytes
+            self.pinned_bytes += grown_bytes
+
+    def replace_tiers(self, node: NodeId, tiers: Mapping[ModelId, Tier]) -> None:
+        """Replace everything recorded of a node's store by its report."""
+        for key in [key for key in self._tiers if key[0] == node]:
+            del self._tiers[key]
+        for model, tier in tiers.items():
+            self.set_tier(node, model, tier)
+
+    def set_tier(self, node: NodeId, model: ModelId, tier: Tier) -> None:
+        """Record where a node keeps a model's weights outside GPU memory."""
+        if tier is Tier.ABSENT:
+            self._tiers.pop((node, model), None)
+        else:
+            self._tiers[(node, model)] = tier
+
+
+_NO_HOLDERS: dict[GpuId, GpuCache] = {}

@@ -1,0 +1,203 @@
+"""One tier of one node: which weights lie in it, how they are used, and which must leave."""
+
+from collections.abc import Container, Iterator, Mapping
+
+from cache_manager import eviction
+from cache_manager.model.ids import ModelId
+from cache_manager.model.request_rates import RequestRates
+from cache_manager.tiers.demotion import MOST_CANDIDATES, Demotion, DemotionCandidate
+
+# What a disk is taken to give before a read was measured, and the weight of each measurement.
+_READ_BYTES_PER_S = 1e9
+_MEASURED_SHARE = 0.3
+# Rates of this many weights that have left are remembered before the faded ones are dropped.
+_MOST_RATES = 1_024
+
+
+class StoredWeights:
+    """One model's weights in the tier; `holds` counts their users."""
+
+    __slots__ = ("bytes", "holds", "model", "used_s")
+
+    def __init__(self, model: ModelId, size_bytes: int, used_s: float) -> None:
+        self.model = model
+        self.bytes = size_bytes
+        self.used_s = used_s
+        self.holds = 0
+
+    @property
+    def kept(self) -> bool:
+        """In use: demoted only after all others."""
+        return self.holds > 0
+
+
+class TierIndex:
+    """The weights that one tier holds within a budget, and the rule by which they leave.
+
+    Weights are known by their digest, given as a ModelId. Those that are demoted while somebody
+    holds them linger: the budget does not count them, and holding them again makes it count them.
+    """
+
+    def __init__(self, rule: str, budget_bytes: int) -> None:
+        """`rule` is the name of an eviction rule; UnknownRule for any other."""
+        self.rule = rule
+        self.budget_bytes = budget_bytes
+        self.used_bytes = 0
+        self.reserved_bytes = 0
+        self.lingering_bytes = 0
+        self._rule = eviction.make(rule)
+        self._residents: dict[ModelId, StoredWeights] = {}
+        self._lingering: dict[ModelId, StoredWeights] = {}
+        self._rates = RequestRates()
+        self._read_bytes_per_s = _READ_BYTES_PER_S
+
+    def __contains__(self, model: ModelId) -> bool:
+        return model in self._residents or model in self._lingering
+
+    def __len__(self) -> int:
+        return len(self._residents) + len(self._lingering)
+
+    def __iter__(self) -> Iterator[ModelId]:
+        return iter([*self._residents, *self._lingering])
+
+    # -- what a rule sees -----------------------------------------------------------------------
+
+    @property
+    def residents(self) -> Mapping[ModelId, StoredWeights]:
+        """The weights that the budget counts, from the least to the most recently used."""
+        return self._residents
+
+    def copies(self, model: ModelId) -> int:
+        """One: a node's tier knows of no other node's."""
+        return 1 if model in self else 0
+
+    def rate(self, model: ModelId, now: float) -> float:
+        """Uses of the weights a second, of late."""
+        return self._rates.rate(model, now)
+
+    def load_s(self, model: ModelId) -> float:
+        """The seconds of reading them back from disk, by the reads measured so far."""
+        found = self._residents.get(model)
+        return 0.0 if found is None else found.bytes / self._read_bytes_per_s
+
+    def run_s(self, model: ModelId) -> float:
+        """Unknown here: runs are measured on GPUs."""
+        del model
+        return 0.0
+
+    # -- room -----------------------------------------------------------------------------------
+
+    @property
+    def short_bytes(self) -> int:
+        """Bytes above the budget, reservations included."""
+        return self.used_bytes + self.reserved_bytes - self.budget_bytes
+
+    def room(
+        self, now: float, needed_bytes: int = 0, stuck: Container[ModelId] = ()
+    ) -> Demotion | None:
+        """Which weights leave so that this many more bytes fit; None where they fit already.
+
+        Held weights are named after all others, and `stuck` ones last. The victims may be too few.
+        """
+        short_bytes = self.short_bytes + needed_bytes
+        if short_bytes <= 0 or not self._residents:
+            return None
+        ordered = sorted(
+            self._rule.order(self, self, now),
+            key=lambda found: (found.model in stuck, found.kept),
+        )
+        freed_bytes, count = 0, 0
+        while count < len(ordered) and freed_bytes < short_bytes:
+            freed_bytes += ordered[count].bytes
+            count += 1
+        candidates = tuple(
+            DemotionCandidate(
+                found.model,
+                found.bytes,
+                found.kept,
+                found.model in stuck,
+                found.used_s,
+                self.rate(found.model, now),
+                self.load_s(found.model),
+            )
+            for found in ordered[: count + MOST_CANDIDATES]
+        )
+        victims = tuple(found.model for found in ordered[:count])
+        return Demotion(now, self.rule, short_bytes, victims, candidates)
+
+    def still_due(self, candidate: DemotionCandidate) -> bool:
+        """Whether room is still lacking and nobody has used these weights since the decision."""
+        found = self._residents.get(candidate.model)
+        if found is None or self.short_bytes <= 0:
+            return False
+        return (found.kept, found.used_s) == (candidate.held, candidate.used_s)
+
+    def reserve(self, size_bytes: int) -> None:
+        """Keep room for weights on their way (or, if negative, give it back)."""
+        self.reserved_bytes += size_bytes
+
+    # -- changes --------------------------------------------------------------------------------
+
+    def admit(self, model: ModelId, size_bytes: int, now: float) -> None:
+        """Weights that came, now the most recently used."""
+        assert model not in self, f"{model} is admitted twice"
+        self._residents[model] = StoredWeights(model, size_bytes, now)
+        self.used_bytes += size_bytes
+
+    def touch(self, model: ModelId, now: float) -> None:
+        """Make weights the most recently used; those that lingered count again."""
+        found = self._lingering.pop(model, None)
+        if found is None:
+            found = self._residents.pop(model)
+        else:
+            self.lingering_bytes -= found.bytes
+            self.used_bytes += found.bytes
+        found.used_s = now
+        self._residents[model] = found
+
+    def hold(self, model: ModelId, now: float) -> None:
+        """One more user."""
+        self.touch(model, now)
+        self._rates.asked(model, now)
+        if len(self._rates) > 2 * len(self) + _MOST_RATES:
+            self._rates.forget_faded(now)
+        self._residents[model].holds += 1
+
+    def release(self, model: ModelId, now: float) -> bool:
+        """One user less; True where the weights lingered for it and have left now."""
+        lingering = self._lingering.get(model)
+        if lingering is None:
+            self._residents[model].holds -= 1
+            self.touch(model, now)
+            return False
+        lingering.holds -= 1
+        if lingering.holds:
+            return False
+        self.remove(model)
+        return True
+
+    def demote(self, model: ModelId) -> bool:
+        """Count weights no more; True where they have left, False where they linger for users."""
+        if not self._residents[model].kept:
+            self.remove(model)
+            return True
+        found = self._residents.pop(model)
+        self._lingering[model] = found
+        self.used_bytes -= found.bytes
+        self.lingering_bytes += found.bytes
+        return False
+
+    def remove(self, model: ModelId) -> None:
+        """Weights are gone; those that the tier does not hold are ignored."""
+        found = self._residents.pop(model, None)
+        if found is not None:
+            self.used_bytes -= found.bytes
+        lingering = self._lingering.pop(model, None)
+        if lingering is not None:
+            self.lingering_bytes -= lingering.bytes
+
+    def was_read(self, size_bytes: int, took_s: float) -> None:
+        """Weights of this size were read from disk; what a reload costs is corrected by it."""
+        if size_bytes and took_s > 0.0:
+            measured = size_bytes / took_s
+            self._read_bytes_per_s += _MEASURED_SHARE * (measured - self._read_bytes_per_s)

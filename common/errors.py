@@ -1,0 +1,35 @@
+"""What can go wrong in the pieces that every folder shares.
+
+CommonError
+├── BadSize              a text that is no size
+├── BadAddress           a text that is no address
+└── NoResponse           an HTTP peer broke off; `sent`: it may have begun
+"""
+
+
+class CommonError(Exception):
+    """Base of every error that `common` raises."""
+
+
+class BadSize(CommonError):
+    """The text names no number of bytes."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        super().__init__(f"not a size: {text!r}; say for example 512MiB, 8GiB or 2g")
+
+
+class BadAddress(CommonError):
+    """The text is no address to connect to or to listen on."""
+
+    def __init__(self, text: str, wanted: str) -> None:
+        self.text = text
+        super().__init__(f"not an address: {text!r}; {wanted}")
+
+
+class NoResponse(CommonError):
+    """An HTTP peer broke off; `sent` is true if a byte of the request may have reached it."""
+
+    def __init__(self, why: str, *, sent: bool) -> None:
+        super().__init__(why)
+        self.sent = sent

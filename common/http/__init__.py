@@ -1,0 +1,4 @@
+"""HTTP pieces that our servers and clients share.
+
+No route and no status of one folder belongs here.
+"""

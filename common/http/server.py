@@ -1,0 +1,109 @@
+"""The HTTP server of all our processes: uvicorn's protocols on a listening socket of ours.
+
+`uvicorn.Server` is not used: it owns the process's signals, polls ten times a second while it is
+idle, and needs up to 0.3 s to stop.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator
+
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from common.http.asgi import App
+from common.http.server_protocol import Limits, ServerProtocol
+from common.tcp import notice_silence
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 2_048
+# A client whose host vanished is noticed, and its request cancelled, after this time.
+_SILENCE_S = 20
+_DRAIN_LOOK_S = 0.01
+_CANCEL_S = 1.0
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    app: App,
+    listener: socket.socket,
+    drain_s: float,
+    *,
+    websocket: type[asyncio.Protocol] | None = None,
+    limits: Limits | None = None,
+) -> AsyncIterator[None]:
+    """Serve an ASGI application on this socket for as long as the context lasts.
+
+    At its end no new connection is accepted, requests in flight have `drain_s` to end, and those
+    that are left then are cancelled. Websockets are refused unless `websocket` is given.
+    """
+    limits = limits or Limits()
+    config = Config(
+        app,
+        interface="asgi3",  # uvicorn would take an object with `__call__` for an older interface
+        http=ServerProtocol,
+        ws="none" if websocket is None else websocket,
+        lifespan="off",
+        access_log=False,
+        proxy_headers=False,
+        log_config=None,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=limits.keep_alive_s,
+    )
+    config.load()
+    state = ServerState()
+    open_connections: dict[ServerProtocol, None] = {}
+    server = await asyncio.get_running_loop().create_server(
+        lambda: ServerProtocol(config, state, limits, open_connections),
+        sock=listener,
+        backlog=_BACKLOG,
+    )
+    try:
+        yield
+    finally:
+        server.close()
+        listener.close()
+        await _drain(state, drain_s)
+
+
+async def _drain(state: ServerState, drain_s: float) -> None:
+    for connection in list(state.connections):
+        connection.shutdown()
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + drain_s
+    # uvicorn's protocols offer no event for the end of a connection.
+    while (state.connections or state.tasks) and loop.time() < deadline_s:
+        await asyncio.sleep(_DRAIN_LOOK_S)
+    if state.tasks:
+        log.warning("cancelling %d requests that did not end in %g s", len(state.tasks), drain_s)
+        for task in state.tasks:
+            task.cancel()
+        await asyncio.wait(state.tasks, timeout=_CANCEL_S)
+    for connection in list(state.connections):
+        connection.transport.abort()
+
+
+def listen(host: str, port: int, *, probe_clients: bool = False) -> socket.socket:
+    """A listening socket; port 0 is any free one.
+
+    With `probe_clients` TCP notices a client whose host vanished.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted sockets inherit the options; asyncio sets them only on sockets that it made.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if probe_clients:
+            notice_silence(listener, _SILENCE_S, writes=False)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,22 @@
+"""Metrics of the process itself: memory, CPU, open files, garbage collection, Python version.
+
+The names are those that any Python program has, so that everybody's dashboards read them.
+"""
+
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+
+_REGISTRY = CollectorRegistry()
+ProcessCollector(registry=_REGISTRY)
+PlatformCollector(registry=_REGISTRY)
+GCCollector(registry=_REGISTRY)
+
+
+def page() -> bytes:
+    """The present values in the text format of Prometheus."""
+    return generate_latest(_REGISTRY)

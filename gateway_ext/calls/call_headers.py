@@ -1,0 +1,165 @@
+"""The request headers passed to a function, and the response headers passed back; pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from common.http.asgi import Header
+from common.telemetry.traces import TRACEPARENT, TRACESTATE
+from gateway_ext.errors import BadRequest, Unsupported
+
+CALL_ID = b"x-call-id"
+DURATION = b"x-duration-seconds"
+START_TIME = b"x-start-time"
+MODELS = b"x-gpu-models"
+GPU_TRACE = b"x-gpu-trace"
+
+_TRACE, _STATE = TRACEPARENT.encode(), TRACESTATE.encode()
+_GPU = b"x-gpu-"
+_GPU_LENGTH = len(_GPU)
+_HOP_BY_HOP = frozenset(
+    {
+        *(b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"),
+        *(b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
+    }
+)
+# Written anew, or of no use to a function: the gateway itself answers `Expect`.
+_READ = _HOP_BY_HOP | {
+    *(b"content-length", b"expect", b"host", b"x-forwarded-for", b"x-forwarded-host"),
+    *(CALL_ID, START_TIME, _TRACE, _STATE),
+}
+_NOT_BACK = _HOP_BY_HOP | {CALL_ID, START_TIME, DURATION}
+_CALL_ID_BYTES = 256
+_H2C = b"h2c"
+
+
+@dataclass(slots=True)
+class RequestHeaders:
+    """The parsed headers of a request; `lines` go on to the function as they are."""
+
+    lines: list[bytes] = field(default_factory=list)
+    call_id: bytes = b""
+    trace: bytes = b""
+    trace_state: bytes = b""
+    host: bytes = b""
+    forwarded_host: bytes = b""
+    forwarded_for: list[bytes] = field(default_factory=list)
+    length: int | None = None
+    chunked: bool = False
+    upgrade: bytes = b""
+    named: set[bytes] = field(default_factory=set)
+
+    @property
+    def has_body(self) -> bool:
+        """Whether a body was announced."""
+        return self.chunked or bool(self.length)
+
+
+def read_request(headers: Iterable[Header]) -> RequestHeaders:
+    """Read the headers of a request, whose names are in lower case."""
+    found = RequestHeaders()
+    add = found.lines.extend
+    for name, value in headers:
+        if name in _READ:
+            _note(found, name, value)
+        elif name[:_GPU_LENGTH] != _GPU:
+            add((name, b": ", value, b"\r\n"))
+    if found.chunked:
+        found.length = None
+    if found.named:
+        found.lines = _without(found.lines, found.named)
+    if found.upgrade and (found.upgrade.lower() != _H2C or found.has_body):
+        raise Unsupported(f"an upgrade to {found.upgrade.decode('latin-1')} is not supported")
+    return found
+
+
+def request_head(
+    method: bytes,
+    target: Sequence[bytes],
+    request: RequestHeaders,
+    extra: Sequence[bytes],
+    client: bytes,
+) -> bytes:
+    """The bytes of a request's head; `extra` are whole lines."""
+    lines = [method, b" ", *target, b" HTTP/1.1\r\nhost: ", request.host or b"function", b"\r\n"]
+    lines += request.lines
+    lines += extra
+    forwarded = b", ".join((*request.forwarded_for, client) if client else request.forwarded_for)
+    if forwarded:
+        lines += (b"x-forwarded-for: ", forwarded, b"\r\n")
+    shown = request.forwarded_host or request.host
+    if shown:
+        lines += (b"x-forwarded-host: ", shown, b"\r\n")
+    if request.length is not None:
+        lines.append(b"content-length: %d\r\n\r\n" % request.length)
+    elif request.chunked:
+        lines.append(b"transfer-encoding: chunked\r\n\r\n")
+    else:
+        lines.append(b"\r\n")
+    return b"".join(lines)
+
+
+class ResponseHeaders(NamedTuple):
+    """The response headers that go back, and the function's report of its models and its time."""
+
+    back: list[Header]
+    models: bytes
+    trace_report: bytes
+
+
+def read_response(headers: Iterable[Header]) -> ResponseHeaders:
+    """Read the headers of an answer, whose names are in lower case."""
+    models = trace_report = b""
+    back: list[Header] = []
+    named: set[bytes] = set()
+    for header in headers:
+        name = header[0]
+        if name in _NOT_BACK:
+            if name == b"connection":
+                named |= _names(header[1])
+        elif name[:_GPU_LENGTH] != _GPU:
+            back.append(header)
+        elif name == MODELS:
+            models = header[1]
+        elif name == GPU_TRACE:
+            trace_report = header[1]
+    named -= {b"close"} | _HOP_BY_HOP
+    if named:
+        back = [header for header in back if header[0] not in named]
+    return ResponseHeaders(back, models, trace_report)
+
+
+def _note(found: RequestHeaders, name: bytes, value: bytes) -> None:
+    if name == b"host":
+        found.host = value
+    elif name == b"content-length":
+        if not value.isdigit():
+            raise BadRequest("Content-Length is no number")
+        found.length = int(value)
+    elif name == b"transfer-encoding":
+        found.chunked = True
+    elif name == CALL_ID:
+        found.call_id = value[:_CALL_ID_BYTES]
+    elif name == _TRACE:
+        # Of several none can be the right one: together they are not valid.
+        found.trace = b",".join((found.trace, value)) if found.trace else value
+    elif name == _STATE:
+        found.trace_state = b",".join((found.trace_state, value)) if found.trace_state else value
+    elif name == b"x-forwarded-for":
+        found.forwarded_for.append(value)
+    elif name == b"x-forwarded-host":
+        found.forwarded_host = value
+    elif name == b"upgrade":
+        found.upgrade = value
+    elif name == b"connection":
+        found.named |= _names(value) - {b"close"} - _HOP_BY_HOP
+
+
+def _names(value: bytes) -> set[bytes]:
+    return {name.strip().lower() for name in value.split(b",")}
+
+
+def _without(lines: list[bytes], names: set[bytes]) -> list[bytes]:
+    """The lines but those of the headers that `Connection` named; four items are one line."""
+    kept = (at for at in range(0, len(lines), 4) if lines[at] not in names)
+    return [item for at in kept for item in lines[at : at + 4]]

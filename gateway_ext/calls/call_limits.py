@@ -1,0 +1,91 @@
+"""Bounds of a call: sizes, times and a function's waiting line; settings of the invocation path."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from common.http.client import ClientSettings
+from gateway_ext.calls import call_headers
+from gateway_ext.errors import Busy, GatewayError
+from gateway_ext.model import FunctionId
+
+Seat = TypeVar("Seat")
+
+_RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class InvokeSettings:
+    """Bounds of the invocation path; a function's own are its wishes."""
+
+    max_body_bytes: int = 512 << 20
+    # A body that is still coming is held to this size while its call waits for an instance.
+    read_ahead_bytes: int = 1 << 20
+    # Response headers, and any stretch of a response that carries no body.
+    max_head_bytes: int = 64 << 10
+    # How long a call waits for a function that has no instance, and how many may wait so.
+    wake_s: float = 60.0
+    max_waking: int = 4096
+    connect_s: float = 2.0
+    # Attempts for a call that cannot have reached the function, or that it declares repeatable.
+    attempts: int = 3
+    # Kept-alive connections: how many for an instance, and how long unused.
+    max_idle: int = 512
+    idle_s: float = 30.0
+
+    @property
+    def client(self) -> ClientSettings:
+        """The bounds of the connections to instances."""
+        return ClientSettings(
+            connect_s=self.connect_s,
+            max_head_bytes=self.max_head_bytes,
+            max_idle=self.max_idle,
+            idle_s=self.idle_s,
+            trailer=call_headers.GPU_TRACE,
+        )
+
+
+class Turns(Generic[Seat]):
+    """Calls that wait for a seat of one function, served in their order."""
+
+    def __init__(self, function: FunctionId) -> None:
+        self._function = function
+        self._waiting: deque[asyncio.Future[Seat]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def wait(self, most: int, give_back: Callable[[Seat], None]) -> Seat:
+        """Until a seat is handed out; Busy where `most` wait already."""
+        if len(self._waiting) >= most:
+            raise Busy(self._function, _RETRY_AFTER_S)
+        turn: asyncio.Future[Seat] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                give_back(turn.result())  # the seat was assigned while the call was being cancelled
+            elif turn in self._waiting:
+                self._waiting.remove(turn)
+            raise
+
+    def hand_out(self, take: Callable[[], Seat | None]) -> None:
+        """Assign seats to waiting calls, in order, while there are any."""
+        while self._waiting:
+            if self._waiting[0].done():
+                self._waiting.popleft()
+                continue
+            seat = take()
+            if seat is None:
+                return
+            self._waiting.popleft().set_result(seat)
+
+    def fail(self, error: GatewayError) -> None:
+        """Raise this for every waiting call: no seat will be assigned any more."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_exception(error)

@@ -1,0 +1,266 @@
+"""One call and its response: takes an instance, a GPU and a connection, and retries if allowed."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.errors import NoResponse
+from common.http.asgi import Receive
+from common.http.client import HttpClient, HttpConnection
+from gateway_ext.calls import call_headers
+from gateway_ext.calls.call_limits import InvokeSettings
+from gateway_ext.calls.function_table import Function, Instance
+from gateway_ext.calls.gpu_leasing import CallLease, GpuLeasing
+from gateway_ext.calls.upload import RequestBody
+from gateway_ext.errors import GatewayError, NoInstance, TimedOut, Unreachable
+from gateway_ext.metrics.call_counts import GatewayMeters
+from gateway_ext.tracing.call_journey import Journey
+
+# A call that is answered sooner is not watched for a caller that leaves.
+_WATCH_AFTER_S = 0.01
+_PAUSE_S = 0.05
+_UPLOAD_S = 0.5
+
+
+@dataclass(slots=True)
+class CallServices:
+    """Services that every call uses; `wake` starts a function that has no instance."""
+
+    client: HttpClient
+    leasing: GpuLeasing | None
+    settings: InvokeSettings
+    meters: GatewayMeters
+    wake: Callable[[Function], None] | None = None
+
+
+@dataclass(slots=True)
+class FunctionCall:
+    """A request for a function; `rest` and `query` are as they were sent."""
+
+    function: Function
+    method: str
+    rest: bytes
+    query: bytes
+    asked: call_headers.RequestHeaders
+    journey: Journey
+    own_id: bool
+    client: bytes = b""
+    body: bytes = b""
+
+    @property
+    def call_id(self) -> str:
+        """The call's id."""
+        return self.journey.call_id
+
+    @property
+    def began_s(self) -> float:
+        """When the call arrived, by the monotonic clock."""
+        return self.journey.began_s
+
+
+class Exchange:
+    """A call in progress; `end` gives back all that it holds, and may be called at any time."""
+
+    __slots__ = (
+        "call", "interruption", "_parts", "_upload", "_task", "_timer", "_deadline_s",
+        "_instance", "_lease", "_connection", "_avoid", "_ended",
+    )  # fmt: skip
+
+    def __init__(self, parts: CallServices, call: FunctionCall, receive: Receive | None) -> None:
+        self.call = call
+        self.interruption: GatewayError | None = None
+        self._parts = parts
+        self._upload = RequestBody(call.asked, receive, parts.settings, self._interrupt, call.body)
+        self._deadline_s = call.began_s + call.function.wishes.timeout_s
+        self._instance: Instance | None = None
+        self._lease: CallLease | None = None
+        self._connection: HttpConnection | None = None
+        self._avoid: tuple[Instance, ...] = ()
+        self._ended = False
+        self._task = asyncio.current_task()
+        self._timer = asyncio.get_running_loop().call_later(
+            min(_WATCH_AFTER_S, call.function.wishes.timeout_s), self._tick
+        )
+
+    async def answer(self) -> HttpConnection:
+        """The connection whose status and headers have come; the body can be taken from it.
+
+        To break the call off, the exchange cancels the task that made it, here or later;
+        `broken_off` returns the reason.
+        """
+        await self._upload.begin()
+        if self.call.function.wishes.gpu:  # a slow caller is not to hold a GPU
+            await self._upload.ahead(_UPLOAD_S)
+        self.call.journey.received_s = time.monotonic()
+        attempt = 1
+        while True:
+            try:
+                return await self._try()
+            except NoResponse as error:
+                failed, sent = self._instance, error.sent
+                unreachable = self._unreachable(error)
+                self._note(str(unreachable))
+                self._let_go(lease=sent)
+                if attempt >= self._parts.settings.attempts or not self._may_repeat(sent=sent):
+                    raise unreachable from error
+            self._parts.meters.retried(self.call.function.label)
+            self._avoid = (*self._avoid, failed) if failed is not None else self._avoid
+            if all(one in self._avoid for one in self.call.function.instances):
+                await asyncio.sleep(_PAUSE_S * attempt * random.uniform(0.5, 1.5))
+            attempt += 1
+
+    async def next_piece(self, connection: HttpConnection) -> bytes:
+        """The next piece of the response's body; with the last one, nothing is held any more.
+
+        The caller may be slow: behind the end of the body it holds neither an instance nor a GPU.
+        """
+        if not connection.readable:
+            try:
+                await connection.more()
+            except NoResponse as error:
+                raise self.interruption or self._unreachable(error) from error
+        body = connection.take()
+        if connection.complete:
+            self.end()
+        return body
+
+    def broken_off(self) -> GatewayError | None:
+        """The reason if the exchange cancelled its task, which then goes on; else None."""
+        if self.interruption is not None and self._task is not None:
+            self._task.uncancel()
+        return self.interruption
+
+    def outlive_its_task(self) -> None:
+        """From now on any task may read the body: an interruption breaks the connection off."""
+        self._task = None
+
+    def end(self) -> None:
+        """End the call and give back its connection, instance and lease."""
+        if self._ended:
+            return
+        self._ended = True
+        self._note("" if self.interruption is None else str(self.interruption))
+        self._timer.cancel()
+        self._upload.close()
+        self._let_go(lease=True)
+
+    async def _try(self) -> HttpConnection:
+        call, parts = self.call, self._parts
+        function = call.function
+        attempt = call.journey.attempt()
+        instance = function.take(self._avoid)
+        if instance is None:
+            instance = await self._turn()
+        self._instance = instance
+        attempt.instance, attempt.seated_s = instance.address, time.monotonic()
+        if function.wishes.gpu and parts.leasing is not None and self._lease is None:
+            self._lease = await parts.leasing.acquire(
+                function, call.journey, self._deadline_s, own_id=call.own_id
+            )
+        attempt.asked_s = time.monotonic()
+        connection = parts.client.idle(instance.address)
+        if connection is None:
+            connection = await parts.client.connect(instance.address)
+        self._connection = connection
+        head_only = call.method == "HEAD"
+        upload = self._upload
+        if upload.complete:
+            if call.asked.has_body:
+                call.asked.length, call.asked.chunked = len(upload.body), False
+            data = self._head(instance) + upload.body
+            await connection.ask(data, head_only=head_only)
+        else:
+            answered = connection.ask(self._head(instance), head_only=head_only)
+            upload.pour(connection)
+            await answered
+        attempt.answered_s = time.monotonic()
+        return connection
+
+    async def _turn(self) -> Instance:
+        """Wait for an instance; one that must be started gets time beyond the call's own limit."""
+        function, parts = self.call.function, self._parts
+        if function.instances:
+            return await function.turn(parts.settings.max_waking)
+        wake_s = parts.settings.wake_s
+        self._deadline_s += wake_s
+        if parts.wake is not None:
+            parts.wake(function)
+        try:
+            async with asyncio.timeout(wake_s):
+                instance = await function.turn(parts.settings.max_waking)
+        except TimeoutError as error:
+            raise NoInstance(function.id, f"none came within {wake_s:g} s") from error
+        self._deadline_s = time.monotonic() + function.wishes.timeout_s
+        self._timer.cancel()
+        self._tick()
+        return instance
+
+    def _head(self, instance: Instance) -> bytes:
+        call = self.call
+        target = [instance.prefix, call.rest or b"/"]
+        if call.query:
+            target += (b"?", call.query)
+        journey = call.journey
+        extra = [b"x-call-id: ", journey.call_id.encode("latin-1")]
+        extra.append(b"\r\nx-start-time: %d\r\n" % journey.began_ns)
+        extra += journey.lines()
+        if self._lease is not None:
+            extra += self._lease.lines
+        return call_headers.request_head(
+            call.method.encode(), target, call.asked, extra, call.client
+        )
+
+    def _unreachable(self, error: NoResponse) -> Unreachable:
+        return Unreachable(self.call.function.id, str(error), sent=error.sent)
+
+    def _note(self, error: str) -> None:
+        """Complete the attempt's record: its error, and the trace report behind the response."""
+        attempt = self.call.journey.attempts[-1] if self.call.journey.attempts else None
+        if attempt is None or attempt.ended_s:
+            return
+        attempt.ended_s, attempt.error = time.monotonic(), error
+        if self._connection is not None and self._connection.trailer:
+            attempt.keep_report(self._connection.trailer)
+
+    def _may_repeat(self, *, sent: bool) -> bool:
+        """Whether to retry: a call that cannot have begun, or that is declared repeatable."""
+        if not self._upload.repeatable:
+            return not sent and self._upload.delivered
+        return not sent or self.call.function.wishes.retry
+
+    def _let_go(self, *, lease: bool) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            if self._upload.delivered:
+                connection.let_go()
+            else:
+                connection.fail("its call was broken off")
+        instance, self._instance = self._instance, None
+        if instance is not None:
+            self.call.function.give_back(instance)
+        if lease and self._lease is not None and self._parts.leasing is not None:
+            held, self._lease = self._lease, None
+            self._parts.leasing.release(held)
+
+    # -- what breaks a call off ------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._upload.watch()
+        left_s = self._deadline_s - time.monotonic()
+        if left_s > 0:
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._tick)
+        else:
+            function = self.call.function
+            self._interrupt(TimedOut(function.id, function.wishes.timeout_s))
+
+    def _interrupt(self, error: GatewayError) -> None:
+        if self._ended or self.interruption is not None:
+            return
+        self.interruption = error
+        if self._task is not None:
+            self._task.cancel()
+        elif self._connection is not None:
+            self._connection.fail(str(error))
+            self.end()

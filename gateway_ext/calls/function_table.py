@@ -1,0 +1,262 @@
+"""The deployed functions, their instances, and the choice of the instance for the next call."""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+from gateway_ext.calls.call_limits import Turns
+from gateway_ext.calls.learned_models import Learned
+from gateway_ext.errors import NoInstance, UnknownFunction
+from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, Endpoint, FunctionId
+from gateway_ext.openfaas import function_wishes
+
+Wishing = Callable[[Deployment], function_wishes.Wishes]
+
+
+class Instance:
+    """One endpoint of a function, and the number of its calls in flight."""
+
+    __slots__ = ("address", "endpoint", "inflight", "prefix", "_empty")
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.address = endpoint.address
+        self.prefix = endpoint.prefix.rstrip("/").encode()
+        self.inflight = 0
+        self._empty: list[asyncio.Future[None]] = []
+
+    async def empty(self) -> None:
+        """Wait until no call is in flight."""
+        while self.inflight:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._empty.append(waiter)
+            await waiter
+
+    def freed(self) -> None:
+        """Count the end of one call."""
+        self.inflight -= 1
+        if self._empty and not self.inflight:
+            for waiter in self._empty:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._empty.clear()
+
+
+class Function:
+    """One function as it is deployed now; it stays the same object through updates.
+
+    `calls` is how many have come, `last_call_s` when the last one came or ended (monotonic).
+    """
+
+    __slots__ = (
+        "id", "label", "deployment", "wishes", "endpoints", "wanted", "inflight", "calls",
+        "last_call_s", "gone", "learned", "_instances", "_next", "_turns", "_ready",
+    )  # fmt: skip
+
+    def __init__(self, deployment: Deployment, wished: function_wishes.Wishes) -> None:
+        self.id = deployment.id
+        self.label = str(deployment.id)
+        self.deployment = deployment
+        self.wishes = wished
+        self.endpoints: tuple[Endpoint, ...] = ()
+        self.wanted = 0
+        self.inflight = 0
+        self.calls = 0
+        self.last_call_s = time.monotonic()
+        self.gone = False
+        self.learned = Learned(self.id, wished.models)
+        self._instances: list[Instance] = []
+        self._next = 0
+        self._turns: Turns[Instance] = Turns(self.id)
+        self._ready = asyncio.Event()
+
+    @property
+    def waiting(self) -> int:
+        """Calls that have no instance yet."""
+        return len(self._turns)
+
+    def called(self) -> None:
+        """Count a call that has arrived."""
+        self.calls += 1
+        self.last_call_s = time.monotonic()
+
+    async def ready(self, within_s: float) -> bool:
+        """Whether there is an instance, or comes one in that time."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._ready.wait()
+        except TimeoutError:
+            return False
+        return not self.gone
+
+    def take(self, avoid: Collection[Instance] = ()) -> Instance | None:
+        """The instance with the fewest calls, with one more; None where one has to wait.
+
+        Those to `avoid` are taken only where there is no other.
+        """
+        if self._turns:
+            return None
+        return self._take(avoid)
+
+    async def turn(self, most_waking: int) -> Instance:
+        """Wait for an instance behind all that wait already; Busy where too many do."""
+        most = self.wishes.queue if self._instances else most_waking
+        return await self._turns.wait(most, self.give_back)
+
+    def give_back(self, instance: Instance) -> None:
+        """A call of it is over."""
+        self.inflight -= 1
+        instance.freed()
+        self.last_call_s = time.monotonic()
+        if self._turns:
+            self._turns.hand_out(self._take)
+
+    @property
+    def instances(self) -> Sequence[Instance]:
+        """Those that take calls."""
+        return self._instances
+
+    def become(
+        self, deployment: Deployment, wished: function_wishes.Wishes, endpoints: Sequence[Endpoint]
+    ) -> list[Instance]:
+        """Be deployed so from now on; the instances that take no new call are returned."""
+        if deployment != self.deployment:
+            self.learned = Learned(self.id, wished.models)
+        self.deployment, self.wishes = deployment, wished
+        self.endpoints = tuple(endpoints)
+        old = {instance.endpoint: instance for instance in self._instances}
+        self._instances = [old[one] if one in old else Instance(one) for one in self.endpoints]
+        if self._instances:
+            self._ready.set()
+            self._turns.hand_out(self._take)
+        else:
+            self._ready.clear()
+        return [instance for instance in old.values() if instance not in self._instances]
+
+    def leave(self) -> list[Instance]:
+        """The function was removed: waiting calls fail."""
+        left, self._instances = self._instances, []
+        self.gone = True
+        self.endpoints = ()
+        self._ready.set()
+        self._turns.fail(UnknownFunction(self.id))
+        return left
+
+    def no_instance(self, why: str) -> NoInstance:
+        """The error of a call that waited in vain."""
+        return NoInstance(self.id, why)
+
+    def _take(self, avoid: Collection[Instance] = ()) -> Instance | None:
+        instances = self._instances
+        count = len(instances)
+        if not count:
+            return None
+        best = instances[0] if count == 1 else self._least_busy(avoid)
+        limit = self.wishes.concurrency
+        if limit is not None and best.inflight >= limit:
+            return None
+        best.inflight += 1
+        self.inflight += 1
+        return best
+
+    def _least_busy(self, avoid: Collection[Instance]) -> Instance:
+        """Ties go round: the search begins behind the one found last."""
+        instances = self._instances
+        count = len(instances)
+        best, found = instances[self._next % count], self._next % count
+        fewest: tuple[bool, int] | None = None
+        for step in range(count):
+            at = (self._next + step) % count
+            rank = (instances[at] in avoid, instances[at].inflight)
+            if fewest is None or rank < fewest:
+                best, found, fewest = instances[at], at, rank
+        self._next = found + 1
+        return best
+
+
+class Functions:
+    """All functions, by the name in a request's path; a provider's listener.
+
+    `on_change` is told of every function that changed, or is gone.
+    """
+
+    def __init__(
+        self,
+        on_change: Callable[[Function], None] | None = None,
+        wishes_of: Wishing = function_wishes.of,
+    ) -> None:
+        self._on_change = on_change
+        self._wishes_of = wishes_of
+        self._by_id: dict[FunctionId, Function] = {}
+        self._by_path: dict[bytes, Function] = {}
+        # Instances that take no new call but still have some.
+        self._leaving: list[Instance] = []
+
+    def __iter__(self) -> Iterator[Function]:
+        return iter(list(self._by_id.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def by_path(self, name: bytes) -> Function | None:
+        """The function that `name` or `name.namespace` means."""
+        return self._by_path.get(name)
+
+    def by_id(self, function: FunctionId) -> Function | None:
+        """The function of this name."""
+        return self._by_id.get(function)
+
+    def function_is(
+        self, deployment: Deployment, endpoints: Sequence[Endpoint], *, wanted: int
+    ) -> None:
+        """A function is deployed so, and answers there."""
+        function = self._by_id.get(deployment.id)
+        if function is None:
+            wished = self._wishes_of(deployment)
+            function = self._by_id[deployment.id] = Function(deployment, wished)
+            self._by_path.update(dict.fromkeys(_paths(deployment.id), function))
+        elif deployment == function.deployment:
+            wished = function.wishes
+        else:
+            wished = self._wishes_of(deployment)
+        function.wanted = wanted
+        self._retire(function.become(deployment, wished, endpoints))
+        self._changed(function)
+
+    def function_gone(self, function: FunctionId) -> None:
+        """It was removed."""
+        left = self._by_id.pop(function, None)
+        if left is None:
+            return
+        for path in _paths(function):
+            del self._by_path[path]
+        left.wanted = 0
+        self._retire(left.leave())
+        self._changed(left)
+
+    async def drained(self, instances: Iterable[str], within_s: float) -> bool:
+        """Wait until none of these instances has a call; False where they take longer."""
+        names = set(instances)
+        present = (one for function in self._by_id.values() for one in function.instances)
+        waited = [one for one in (*self._leaving, *present) if one.endpoint.instance in names]
+        try:
+            async with asyncio.timeout(within_s):
+                for instance in waited:
+                    await instance.empty()
+        except TimeoutError:
+            return False
+        self._retire([])
+        return True
+
+    def _retire(self, instances: Iterable[Instance]) -> None:
+        self._leaving = [one for one in (*self._leaving, *instances) if one.inflight]
+
+    def _changed(self, function: Function) -> None:
+        if self._on_change is not None:
+            self._on_change(function)
+
+
+def _paths(function: FunctionId) -> tuple[bytes, ...]:
+    full = str(function).encode()
+    short = function.name.encode()
+    return (full, short) if function.namespace == DEFAULT_NAMESPACE else (full,)

@@ -1,0 +1,150 @@
+"""GPU leases for calls: acquired from the scheduler before a call, given back after it."""
+
+import asyncio
+import logging
+import secrets
+import time
+from typing import NamedTuple, Protocol
+
+from common.tasks import BackgroundTasks
+from gateway_ext import error_statuses
+from gateway_ext.calls.function_table import Function
+from gateway_ext.metrics.call_counts import GatewayMeters
+from gateway_ext.tracing.call_journey import LEASE, Journey
+from scheduler.api import (
+    EventRefused,
+    LeaseId,
+    Request,
+    RequestFailed,
+    RequestId,
+    RequestWithdrawn,
+    SchedulerError,
+    TraceContext,
+)
+from scheduler.client.scheduler_client import GrantedLease
+
+log = logging.getLogger(__name__)
+
+_CALL_ID_LETTERS = 64
+_FAREWELL_S = 5.0
+
+
+class LeaseSource(Protocol):
+    """Where leases come from: `scheduler.client.SchedulerClient`."""
+
+    async def acquire(self, request: Request, trace: TraceContext | None = None) -> GrantedLease:
+        """Wait for a lease, for this trace; cancelling the task cancels the request."""
+        ...
+
+    async def release(self, lease: LeaseId) -> None:
+        """Give the GPU back."""
+        ...
+
+    async def cancel(self, request: RequestId) -> None:
+        """End the request, in whatever state it is."""
+        ...
+
+
+class CallLease(NamedTuple):
+    """A lease, and the header lines that pass it to a function."""
+
+    id: LeaseId
+    lines: tuple[bytes, ...]
+
+
+class GpuLeasing:
+    """Leases for the calls of GPU functions."""
+
+    def __init__(self, leases: LeaseSource, meters: GatewayMeters) -> None:
+        self._leases = leases
+        self._meters = meters
+        self._tasks = BackgroundTasks(log, "giving back a lease")
+
+    async def acquire(
+        self, function: Function, journey: Journey, deadline_s: float, *, own_id: bool
+    ) -> CallLease | None:
+        """A lease for the models that the call is expected to use, waited for until `deadline_s`.
+
+        None where no model is expected, or the scheduler no longer knows the models: the call
+        then asks for its GPU by itself. NoGpu where the scheduler refuses. `own_id` states that no
+        other call can have this id.
+        """
+        learned = function.learned
+        if not learned.models:
+            return None
+        call_id, attempt = journey.call_id, journey.attempts[-1]
+        request = _request(function, call_id, deadline_s, own_id=own_id)
+        attempt.request = request.id
+        asked_s = time.monotonic()
+        try:
+            trace = journey.context(LEASE, attempt.number)
+            granted = await self._leases.acquire(request, trace)
+        except asyncio.CancelledError:
+            # The grant may be on its way, and nothing else would give that lease back.
+            self._tasks.start(self._cancel(request.id))
+            self._meters.lease("cancelled", time.monotonic() - asked_s)
+            raise
+        except (EventRefused, RequestFailed, RequestWithdrawn) as error:
+            log.info("call %s: %s goes on without a lease: %s", call_id, function.id, error)
+            learned.forget()
+            self._meters.lease("refused", time.monotonic() - asked_s)
+            attempt.leased_s = time.monotonic()
+            return None
+        except SchedulerError as error:
+            self._meters.lease(type(error).__name__, time.monotonic() - asked_s)
+            raise error_statuses.no_gpu(error) from error
+        hit = "hit" if granted.placement.hit else "miss"
+        attempt.leased_s, attempt.placement = time.monotonic(), granted.placement
+        self._meters.lease(hit, attempt.leased_s - asked_s)
+        return CallLease(granted.placement.lease, _lines(granted))
+
+    def release(self, lease: CallLease) -> None:
+        """Give the lease back in the background: the call is over."""
+        self._tasks.start(self._release(lease.id))
+
+    async def close(self) -> None:
+        """Wait a moment for the leases that are being given back."""
+        await self._tasks.wait(_FAREWELL_S)
+        if self._tasks:
+            late = len(self._tasks)
+            log.warning("%d leases could not be given back: they end by themselves", late)
+            await self._tasks.close()
+
+    async def _release(self, lease: LeaseId) -> None:
+        try:
+            await self._leases.release(lease)
+        except SchedulerError as error:  # the GPU manager ends a lease that is not used
+            log.warning("lease %s was not given back: %s", lease, error)
+
+    async def _cancel(self, request: RequestId) -> None:
+        try:
+            await self._leases.cancel(request)
+        except SchedulerError as error:
+            log.info("request %s was not cancelled: %s", request, error)
+
+
+def _request(function: Function, call_id: str, deadline_s: float, *, own_id: bool) -> Request:
+    wished = function.wishes
+    return Request(
+        id=_request_id(call_id, own_id=own_id),
+        function=function.id.for_scheduler,
+        models=function.learned.models,
+        batch=wished.batch,
+        deadline_s=deadline_s,
+        priority=wished.priority,
+        slo_s=wished.slo_s,
+    )
+
+
+def _request_id(call_id: str, *, own_id: bool) -> RequestId:
+    """A unique id for each lease: the scheduler takes two requests with one id for the same."""
+    if own_id:
+        return RequestId(call_id)
+    plain = "".join(letter for letter in call_id[:_CALL_ID_LETTERS] if letter.isprintable())
+    return RequestId(f"{plain}~{secrets.token_hex(6)}")
+
+
+def _lines(granted: GrantedLease) -> tuple[bytes, ...]:
+    addresses = ",".join(granted.addresses).encode("latin-1")
+    token = granted.token.encode("latin-1")
+    return (b"x-gpu-address: ", addresses, b"\r\nx-gpu-lease: ", token, b"\r\n")

@@ -1,0 +1,345 @@
+"""Calls of functions over HTTP: /function/NAME[.NAMESPACE][/rest], also by the gateway."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import NamedTuple
+
+from common.http import asgi
+from common.http.asgi import Header, Message, Receive, Scope, Send
+from common.http.client import HttpClient, HttpConnection
+from common.telemetry.work_context import ABOUT
+from gateway_ext import error_statuses
+from gateway_ext.calls import call_headers
+from gateway_ext.calls.call_limits import InvokeSettings
+from gateway_ext.calls.exchange import CallServices, Exchange, FunctionCall
+from gateway_ext.calls.function_table import Function, Functions
+from gateway_ext.calls.gpu_leasing import GpuLeasing
+from gateway_ext.errors import (
+    BadRequest,
+    CallerGone,
+    GatewayError,
+    TooLarge,
+    UnknownFunction,
+    WrongMethod,
+)
+from gateway_ext.metrics.call_counts import FunctionLoad, GatewayMeters
+from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId
+from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings
+
+log = logging.getLogger(__name__)
+
+PREFIX = "/function/"
+_PREFIX = PREFIX.encode()
+METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
+_SERVER_ERROR, _GONE = 500, 499
+_LENGTHS = (b"content-length", b"transfer-encoding")
+_BODILESS = (204, 304)
+
+
+class Streamed(NamedTuple):
+    """The body of a call by the gateway itself, read while it is sent."""
+
+    size_bytes: int
+    pieces: AsyncIterator[bytes]
+
+
+class StreamedResponse(NamedTuple):
+    """The response to a call by the gateway itself; the body must be read to its end, or closed."""
+
+    status: int
+    headers: list[Header]
+    body: AsyncIterator[bytes]
+
+
+class Invoke:
+    """Answers calls of functions; an ASGI application for paths below /function/."""
+
+    def __init__(
+        self,
+        functions: Functions,
+        client: HttpClient,
+        leasing: GpuLeasing | None,
+        settings: InvokeSettings,
+        meters: GatewayMeters,
+        *,
+        wake: Callable[[Function], None] | None = None,
+        tracer: CallTracer | None = None,
+    ) -> None:
+        self.tracer = CallTracer(TracerSettings()) if tracer is None else tracer
+        self._functions = functions
+        self._parts = CallServices(client, leasing, settings, meters, wake)
+        meters.loads = self._loads
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one call."""
+        raw_path = scope.get("raw_path") or scope["path"].encode()
+        try:
+            call = self._call(scope["method"], raw_path, scope["query_string"], scope["headers"])
+        except GatewayError as error:
+            await self._refuse(send, error)
+            return
+        peer = scope.get("client")
+        call.client = peer[0].encode("latin-1") if peer else b""
+        self._begin(call)
+        ABOUT.set(call.journey)
+        exchange = Exchange(self._parts, call, receive)
+        await _Relay(exchange, send, self._parts.meters, self.tracer).run()
+
+    async def direct(
+        self,
+        method: str,
+        path: bytes,
+        query: bytes,
+        headers: Iterable[Header],
+        body: bytes | Streamed,
+    ) -> StreamedResponse:
+        """Call a function from inside; `path` begins with /function/, header names are lower case.
+
+        A failure before the response is raised as a GatewayError; a response that breaks off
+        raises one where the body is read.
+        """
+        others = [header for header in headers if header[0] not in _LENGTHS]
+        length = body.size_bytes if isinstance(body, Streamed) else len(body)
+        call = self._call(method, path, query, [*others, (b"content-length", b"%d" % length)])
+        receive: Receive | None = None
+        if isinstance(body, Streamed):
+            receive = _received(body)
+        else:
+            call.body = body
+        call.journey.again = True
+        self._begin(call)
+        before = ABOUT.set(call.journey)
+        try:
+            exchange = Exchange(self._parts, call, receive)
+            return await _direct(exchange, self._parts.meters, self.tracer)
+        finally:
+            ABOUT.reset(before)
+
+    async def close(self) -> None:
+        """Give back every lease, and close the connections."""
+        if self._parts.leasing is not None:
+            await self._parts.leasing.close()
+        self._parts.client.close()
+
+    def _call(
+        self, method: str, path: bytes, query: bytes, headers: Iterable[Header]
+    ) -> FunctionCall:
+        function, rest = self._find(path)
+        if method not in METHODS:
+            raise WrongMethod(method)
+        asked = call_headers.read_request(headers)
+        most_bytes = self._parts.settings.max_body_bytes
+        if asked.length is not None and asked.length > most_bytes:
+            raise TooLarge(most_bytes)
+        call_id, trace = asked.call_id.decode("latin-1"), (asked.trace, asked.trace_state)
+        gpu = function.wishes.gpu
+        journey = self.tracer.begin(call_id, function.label, method, trace, gpu=gpu)
+        return FunctionCall(function, method, rest, query, asked, journey, own_id=not asked.call_id)
+
+    def _begin(self, call: FunctionCall) -> None:
+        call.function.called()
+        self._parts.meters.started(call.function.label)
+
+    def _find(self, path: bytes) -> tuple[Function, bytes]:
+        """The function that a path names, and the rest of the path."""
+        # Where the prefix itself is written with escapes, there is no name to be found.
+        name, slash, rest = path.removeprefix(_PREFIX).partition(b"/")
+        function = self._functions.by_path(name)
+        if function is not None:
+            return function, slash + rest
+        if not name:
+            raise BadRequest("the path names no function: it is /function/NAME")
+        short, _, namespace = name.decode("latin-1").partition(".")
+        raise UnknownFunction(FunctionId(namespace or DEFAULT_NAMESPACE, short))
+
+    async def _refuse(self, send: Send, error: GatewayError) -> None:
+        status = error_statuses.status_of(error)
+        self._parts.meters.refused(status)
+        await asgi.send_text(send, status, str(error), error_statuses.headers_of(error))
+
+    def _loads(self) -> Iterable[FunctionLoad]:
+        for function in self._functions:
+            ready = len(function.instances)
+            yield FunctionLoad(function.label, ready, function.inflight, function.waiting)
+
+
+class _Relay:
+    """Passes the response of one call on to its caller."""
+
+    __slots__ = ("_exchange", "_meters", "_send", "_status", "_tracer")
+
+    def __init__(
+        self, exchange: Exchange, send: Send, meters: GatewayMeters, tracer: CallTracer
+    ) -> None:
+        self._exchange = exchange
+        self._send = send
+        self._meters = meters
+        self._tracer = tracer
+        self._status = 0
+
+    async def run(self) -> None:
+        """Respond to the call; only a cancellation from outside is raised."""
+        exchange = self._exchange
+        try:
+            await self._pass_on(await exchange.answer())
+        except GatewayError as error:
+            await self._fail(error)
+        except asyncio.CancelledError:
+            reason = exchange.broken_off()
+            if reason is None:
+                self._ended(_GONE, "it was broken off")
+                raise
+            await self._fail(reason)
+        finally:
+            exchange.end()
+
+    async def _pass_on(self, connection: HttpConnection) -> None:
+        exchange, send = self._exchange, self._send
+        status = connection.status
+        start = {
+            "type": "http.response.start",
+            "status": status,
+            "headers": _back(exchange.call, connection),
+        }
+        self._status = status
+        if connection.complete:
+            body = await exchange.next_piece(connection)
+            await send(start)
+            await send({"type": "http.response.body", "body": body})
+        else:
+            await send(start)
+            # A write of no bytes sends the head at once (`joining_transport.py`).
+            await send({"type": "http.response.body", "body": b"", "more_body": True})
+            more = True
+            while more:
+                body = await exchange.next_piece(connection)
+                more = not connection.complete
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+        self._ended(status)
+
+    async def _fail(self, error: GatewayError) -> None:
+        """Respond with the error; a response that has begun can only be cut off."""
+        self._exchange.end()
+        call = self._exchange.call
+        _note(call, error)
+        if isinstance(error, CallerGone):
+            self._ended(_GONE, str(error))
+        elif self._status:
+            self._meters.cut(call.function.label, type(error).__name__)
+            self._ended(self._status, str(error))
+        else:
+            status = error_statuses.status_of(error)
+            self._ended(status, str(error))
+            headers = [*error_statuses.headers_of(error), *_ours(call)]
+            await asgi.send_text(self._send, status, str(error), headers)
+
+    def _ended(self, status: int, error: str = "") -> None:
+        call = self._exchange.call
+        self._tracer.ended(call.journey, status, error)
+        self._meters.ended(call.function.label, status, call.journey.ended_s - call.began_s)
+
+
+def _received(body: Streamed) -> Receive:
+    """The body as ASGI's `receive`; a caller inside the gateway never disconnects."""
+    left_bytes = body.size_bytes
+
+    async def receive() -> Message:
+        nonlocal left_bytes
+        piece = await anext(body.pieces, b"")
+        if not piece:
+            if left_bytes:
+                raise BadRequest(f"the body lacks its last {left_bytes} bytes")
+            await asyncio.Event().wait()
+        left_bytes -= len(piece)
+        return {"type": "http.request", "body": piece, "more_body": left_bytes > 0}
+
+    return receive
+
+
+async def _direct(
+    exchange: Exchange, meters: GatewayMeters, tracer: CallTracer
+) -> StreamedResponse:
+    call = exchange.call
+    code, connection, why = _GONE, None, "it was broken off"
+    try:
+        connection = await exchange.answer()
+        code = connection.status
+    except asyncio.CancelledError:
+        reason = exchange.broken_off()
+        if reason is None:
+            raise
+        _note(call, reason)
+        code, why = error_statuses.status_of(reason), str(reason)
+        raise reason from None
+    except GatewayError as error:
+        _note(call, error)
+        code, why = error_statuses.status_of(error), str(error)
+        raise
+    finally:
+        meters.ended(call.function.label, code, time.monotonic() - call.began_s)
+        if connection is None:
+            exchange.end()
+            tracer.ended(call.journey, code, why)
+    exchange.outlive_its_task()
+    back = _back(call, connection)
+    if not connection.complete:
+        return StreamedResponse(connection.status, back, _pieces(exchange, connection, tracer))
+    status, body = connection.status, await exchange.next_piece(connection)
+    tracer.ended(call.journey, status)
+    return StreamedResponse(status, back, _whole(body))
+
+
+async def _whole(body: bytes) -> AsyncIterator[bytes]:
+    if body:
+        yield body
+
+
+async def _pieces(
+    exchange: Exchange, connection: HttpConnection, tracer: CallTracer
+) -> AsyncIterator[bytes]:
+    status, why = connection.status, "it was not read to its end"
+    try:
+        more = True
+        while more:
+            body = await exchange.next_piece(connection)
+            more = not connection.complete
+            if body:
+                yield body
+        why = ""
+    except GatewayError as error:
+        _note(exchange.call, error)
+        why = str(error)
+        raise
+    finally:
+        exchange.end()
+        tracer.ended(exchange.call.journey, status, why)
+
+
+def _back(call: FunctionCall, connection: HttpConnection) -> list[Header]:
+    """The response's headers; the models that it reports are learned."""
+    back, models, trace_report = call_headers.read_response(connection.headers)
+    if trace_report:
+        call.journey.attempts[-1].keep_report(trace_report)
+    if connection.status in _BODILESS:  # a length without a body is a broken answer to our server
+        back = [header for header in back if header[0] not in _LENGTHS]
+    if models:
+        call.function.learned.saw(models)
+    back += _ours(call)
+    return back
+
+
+def _ours(call: FunctionCall) -> list[Header]:
+    return [
+        (call_headers.CALL_ID, call.call_id.encode("latin-1")),
+        (call_headers.START_TIME, b"%d" % call.journey.began_ns),
+        (call_headers.DURATION, b"%.6f" % (time.monotonic() - call.began_s)),
+    ]
+
+
+def _note(call: FunctionCall, error: GatewayError) -> None:
+    """Log a failed call; the caller's own errors are logged for debugging only."""
+    ours = error_statuses.status_of(error) >= _SERVER_ERROR
+    level = logging.WARNING if ours else logging.DEBUG
+    log.log(level, "call %s: %s: %s", call.call_id, call.function.id, error)

@@ -1,0 +1,147 @@
+"""The body of a call, read while its caller sends it, and the caller's disconnection."""
+
+import asyncio
+from collections.abc import Callable
+
+from common.http.asgi import Message, Receive
+from common.http.client import HttpConnection
+from gateway_ext.calls.call_headers import RequestHeaders
+from gateway_ext.calls.call_limits import InvokeSettings
+from gateway_ext.errors import BadRequest, CallerGone, GatewayError, TooLarge
+
+Interrupt = Callable[[GatewayError], None]
+
+
+class RequestBody:
+    """A body that arrives piece by piece; `complete` once all of it has arrived.
+
+    Without a connection to pour it into, `body` grows up to a bound; a body that was complete
+    before it was poured can be sent again. `interrupt` is called when the rest of the body is
+    invalid or its caller has disconnected.
+    """
+
+    __slots__ = (
+        "body", "complete", "_request", "_receive", "_settings", "_interrupt", "_came_bytes",
+        "_sink", "_poured", "_delivered", "_held", "_room", "_reader",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request: RequestHeaders,
+        receive: Receive | None,
+        settings: InvokeSettings,
+        interrupt: Interrupt,
+        body: bytes = b"",
+    ) -> None:
+        self.body = body
+        self.complete = receive is None or not request.has_body
+        self._request = request
+        self._receive = receive
+        self._settings = settings
+        self._interrupt = interrupt
+        self._came_bytes = 0
+        self._sink: HttpConnection | None = None
+        self._poured = False
+        self._delivered = False
+        self._held: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether all of it can be sent (again)."""
+        return self.complete and not self._poured
+
+    @property
+    def delivered(self) -> bool:
+        """Whether a connection that it was poured into has been given all of it."""
+        return self._delivered or not self._poured
+
+    async def begin(self) -> None:
+        """Wait for the first piece, mostly the whole body; read the rest in the background."""
+        if self.complete:
+            return
+        assert self._receive is not None, "a body that does not come is complete"
+        self._take_in(await self._receive())
+        if not self.complete:
+            self._reader = asyncio.get_running_loop().create_task(self._read())
+
+    async def ahead(self, within_s: float) -> None:
+        """Wait until the body is complete or the bound is reached, for `within_s` at most."""
+        if not self.complete and not self._is_full():
+            self._held = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._held,), timeout=within_s)
+
+    def watch(self) -> None:
+        """Watch for the caller's disconnection from now on."""
+        if self._reader is None and self._receive is not None and self.complete:
+            self._reader = asyncio.get_running_loop().create_task(self._until_gone())
+
+    def pour(self, connection: HttpConnection) -> None:
+        """Send the held part, and every later piece, behind a head that was sent."""
+        self._poured = True
+        self._sink = connection
+        held, self.body = self.body, b""
+        if held:
+            connection.write(self._framed(held))
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._reader is not None:
+            self._reader.cancel()
+
+    async def _read(self) -> None:
+        assert self._receive is not None, "there is a body to read"
+        try:
+            while not self.complete:
+                if self._sink is None and self._is_full():
+                    self._room = asyncio.get_running_loop().create_future()
+                    await self._room
+                if self._sink is not None:
+                    await self._sink.drained()
+                self._take_in(await self._receive())
+        except GatewayError as error:
+            self._interrupt(error)
+            return
+        await self._until_gone()
+
+    async def _until_gone(self) -> None:
+        assert self._receive is not None, "there is a caller"
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._interrupt(CallerGone())
+
+    def _take_in(self, message: Message) -> None:
+        if message["type"] == "http.disconnect":
+            raise CallerGone
+        piece = message.get("body", b"")
+        self._came_bytes += len(piece)
+        if self._came_bytes > self._settings.max_body_bytes:
+            raise TooLarge(self._settings.max_body_bytes)
+        self.complete = not message.get("more_body", False)
+        if self.complete and self._request.length not in {None, self._came_bytes}:
+            raise BadRequest("the body is shorter than its Content-Length")
+        if self._sink is None:
+            self.body = self.body + piece if self.body else piece
+            if self.complete or self._is_full():
+                self._tell_held()
+            return
+        data = self._framed(piece) if piece else b""
+        if self.complete:
+            self._delivered = True
+            data += b"" if self._request.length is not None else b"0\r\n\r\n"
+        self._sink.write(data)
+
+    def _tell_held(self) -> None:
+        if self._held is not None and not self._held.done():
+            self._held.set_result(None)
+
+    def _is_full(self) -> bool:
+        return len(self.body) >= self._settings.read_ahead_bytes
+
+    def _framed(self, piece: bytes) -> bytes:
+        if self._request.length is not None:
+            return piece
+        return b"%x\r\n%b\r\n" % (len(piece), piece)

@@ -1,0 +1,167 @@
+"""The whole application: who answers which path, and which paths want credentials."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import NamedTuple
+
+from common.http.asgi import App, Message, Receive, Scope, Send, send_response, send_text
+from common.telemetry import process_metrics
+from gateway_ext.error_statuses import headers_of, status_of
+from gateway_ext.errors import CrossSite, NotAllowed
+from gateway_ext.metrics.api_counts import ApiMeters
+from gateway_ext.openfaas.basic_auth import Auth
+from gateway_ext.openfaas.cross_site import refuse_other_sites
+
+_ABOUT = b"gpufaas: OpenFaaS functions on shared GPUs. Functions answer at /function/NAME.\n"
+_METRICS = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
+_HEALTH = frozenset({"/healthz", "/readyz", "/metrics", "/"})
+# The server leaves the body of an answer to HEAD out.
+_READ = frozenset({"GET", "HEAD"})
+
+
+class Readiness(NamedTuple):
+    """Whether calls are served, and else why not."""
+
+    ready: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayParts:
+    """The applications behind the gateway's paths.
+
+    `jobs` has /async-function and /system/jobs, `page` has /ui, `traces` has /system/traces, where
+    they are given. With no `auth` everybody may do everything.
+    """
+
+    invoke: App
+    system: App
+    logs: App
+    auth: Auth | None
+    readiness: Callable[[], Readiness]
+    metrics: Callable[[], bytes]
+    system_meters: ApiMeters
+    metrics_auth: bool = False
+    jobs: App | None = None
+    page: App | None = None
+    traces: App | None = None
+
+
+def make_app(parts: GatewayParts) -> App:
+    """One application; a call of a function costs one comparison on its way."""
+    invoke = parts.invoke
+    rest = _Rest(parts)
+
+    def app(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["path"].startswith("/function/"):
+            return invoke(scope, receive, send)
+        return rest(scope, receive, send)
+
+    return app
+
+
+class _Rest:
+    """Everything but calls of functions."""
+
+    def __init__(self, parts: GatewayParts) -> None:
+        self._parts = parts
+        self._by_segment: Mapping[str, App] = {
+            "function": parts.invoke,
+            "system": self._system,
+            "async-function": parts.jobs or _nothing,
+            "ui": self._page if parts.page else _nothing,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path in _HEALTH:
+            await self._health(scope, send)
+            return
+        first = path[1:].partition("/")[0]  # `OPTIONS *` has a path without a slash
+        await self._by_segment.get(first, _nothing)(scope, receive, send)
+
+    async def _system(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Ask for credentials, and count how it was answered."""
+        began_s = perf_counter()
+        status = 500
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            if await self._may(scope, counted) and await _is_ours(scope, counted):
+                await self._part_of_system(scope["path"])(scope, receive, counted)
+        finally:
+            took_s = perf_counter() - began_s
+            self._parts.system_meters.answered(scope["method"], scope["path"], status, took_s)
+
+    async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The page asks for the same credentials."""
+        assert self._parts.page is not None, "it has a path"
+        if await self._may(scope, send):
+            await self._parts.page(scope, receive, send)
+
+    async def _may(self, scope: Scope, send: Send) -> bool:
+        """Whether the credentials are right; else 401 was sent."""
+        if self._parts.auth is not None:
+            try:
+                self._parts.auth.check(_authorization(scope))
+            except NotAllowed as error:
+                await send_text(send, status_of(error), str(error), headers_of(error))
+                return False
+        return True
+
+    def _part_of_system(self, path: str) -> App:
+        if path == "/system/logs":
+            return self._parts.logs
+        if path == "/system/jobs" or path.startswith("/system/jobs/"):
+            return self._parts.jobs or _nothing
+        if path == "/system/traces" or path.startswith("/system/traces/"):
+            return self._parts.traces or _nothing
+        return self._parts.system
+
+    async def _health(self, scope: Scope, send: Send) -> None:
+        if scope["method"] not in _READ:
+            await send_text(send, 405, "GET is wanted", [(b"allow", b"GET, HEAD")])
+            return
+        path = scope["path"]
+        if path == "/metrics":
+            if self._parts.metrics_auth and not await self._may(scope, send):
+                return
+            shown = (
+                self._parts.metrics() + self._parts.system_meters.text() + process_metrics.page()
+            )
+            await send_response(send, 200, shown, _METRICS)
+        elif path == "/readyz":
+            ready, text = self._parts.readiness()
+            await send_response(send, 200 if ready else 503, text.encode())
+        else:
+            await send_response(send, 200, _ABOUT if path == "/" else b"")
+
+
+async def _is_ours(scope: Scope, send: Send) -> bool:
+    """Whether no other site's page gives this order; one that does is refused."""
+    try:
+        if scope["method"] not in _READ:
+            refuse_other_sites(scope["headers"])
+    except CrossSite as error:
+        await send_text(send, status_of(error), str(error), headers_of(error))
+        return False
+    return True
+
+
+async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    del receive
+    await send_text(send, 404, f"nothing is at {scope['path']}")
+
+
+def _authorization(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            found: bytes = value
+            return found
+    return b""

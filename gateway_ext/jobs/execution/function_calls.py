@@ -1,0 +1,32 @@
+"""The port through which a job calls its function."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.http.asgi import Header
+from gateway_ext.jobs.queue.job_bodies import StoredBody
+from gateway_ext.jobs.queue.job_values import AsyncCall
+
+
+@dataclass(slots=True)
+class FunctionAnswer:
+    """The answer of a function; its body arrives while it is read."""
+
+    status: int
+    headers: Sequence[Header]
+    body: AsyncIterator[bytes]
+
+
+class FunctionCalls(Protocol):
+    """Calls functions with leases, limits and waking, as a call from a client has them."""
+
+    def call(
+        self, call: AsyncCall, body: StoredBody
+    ) -> AbstractAsyncContextManager[FunctionAnswer]:
+        """The answer, for the time it is read; failures are those of `gateway_ext.errors`.
+
+        Reading the body raises them too, where the function breaks off.
+        """
+        ...

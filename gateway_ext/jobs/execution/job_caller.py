@@ -1,0 +1,153 @@
+"""Makes the call of a job and decides how the attempt ended."""
+
+import time
+from collections.abc import Callable, Sequence
+from email.utils import parsedate_to_datetime
+from random import Random
+
+from common.http.asgi import Header
+from gateway_ext.error_statuses import status_of
+from gateway_ext.errors import (
+    BodyLost,
+    Busy,
+    GatewayError,
+    NoGpu,
+    QueueFailed,
+    Unknown,
+    Unreachable,
+)
+from gateway_ext.jobs.execution.function_calls import FunctionAnswer, FunctionCalls
+from gateway_ext.jobs.execution.job_endings import (
+    CallAnswered,
+    JobDead,
+    JobDone,
+    JobEnding,
+    TryAgain,
+)
+from gateway_ext.jobs.execution.retry_policy import (
+    AttemptOutcome,
+    GiveUp,
+    RetryLater,
+    RetryPolicy,
+    Verdict,
+)
+from gateway_ext.jobs.intake.callback_addresses import callback_lane
+from gateway_ext.jobs.queue.job_queue import BodySpool, JobQueue
+from gateway_ext.jobs.queue.job_values import CallResult, Job
+from gateway_ext.model import FunctionId
+
+_TOO_MANY = 429
+_SECONDS_DIGITS = 9
+_TEXT: Sequence[Header] = ((b"content-type", b"text/plain; charset=utf-8"),)
+
+
+class JobCaller:
+    """Calls functions for jobs; `policy_of` gives the retry policy of a function."""
+
+    def __init__(
+        self,
+        calls: FunctionCalls,
+        queue: JobQueue,
+        policy_of: Callable[[FunctionId], RetryPolicy],
+        now_s: Callable[[], float],
+        chance: Random,
+    ) -> None:
+        self._calls = calls
+        self._queue = queue
+        self._policy_of = policy_of
+        self._now_s = now_s
+        self._chance = chance
+
+    async def handle(self, job: Job) -> JobEnding:
+        """Make one attempt."""
+        began_s = time.monotonic()
+        spool = self._queue.spool()
+        try:
+            return await self._attempt(job, spool, began_s)
+        except BodyLost as error:
+            await spool.discard()
+            return JobDead(str(error))
+        except QueueFailed as error:
+            await spool.discard()
+            return TryAgain(1.0, str(error), counts=False)
+        except GatewayError as error:
+            await spool.discard()
+            return await self._failed(job, error, began_s)
+        except BaseException:
+            await spool.discard()
+            raise
+
+    async def _attempt(self, job: Job, spool: BodySpool, began_s: float) -> JobEnding:
+        async with self._calls.call(job.call, job.body) as answer:
+            tried = _tried(answer, self._now_s())
+            verdict = self._verdict(job, tried)
+            if isinstance(verdict, RetryLater):
+                return _again(verdict, tried)
+            # Read to the end without a callback too: a function that breaks off has not answered.
+            async for chunk in answer.body:
+                if job.call.callback_url:
+                    await spool.write(chunk)
+        failure = verdict.why if isinstance(verdict, GiveUp) else ""
+        took_s = time.monotonic() - began_s
+        return _ending(job, CallResult(answer.status, answer.headers, took_s, failure), spool)
+
+    async def _failed(self, job: Job, error: GatewayError, began_s: float) -> JobEnding:
+        """The function gave no answer; after the last attempt the error becomes the result."""
+        tried = _unanswered(error)
+        verdict = self._verdict(job, tried)
+        if isinstance(verdict, RetryLater):
+            return _again(verdict, tried)
+        failure = verdict.why if isinstance(verdict, GiveUp) else str(error)
+        spool = self._queue.spool()
+        await spool.write(str(error).encode())
+        took_s = time.monotonic() - began_s
+        return _ending(job, CallResult(tried.status, _TEXT, took_s, failure), spool)
+
+    def _verdict(self, job: Job, tried: AttemptOutcome) -> Verdict:
+        return self._policy_of(job.call.function).verdict(
+            tried,
+            attempts=job.attempts,
+            deferrals=job.deferrals,
+            age_s=self._now_s() - job.call.queued_at_s,
+            chance=self._chance.random(),
+        )
+
+
+def asked_wait_s(headers: Sequence[Header], now_s: float) -> float:
+    """The seconds that a Retry-After asks for, given as seconds or a date; 0 without one."""
+    raw = next((value for name, value in headers if name.lower() == b"retry-after"), b"")
+    text = raw.decode("latin-1").strip()
+    if text.isascii() and text.isdecimal() and len(text) <= _SECONDS_DIGITS:
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now_s)
+    except (ValueError, OverflowError):  # OverflowError: a year beyond what the platform represents
+        return 0.0
+
+
+def _tried(answer: FunctionAnswer, now_s: float) -> AttemptOutcome:
+    asked_s = asked_wait_s(answer.headers, now_s)
+    return AttemptOutcome(answer.status, f"it answered {answer.status}", retry_after_s=asked_s)
+
+
+def _unanswered(error: GatewayError) -> AttemptOutcome:
+    """An unknown function may become known: providers report theirs after a start."""
+    asked_s = (error.retry_after_s or 0.0) if isinstance(error, Busy | NoGpu) else 0.0
+    status = status_of(error)
+    return AttemptOutcome(
+        status=status,
+        why=str(error),
+        broken=isinstance(error, Unreachable | Unknown),
+        taken=not (isinstance(error, Busy | NoGpu) and status == _TOO_MANY),
+        retry_after_s=asked_s,
+    )
+
+
+def _again(later: RetryLater, tried: AttemptOutcome) -> TryAgain:
+    return TryAgain(later.wait_s, tried.why, counts=later.counts)
+
+
+def _ending(job: Job, result: CallResult, spool: BodySpool) -> JobEnding:
+    if job.call.callback_url:
+        return CallAnswered(result, spool, callback_lane(job.call.callback_url))
+    return JobDead(result.failure, result.status) if result.failure else JobDone()

@@ -1,0 +1,204 @@
+"""Claims jobs as places become free, runs them, and records how each one ended."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from logging import Logger
+from typing import assert_never
+
+from gateway_ext.errors import ClaimLost, GatewayError, QueueFailed
+from gateway_ext.jobs.execution.job_endings import (
+    CallAnswered,
+    JobDead,
+    JobDone,
+    JobEnding,
+    TryAgain,
+)
+from gateway_ext.jobs.execution.lane_fairness import LaneLimits, choose
+from gateway_ext.jobs.execution.retry_policy import BackOff
+from gateway_ext.jobs.queue.job_queue import JobQueue
+from gateway_ext.jobs.queue.job_values import Job, JobKind, JobLane
+
+Handle = Callable[[Job], Awaitable[JobEnding]]
+
+# How soon a failed request to the queue is repeated, for example while the disk is full.
+_QUEUE_RETRY = BackOff(first_s=0.5, most_s=10.0, jitter=0.0)
+# A job that meets a defect of the gateway may meet it every time: attempts are bounded.
+_DEFECT_ATTEMPTS = 10
+
+
+class JobDispatcher:
+    """Runs the jobs of one kind within limits, fairly among lanes.
+
+    `now_s` is the wall clock; `lane_of` gives the lane whose limit a job counts for; `defect_s` is
+    the wait after an attempt that met a defect of the gateway.
+    """
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        kind: JobKind,
+        limits: LaneLimits,
+        handle: Handle,
+        lane_of: Callable[[Job], JobLane],
+        now_s: Callable[[], float],
+        log: Logger,
+        defect_s: float = 30.0,
+    ) -> None:
+        self._queue = queue
+        self.kind = kind
+        self.endings: Counter[str] = Counter()
+        self._limits = limits
+        self._handle = handle
+        self._lane_of = lane_of
+        self._now_s = now_s
+        self._log = log
+        self._defect_s = defect_s
+        self._running: Counter[JobLane] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+        queue.watch(self._changed.set)
+
+    def start(self) -> None:
+        """Run jobs until `close`."""
+        self._loop = asyncio.create_task(self._dispatch(), name=f"jobs {self.kind.name}")
+        self._loop.add_done_callback(self._stopped)
+
+    async def close(self) -> None:
+        """Stop; running jobs are cancelled and return to the queue."""
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.gather(self._loop, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def running(self) -> int:
+        """The number of jobs that run now."""
+        return self._running.total()
+
+    async def _dispatch(self) -> None:
+        failures = 0
+        while True:
+            self._changed.clear()
+            try:
+                wait_s = await self._round()
+                failures = 0
+            except QueueFailed as error:
+                failures += 1
+                wait_s = _QUEUE_RETRY.wait_s(failures, 1.0)
+                self._log.error("jobs wait: %s; next try in %.1f s", error, wait_s)
+                await asyncio.sleep(wait_s)
+                continue
+            await self._wait(wait_s)
+
+    async def _round(self) -> float | None:
+        """Start every job with a place; the time until the next is due, None where none waits."""
+        while True:
+            heads = await self._queue.heads(self.kind)
+            now_s = self._now_s()
+            lanes = choose(heads, self._running, self._limits, now_s)
+            jobs = await self._queue.claim(lanes, now_s) if lanes else ()
+            for job in jobs:
+                self._begin(job)
+            if not jobs:
+                # A due job without a place waits for a running job to end, not for time.
+                return min((h.due_at_s - now_s for h in heads if h.due_at_s > now_s), default=None)
+
+    def _stopped(self, loop: asyncio.Task[None]) -> None:
+        """Report an end of the loop other than by `close`, which is a defect."""
+        if not loop.cancelled():
+            self._log.critical("the dispatcher of jobs has stopped", exc_info=loop.exception())
+
+    async def _wait(self, wait_s: float | None) -> None:
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return  # a job is due
+
+    def _begin(self, job: Job) -> None:
+        lane = self._lane_of(job)
+        self._running[lane] += 1
+        task = asyncio.create_task(self._run(job), name=f"job {job.number}")
+        self._tasks.add(task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._running[lane] -= 1
+            if not self._running[lane]:
+                del self._running[lane]
+            self._changed.set()
+            if not task.cancelled():
+                self._report_unrecorded(job, task.exception())
+
+        task.add_done_callback(ended)
+
+    def _report_unrecorded(self, job: Job, error: BaseException | None) -> None:
+        """Log a job whose end could not be recorded: it stays claimed until the next start."""
+        if error is not None:
+            trace = None if isinstance(error, GatewayError) else error
+            self._log.error("call %s stays claimed: %r", job.call.id, error, exc_info=trace)
+
+    async def _run(self, job: Job) -> None:
+        handling = asyncio.ensure_future(self._handle(job))
+        try:
+            await asyncio.wait([handling])
+        except asyncio.CancelledError:
+            handling.cancel()
+            await asyncio.gather(handling, return_exceptions=True)
+            await self._queue.reschedule(job.number, self._now_s(), "broken off", counts=False)
+            raise
+        error = handling.exception()
+        if error is None:
+            await self._end(job, handling.result())
+        else:
+            self._log.error("call %s: handling failed", job.call.id, exc_info=error)
+            why = f"a fault of the gateway: {error!r}"
+            last = job.attempts >= _DEFECT_ATTEMPTS
+            await self._end(job, JobDead(why) if last else TryAgain(self._defect_s, why))
+
+    async def _end(self, job: Job, ending: JobEnding) -> None:
+        """Record the end, for as long as it takes: nobody else knows how this job ended."""
+        try:
+            await self._record(job, ending)
+        finally:
+            if isinstance(ending, CallAnswered):
+                await ending.body.discard()
+
+    async def _record(self, job: Job, ending: JobEnding) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._conclude(job, ending)
+            except ClaimLost as error:
+                # The end was recorded before, or another gateway considered this one dead.
+                self._log.warning("call %s: %s", job.call.id, error)
+                self.endings["lost"] += 1
+                return
+            except QueueFailed as error:
+                failures += 1
+                wait_s = _QUEUE_RETRY.wait_s(failures, 1.0)
+                self._log.error("call %s: %s; next try in %.1f s", job.call.id, error, wait_s)
+                await asyncio.sleep(wait_s)
+            else:
+                self.endings[ending.outcome] += 1
+                return
+
+    async def _conclude(self, job: Job, ending: JobEnding) -> None:
+        number, now_s = job.number, self._now_s()
+        match ending:
+            case JobDone():
+                await self._queue.finish(number)
+            case TryAgain(after_s, why, counts):
+                self._log.info("call %s: again in %.1f s: %s", job.call.id, after_s, why)
+                await self._queue.reschedule(number, now_s + after_s, why, counts=counts)
+            case CallAnswered(result, body, lane):
+                await self._queue.store_result(number, result, body, lane, now_s)
+            case JobDead(why, status):
+                self._log.warning("call %s to %s is dead: %s", job.call.id, job.call.function, why)
+                await self._queue.bury(number, why, now_s, status)
+            case _:
+                assert_never(ending)

@@ -1,0 +1,98 @@
+"""Decides after an attempt whether there is another one, and when; pure."""
+
+from dataclasses import dataclass, replace
+
+# Statuses that ask for another attempt; every other status is the result.
+RETRIED = frozenset({429, 502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True)
+class BackOff:
+    """The wait before the next attempt, which grows by `factor` up to `most_s`."""
+
+    first_s: float = 1.0
+    factor: float = 2.0
+    most_s: float = 60.0
+    # This share of each wait is random, so that attempts that failed together spread out.
+    jitter: float = 0.5
+
+    def wait_s(self, failures: int, chance: float, at_least_s: float = 0.0) -> float:
+        """The wait after this many failures; `chance` is from 0 to 1.
+
+        `at_least_s`, which the other side asked for, is respected even beyond `most_s`.
+        """
+        steps = min(failures - 1, 64)  # a larger power would overflow
+        whole_s = min(self.most_s, self.first_s * self.factor**steps)
+        spread_s = whole_s * self.jitter
+        if at_least_s > whole_s - spread_s:
+            return at_least_s + spread_s * chance
+        return whole_s - spread_s * (1.0 - chance)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptOutcome:
+    """How an attempt ended.
+
+    `taken` is False where the function was not called, because it is at its concurrency limit.
+    """
+
+    status: int
+    why: str
+    broken: bool = False
+    taken: bool = True
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FinalAnswer:
+    """The answer is the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLater:
+    """Try again after this time; `counts` says whether this was an attempt."""
+
+    wait_s: float
+    counts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The limit on attempts or on age is reached."""
+
+    why: str
+
+
+Verdict = FinalAnswer | RetryLater | GiveUp
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often, and for how long, a job is tried."""
+
+    attempts: int = 10
+    # A call that the function did not take costs no attempt; it is given up at this age.
+    most_age_s: float = 24 * 3600.0
+    # The longest pause that a function may ask for.
+    most_retry_after_s: float = 3600.0
+    back_off: BackOff = BackOff()
+
+    def of(self, attempts: int | None) -> "RetryPolicy":
+        """This policy with the number of attempts that a function wishes for, if it does."""
+        return self if attempts is None else replace(self, attempts=max(1, attempts))
+
+    def verdict(
+        self, tried: AttemptOutcome, *, attempts: int, deferrals: int, age_s: float, chance: float
+    ) -> Verdict:
+        """The consequence of an attempt, after `attempts` and `deferrals` before it."""
+        if not tried.broken and tried.status not in RETRIED:
+            return FinalAnswer()
+        asked_s = min(tried.retry_after_s, self.most_retry_after_s)
+        if not tried.taken:
+            if age_s >= self.most_age_s:
+                return GiveUp(f"not taken for {age_s:.0f} s: {tried.why}")
+            return RetryLater(self.back_off.wait_s(deferrals + 1, chance, asked_s), counts=False)
+        made = attempts + 1
+        if made >= self.attempts:
+            return GiveUp(f"{made} attempts failed, the last one with: {tried.why}")
+        return RetryLater(self.back_off.wait_s(made, chance, asked_s), counts=True)

@@ -1,0 +1,199 @@
+"""Accepts async calls: the answer is 202 once the job is stored, not before."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+from uuid import uuid4
+
+from common.http.asgi import Header, Message, Receive, Scope, Send, send_response, send_text
+from gateway_ext.error_statuses import headers_of, status_of
+from gateway_ext.errors import (
+    BadRequest,
+    CallerGone,
+    GatewayError,
+    TooLarge,
+    TooSlow,
+    Unknown,
+    WrongMethod,
+)
+from gateway_ext.jobs.intake.callback_addresses import checked_url
+from gateway_ext.jobs.queue.job_queue import BodySpool, JobQueue
+from gateway_ext.jobs.queue.job_values import AsyncCall
+from gateway_ext.model import FunctionId
+from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings, carrying, said_in
+from scheduler.api import SpanKind
+
+PREFIX = b"/async-function/"
+
+_CALL_ID_BYTES = 256
+_DROPPED = frozenset(
+    {
+        *(b"connection", b"content-length", b"expect", b"keep-alive", b"te", b"trailer"),
+        *(b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"upgrade"),
+        *(b"transfer-encoding", b"x-call-id", b"x-forwarded-for", b"x-forwarded-host"),
+    }
+)
+_GPU = b"x-gpu-"
+
+
+class DeployedFunction(Protocol):
+    """A deployed function."""
+
+    @property
+    def id(self) -> FunctionId:
+        """The name of the function."""
+        ...
+
+
+class _Headers(NamedTuple):
+    """The headers to store with a call, and the values of two of them."""
+
+    kept: Sequence[Header]
+    call_id: str
+    callback_url: str
+
+
+class AsyncIntake:
+    """The ASGI application of /async-function/; `by_path` looks a function up."""
+
+    def __init__(
+        self,
+        by_path: Callable[[bytes], DeployedFunction | None],
+        queue: JobQueue,
+        *,
+        max_body_bytes: int,
+        callback_private: bool,
+        body_s: float = 300.0,
+        pause_s: float = 30.0,
+        tracer: CallTracer | None = None,
+    ) -> None:
+        """A body must arrive within `body_s`, without a pause longer than `pause_s`."""
+        self._tracer = tracer or CallTracer(TracerSettings())
+        self._by_path = by_path
+        self._queue = queue
+        self._max_body_bytes = max_body_bytes
+        self._callback_private = callback_private
+        self._body_s = body_s
+        self._pause_s = pause_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        try:
+            call_id = await self._take(scope, receive)
+        except CallerGone:
+            return
+        except GatewayError as error:
+            await send_text(send, status_of(error), str(error), headers_of(error))
+        else:
+            await send_response(send, 202, headers=((b"x-call-id", call_id.encode("latin-1")),))
+
+    async def _take(self, scope: Scope, receive: Receive) -> str:
+        call = self._call(scope)
+        name, parent = f"queue {call.function}", said_in(call.headers)
+        with self._tracer.step(call.id, name, parent, SpanKind.PRODUCER) as step:
+            traced = replace(call, headers=carrying(call.headers, step.trace))
+            await self._keep(traced, _length_bytes(scope), receive)
+        return call.id
+
+    async def _keep(self, call: AsyncCall, length_bytes: int, receive: Receive) -> None:
+        head_bytes = call.head_bytes
+        body = self._queue.spool()
+        try:
+            # Arriving bodies reserve space, or many at once would fill the disk.
+            with self._queue.tally.reserve(call.function, head_bytes + length_bytes) as room:
+                await self._read_in_time(
+                    receive, body, lambda size_bytes: room.grow_to(head_bytes + size_bytes)
+                )
+            # The queue reserves the space itself, and nothing else runs in between.
+            # False means that the same call is stored already, which answers the client as well.
+            await self._queue.put(call, body)
+        finally:
+            await body.discard()
+
+    def _call(self, scope: Scope) -> AsyncCall:
+        if scope["method"] != "POST":
+            raise WrongMethod(scope["method"])
+        raw: bytes = scope.get("raw_path") or scope["path"].encode()
+        name, slash, rest = raw.removeprefix(PREFIX).partition(b"/")
+        if not name:
+            raise BadRequest("the function's name is missing")
+        function = self._by_path(name)
+        if function is None:
+            raise Unknown(f"function {name.decode('latin-1')} is not deployed")
+        headers = self._headers(scope)
+        if _length_bytes(scope) > self._max_body_bytes:
+            raise TooLarge(self._max_body_bytes)
+        return AsyncCall(
+            id=headers.call_id or str(uuid4()),
+            function=function.id,
+            method="POST",
+            path=slash + rest or b"/",
+            query=scope["query_string"],
+            headers=headers.kept,
+            queued_at_s=time.time(),
+            callback_url=headers.callback_url,
+        )
+
+    def _headers(self, scope: Scope) -> _Headers:
+        values: dict[bytes, bytes] = dict(scope["headers"])
+        kept = [
+            header
+            for header in scope["headers"]
+            if header[0] not in _DROPPED and not header[0].startswith(_GPU)
+        ]
+        url = values.get(b"x-callback-url", b"").decode("latin-1")
+        return _Headers(
+            kept=[*kept, *_forwarded(scope, values)],
+            call_id=values.get(b"x-call-id", b"")[:_CALL_ID_BYTES].decode("latin-1"),
+            callback_url=checked_url(url, private=self._callback_private) if url else "",
+        )
+
+    async def _read_in_time(
+        self, receive: Receive, body: BodySpool, hold: Callable[[int], None]
+    ) -> None:
+        try:
+            async with asyncio.timeout(self._body_s):
+                await self._read(receive, body, hold)
+        except TimeoutError as error:
+            raise TooSlow(self._body_s) from error
+
+    async def _read(self, receive: Receive, body: BodySpool, hold: Callable[[int], None]) -> None:
+        size_bytes = 0
+        more = True
+        while more:
+            message = await self._next(receive)
+            if message["type"] == "http.disconnect":
+                raise CallerGone
+            chunk: bytes = message.get("body", b"")
+            more = message.get("more_body", False)
+            size_bytes += len(chunk)
+            if size_bytes > self._max_body_bytes:
+                raise TooLarge(self._max_body_bytes)
+            hold(size_bytes)
+            if chunk:
+                await body.write(chunk)
+
+    async def _next(self, receive: Receive) -> Message:
+        try:
+            async with asyncio.timeout(self._pause_s):
+                return await receive()
+        except TimeoutError as error:
+            raise TooSlow(self._pause_s) from error
+
+
+def _length_bytes(scope: Scope) -> int:
+    """The announced length of the body; 0 without one."""
+    length = dict(scope["headers"]).get(b"content-length", b"")
+    return int(length) if length.isdigit() else 0
+
+
+def _forwarded(scope: Scope, values: dict[bytes, bytes]) -> list[Header]:
+    """The forwarding headers of the request, as the gateway makes the call itself later."""
+    through = [values[b"x-forwarded-for"]] if b"x-forwarded-for" in values else []
+    client = scope.get("client")
+    hops = [*through, client[0].encode()] if client and client[0] else through
+    host = values.get(b"x-forwarded-host") or values.get(b"host")
+    found = [(b"x-forwarded-for", b", ".join(hops))] if hops else []
+    return [*found, (b"x-forwarded-host", host)] if host else found

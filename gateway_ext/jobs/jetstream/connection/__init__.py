@@ -1,0 +1,1 @@
+"""The connection to NATS and who is connected; not what the streams contain."""

@@ -1,0 +1,70 @@
+"""Settings of the queue on NATS JetStream."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway_ext.errors import BadRequest
+
+SCHEMES = ("nats://", "tls://")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
+
+
+@dataclass(frozen=True, slots=True)
+class JetStreamSettings:
+    """Servers, credentials, the names of streams, and time-outs.
+
+    `servers` are `nats://HOST:PORT` or `tls://HOST:PORT`. With a `user` the `password_file` holds
+    the password, without one a token. `replicas` is the number of servers that store a job before
+    it is accepted. Names of streams and subjects begin with `prefix`; gateways with the same prefix
+    share their jobs.
+
+    A gateway sends a heartbeat every `beat_s`. Its claims are released after `lease_s` without one.
+    """
+
+    servers: tuple[str, ...]
+    user: str = ""
+    password_file: str = ""
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    replicas: int = 1
+    prefix: str = "gpufaas"
+
+    beat_s: float = 5.0
+    lease_s: float = 20.0
+    connect_s: float = 5.0
+    answer_s: float = 5.0
+    # How long parts may exist without a job, and how long the mark of a job that ended stays for
+    # the other gateways.
+    orphan_s: float = 900.0
+    mark_s: float = 60.0
+
+
+def servers_in(text: str) -> tuple[str, ...]:
+    """The addresses in `nats://a:4222,nats://b:4222`; BadRequest where one is invalid."""
+    servers = tuple(one.strip() for one in text.split(","))
+    for server in servers:
+        rest = next((server.removeprefix(one) for one in SCHEMES if server.startswith(one)), "")
+        if not rest or "@" in rest:
+            why = "expected sqlite, or nats://HOST:PORT[,...] without credentials"
+            raise BadRequest(f"queue: {why}")
+    return servers
+
+
+def check(settings: JetStreamSettings) -> None:
+    """Raise BadRequest where the settings are invalid."""
+    if not _NAME.fullmatch(settings.prefix):
+        raise BadRequest(
+            f"queue_prefix: {settings.prefix!r} may have letters, digits, - and _ only"
+        )
+    if not 1 <= settings.replicas <= 5:  # noqa: PLR2004 - what JetStream takes
+        raise BadRequest(f"queue_replicas: {settings.replicas} is not between 1 and 5")
+    if settings.user and not settings.password_file:
+        raise BadRequest("queue_user: queue_password_file is missing")
+    if bool(settings.cert_file) != bool(settings.key_file):
+        raise BadRequest("queue_cert_file and queue_key_file must be set together")
+    files = (settings.password_file, settings.ca_file, settings.cert_file, settings.key_file)
+    for name in filter(None, files):
+        if not Path(name).is_file():
+            raise BadRequest(f"queue: there is no file {name}")

@@ -1,0 +1,1 @@
+"""What is written to the two streams, read and removed; not when a job changes its state."""

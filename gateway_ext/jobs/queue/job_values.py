@@ -1,0 +1,108 @@
+"""Values of the job queue: a call, its result, its lane, a dead letter. All frozen."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple, NewType
+
+from common.http.asgi import Header
+from gateway_ext.jobs.queue.job_bodies import StoredBody
+from gateway_ext.model import FunctionId
+
+JobNumber = NewType("JobNumber", int)  # never assigned twice
+
+
+class JobKind(IntEnum):
+    """What a job waits for: its call, or the callback with the result."""
+
+    CALL = 0
+    CALLBACK = 1
+
+
+class JobLane(NamedTuple):
+    """Jobs that share a concurrency limit: calls of one function, or callbacks to one host."""
+
+    kind: JobKind
+    key: str
+
+
+class LaneHead(NamedTuple):
+    """A lane with waiting jobs, and when the first of them is due."""
+
+    lane: JobLane
+    due_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncCall:
+    """A call as the client requested it, without its body."""
+
+    id: str
+    function: FunctionId
+    method: str
+    path: bytes
+    query: bytes
+    headers: Sequence[Header]
+    queued_at_s: float
+    callback_url: str = ""
+
+    @property
+    def head_bytes(self) -> int:
+        """The size of path, query and headers."""
+        headers = sum(len(name) + len(value) for name, value in self.headers)
+        return len(self.path) + len(self.query) + headers
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """The result of a call; with a `failure` the job becomes a dead letter after its callback."""
+
+    status: int
+    headers: Sequence[Header]
+    duration_s: float
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One claimed job; `body` is the call's body, or the result's where the callback is due.
+
+    `attempts` counts failed attempts, `deferrals` the times at which the function was busy and was
+    not called.
+    """
+
+    number: JobNumber
+    call: AsyncCall
+    body: StoredBody
+    attempts: int = 0
+    deferrals: int = 0
+    result: CallResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A job that will not be tried again, and why."""
+
+    number: JobNumber
+    call: AsyncCall
+    kind: JobKind
+    attempts: int
+    why: str
+    died_at_s: float
+    result: CallResult | None = None
+    size_bytes: int = 0
+    last_status: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobCounts:
+    """The numbers of jobs, by what they wait for."""
+
+    calls: Mapping[FunctionId, int]
+    callbacks: int
+    dead: int
+
+
+def call_lane(function: FunctionId) -> JobLane:
+    """The lane of a function's calls."""
+    return JobLane(JobKind.CALL, function.for_scheduler)

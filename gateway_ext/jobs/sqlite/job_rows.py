@@ -1,0 +1,202 @@
+"""The tables of SQLite's queue, and the translation of rows into values."""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from common.http.asgi import Header
+from gateway_ext.errors import QueueFailed
+from gateway_ext.jobs.queue.job_bodies import StoredBody
+from gateway_ext.jobs.queue.job_values import (
+    AsyncCall,
+    CallResult,
+    DeadLetter,
+    Job,
+    JobKind,
+    JobNumber,
+)
+from gateway_ext.jobs.queue.stored_headers import headers_as_text, headers_from_text
+from gateway_ext.jobs.sqlite.body_files import KeptBody
+from gateway_ext.model import FunctionId
+
+VERSION = 2
+WAITING, CLAIMED, DEAD = 0, 1, 2
+
+# Bodies have a table of their own, so that a change of a job does not write its body again. A
+# number is never assigned twice, as people refer to dead letters by it.
+_TABLES = (
+    """CREATE TABLE jobs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    state INTEGER NOT NULL, kind INTEGER NOT NULL, lane TEXT NOT NULL, due_at_s REAL NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0, deferrals INTEGER NOT NULL DEFAULT 0,
+    why TEXT NOT NULL DEFAULT '', died_at_s REAL NOT NULL DEFAULT 0,
+    call_id TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL,
+    method TEXT NOT NULL, path BLOB NOT NULL, query BLOB NOT NULL, headers TEXT NOT NULL,
+    queued_at_s REAL NOT NULL, callback_url TEXT NOT NULL,
+    status INTEGER, result_headers TEXT, duration_s REAL, failure TEXT,
+    last_status INTEGER NOT NULL DEFAULT 0)""",
+    """CREATE TABLE bodies (
+    job INTEGER NOT NULL, kind INTEGER NOT NULL, content BLOB, file TEXT,
+    size_bytes INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (job, kind))""",
+    f"CREATE UNIQUE INDEX once ON jobs (namespace, name, call_id) WHERE state <> {DEAD}",
+    f"CREATE INDEX waiting ON jobs (kind, lane, due_at_s, number) WHERE state = {WAITING}",
+    f"CREATE INDEX dead ON jobs (number) WHERE state = {DEAD}",
+)
+
+# Steps from lane to lane without scanning the waiting jobs of one.
+HEADS = f"""
+WITH RECURSIVE lanes (lane) AS (
+  SELECT MIN(lane) FROM jobs WHERE state = {WAITING} AND kind = :kind
+  UNION ALL
+  SELECT (SELECT MIN(lane) FROM jobs
+          WHERE state = {WAITING} AND kind = :kind AND lane > lanes.lane)
+  FROM lanes WHERE lanes.lane IS NOT NULL)
+SELECT lane, (SELECT MIN(due_at_s) FROM jobs
+              WHERE state = {WAITING} AND kind = :kind AND lane = lanes.lane)
+FROM lanes WHERE lane IS NOT NULL"""
+
+DUE = f"""
+SELECT * FROM jobs WHERE state = {WAITING} AND kind = ? AND lane = ? AND due_at_s <= ?
+ORDER BY due_at_s, number LIMIT ?"""
+
+PUT = """
+INSERT INTO jobs (state, kind, lane, due_at_s, call_id, namespace, name, method, path, query,
+                  headers, queued_at_s, callback_url)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+
+# The space a job takes: headers may be larger than the body.
+SIZE = """(
+LENGTH(path) + LENGTH(query) + LENGTH(headers) + IFNULL(LENGTH(result_headers), 0)
++ IFNULL((SELECT SUM(size_bytes) FROM bodies WHERE job = number), 0))"""
+
+
+def create(db: sqlite3.Connection, folder: Path) -> None:
+    """Create the tables in a new file; QueueFailed where they are of a later version."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version == VERSION:
+        return
+    if version > VERSION:
+        raise QueueFailed(f"the job queue is of version {version}, this gateway's is {VERSION}")
+    if version == 1:
+        db.execute("ALTER TABLE jobs ADD COLUMN last_status INTEGER NOT NULL DEFAULT 0")
+        _measure(db, folder)
+    else:
+        for table in _TABLES:
+            db.execute(table)
+    db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def put_values(call: AsyncCall, lane: str) -> tuple[object, ...]:
+    """The parameters of PUT."""
+    return (
+        *(WAITING, JobKind.CALL, lane, call.queued_at_s, call.id),
+        *(call.function.namespace, call.function.name, call.method, call.path, call.query),
+        *(headers_text(call.headers), call.queued_at_s, call.callback_url),
+    )
+
+
+def add_body(db: sqlite3.Connection, number: int, kind: JobKind, body: KeptBody) -> None:
+    """Store a body with its job."""
+    db.execute("INSERT INTO bodies VALUES (?, ?, ?, ?, ?)", (number, kind, *body))
+
+
+def body_of(db: sqlite3.Connection, number: int, kind: JobKind) -> KeptBody:
+    """One body of a job; empty where it was removed."""
+    select = "SELECT content, file, size_bytes FROM bodies WHERE job = ? AND kind = ?"
+    row = db.execute(select, (number, kind)).fetchone()
+    return KeptBody(b"", None, 0) if row is None else KeptBody(*row)
+
+
+def drop_bodies(
+    db: sqlite3.Connection, folder: Path, number: int, kind: JobKind | None = None
+) -> list[Path]:
+    """Remove the bodies of a job, or one of them; returns their files."""
+    which, values = ("", (number,)) if kind is None else (" AND kind = ?", (number, kind))
+    where = f"WHERE job = ?{which}"
+    files = db.execute(f"SELECT file FROM bodies {where} AND file IS NOT NULL", values).fetchall()
+    db.execute(f"DELETE FROM bodies {where}", values)
+    return [folder / name for (name,) in files]
+
+
+def size_of(db: sqlite3.Connection, number: int) -> int:
+    """The size of a job with headers and bodies."""
+    row = db.execute(f"SELECT {SIZE} FROM jobs WHERE number = ?", (number,)).fetchone()
+    return int(row[0])
+
+
+def bodies_bytes_of(db: sqlite3.Connection, number: int) -> int:
+    """The size of a job's bodies."""
+    (size_bytes,) = db.execute(
+        "SELECT SUM(size_bytes) FROM bodies WHERE job = ?", (number,)
+    ).fetchone()
+    return size_bytes or 0
+
+
+def files_named(db: sqlite3.Connection) -> set[str]:
+    """The files that belong to some job."""
+    return {name for (name,) in db.execute("SELECT file FROM bodies WHERE file IS NOT NULL")}
+
+
+def rows(cursor: sqlite3.Cursor) -> Iterator[sqlite3.Row]:
+    """The rows of a result, addressed by column."""
+    cursor.row_factory = sqlite3.Row
+    yield from cursor
+
+
+def job(row: sqlite3.Row, body: StoredBody) -> Job:
+    """A claimed job."""
+    number = JobNumber(row["number"])
+    return Job(number, _call(row), body, row["attempts"], row["deferrals"], _result(row))
+
+
+def dead_letter(row: sqlite3.Row, size_bytes: int) -> DeadLetter:
+    """A dead letter."""
+    return DeadLetter(
+        number=JobNumber(row["number"]),
+        call=_call(row),
+        kind=JobKind(row["kind"]),
+        attempts=row["attempts"],
+        why=row["why"],
+        died_at_s=row["died_at_s"],
+        result=_result(row),
+        size_bytes=size_bytes,
+        last_status=row["last_status"],
+    )
+
+
+def headers_text(headers: Sequence[Header]) -> str:
+    """Headers as stored."""
+    return json.dumps(headers_as_text(headers))
+
+
+def _measure(db: sqlite3.Connection, folder: Path) -> None:
+    """Add the sizes of bodies, which version 1 did not store."""
+    db.execute("ALTER TABLE bodies ADD COLUMN size_bytes INTEGER NOT NULL DEFAULT 0")
+    db.execute("UPDATE bodies SET size_bytes = LENGTH(content) WHERE content IS NOT NULL")
+    for name in files_named(db):
+        with suppress(OSError):  # a job without its body becomes a dead letter when it is claimed
+            size_bytes = (folder / name).stat().st_size
+            db.execute("UPDATE bodies SET size_bytes = ? WHERE file = ?", (size_bytes, name))
+
+
+def _call(row: sqlite3.Row) -> AsyncCall:
+    return AsyncCall(
+        id=row["call_id"],
+        function=FunctionId(row["namespace"], row["name"]),
+        method=row["method"],
+        path=row["path"],
+        query=row["query"],
+        headers=headers_from_text(json.loads(row["headers"])),
+        queued_at_s=row["queued_at_s"],
+        callback_url=row["callback_url"],
+    )
+
+
+def _result(row: sqlite3.Row) -> CallResult | None:
+    if row["status"] is None:
+        return None
+    headers = headers_from_text(json.loads(row["result_headers"]))
+    return CallResult(row["status"], headers, row["duration_s"], row["failure"])

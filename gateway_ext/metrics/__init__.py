@@ -1,0 +1,1 @@
+"""The gateway's metrics: their declarations and counters."""

@@ -1,0 +1,42 @@
+"""What a provider's dashboards read: its answers by method, path and code, and their times."""
+
+from collections.abc import Iterable
+
+from common.telemetry.metrics import Histogram, MetricFamily, Values, page
+from gateway_ext.metrics import gateway_metrics
+
+_KNOWN = frozenset(
+    "/system/" + name
+    for name in (
+        *("functions", "function", "scale-function", "alert", "info", "namespaces", "namespace"),
+        *("secrets", "logs", "jobs"),
+    )
+)
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
+
+
+class ApiMeters:
+    """Counts answers below /system."""
+
+    def __init__(self) -> None:
+        self._requests = Values(gateway_metrics.SYSTEM_REQUESTS)
+        self._times = Histogram(gateway_metrics.SYSTEM_SECONDS)
+
+    def answered(self, method: str, path: str, status: int, took_s: float) -> None:
+        """One request was; names in its path are left out, since there may be any number."""
+        shown = "/".join(path.split("/")[:3])
+        labels = (
+            str(status),
+            method if method in _METHODS else "other",
+            shown if shown in _KNOWN else "other",
+        )
+        self._requests.add(labels)
+        self._times.add(labels, took_s)
+
+    def families(self) -> Iterable[MetricFamily]:
+        """What was counted."""
+        return (self._requests, self._times)
+
+    def text(self) -> bytes:
+        """In Prometheus's text format."""
+        return page(self.families())

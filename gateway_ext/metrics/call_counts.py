@@ -1,0 +1,158 @@
+"""Metrics of calls: counted in plain dicts, rendered when Prometheus asks for them."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from http import HTTPStatus
+from operator import add
+from typing import NamedTuple
+
+from common.telemetry.metrics import BoundedNames, Histogram, MetricFamily, Values, gauge, page
+from gateway_ext.metrics import gateway_metrics
+
+MOST_NAMES = 1_000
+_CODES = {status.value: str(status.value) for status in HTTPStatus} | {499: "499"}
+_HUNDRED = 100
+_FAILED = "5"
+BOUNDS_S = gateway_metrics.SECONDS.bounds
+
+Source = Callable[[], Iterable[MetricFamily]]
+
+
+class FunctionLoad(NamedTuple):
+    """How busy a function is at the moment."""
+
+    function: str
+    replicas: int
+    inflight: int
+    waiting: int
+
+
+class GatewayMeters:
+    """Counts of the gateway. `loads` is asked at every scrape for the functions of the moment.
+
+    At most `most_names` functions have numbers of their own, the rest are `other`; what was
+    removed vanishes.
+    """
+
+    def __init__(
+        self,
+        loads: Callable[[], Iterable[FunctionLoad]] | None = None,
+        most_names: int = MOST_NAMES,
+    ) -> None:
+        self.loads = loads
+        self.functions = BoundedNames(most_names)
+        self._sources: list[Source] = []
+        self._answered: Counter[str] = Counter()
+        self._instances: dict[str, frozenset[str]] = {}
+        self._invocations = Values(gateway_metrics.INVOCATIONS)
+        self._seconds = Histogram(gateway_metrics.SECONDS)
+        self._begun = Values(gateway_metrics.STARTED_CALLS)
+        self._leases = Histogram(gateway_metrics.LEASES)
+        self._refused = Values(gateway_metrics.REFUSED)
+        self._retries = Values(gateway_metrics.RETRIES)
+        self._cut = Values(gateway_metrics.CUT)
+        self._instances_started = Values(gateway_metrics.INSTANCES_STARTED)
+        self._started = gauge(gateway_metrics.STARTED, [((), time.time())])
+
+    def add(self, source: Source) -> None:
+        """Show this too; it is asked at every scrape."""
+        self._sources.append(source)
+
+    def started(self, function: str) -> None:
+        """A call of a known function has come."""
+        self._begun.add((self.functions.of(function),))
+
+    def ended(self, function: str, code: int, seconds: float) -> None:
+        """It was answered so, or left by its caller (499)."""
+        labels = (_CODES.get(code) or _class(code), self.functions.of(function))
+        self._answered[function] += 1
+        self._invocations.add(labels)
+        self._seconds.add(labels, seconds)
+
+    def refused(self, code: int) -> None:
+        """A call that is of no known function."""
+        self._refused.add((str(code),))
+
+    def lease(self, result: str, seconds: float) -> None:
+        """The scheduler answered so after so long."""
+        self._leases.add((result,), seconds)
+
+    def retried(self, function: str) -> None:
+        """A call was tried once more."""
+        self._retries.add((self.functions.of(function),))
+
+    def cut(self, function: str, why: str) -> None:
+        """An answer ended before its end: its status had been sent already."""
+        self._cut.add((self.functions.of(function), why))
+
+    def serves(self, function: str, instances: Sequence[str]) -> None:
+        """These instances take its calls from now on."""
+        now = frozenset(instances)
+        new = now - self._instances.get(function, frozenset())
+        self._instances[function] = now
+        if new:
+            self._instances_started.add((self.functions.of(function),), len(new))
+
+    def gone(self, function: str) -> None:
+        """It was removed."""
+        self.functions.forget(function)
+        self._answered.pop(function, None)
+        self._instances.pop(function, None)
+        for family in self._counted():
+            if gateway_metrics.FUNCTION in family.metric.labels:
+                family.forget(gateway_metrics.FUNCTION, function)
+
+    def invocations_of(self, function: str) -> int:
+        """How many calls of a function were answered."""
+        return self._answered[function]
+
+    def failures(self) -> Counter[str]:
+        """How many calls of each function were answered with a 5xx."""
+        found: Counter[str] = Counter()
+        for (code, function), count in self._invocations.values.items():
+            if code.startswith(_FAILED):
+                found[function] += int(count)
+        return found
+
+    def seconds(self, functions: Container[str]) -> dict[str, list[int]]:
+        """Of these functions, how many answers took up to each bound of `BOUNDS_S`, or longer."""
+        found: dict[str, list[int]] = {}
+        for (_, function), counts in self._seconds.counts():
+            if function not in functions:
+                continue
+            before = found.get(function)
+            found[function] = list(counts) if before is None else list(map(add, before, counts))
+        return found
+
+    def text(self) -> bytes:
+        """Everything in Prometheus's text format."""
+        return page(self._families())
+
+    def _families(self) -> Iterator[MetricFamily]:
+        """First the gauges: from them follows which functions are gone."""
+        yield from self._of_the_moment()
+        yield from self._counted()
+        for source in self._sources:
+            yield from source()
+
+    def _of_the_moment(self) -> Iterator[MetricFamily]:
+        if self.loads is None:
+            return
+        loads = [(load, (self.functions.of(load.function),)) for load in self.loads()]
+        known = {load.function for load, _ in loads}
+        for function in self.functions:  # calls that outlived their function
+            if function not in known:
+                self.gone(function)
+        yield gauge(gateway_metrics.FUNCTIONS, [((), len(loads))])
+        yield gauge(gateway_metrics.REPLICAS, [(labels, load.replicas) for load, labels in loads])
+        yield gauge(gateway_metrics.IN_FLIGHT, [(labels, load.inflight) for load, labels in loads])
+        yield gauge(gateway_metrics.WAITING, [(labels, load.waiting) for load, labels in loads])
+
+    def _counted(self) -> list[Values | Histogram]:
+        return [each for each in vars(self).values() if isinstance(each, Values | Histogram)]
+
+
+def _class(code: int) -> str:
+    """A function may return any status: unknown ones are grouped by their first digit."""
+    return f"{code // _HUNDRED}xx"

@@ -1,0 +1,1 @@
+"""OpenFaaS's API: its routes, its JSON, its notations for sizes and times."""

@@ -1,0 +1,24 @@
+"""Times as OpenFaaS writes them: Go durations (`1m30s`, `250ms`) or plain seconds (`90`)."""
+
+import math
+import re
+
+_UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)")
+_PLAIN = re.compile(r"\d+\.?\d*|\.\d+")
+
+
+def seconds(text: str) -> float:
+    """The duration in seconds; ValueError where it is none."""
+    said = text.strip().replace("\N{GREEK SMALL LETTER MU}", "µ")
+    found_s = float(said) if _PLAIN.fullmatch(said) else _go_seconds(said)
+    if not math.isfinite(found_s):
+        raise ValueError("it is too long")
+    return found_s
+
+
+def _go_seconds(said: str) -> float:
+    parts = list(_PART.finditer(said))
+    if not parts or "".join(part.group() for part in parts) != said:
+        raise ValueError("a duration such as 90, 1m30s or 250ms is wanted")
+    return sum(float(part[1]) * _UNITS_S[part[2]] for part in parts)

@@ -1,0 +1,277 @@
+"""A deployment's wishes, read from its labels, annotations, environment and limits."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gateway_ext.errors import BadDeployment
+from gateway_ext.model import Deployment, Resources
+from gateway_ext.openfaas import durations, quantities
+
+OURS = "com.gpufaas."
+SCALING = "com.openfaas.scale."
+TROUBLE = "com.gpufaas.trouble"
+PATH = "com.gpufaas.path"
+# Keys of ours that are known; any other one under our prefix is a mistake.
+KEYS = frozenset(
+    OURS + name
+    for name in (
+        *("enabled", "model", "memory", "batch", "slo", "priority", "retry", "retries", "keep"),
+        *("timeout", "workers", "concurrency", "queue", "path", "trouble"),
+    )
+)
+GPU_FLAG = "--gpu"  # in the template's fprocess, which arrives as envProcess
+GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "intel.com/gpu")
+_PROFILE = "com.openfaas.profile"
+_TIMEOUTS = ("exec_timeout", "write_timeout", "read_timeout")
+_TIMEOUT_S = 60.0
+_MOST = 5
+_NONE: tuple[str, ...] = ()
+_ALL_PERCENT = 100
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the gateway, the scaler and the scheduler are to do for a function.
+
+    `scale_target` is how much load one replica is to have (calls in flight, or calls a second
+    where `scale_type` is `rps`), of which `scale_proportion` is used before another one starts.
+    """
+
+    gpu: bool = False
+    models: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    batch: int = 1
+    slo_s: float | None = None
+    priority: int = 0
+    retry: bool = False
+    retries: int | None = None
+    keep: bool = False
+    timeout_s: float = _TIMEOUT_S
+    scale_min: int = 1
+    scale_max: int = _MOST
+    scale_factor: int = 20
+    scale_zero: bool = False
+    scale_zero_after_s: float = 900.0
+    scale_target: float = 50.0
+    scale_type: str = "capacity"
+    scale_proportion: float = 0.9
+    workers: int = 1
+    concurrency: int | None = None
+    queue: int = 100
+
+
+def of(deployment: Deployment, default_timeout_s: float = _TIMEOUT_S) -> Wishes:
+    """Everything that it wishes for; BadDeployment names the key and the value that is wrong."""
+    _refuse_unknown(deployment)
+    read = _AnnotationReader(deployment)
+    least = read.scaling("min", _from_zero, 1) or 1
+    proportion = read.scaling("target-proportion", _share, 0.9)
+    return Wishes(
+        gpu=_wants_gpu(deployment, read),
+        models=read.ours("model", _names, _NONE),
+        memory_bytes=read.ours("memory", quantities.memory_bytes, None),
+        batch=read.ours("batch", _from_one, 1),
+        slo_s=read.ours("slo", _some_seconds, None),
+        priority=read.ours("priority", _whole, 0),
+        retry=read.ours("retry", _idempotent, False),
+        retries=read.ours("retries", _from_zero, None),
+        keep=read.ours("keep", _truth, False),
+        timeout_s=_timeout_s(deployment, read, default_timeout_s),
+        workers=read.ours("workers", _from_one, 1),
+        concurrency=_concurrency(deployment, read),
+        queue=read.ours("queue", _from_zero, 100),
+        scale_min=least,
+        scale_max=_most(read, least),
+        scale_factor=read.scaling("factor", _percent, 20),
+        scale_zero=read.scaling("zero", _truth, False),
+        scale_zero_after_s=read.scaling("zero-duration", _some_seconds, 900.0),
+        scale_target=read.scaling("target", _positive, 50.0),
+        scale_type=read.scaling("type", _scale_type, "capacity"),
+        scale_proportion=read.scaling("proportion", _share, proportion),
+    )
+
+
+def refuse_beyond(deployment: Deployment, largest_bytes: int) -> None:
+    """BadDeployment where it wishes for more memory than the largest GPU has."""
+    read = _AnnotationReader(deployment)
+    if (read.ours("memory", quantities.memory_bytes, None) or 0) > largest_bytes:
+        said = read.ours("memory", str, "")
+        largest = quantities.shown(largest_bytes)
+        raise BadDeployment(f"{OURS}memory: {said}: the largest GPU has {largest}")
+
+
+# -- where a value stands ------------------------------------------------------------------------
+
+
+class _AnnotationReader:
+    """Values by key: an annotation goes before a label of the same name."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._sources = (deployment.annotations, deployment.labels)
+
+    def ours(self, name: str, read: Callable[[str], _Value], usual: _Value) -> _Value:
+        return self.value(OURS + name, read, usual)
+
+    def scaling(self, name: str, read: Callable[[str], _Value], usual: _Value) -> _Value:
+        return self.value(SCALING + name, read, usual)
+
+    def value(self, key: str, read: Callable[[str], _Value], usual: _Value) -> _Value:
+        return next(self.values(key, read), usual)
+
+    def values(self, key: str, read: Callable[[str], _Value]) -> Iterator[_Value]:
+        for source in self._sources:
+            if key in source:
+                yield _read(key, source[key], read)
+
+
+def _read(key: str, text: str, read: Callable[[str], _Value]) -> _Value:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise BadDeployment(f"{key}: {text!r}: {error}") from error
+
+
+def _refuse_unknown(deployment: Deployment) -> None:
+    for key in (*deployment.annotations, *deployment.labels):
+        if key.startswith(OURS) and key not in KEYS:
+            raise BadDeployment(f"{key} is not known; known: {', '.join(sorted(KEYS))}")
+
+
+# -- the wishes, one by one ----------------------------------------------------------------------
+
+
+def _wants_gpu(deployment: Deployment, read: _AnnotationReader) -> bool:
+    """Whether the function uses a GPU; `enabled: false` overrules every other sign."""
+    said = list(read.values(OURS + "enabled", _truth))
+    if said:
+        return all(said)
+    return (
+        GPU_FLAG in deployment.process.split()
+        or any("gpu" in name.lower() for name in read.value(_PROFILE, _names, _NONE))
+        or any(_has_gpu(amount) for amount in (deployment.limits, deployment.requests))
+        or any(is_gpu_constraint(constraint) for constraint in deployment.constraints)
+    )
+
+
+def is_gpu_constraint(constraint: str) -> bool:
+    """Whether it asks for a machine with a GPU, as `nvidia.com/gpu.product=T4` does."""
+    return constraint.strip().startswith(GPU_RESOURCES)
+
+
+def _has_gpu(amount: Resources | None) -> bool:
+    if amount is None or not amount.gpu:
+        return False
+    return _read(GPU_RESOURCES[0], amount.gpu, _from_zero) > 0
+
+
+def _timeout_s(deployment: Deployment, read: _AnnotationReader, default_s: float) -> float:
+    """The annotation, else the first variable that sets one; 0 leaves it as usual."""
+    said_s = read.ours("timeout", _some_seconds, None)
+    if said_s is not None:
+        return said_s
+    variables = (name for name in _TIMEOUTS if deployment.environment.get(name))
+    times_s = (_read(name, deployment.environment[name], durations.seconds) for name in variables)
+    return next((time_s for time_s in times_s if time_s > 0), default_s)
+
+
+def _concurrency(deployment: Deployment, read: _AnnotationReader) -> int | None:
+    """Calls that one instance takes at once; 0 is no limit, as of-watchdog has it."""
+    said = read.ours("concurrency", _from_zero, None)
+    if said is None:
+        said = _read("max_inflight", deployment.environment.get("max_inflight") or "0", _from_zero)
+    return said or None
+
+
+def _most(read: _AnnotationReader, least: int) -> int:
+    """The most replicas; a minimum that stands alone may be more than the usual maximum."""
+    most = read.scaling("max", _from_one, None)
+    if most is None:
+        return max(least, _MOST)
+    if most < least:
+        raise BadDeployment(f"{SCALING}max: {str(most)!r}: it is less than {SCALING}min, {least}")
+    return most
+
+
+# -- values --------------------------------------------------------------------------------------
+
+
+def _truth(text: str) -> bool:
+    """As Go reads it, and with the words that people use."""
+    said = text.strip().lower()
+    if said in {"true", "t", "1", "yes", "on"}:
+        return True
+    if said in {"false", "f", "0", "no", "off"}:
+        return False
+    raise ValueError("true or false is wanted")
+
+
+def _idempotent(text: str) -> bool:
+    if text.strip().lower() in {"", "never", "no", "false"}:
+        return False
+    if text.strip().lower() in {"idempotent", "true"}:
+        return True
+    raise ValueError("`idempotent` or `never` is wanted")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _from_zero(text: str) -> int:
+    if not text.strip().isascii() or not text.strip().isdecimal():
+        raise ValueError("a whole number from 0 is wanted")
+    return int(text)
+
+
+def _whole(text: str) -> int:
+    sign = -1 if text.strip().startswith("-") else 1
+    return sign * _from_zero(text.strip().removeprefix("-"))
+
+
+def _from_one(text: str) -> int:
+    found = _from_zero(text)
+    if not found:
+        raise ValueError("a whole number from 1 is wanted")
+    return found
+
+
+def _percent(text: str) -> int:
+    found = _from_zero(text)
+    if found > _ALL_PERCENT:
+        raise ValueError("a percentage from 0 to 100 is wanted")
+    return found
+
+
+def _positive(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise ValueError("a number above 0 is wanted")
+    return found
+
+
+def _share(text: str) -> float:
+    found = _positive(text)
+    if found > 1:
+        raise ValueError("a number above 0 and up to 1 is wanted")
+    return found
+
+
+def _some_seconds(text: str) -> float:
+    found_s = durations.seconds(text)
+    if found_s <= 0:
+        raise ValueError("a duration above 0 is wanted")
+    return found_s
+
+
+def _scale_type(text: str) -> str:
+    said = text.strip().lower()
+    if said not in {"capacity", "rps"}:
+        raise ValueError("`capacity` or `rps` is wanted")
+    return said

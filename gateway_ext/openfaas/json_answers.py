@@ -1,0 +1,44 @@
+"""Requests and answers of the management routes: bodies within bounds, JSON, errors as text."""
+
+import json
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from gateway_ext import error_statuses
+from gateway_ext.errors import GatewayError, TooLarge
+
+# A function's description, or a secret: more than Kubernetes stores of either.
+_MOST_BYTES = 4 << 20
+
+
+async def body_of(request: Request) -> bytes:
+    """The whole body; TooLarge as soon as it is more than any description needs."""
+    parts = bytearray()
+    async for part in request.stream():
+        parts += part
+        if len(parts) > _MOST_BYTES:
+            raise TooLarge(_MOST_BYTES)
+    return bytes(parts)
+
+
+def shown(value: Any, status: int = 200) -> Response:
+    """A value as JSON."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return Response(text.encode("utf-8", "replace"), status, media_type="application/json")
+
+
+def done(status: int = 202) -> Response:
+    """Respond 202 without a body."""
+    return Response(status_code=status)
+
+
+async def failed(request: Request, error: Exception) -> Response:
+    """Respond with an error in plain text."""
+    del request
+    assert isinstance(error, GatewayError), "registered for no other"
+    answer = PlainTextResponse(str(error), error_statuses.status_of(error))
+    for name, value in error_statuses.headers_of(error):
+        answer.headers[name.decode()] = value.decode()
+    return answer

@@ -1,0 +1,124 @@
+"""Reads JSON objects of others: wrong types are refused by name, unknown fields passed over."""
+
+import json
+import math
+from base64 import b64decode
+from collections.abc import Mapping
+from typing import Any
+
+from gateway_ext.errors import BadRequest
+
+
+class Fields:
+    """One JSON object. A field may be missing or null; names match in any case, as in Go."""
+
+    def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
+        self._values = {name.lower(): value for name, value in values.items()}
+        self._where = where
+
+    @classmethod
+    def of(cls, body: bytes) -> "Fields":
+        """The object that a body holds."""
+        return cls(_object(parsed(body), "the body"))
+
+    def text(self, name: str) -> str:
+        """A text, empty if it is not there."""
+        value = self._get(name)
+        if value is None:
+            return ""
+        if not isinstance(value, str):
+            raise self._wrong(name, "a text", value)
+        return value
+
+    def required(self, name: str) -> str:
+        """A text that must be there."""
+        value = self.text(name)
+        if not value:
+            raise BadRequest(f"{self._where}{name} is missing")
+        return value
+
+    def truth(self, name: str) -> bool:
+        """True or false, false if it is not there."""
+        value = self._get(name)
+        if not isinstance(value, bool | None):
+            raise self._wrong(name, "true or false", value)
+        return bool(value)
+
+    def number(self, name: str) -> float | None:
+        """A number."""
+        value = self._get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise self._wrong(name, "a number", value)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise self._wrong(name, "a number", value)
+        return value
+
+    def whole(self, name: str) -> int | None:
+        """A whole number from 0."""
+        value = self.number(name)
+        if value is None:
+            return None
+        if value < 0 or value != int(value):
+            raise self._wrong(name, "a whole number from 0", value)
+        return int(value)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of texts."""
+        found = self.many(name)
+        if not all(isinstance(each, str) for each in found):
+            raise self._wrong(name, "a list of texts", found)
+        return tuple(found)
+
+    def many(self, name: str) -> list[Any]:
+        """A list of anything."""
+        value = self._get(name)
+        if not isinstance(value, list | None):
+            raise self._wrong(name, "a list", value)
+        return value or []
+
+    def mapping(self, name: str) -> dict[str, str]:
+        """An object whose values are texts."""
+        found = self._object(name)
+        for key, value in found.items():
+            if not isinstance(value, str):
+                raise self._wrong(f"{name}.{key}", "a text", value)
+        return dict(found)
+
+    def inner(self, name: str) -> "Fields | None":
+        """An object in this one; None if it is not there or empty."""
+        found = self._object(name)
+        return Fields(found, f"{self._where}{name}.") if found else None
+
+    def decoded(self, name: str) -> bytes:
+        """Bytes, in base64."""
+        try:
+            return b64decode(self.text(name), validate=True)
+        except ValueError as error:  # binascii.Error is one
+            raise BadRequest(f"{self._where}{name} is not base64: {error}") from error
+
+    def _get(self, name: str) -> Any:
+        return self._values.get(name.lower())
+
+    def _object(self, name: str) -> Mapping[str, Any]:
+        return _object(self._get(name) or {}, f"{self._where}{name}")
+
+    def _wrong(self, name: str, wanted: str, value: object) -> BadRequest:
+        shown = json.dumps(value, default=str)[:100]
+        return BadRequest(f"{self._where}{name} must be {wanted}, and is {shown}")
+
+
+def parsed(body: bytes) -> Any:
+    """The JSON that a body holds; every text in it can be written as UTF-8."""
+    try:
+        value = json.loads(body.decode())
+        if b"\\u" in body:  # the one way to half a surrogate pair, which no file or process takes
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    return value
+
+
+def _object(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise BadRequest(f"{where} must be a JSON object")
+    return value

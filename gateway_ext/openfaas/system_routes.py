@@ -1,0 +1,261 @@
+"""The routes below /system: functions, scaling, secrets, namespaces, alerts, info."""
+
+import logging
+import platform
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from common.http.asgi import App
+from gateway_ext.errors import BadRequest, GatewayError, ProviderFailed, UnknownNamespace
+from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId, FunctionStatus, Namespace
+from gateway_ext.openfaas import function_wishes, openfaas_json, valid_names
+from gateway_ext.openfaas.alert_scaling import after_alert
+from gateway_ext.openfaas.json_answers import body_of, done, failed, shown
+from gateway_ext.ports import Capacity, Provider
+from gateway_ext.settings import GatewaySettings
+
+_log = logging.getLogger(__name__)
+
+_Handler = Callable[[Request], Awaitable[Response]]
+_CREATED = 201
+
+
+class CallCounts(Protocol):
+    """Who counts calls."""
+
+    def invocations_of(self, function: str) -> int:
+        """How often it was called."""
+        ...
+
+
+def make_system(
+    provider: Provider,
+    counts: CallCounts,
+    settings: GatewaySettings,
+    capacity: Capacity | None = None,
+) -> App:
+    """The application for everything below /system but logs and jobs; it checks no credentials.
+
+    With no `capacity` every wish for memory is accepted.
+    """
+    functions = _Functions(provider, counts, settings, capacity)
+    world = _SystemParts(provider, settings)
+    routes = [
+        _route("/system/functions", GET=functions.list, POST=functions.create,
+               PUT=functions.update, DELETE=functions.remove),
+        _route("/system/function/{name}", GET=functions.show),
+        _route("/system/scale-function/{name}", POST=functions.scale),
+        _route("/system/alert", POST=functions.alert),
+        _route("/system/info", GET=world.info),
+        _route("/system/namespaces", GET=world.namespaces),
+        *(
+            _route(path, GET=world.namespace, POST=world.create_namespace,
+                   PUT=world.update_namespace, DELETE=world.remove_namespace)
+            for path in ("/system/namespace", "/system/namespace/", "/system/namespace/{name}")
+        ),
+        _route("/system/secrets", GET=world.secrets, POST=world.create_secret,
+               PUT=world.update_secret, DELETE=world.remove_secret),
+    ]  # fmt: skip
+    app = Starlette(
+        routes=routes, exception_handlers={GatewayError: failed, HTTPException: _no_route}
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _route(path: str, **handlers: _Handler) -> Route:
+    async def handle(request: Request) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        return await handlers[method](request)
+
+    return Route(path, handle, methods=list(handlers))
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for no other"
+    said = f"{request.method} {request.url.path}: {error.detail}"
+    return PlainTextResponse(said, error.status_code, error.headers)
+
+
+class _Functions:
+    """The routes of functions."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        counts: CallCounts,
+        settings: GatewaySettings,
+        capacity: Capacity | None,
+    ) -> None:
+        self._provider = provider
+        self._counts = counts
+        self._settings = settings
+        self._capacity = capacity
+
+    async def list(self, request: Request) -> Response:
+        found = await self._provider.functions(_namespace(request))
+        return shown([self._shown(status) for status in found])
+
+    async def show(self, request: Request) -> Response:
+        usage = request.query_params.get("usage", "").lower() in {"1", "t", "true"}
+        return shown(self._shown(await self._provider.function(_function(request), usage=usage)))
+
+    async def create(self, request: Request) -> Response:
+        return await self._deploy(request, update=False)
+
+    async def update(self, request: Request) -> Response:
+        return await self._deploy(request, update=True)
+
+    async def _deploy(self, request: Request, *, update: bool) -> Response:
+        wanted = openfaas_json.deployment(await body_of(request))
+        self._check_replicas(function_wishes.of(wanted).scale_max)
+        largest_bytes = None if self._capacity is None else self._capacity.largest_gpu_bytes()
+        if largest_bytes is not None:
+            function_wishes.refuse_beyond(wanted, largest_bytes)
+        await self._provider.deploy(wanted, update=update)
+        _log.info("%s %s: %s", "updated" if update else "deployed", wanted.id, wanted.image)
+        return done()
+
+    async def remove(self, request: Request) -> Response:
+        namespace = request.query_params.get("namespace", "")
+        function = openfaas_json.function_to_remove(await body_of(request), namespace)
+        await self._provider.remove(function)
+        _log.info("removed %s", function)
+        return done()
+
+    async def scale(self, request: Request) -> Response:
+        sent = openfaas_json.scaling(await body_of(request))
+        function = _function(request, sent.namespace)
+        self._check_replicas(sent.replicas)
+        await self._provider.scale(function, sent.replicas)
+        _log.info("scaled %s to %d", function, sent.replicas)
+        return done()
+
+    async def alert(self, request: Request) -> Response:
+        """One alert that fails does not keep the others from being heard."""
+        failures = []
+        for alert in openfaas_json.alerts(await body_of(request)):
+            try:
+                await self._heed(alert)
+            except GatewayError as error:
+                failures.append(f"{alert.function or 'no function_name'}: {error}")
+        if failures:
+            raise ProviderFailed("; ".join(failures))
+        return done(200)
+
+    async def _heed(self, alert: openfaas_json.Alert) -> None:
+        function = valid_names.function_id(alert.function)
+        status = await self._provider.function(function, usage=False)
+        wished = function_wishes.of(status.deployment)
+        replicas = after_alert(status.replicas, wished, firing=alert.firing)
+        if replicas != status.replicas:
+            _log.info("an alert scales %s from %d to %d", function, status.replicas, replicas)
+            await self._provider.scale(function, replicas)
+
+    def _check_replicas(self, replicas: int) -> None:
+        most = self._settings.max_replicas
+        if replicas > most:
+            raise BadRequest(f"{replicas} replicas are more than the {most} that may be asked")
+
+    def _shown(self, status: FunctionStatus) -> openfaas_json.Json:
+        return openfaas_json.status_json(
+            status, self._counts.invocations_of(str(status.deployment.id))
+        )
+
+
+class _SystemParts:
+    """What there is beside functions."""
+
+    def __init__(self, provider: Provider, settings: GatewaySettings) -> None:
+        self._provider = provider
+        self._settings = settings
+
+    async def info(self, request: Request) -> Response:
+        """Flat to a gateway that asks its provider, nested to faas-cli that asks a gateway."""
+        del request
+        version = {
+            "sha": self._settings.sha,
+            "release": self._settings.release,
+            "commit_message": "",
+        }
+        flat = {
+            "provider": "gpufaas",
+            "version": version,
+            "orchestration": self._provider.name,
+        }
+        if self._settings.role == "provider":
+            return shown(flat)
+        return shown({"provider": flat, "version": version, "arch": platform.machine()})
+
+    async def namespaces(self, request: Request) -> Response:
+        del request
+        return shown([namespace.name for namespace in await self._provider.namespaces()])
+
+    async def namespace(self, request: Request) -> Response:
+        wanted = valid_names.namespace_name(request.path_params.get("name", ""))
+        for namespace in await self._provider.namespaces():
+            if namespace.name == wanted:
+                return shown(openfaas_json.namespace_json(namespace))
+        raise UnknownNamespace(wanted)
+
+    async def create_namespace(self, request: Request) -> Response:
+        namespace = await self._namespace(request)
+        await self._provider.create_namespace(namespace)
+        _log.info("made the namespace %s", namespace.name)
+        return done(_CREATED)
+
+    async def update_namespace(self, request: Request) -> Response:
+        await self._provider.update_namespace(await self._namespace(request))
+        return done()
+
+    async def remove_namespace(self, request: Request) -> Response:
+        namespace = await self._namespace(request)
+        if namespace.name == DEFAULT_NAMESPACE:
+            raise BadRequest(f"{DEFAULT_NAMESPACE} cannot be removed: it is the default namespace")
+        await self._provider.remove_namespace(namespace.name)
+        _log.info("removed the namespace %s", namespace.name)
+        return done()
+
+    async def secrets(self, request: Request) -> Response:
+        namespace = _namespace(request)
+        found = await self._provider.secrets(namespace)
+        return shown([{"name": name, "namespace": namespace} for name in found])
+
+    async def create_secret(self, request: Request) -> Response:
+        secret = await self._secret(request)
+        await self._provider.create_secret(*secret)
+        return done()
+
+    async def update_secret(self, request: Request) -> Response:
+        secret = await self._secret(request)
+        await self._provider.update_secret(*secret)
+        return done()
+
+    async def remove_secret(self, request: Request) -> Response:
+        secret = await self._secret(request)
+        await self._provider.remove_secret(secret.namespace, secret.name)
+        return done()
+
+    async def _namespace(self, request: Request) -> Namespace:
+        return openfaas_json.namespace(await body_of(request), request.path_params.get("name", ""))
+
+    async def _secret(self, request: Request) -> openfaas_json.Secret:
+        return openfaas_json.secret(
+            await body_of(request), request.query_params.get("namespace", "")
+        )
+
+
+def _namespace(request: Request) -> str:
+    return valid_names.namespace_or_default(request.query_params.get("namespace", ""))
+
+
+def _function(request: Request, namespace: str = "") -> FunctionId:
+    """The function that the path names; its namespace is in the query, else in the body."""
+    said = request.query_params.get("namespace", "") or namespace
+    return valid_names.function_id(request.path_params["name"], said)

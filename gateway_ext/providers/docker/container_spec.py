@@ -1,0 +1,167 @@
+"""Bodies of requests that create containers and networks. Pure."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from gateway_ext.errors import BadDeployment
+from gateway_ext.model import Deployment
+from gateway_ext.openfaas import function_wishes, quantities
+from gateway_ext.providers.docker.docker_settings import DockerSettings
+from gateway_ext.providers.docker.engine.engine_client import FUNCTION, RELEASE
+from gateway_ext.providers.docker.release_store import Release
+from gateway_ext.providers.function_environment import (
+    runtime_defaults,
+    runtime_settings,
+    without_shim_path,
+)
+
+SECRETS = "/var/openfaas/secrets"
+_IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]*(:\d+)?(/[a-zA-Z0-9][a-zA-Z0-9._-]*)*(:[\w.-]+)?"
+                    r"(@sha256:[0-9a-f]{64})?")  # fmt: skip
+_LEAST_MEMORY_BYTES = 6 << 20  # the Engine accepts no less
+_SHARES_OF_A_CORE = 1024
+_MOST_LABELS_BYTES = 64 << 10  # the Engine repeats them in every answer about a container
+_TMP = "rw,nosuid,nodev,mode=1777,size={}"
+_NANOS = 1_000_000_000
+# The injected variables that a running container cannot do without: if one of them changes, the
+# container is replaced.
+_LASTING = ("GPUFAAS_ENABLED", "GPUFAAS_ADDRESS", "GPUFAAS_CREDENTIAL")
+
+
+def check(deployment: Deployment) -> None:
+    """BadDeployment if no container can be made of it."""
+    if not _IMAGE.fullmatch(deployment.image):
+        raise BadDeployment(f"image: {deployment.image!r} is no name of an image")
+    for name in deployment.environment:
+        if not name or "=" in name or "\0" in name:
+            raise BadDeployment(f"{name!r} is no name of a variable")
+    labelled = sum(len(f"{name}{value}".encode()) for name, value in deployment.labels.items())
+    if labelled > _MOST_LABELS_BYTES:
+        raise BadDeployment(f"labels: {labelled} bytes; {_MOST_LABELS_BYTES} are the most")
+    _resources(deployment)
+
+
+def ignored(deployment: Deployment) -> list[str]:
+    """Constraints that mean nothing on one machine."""
+    return [one for one in deployment.constraints if not function_wishes.is_gpu_constraint(one)]
+
+
+def lasting(injected: Mapping[str, str]) -> str:
+    """A digest of the injected variables, which hides their values."""
+    pairs = [(name, injected[name]) for name in _LASTING if name in injected]
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:16] if pairs else ""
+
+
+def container(
+    release: Release,
+    settings: DockerSettings,
+    labels: Mapping[str, str],
+    injected: Mapping[str, str],
+    secrets_volume: str,
+) -> dict[str, Any]:
+    """The body that creates a container of this release."""
+    deployment = release.deployment
+    assert release.image is not None, "containers are made once the image is there"
+    return {
+        "Image": release.image.id,
+        "Env": [f"{name}={value}" for name, value in _environment(deployment, injected).items()],
+        "Labels": {
+            **deployment.labels,
+            **labels,
+            FUNCTION: str(deployment.id),
+            RELEASE: release.id,
+            "com.gpufaas.image": deployment.image,
+        },
+        "HostConfig": {
+            **_resources(deployment),
+            "NetworkMode": settings.network,
+            "RestartPolicy": {"Name": "no"},
+            "CapDrop": ["ALL"],
+            "SecurityOpt": ["no-new-privileges:true"],
+            "PidsLimit": settings.pids,
+            "ReadonlyRootfs": deployment.read_only,
+            "Tmpfs": {"/tmp": _TMP.format(settings.tmp_bytes)} if deployment.read_only else {},
+            "Mounts": _mounts(settings, injected, secrets_volume),
+            "LogConfig": {"Type": "json-file", "Config": {"max-size": "8m", "max-file": "2"}},
+        },
+    }
+
+
+def network(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    """The body that creates a network whose containers reach the world but not each other."""
+    isolated = {"com.docker.network.bridge.enable_icc": "false"}
+    return {"Name": name, "Driver": "bridge", "Labels": dict(labels), "Options": isolated}
+
+
+def filler(image: str, volume: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    """The body that creates a container which never runs: a volume is filled through it."""
+    mount = {"Type": "volume", "Source": volume, "Target": SECRETS}
+    return {
+        "Image": image,
+        "Cmd": ["never"],
+        "Labels": dict(labels),
+        "HostConfig": {"NetworkMode": "none", "Mounts": [mount]},
+    }
+
+
+def _environment(deployment: Deployment, injected: Mapping[str, str]) -> dict[str, str]:
+    wished = function_wishes.of(deployment)
+    limits = deployment.limits
+    cores = math.ceil(quantities.cpus(limits.cpu)) if limits and limits.cpu else None
+    defaults = {
+        **runtime_defaults(wished),
+        **({"fprocess": deployment.process} if deployment.process else {}),
+        **({"OMP_NUM_THREADS": str(cores)} if cores else {}),
+    }
+    ours = runtime_settings(wished) | without_shim_path(injected)
+    return {**defaults, **deployment.environment, **ours}
+
+
+def _resources(deployment: Deployment) -> dict[str, int]:
+    limits, requests = deployment.limits, deployment.requests
+    found: dict[str, int] = {}
+    if limits and limits.memory:
+        size = _read("limits.memory", limits.memory, quantities.memory_bytes)
+        if size < _LEAST_MEMORY_BYTES:
+            raise BadDeployment(f"limits.memory: {limits.memory!r}: 6Mi is the least")
+        found |= {"Memory": round(size), "MemorySwap": round(size)}  # the same: no swap
+    if limits and limits.cpu:
+        found["NanoCpus"] = round(_read("limits.cpu", limits.cpu, quantities.cpus) * _NANOS)
+    if requests and requests.memory:
+        size = _read("requests.memory", requests.memory, quantities.memory_bytes)
+        found["MemoryReservation"] = min(round(size), found.get("Memory", round(size)))
+    if requests and requests.cpu:
+        cores = _read("requests.cpu", requests.cpu, quantities.cpus)
+        found["CpuShares"] = max(2, round(cores * _SHARES_OF_A_CORE))
+    return found
+
+
+def _read(key: str, text: str, read: Any) -> float:
+    try:
+        return float(read(text))
+    except ValueError as error:
+        raise BadDeployment(f"{key}: {text!r}: {error}") from error
+
+
+def _mounts(
+    settings: DockerSettings, injected: Mapping[str, str], secrets_volume: str
+) -> list[dict[str, Any]]:
+    found = []
+    if secrets_volume:
+        found.append(_mount("volume", secrets_volume, SECRETS))
+    kind, _, path = injected.get("GPUFAAS_ADDRESS", "").partition(":")
+    if kind == "unix" and path.startswith("/"):
+        # The folder is mounted, as each start of the GPU manager makes a new socket in it.
+        folder = str(PurePosixPath(path).parent)
+        source = settings.gpu_mount or folder
+        found.append(_mount("bind" if source.startswith("/") else "volume", source, folder))
+    return found
+
+
+def _mount(kind: str, source: str, target: str) -> dict[str, Any]:
+    return {"Type": kind, "Source": source, "Target": target, "ReadOnly": True}

@@ -1,0 +1,164 @@
+"""The log of a function: lines of its instances, stored on disk within bounds, and followed."""
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gateway_ext.model import FunctionId, LogLine
+from gateway_ext.ports import LogQuery
+
+log = logging.getLogger(__name__)
+
+MAX_LINE_BYTES = 64 << 10
+# The rate at which an instance's output is read, so that it takes little of the gateway's time.
+_LINES_PER_S = 50_000
+_BYTES_PER_S = 16 << 20
+_SHORTEST_PAUSE_S = 0.005
+_MAX_AHEAD = 4096  # lines that a follower may be behind
+
+
+def reading_pause_s(line_count: int, byte_count: int) -> float:
+    """How long not to read an instance's output after this much of it; 0 if not at all."""
+    pause_s = max(line_count / _LINES_PER_S, byte_count / _BYTES_PER_S)
+    return pause_s if pause_s > _SHORTEST_PAUSE_S else 0.0
+
+
+class FunctionLog:
+    """The newest lines of one function, in two files that are filled in turn."""
+
+    def __init__(self, function: FunctionId, folder: Path, limit_bytes: int) -> None:
+        self._function = function
+        self._new = folder / "log.ndjson"
+        self._old = folder / "log.old.ndjson"
+        self._limit_bytes = limit_bytes // 2
+        self._followers: set[_Follower] = set()
+        self._failing = False
+        self._file = self._new.open("ab", buffering=0)
+
+    def write(self, instance: str, *texts: str) -> None:
+        """Add lines that an instance has written now; nothing happens once the log is closed."""
+        now = datetime.now(UTC)
+        self.add([LogLine(self._function, instance, now, text) for text in texts])
+
+    def add(self, lines: Sequence[LogLine]) -> None:
+        """Add lines of one instance with their times; nothing happens once the log is closed."""
+        if self._file.closed:
+            return
+        self._append("".join(map(_encoded, lines)).encode())
+        for follower in self._followers:
+            follower.add(lines)
+
+    async def read(self, query: LogQuery) -> AsyncIterator[LogLine]:
+        """Yield the stored lines that the query wants and, with `follow`, new ones as they come."""
+        follower = _Follower()
+        if query.follow:
+            self._followers.add(follower)
+        try:
+            raw = self._raw()  # before the first await: later lines reach the follower
+            for line in await asyncio.to_thread(self._selected, raw, query):
+                yield line
+            while query.follow:
+                for line in await follower.lines():
+                    if _wanted(line, query):
+                        yield line
+                if follower.ended:
+                    return
+        finally:
+            self._followers.discard(follower)
+
+    def last_line(self, instance: str) -> str:
+        """The text of the last line of an instance that is not blank; empty if there is none."""
+        for text in reversed(self._raw()):
+            line = _decoded(self._function, text)
+            if line is not None and line.instance == instance and line.text.strip():
+                return line.text.strip()
+        return ""
+
+    def last_at(self, instance: str) -> datetime | None:
+        """The time of the newest stored line of an instance."""
+        for text in reversed(self._raw()):
+            line = _decoded(self._function, text)
+            if line is not None and line.instance == instance:
+                return line.at
+        return None
+
+    def close(self) -> None:
+        """Close the files and end all followers."""
+        self._file.close()
+        for follower in self._followers:
+            follower.end()
+
+    def _selected(self, raw: list[bytes], query: LogQuery) -> list[LogLine]:
+        lines = (_decoded(self._function, text) for text in raw)
+        wanted = (line for line in lines if line is not None and _wanted(line, query))
+        if query.tail is None or query.tail < 0:
+            return list(wanted)
+        return list(deque(wanted, maxlen=query.tail))
+
+    def _raw(self) -> list[bytes]:
+        paths = [path for path in (self._old, self._new) if path.exists()]
+        return [line for path in paths for line in path.read_bytes().splitlines()]
+
+    def _append(self, lines: bytes) -> None:
+        """Append to the file; lines are dropped while the disk cannot store them."""
+        try:
+            self._file.write(lines)
+            if self._file.tell() > self._limit_bytes:
+                self._swap_files()
+        except OSError as error:
+            if not self._failing:
+                log.error("log lines of %s cannot be stored: %s", self._function, error)
+            self._failing = True
+        else:
+            self._failing = False
+
+    def _swap_files(self) -> None:
+        self._new.replace(self._old)
+        full, self._file = self._file, self._new.open("ab", buffering=0)
+        full.close()
+
+
+class _Follower:
+    """A queue of new lines for one reader; drops the oldest if the reader is too slow."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._lines: deque[LogLine] = deque(maxlen=_MAX_AHEAD)
+        self._changed = asyncio.Event()
+
+    def add(self, lines: Sequence[LogLine]) -> None:
+        self._lines.extend(lines)
+        self._changed.set()
+
+    def end(self) -> None:
+        self.ended = True
+        self._changed.set()
+
+    async def lines(self) -> list[LogLine]:
+        await self._changed.wait()
+        self._changed.clear()
+        found = list(self._lines)
+        self._lines.clear()
+        return found
+
+
+def _wanted(line: LogLine, query: LogQuery) -> bool:
+    if query.instance and line.instance != query.instance:
+        return False
+    return query.since is None or line.at >= query.since
+
+
+def _encoded(line: LogLine) -> str:
+    return f"{json.dumps([line.at.isoformat(), line.instance, line.text])}\n"
+
+
+def _decoded(function: FunctionId, text: bytes) -> LogLine | None:
+    try:
+        at, instance, line = json.loads(text)
+        return LogLine(function, instance, datetime.fromisoformat(at), line)
+    except (ValueError, TypeError):
+        return None  # an incomplete line: the machine stopped while it was written

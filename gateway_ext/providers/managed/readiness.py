@@ -1,0 +1,54 @@
+"""Waits until an instance can be called: polls it, quickly at first."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+_ANSWER_S = 5.0
+_REQUEST = b"GET /_/ready HTTP/1.1\r\nHost: function\r\nConnection: close\r\n\r\n"
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class PollIntervals(NamedTuple):
+    """Seconds between two polls: `first_s` during the first `first_phase_s`, `later_s` after it."""
+
+    first_s: float
+    first_phase_s: float
+    later_s: float = 0.2
+
+
+async def wait_until_ready(
+    is_ready: Callable[[], Awaitable[bool]],
+    exited: asyncio.Future[str],
+    within_s: float,
+    intervals: PollIntervals,
+) -> bool:
+    """True once the instance is ready; False if it exits first or `within_s` passes."""
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    while not exited.done() and loop.time() < started_s + within_s:
+        if await is_ready():
+            return not exited.done()
+        in_first_phase = loop.time() < started_s + intervals.first_phase_s
+        await asyncio.sleep(intervals.first_s if in_first_phase else intervals.later_s)
+    return False
+
+
+async def answers_ready(connecting: Awaitable[Connection], *, has_our_runtime: bool) -> bool:
+    """Whether an instance accepts calls.
+
+    Our runtime answers the readiness route; of another image an open port is enough.
+    """
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            reader, writer = await connecting
+            try:
+                if not has_our_runtime:
+                    return True
+                writer.write(_REQUEST)
+                return b" 200 " in await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError):  # ValueError: the line exceeds the reader's limit
+        return False

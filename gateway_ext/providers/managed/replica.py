@@ -1,0 +1,130 @@
+"""One replica: replaces its instance when that ends, with growing pauses between deaths."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Generic, NamedTuple, TypeVar
+
+from gateway_ext.errors import GatewayError
+from gateway_ext.providers.managed.function_log import FunctionLog
+from gateway_ext.providers.managed.managed_instance import ManagedInstance
+from gateway_ext.providers.managed.managed_settings import ManagedSettings
+
+log = logging.getLogger(__name__)
+
+_LIVED_LONG_S = 60.0
+
+I = TypeVar("I", bound=ManagedInstance)  # noqa: E741 - an instance
+
+
+class ReplicaContext(NamedTuple, Generic[I]):
+    """What all replicas of a version share; `changed` is called when readiness changes."""
+
+    make: Callable[[], Awaitable[I]]
+    changed: Callable[[], None]
+    log: FunctionLog
+    settings: ManagedSettings
+
+
+class Replica(Generic[I]):
+    """Keeps one instance alive until it is stopped; `running` is an instance to begin with."""
+
+    def __init__(self, context: ReplicaContext[I], running: I | None = None) -> None:
+        self.instance: I | None = running
+        self.trouble = ""
+        self._running = running
+        self._detached = False
+        self._context = context
+        self._deaths = 0
+        self._last_line = ""
+        self._leaving = asyncio.Event()
+        self._task = asyncio.create_task(self._keep_alive())
+        self._task.add_done_callback(_log_failure)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be called now."""
+        return self.instance is not None and self.instance.ready and not self._leaving.is_set()
+
+    def leave(self) -> None:
+        """Stop offering its endpoint, and start no further instance."""
+        self._leaving.set()
+        if self.instance is None:
+            self._task.cancel()
+
+    async def stop(self) -> None:
+        """End its instance, which gets `stop_s` to finish calls in flight."""
+        self.leave()
+        if self.instance is not None:
+            await self.instance.stop(self._context.settings.stop_s)
+        await asyncio.wait([self._task])
+
+    async def detach(self) -> None:
+        """Watch the instance no longer; it goes on running."""
+        self._detached = True
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _keep_alive(self) -> None:
+        settings = self._context.settings
+        pause_s = settings.first_pause_s
+        loop = asyncio.get_running_loop()
+        while self._running is not None or not self._leaving.is_set():
+            started_s = loop.time()
+            why = await self._run_instance()
+            if self._leaving.is_set():
+                return
+            if loop.time() - started_s > _LIVED_LONG_S:
+                pause_s, self._deaths = settings.first_pause_s, 0
+            self._note_death(why, pause_s)
+            self._context.changed()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, settings.longest_pause_s)
+
+    async def _run_instance(self) -> str:
+        """Run one instance to its end; returns the reason of the end."""
+        try:
+            instance = await self._next_instance()
+        except (GatewayError, OSError) as error:
+            return f"cannot be started: {error}"
+        self.instance = instance
+        output = asyncio.create_task(instance.collect_output())
+        try:
+            within_s = self._context.settings.start_timeout_s
+            if await instance.until_ready(within_s):
+                self.trouble = ""
+                self._context.changed()
+            else:
+                instance.kill(f"was not ready within {within_s:g} s")
+            why = await asyncio.shield(instance.exited)
+            self._context.changed()  # before the clean-up: no call may go there any more
+        except asyncio.CancelledError:
+            if self._detached:
+                output.cancel()
+            else:
+                instance.kill("was stopped")
+                await instance.exited
+            raise
+        finally:
+            await output
+            self._last_line = self._context.log.last_line(instance.name)
+            self.instance = None
+        return why
+
+    async def _next_instance(self) -> I:
+        if self._running is None:
+            return await self._context.make()
+        found, self._running = self._running, None
+        return found
+
+    def _note_death(self, why: str, pause_s: float) -> None:
+        self._deaths += 1
+        times = "" if self._deaths == 1 else f", {self._deaths} times"
+        last = self._last_line
+        self.trouble = f"{why}{times}" + (f"; last words: {last[:300]}" if last else "")
+        log.warning("an instance %s; the next one starts in %g s", self.trouble, pause_s)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a replica is not kept alive any more", exc_info=error)

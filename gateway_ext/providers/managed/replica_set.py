@@ -1,0 +1,41 @@
+"""Replicas of one version of a function, as many as are wanted."""
+
+from collections.abc import Iterable
+from typing import Generic
+
+from gateway_ext.model import Endpoint
+from gateway_ext.providers.managed.replica import I, Replica, ReplicaContext
+
+
+class ReplicaSet(Generic[I]):
+    """Replicas that run the same; `running` are instances to begin with."""
+
+    def __init__(self, context: ReplicaContext[I], running: Iterable[I] = ()) -> None:
+        self._context = context
+        self.replicas = [Replica(context, one) for one in running]
+
+    def resize(self, wanted: int) -> list[Replica[I]]:
+        """Change the number of replicas; returns the surplus ones, which get no new call."""
+        while len(self.replicas) < wanted:
+            self.replicas.append(Replica(self._context))
+        leaving = sorted(self.replicas, key=lambda replica: replica.ready)
+        leaving = leaving[: len(self.replicas) - wanted]
+        for replica in leaving:
+            self.replicas.remove(replica)
+            replica.leave()
+        return leaving
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """Endpoints of the replicas that are ready."""
+        return [r.instance.endpoint for r in self.replicas if r.ready and r.instance is not None]
+
+    @property
+    def instances(self) -> list[I]:
+        """Instances that are alive, ready or not."""
+        return [r.instance for r in self.replicas if r.instance is not None]
+
+    @property
+    def trouble(self) -> str:
+        """The problem of one replica; empty if there is none."""
+        return next((replica.trouble for replica in self.replicas if replica.trouble), "")

@@ -1,0 +1,255 @@
+"""Replaces one version of a function by another: both run until the new one is ready."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from gateway_ext.errors import GatewayError
+from gateway_ext.model import Deployment, Endpoint
+from gateway_ext.ports import FunctionListener
+from gateway_ext.providers.managed.replica import Replica
+
+log = logging.getLogger(__name__)
+
+
+class Version(Protocol):
+    """A `ReplicaSet` together with what its replicas run."""
+
+    replicas: list[Replica[Any]]
+
+    @property
+    def deployment(self) -> Deployment:
+        """The deployment that they run."""
+        ...
+
+    @property
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Endpoints of the replicas that are ready."""
+        ...
+
+    @property
+    def trouble(self) -> str:
+        """The problem of one replica; empty if there is none."""
+        ...
+
+    def resize(self, wanted: int) -> Sequence[Replica[Any]]:
+        """Change the number of replicas; returns the surplus ones, which get no new call."""
+        ...
+
+
+V = TypeVar("V", bound=Version)
+_V_contra = TypeVar("_V_contra", bound=Version, contravariant=True)
+
+
+class RolloutOwner(Protocol[_V_contra]):
+    """The function that a rollout belongs to."""
+
+    @property
+    def deployment(self) -> Deployment:
+        """The deployment that was accepted last."""
+        ...
+
+    @property
+    def wanted(self) -> int:
+        """The number of replicas."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Write a line about the deployment to the function's log."""
+        ...
+
+    def took_over(self, version: _V_contra) -> None:
+        """Called when this version serves instead of the one before it."""
+        ...
+
+    def instances_ended(self, version: _V_contra) -> None:
+        """Called when instances of a version have ended, perhaps its last ones."""
+        ...
+
+
+class Rollout(Generic[V]):
+    """The version that serves and the one that is to replace it."""
+
+    def __init__(self, owner: RolloutOwner[V], listener: FunctionListener, drain_s: float) -> None:
+        self.current: V | None = None
+        self.coming: V | None = None
+        self._owner = owner
+        self._listener = listener
+        self._drain_s = drain_s
+        self._failed = ""  # why there is no version to start replicas of
+        self._stopped = False
+        self._changed = asyncio.Event()
+        self._making: asyncio.Task[None] | None = None
+        self._retiring: dict[asyncio.Task[None], V] = {}
+
+    def begin(self, make: Callable[[], Awaitable[V]]) -> None:
+        """Make another version and replace the current one once the new one is ready."""
+        before = self._making
+        if self.current is None:
+            self.notify()
+        self._making = asyncio.create_task(self._replace(make, before))
+        self._making.add_done_callback(self._made)
+
+    def start_with(self, version: V) -> None:
+        """Serve this version at once; some of its replicas may run already."""
+        leaving = version.resize(self._owner.wanted)
+        self.current = version
+        self.notify()
+        self._end_surplus(leaving, version)
+
+    def resize(self) -> None:
+        """Apply the owner's number of replicas to all versions."""
+        leaving = [(one.resize(self._owner.wanted), one) for one in self.versions]
+        self.notify()
+        for replicas, version in leaving:
+            self._retire(replicas, version)
+        self._changed.set()
+
+    def report_failure(self, why: str) -> None:
+        """Show why a version cannot be made yet; making it goes on."""
+        self._failed = why
+        self._owner.note(why)
+        log.warning("%s: %s", self._owner.deployment.id, why)
+
+    async def stop(self, *, drain: bool) -> None:
+        """End all instances; with `drain` they may finish their calls first."""
+        await self._stop_making()
+        leaving = [replica for one in self.versions for replica in one.resize(0)]
+        self.current = self.coming = None
+        for task in list(self._retiring) if not drain else ():
+            task.cancel()
+        await self._drain_and_stop(leaving, drain=drain)
+        if self._retiring:
+            await asyncio.wait(list(self._retiring))
+
+    async def detach(self) -> None:
+        """Stop watching all instances; they go on running."""
+        await self._stop_making()
+        for task in list(self._retiring):
+            task.cancel()
+        await asyncio.gather(*(one.detach() for v in self.versions for one in v.replicas))
+        if self._retiring:
+            await asyncio.wait(list(self._retiring))
+
+    @property
+    def versions(self) -> list[V]:
+        """The current version and the coming one, where there are such."""
+        return [one for one in (self.current, self.coming) if one is not None]
+
+    @property
+    def present(self) -> list[V]:
+        """All versions that instances run of, retiring ones too."""
+        return [*self.versions, *self._retiring.values()]
+
+    @property
+    def settled(self) -> bool:
+        """Whether no version is coming and none is retiring."""
+        return not self._retiring and self.coming is None
+
+    @property
+    def available(self) -> int:
+        """The number of replicas that can be called."""
+        return len(self.current.endpoints) if self.current else 0
+
+    @property
+    def trouble(self) -> str:
+        """The problem to show; empty if there is none."""
+        if self._failed:
+            return self._failed
+        coming = self.coming.trouble if self.coming else ""
+        return coming or (self.current.trouble if self.current else "")
+
+    def changed(self) -> None:
+        """Called when an instance became ready or stopped being ready."""
+        self._changed.set()
+        if not self._stopped:
+            self.notify()
+
+    def notify(self) -> None:
+        """Report deployment, endpoints and wanted replicas to the listener."""
+        current, wanted = self.current, self._owner.wanted
+        if current is None:
+            self._listener.function_is(self._owner.deployment, [], wanted=wanted)
+        else:
+            self._listener.function_is(current.deployment, current.endpoints, wanted=wanted)
+
+    async def _stop_making(self) -> None:
+        self._stopped = True
+        if self._making is not None:
+            self._making.cancel()
+            await asyncio.wait([self._making])
+
+    async def _replace(
+        self, make: Callable[[], Awaitable[V]], before: asyncio.Task[None] | None
+    ) -> None:
+        if before is not None:
+            before.cancel()
+            await asyncio.wait([before])
+        if self.coming is not None:
+            self._abandon(self.coming)
+        self._failed = ""
+        try:
+            coming = await make()
+        except (GatewayError, OSError) as error:
+            self.report_failure(str(error))
+            self.notify()
+            return
+        self._failed = ""
+        leaving = coming.resize(self._owner.wanted)
+        if self.current is None:
+            self.current = coming
+            self.notify()
+            self._end_surplus(leaving, coming)
+            return
+        self.coming = coming
+        self._end_surplus(leaving, coming)
+        await self._until_ready(coming)
+        self._swap(self.current, coming)
+
+    def _made(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed = f"it could not be started: {error}"
+            log.error("%s could not be started", self._owner.deployment.id, exc_info=error)
+
+    async def _until_ready(self, coming: V) -> None:
+        while len(coming.endpoints) < self._owner.wanted:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _swap(self, old: V, coming: V) -> None:
+        self.current, self.coming = coming, None
+        leaving = old.resize(0)
+        self.notify()
+        self._retire(leaving, old)  # before the owner is called, which may fail
+        self._owner.took_over(coming)
+
+    def _abandon(self, coming: V) -> None:
+        """Retire a version that was superseded before it was ready."""
+        self.coming = None
+        self._retire(coming.resize(0), coming)
+
+    def _end_surplus(self, leaving: Sequence[Replica[Any]], version: V) -> None:
+        if leaving:
+            self._retire(leaving, version)
+
+    def _retire(self, leaving: Sequence[Replica[Any]], version: V) -> None:
+        task = asyncio.create_task(self._drain_and_stop(leaving, drain=True))
+        self._retiring[task] = version
+        task.add_done_callback(self._retired)
+
+    def _retired(self, task: asyncio.Task[None]) -> None:
+        version = self._retiring.pop(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s: ending instances failed", version.deployment.id, exc_info=error)
+        if not self._stopped:
+            self._owner.instances_ended(version)
+
+    async def _drain_and_stop(self, leaving: Iterable[Replica[Any]], *, drain: bool) -> None:
+        replicas = list(leaving)
+        names = [one.instance.name for one in replicas if one.instance is not None]
+        try:
+            if drain and names:
+                await self._listener.drained(names, self._drain_s)
+        finally:
+            await asyncio.gather(*(replica.stop() for replica in replicas))

@@ -1,0 +1,136 @@
+"""Finds, measures and kills the processes of instances, by way of /proc. Linux only."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from gateway_ext.providers.process.process_launch import MARK
+
+_PROC = Path("/proc")
+_SESSION, _UTIME, _STIME = 3, 11, 12  # positions in /proc/PID/stat after the name
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class ProcessUsage(NamedTuple):
+    """Resources of processes; `own_bytes` excludes memory shared with other processes."""
+
+    cpu_s: float
+    resident_bytes: int
+    own_bytes: int
+
+
+def sessions() -> dict[int, list[int]]:
+    """Process ids by the leader of their session."""
+    found: dict[int, list[int]] = {}
+    for pid in _pids():
+        stat = _stat(pid)
+        if stat is not None:
+            found.setdefault(int(stat[_SESSION]), []).append(pid)
+    return found
+
+
+def usage(pids: list[int]) -> ProcessUsage:
+    """The sum over these processes."""
+    cpu_s, resident_bytes, own_bytes = 0.0, 0, 0
+    for pid in pids:
+        stat, status = _stat(pid), _status(pid)
+        if stat is None:
+            continue
+        cpu_s += (int(stat[_UTIME]) + int(stat[_STIME])) / _TICKS
+        resident_bytes += status.get("VmRSS", 0)
+        own_bytes += status.get("RssAnon", 0) + status.get("VmSwap", 0)
+    return ProcessUsage(cpu_s, resident_bytes, own_bytes)
+
+
+def end_marked(mark: str) -> int:
+    """Kill all processes whose mark begins with this; returns their number."""
+    wanted = f"{MARK}={mark}".encode()
+    count = 0
+    for pid in _pids():
+        if pid != os.getpid() and any(part.startswith(wanted) for part in _environment(pid)):
+            count += _kill(pid)
+    return count
+
+
+def users() -> set[int]:
+    """The ids of all users that have a process."""
+    return {uid for pid in _pids() for uid in _uids(pid)}
+
+
+def end_user(uid: int, mark: str) -> int:
+    """Kill processes of a function's user that left both session and mark; returns their number.
+
+    They are still in the mount namespace of their instance. A process in the gateway's own mount
+    namespace belongs to another user of the machine with the same id, and is left alone.
+    """
+    another, ours = f"{MARK}=".encode(), f"{MARK}={mark}/".encode()
+    count = 0
+    for pid in _pids():
+        if uid in _uids(pid) and _mounts(pid) not in ("", _mounts(os.getpid())):
+            marks = [part for part in _environment(pid) if part.startswith(another)]
+            if all(one.startswith(ours) for one in marks):
+                count += _kill(pid)
+    return count
+
+
+def kill_session(leader: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to all processes of a session."""
+    for pid in sessions().get(leader, []):
+        _kill(pid, number)
+
+
+def _kill(pid: int, number: int = signal.SIGKILL) -> bool:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _pids() -> Iterator[int]:
+    for path in _PROC.iterdir():
+        if path.name.isdecimal():
+            yield int(path.name)
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None  # the process has ended
+    return text.rpartition(")")[2].split()
+
+
+def _status(pid: int) -> dict[str, int]:
+    try:
+        lines = (_PROC / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = [line.split(":", 1) for line in lines if line.endswith(" kB")]
+    return {name: int(value.split()[0]) << 10 for name, value in pairs}
+
+
+def _uids(pid: int) -> set[int]:
+    """Real, effective, saved and file system user; the owner of /proc/PID may be another one."""
+    try:
+        lines = (_PROC / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return set()
+    return {int(uid) for line in lines if line.startswith("Uid:") for uid in line.split()[1:]}
+
+
+def _mounts(pid: int) -> str:
+    """Its mount namespace; empty if it has ended or may not be inspected."""
+    try:
+        return str((_PROC / str(pid) / "ns" / "mnt").readlink())
+    except OSError:
+        return ""
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []  # it has ended, or may not be inspected

@@ -1,0 +1,140 @@
+"""One version of a function: its processes, as many as are wanted."""
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway_ext.model import Deployment
+from gateway_ext.openfaas import function_wishes, quantities
+from gateway_ext.ports import Injection
+from gateway_ext.providers.function_environment import (
+    gpu_environment,
+    runtime_defaults,
+    runtime_settings,
+)
+from gateway_ext.providers.managed.function_log import FunctionLog
+from gateway_ext.providers.managed.replica import ReplicaContext
+from gateway_ext.providers.managed.replica_set import ReplicaSet
+from gateway_ext.providers.process import build_folders
+from gateway_ext.providers.process.build_store import BuildRecord
+from gateway_ext.providers.process.child_instance import ChildInstance, ChildPlace
+from gateway_ext.providers.process.process_launch import RUNTIME, LaunchOrders, interpreter_folders
+from gateway_ext.providers.process.process_settings import ProcessProviderSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessParts:
+    """What all functions of a process provider share."""
+
+    settings: ProcessProviderSettings
+    sockets: Path
+    injection: Injection | None
+    mark: str
+
+
+class ProcessVersion(ReplicaSet[ChildInstance]):
+    """Replicas that run one build in one environment."""
+
+    def __init__(
+        self,
+        record: BuildRecord,
+        python: Path,
+        parts: ProcessParts,
+        log: FunctionLog,
+        changed: Callable[[], None],
+    ) -> None:
+        super().__init__(ReplicaContext(self._make, changed, log, parts.settings))
+        self.record = record
+        self._orders = _orders(record, python, parts)
+        memory = _memory_bytes(record.deployment)
+        self._place = ChildPlace(parts.sockets, log, parts.mark, memory)
+
+    @property
+    def deployment(self) -> Deployment:
+        """The deployment that they run."""
+        return self.record.deployment
+
+    async def _make(self) -> ChildInstance:
+        return ChildInstance(self.record.deployment.id.name[:40], self._orders, self._place)
+
+
+def _orders(record: BuildRecord, python: Path, parts: ProcessParts) -> LaunchOrders:
+    deployment = record.deployment
+    wished = function_wishes.of(deployment)
+    injected = gpu_environment(parts.injection, deployment)
+    cpus = _cpus(deployment)
+    shim = [path for path in injected.get("PYTHONPATH", "").split(os.pathsep) if path]
+    visible = [
+        *interpreter_folders(parts.settings.base_python),
+        *map(str, parts.settings.visible),
+        *(str(Path(path).parent) for path in shim),
+        str(python.parents[1]),
+        str(record.folder),
+    ]
+    return LaunchOrders(
+        command=[str(python), str(RUNTIME)],
+        environment=_environment(record, python, injected, wished) | _threads(cpus),
+        cwd=str(record.build),
+        uid=record.uid,
+        cpus=cpus,
+        secrets=str(secrets_folder(record)),
+        visible=visible,
+    )
+
+
+def secrets_folder(record: BuildRecord) -> Path:
+    """The folder in which its instances find their secrets."""
+    return record.folder / "secrets"
+
+
+def home_folder(record: BuildRecord) -> Path:
+    """The folder that its instances may write to."""
+    return record.folder / "home"
+
+
+def _environment(
+    record: BuildRecord, python: Path, injected: Mapping[str, str], wished: function_wishes.Wishes
+) -> dict[str, str]:
+    own = dict(record.deployment.environment)
+    home, secrets = str(home_folder(record)), str(secrets_folder(record))
+    defaults = {
+        "LANG": "C.UTF-8",
+        "HOME": home,
+        "TMPDIR": home,
+        "PYTHONDONTWRITEBYTECODE": "1",  # functions may not write to the build
+        **runtime_defaults(wished),
+    }
+    ours = {
+        "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",
+        "OPENFAAS_SECRETS_DIR": secrets,
+        "secret_mount_path": secrets,
+        "GPUFAAS_HANDLER": str(build_folders.handler_of(record.build)),
+        **runtime_settings(wished),
+    }
+    paths = [one for one in (injected.get("PYTHONPATH"), own.get("PYTHONPATH")) if one]
+    joined = {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
+    return {**defaults, **own, **ours, **injected, **joined}
+
+
+def _threads(cpus: list[int]) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(len(cpus))} if cpus else {}
+
+
+def _memory_bytes(deployment: Deployment) -> int | None:
+    limits = deployment.limits
+    return quantities.memory_bytes(limits.memory) if limits and limits.memory else None
+
+
+def _cpus(deployment: Deployment) -> list[int]:
+    """Whole processors for a limit in fractions; the first one depends on the function's name."""
+    limits = deployment.limits
+    allowed = sorted(os.sched_getaffinity(0))
+    if not limits or not limits.cpu:
+        return []
+    count = math.ceil(quantities.cpus(limits.cpu))
+    if count >= len(allowed):
+        return []
+    first = sum(map(ord, str(deployment.id)))
+    return [allowed[(first + number) % len(allowed)] for number in range(count)]

@@ -1,0 +1,151 @@
+"""Requests to a faas-provider over HTTP; errors name the URL and the reason."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from gateway_ext.errors import BadRequest, GatewayError, ProviderFailed, Unsupported
+from gateway_ext.openfaas.basic_auth import BasicCredentials
+
+_CONNECT_S = 5.0
+_SHOWN = 500
+_ACCEPTED = frozenset({200, 201, 202, 204})
+_ELSEWHERE = frozenset({301, 302, 303, 307, 308})
+_UNSUPPORTED = frozenset({405, 501})
+_BAD, _UNAUTHORIZED, _ABSENT, _CONFLICT = 400, 401, 404, 409
+
+
+class ProviderSite(NamedTuple):
+    """Host and port of a provider, and the prefix of all its paths."""
+
+    host: str
+    port: int
+    path: str
+
+    @property
+    def url(self) -> str:
+        """The URL without a slash at its end."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}{self.path}"
+
+
+def provider_site(url: str) -> ProviderSite:
+    """The site that a URL names; a slash at its end makes no difference."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise BadRequest(f"upstream_url {url!r}: {error}") from error
+    if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment:
+        raise BadRequest(f"upstream_url {url!r}: http://HOST:PORT/ is wanted (calls use no TLS)")
+    if parts.username is not None:
+        raise BadRequest("upstream_url names a user: say upstream_user and upstream_password_file")
+    return ProviderSite(parts.hostname, port or 80, parts.path.rstrip("/"))
+
+
+class ProviderHttp:
+    """One provider, asked with the credentials that it wants."""
+
+    def __init__(self, site: ProviderSite, user: str, password: str, timeout_s: float) -> None:
+        self._site = site
+        credentials = BasicCredentials(user, password)
+        self._headers = {"Authorization": credentials.header} if user else {}
+        self._timeout_s = timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        """Allow requests."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+        self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        *,
+        missing: GatewayError | None = None,
+        exists: GatewayError | None = None,
+    ) -> bytes:
+        """The body of a successful answer; 404 raises `missing`, 409 raises `exists`."""
+        sending = self._sent(method, path, query or {}, body, missing, exists)
+        try:
+            async with asyncio.timeout(self._timeout_s), sending as answer:
+                return await answer.read()
+        except TimeoutError as error:
+            raise ProviderFailed(
+                f"{self._site.url}{path} did not answer within {self._timeout_s:g} s"
+            ) from error
+        except aiohttp.ClientError as error:
+            raise ProviderFailed(f"{self._site.url}{path}: {_described(error)}") from error
+
+    async def lines(
+        self, path: str, query: Mapping[str, str], missing: GatewayError
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the lines of an answer as they arrive."""
+        try:
+            async with self._sent("GET", path, query, None, missing, None) as answer:
+                rest = b""
+                async for part in answer.content.iter_any():
+                    *lines, rest = (rest + part).split(b"\n")
+                    for line in lines:
+                        yield line
+                yield rest
+        except aiohttp.ClientError as error:
+            raise ProviderFailed(f"{self._site.url}{path}: {_described(error)}") from error
+
+    @asynccontextmanager
+    async def _sent(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: object,
+        missing: GatewayError | None,
+        exists: GatewayError | None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        assert self._session is not None, "opened before"
+        async with self._session.request(
+            method,
+            self._site.url + path,
+            params=query,
+            data=None if body is None else io.BytesIO(json.dumps(body).encode()),
+            headers={} if body is None else {"Content-Type": "application/json"},
+            allow_redirects=False,
+        ) as answer:
+            if answer.status == _ABSENT and missing is not None:
+                raise missing
+            if answer.status == _CONFLICT and exists is not None:
+                raise exists
+            if answer.status not in _ACCEPTED:
+                raise await self._refused(answer, f"{method} {path}")
+            yield answer
+
+    async def _refused(self, answer: aiohttp.ClientResponse, asked: str) -> GatewayError:
+        status = answer.status
+        where = f"{self._site.url} answers {asked} with {status}"
+        if status == _UNAUTHORIZED:
+            return ProviderFailed(f"{where}: upstream_user or upstream_password_file is wrong")
+        if status in _ELSEWHERE:
+            return ProviderFailed(f"{where}: it is at {answer.headers.get('Location', '?')} now")
+        reason = (await answer.read())[:_SHOWN].decode("utf-8", "replace").strip()
+        text = f"{where}: {reason or 'no reason given'}"
+        if status in _UNSUPPORTED:
+            return Unsupported(text)
+        return BadRequest(text) if status == _BAD else ProviderFailed(text)
+
+
+def _described(error: aiohttp.ClientError) -> str:
+    return str(error) or type(error).__name__

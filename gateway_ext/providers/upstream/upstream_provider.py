@@ -1,0 +1,326 @@
+"""Runs functions on another faas-provider: forwards requests to it, and polls what it has."""
+
+import asyncio
+import logging
+from base64 import b64encode
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+from gateway_ext.errors import (
+    BadDeployment,
+    BadRequest,
+    GatewayError,
+    NamespaceExists,
+    ProviderFailed,
+    SecretExists,
+    UnknownFunction,
+    UnknownNamespace,
+    UnknownSecret,
+    Unsupported,
+)
+from gateway_ext.model import (
+    DEFAULT_NAMESPACE,
+    Deployment,
+    FunctionId,
+    FunctionStatus,
+    LogLine,
+    Namespace,
+)
+from gateway_ext.openfaas import function_wishes, json_fields, openfaas_json
+from gateway_ext.ports import FunctionListener, Injection, LogQuery
+from gateway_ext.providers.function_environment import gpu_environment, without_shim_path
+from gateway_ext.providers.upstream.deployment_extras import NOTHING, Extras, digest, merged, parted
+from gateway_ext.providers.upstream.extras_file import ExtrasFile
+from gateway_ext.providers.upstream.function_poll import FunctionPoll
+from gateway_ext.providers.upstream.provider_http import ProviderHttp, provider_site
+from gateway_ext.settings import GatewaySettings
+
+_log = logging.getLogger(__name__)
+
+_FILE = "upstream.json"
+
+
+class UpstreamProvider:
+    """Functions of the provider at `upstream_url`; their extras are stored in the state folder."""
+
+    name = "upstream"
+
+    def __init__(self, settings: GatewaySettings, injection: Injection | None = None) -> None:
+        site = provider_site(settings.upstream_url)
+        self._http = ProviderHttp(
+            site, settings.upstream_user, _password(settings), settings.upstream_timeout_s
+        )
+        self._extras = ExtrasFile(Path(settings.state_dir) / _FILE)
+        self._strip = settings.upstream_strip
+        self._injection = injection
+        self._locks: WeakValueDictionary[FunctionId, asyncio.Lock] = WeakValueDictionary()
+        self._poll = FunctionPoll(site, self._everything, settings.upstream_poll_s)
+
+    async def start(self, listener: FunctionListener) -> None:
+        """Poll for the first time; ProviderFailed if the other provider cannot be reached."""
+        await self._http.open()
+        try:
+            await self._forget_removed()
+            await self._renew_injected()
+            await self._poll.start(listener)
+        except BaseException:
+            await self._http.close()
+            raise
+
+    async def close(self) -> None:
+        """Stop polling; the other provider's functions go on running."""
+        await self._poll.close()
+        await self._http.close()
+
+    async def deploy(self, deployment: Deployment, *, update: bool) -> None:
+        id_ = deployment.id
+        async with self._lock_of(id_):
+            if not update:
+                update = await self._is_there(id_)
+            await self._send(deployment, update=update)
+        await self._poll.poll_now()
+
+    async def remove(self, function: FunctionId) -> None:
+        body = {"functionName": function.name, "namespace": function.namespace}
+        missing = UnknownFunction(function)
+        query = _in(function.namespace)
+        async with self._lock_of(function):
+            try:
+                await self._http.call("DELETE", "/system/functions", query, body, missing=missing)
+            except UnknownFunction:
+                await self._store(function, NOTHING)
+                raise
+            await self._store(function, NOTHING)
+        await self._poll.poll_now()
+
+    async def scale(self, function: FunctionId, replicas: int) -> None:
+        name, namespace = function.name, function.namespace
+        body = {"serviceName": name, "replicas": replicas, "namespace": namespace}
+        path, missing = f"/system/scale-function/{name}", UnknownFunction(function)
+        await self._http.call("POST", path, _in(namespace), body, missing=missing)
+        await self._poll.poll_now()
+
+    async def functions(self, namespace: str) -> Sequence[FunctionStatus]:
+        missing = UnknownNamespace(namespace)
+        answer = await self._http.call("GET", "/system/functions", _in(namespace), missing=missing)
+        with _upstream_fault("its functions"):
+            found = openfaas_json.objects(_list(json_fields.parsed(answer)), "functions")
+            statuses = [openfaas_json.status_of(sent, namespace) for sent in found]
+        statuses = [self._completed(status) for status in statuses]
+        return sorted(statuses, key=lambda status: status.deployment.id)
+
+    async def function(self, function: FunctionId, *, usage: bool) -> FunctionStatus:
+        query = _in(function.namespace) | ({"usage": "1"} if usage else {})
+        path, missing = f"/system/function/{function.name}", UnknownFunction(function)
+        answer = await self._http.call("GET", path, query, missing=missing)
+        with _upstream_fault("its function"):
+            status = openfaas_json.status_of(json_fields.Fields.of(answer), function.namespace)
+        return self._completed(status)
+
+    async def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
+        function = query.function
+        sent = {"name": function.name} | _in(function.namespace)
+        if query.instance:
+            sent["instance"] = query.instance
+        if query.tail is not None:
+            sent["tail"] = str(query.tail)
+        if query.since is not None:
+            sent["since"] = openfaas_json.timestamp(query.since)
+        if query.follow:
+            sent["follow"] = "1"
+        lines = self._http.lines("/system/logs", sent, UnknownFunction(function))
+        async with aclosing(lines):
+            async for line in lines:
+                if line.strip():
+                    with _upstream_fault("a line of its log"):
+                        found = openfaas_json.log_line_of(json_fields.Fields.of(line), function)
+                    yield found
+
+    # -- secrets and namespaces ------------------------------------------------------------------
+
+    async def secrets(self, namespace: str) -> Sequence[str]:
+        answer = await self._http.call("GET", "/system/secrets", _in(namespace))
+        with _upstream_fault("its secrets"):
+            found = openfaas_json.objects(_list(json_fields.parsed(answer)), "secrets")
+            return sorted(each.required("name") for each in found)
+
+    async def create_secret(self, namespace: str, name: str, value: bytes) -> None:
+        exists = SecretExists(namespace, name)
+        await self._secret("POST", namespace, name, value, exists=exists)
+
+    async def update_secret(self, namespace: str, name: str, value: bytes) -> None:
+        missing = UnknownSecret(namespace, name)
+        await self._secret("PUT", namespace, name, value, missing=missing)
+
+    async def remove_secret(self, namespace: str, name: str) -> None:
+        missing = UnknownSecret(namespace, name)
+        await self._secret("DELETE", namespace, name, None, missing=missing)
+
+    async def namespaces(self) -> Sequence[Namespace]:
+        """All namespaces, by name; labels and annotations take one more request for each."""
+        return [await self._namespace(name) for name in await self._namespace_names()]
+
+    async def create_namespace(self, namespace: Namespace) -> None:
+        body, exists = openfaas_json.namespace_json(namespace), NamespaceExists(namespace.name)
+        await self._http.call("POST", "/system/namespace/", body=body, exists=exists)
+
+    async def update_namespace(self, namespace: Namespace) -> None:
+        body, missing = openfaas_json.namespace_json(namespace), UnknownNamespace(namespace.name)
+        path = f"/system/namespace/{namespace.name}"
+        await self._http.call("PUT", path, body=body, missing=missing)
+
+    async def remove_namespace(self, name: str) -> None:
+        path, missing = f"/system/namespace/{name}", UnknownNamespace(name)
+        await self._http.call("DELETE", path, body={"name": name}, missing=missing)
+        for function in self._extras.functions():
+            if function.namespace == name:
+                await self._store(function, NOTHING)
+        await self._poll.poll_now()
+
+    async def _secret(
+        self, method: str, namespace: str, name: str, value: bytes | None, **means: Any
+    ) -> None:
+        body = {"name": name, "namespace": namespace}
+        if value is not None:
+            # Older providers read the text only; newer ones prefer the bytes.
+            body["rawValue"] = b64encode(value).decode()
+            body["value"] = value.decode("utf-8", "replace")
+        await self._http.call(method, "/system/secrets", _in(namespace), body, **means)
+
+    async def _namespace(self, name: str) -> Namespace:
+        try:
+            answer = await self._http.call(
+                "GET", f"/system/namespace/{name}", missing=UnknownNamespace(name)
+            )
+            with _upstream_fault("its namespace"):
+                sent = json_fields.Fields.of(answer)
+                return Namespace(name, sent.mapping("labels"), sent.mapping("annotations"))
+        except (Unsupported, UnknownNamespace):
+            return Namespace(name)
+
+    async def _namespace_names(self) -> list[str]:
+        """The default namespace alone if the provider does not have this route."""
+        try:
+            answer = await self._http.call(
+                "GET", "/system/namespaces", missing=UnknownNamespace(DEFAULT_NAMESPACE)
+            )
+        except (Unsupported, UnknownNamespace):
+            return [DEFAULT_NAMESPACE]
+        with _upstream_fault("its namespaces"):
+            found = _list(json_fields.parsed(answer))
+            if not all(isinstance(name, str) for name in found):
+                raise BadRequest("namespaces must be texts")
+            return sorted({*found, DEFAULT_NAMESPACE})
+
+    # -- the part of a deployment that stays here ------------------------------------------------
+
+    async def _send(self, deployment: Deployment, *, update: bool) -> None:
+        """Store the extras, then forward the rest; the extras are restored if that is refused."""
+        id_ = deployment.id
+        forwarded, extras = parted(deployment, self._strip, self._injected(deployment))
+        before = self._extras[id_]
+        await self._store(id_, extras)
+        try:
+            await self._http.call(
+                "PUT" if update else "POST",
+                "/system/functions",
+                _in(id_.namespace),
+                openfaas_json.deployment_json(forwarded),
+                missing=UnknownFunction(id_) if update else UnknownNamespace(id_.namespace),
+            )
+        except GatewayError:
+            await self._store(id_, before)
+            raise
+
+    async def _store(self, function: FunctionId, extras: Extras) -> None:
+        await asyncio.to_thread(self._extras.put, function, extras)
+
+    def _lock_of(self, function: FunctionId) -> asyncio.Lock:
+        """One caller at a time changes the extras and the forwarded part of a function."""
+        lock = self._locks.get(function)
+        if lock is None:
+            lock = self._locks[function] = asyncio.Lock()
+        return lock
+
+    def _injected(self, deployment: Deployment) -> Mapping[str, str]:
+        """Variables that activate the shim; the path of the shim is set in the image."""
+        return without_shim_path(gpu_environment(self._injection, deployment))
+
+    def _completed(self, status: FunctionStatus) -> FunctionStatus:
+        """The status with the extras; `trouble` says what another client wrote wrongly."""
+        deployment = merged(status.deployment, self._extras[status.deployment.id])
+        try:
+            function_wishes.of(deployment)
+        except BadDeployment as error:
+            return replace(status, deployment=deployment, trouble=str(error))
+        return replace(status, deployment=deployment)
+
+    async def _is_there(self, function: FunctionId) -> bool:
+        try:
+            await self.function(function, usage=False)
+        except UnknownFunction:
+            return False
+        return True
+
+    async def _everything(self) -> list[FunctionStatus]:
+        found: list[FunctionStatus] = []
+        for namespace in await self._namespace_names():
+            try:
+                found += await self.functions(namespace)
+            except UnknownNamespace:
+                _log.info("the namespace %s was removed during a poll", namespace)
+        return found
+
+    async def _forget_removed(self) -> None:
+        """Delete the extras of functions that were removed while this gateway did not run."""
+        present = {status.deployment.id for status in await self._everything()}
+        for function in self._extras.functions():
+            if function not in present:
+                await self._store(function, NOTHING)
+
+    async def _renew_injected(self) -> None:
+        """Deploy GPU functions again whose injected addresses or credentials have changed."""
+        for status in await self._everything():
+            deployment = status.deployment
+            try:
+                injected = self._injected(deployment)
+                if digest(injected) == self._extras[deployment.id].digest:
+                    continue
+                _log.info("%s is deployed again: its injected variables changed", deployment.id)
+                await self._send(deployment, update=True)
+            except GatewayError as error:
+                _log.warning("%s keeps its injected variables: %s", deployment.id, error)
+
+
+@contextmanager
+def _upstream_fault(what: str) -> Iterator[None]:
+    """Raise ProviderFailed for a bad answer: the other provider's fault, not the caller's."""
+    try:
+        yield
+    except BadRequest as error:
+        raise ProviderFailed(f"the upstream provider does not give {what}: {error}") from error
+
+
+def _in(namespace: str) -> dict[str, str]:
+    return {"namespace": namespace}
+
+
+def _list(value: Any) -> list[Any]:
+    """The list in an answer; Go writes null for an empty one."""
+    if not isinstance(value, list | None):
+        raise BadRequest("a list is wanted")
+    return value or []
+
+
+def _password(settings: GatewaySettings) -> str:
+    if not settings.upstream_password_file:
+        return ""
+    path = Path(settings.upstream_password_file)
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ProviderFailed(f"upstream_password_file {path}: {error.strerror}") from error

@@ -1,0 +1,135 @@
+"""One serving process: its connections, health, readiness, and how it ends.
+
+The loop has a thread of its own, so that the handler's module runs in the main thread, as any
+program does, while health is answered.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+from concurrent.futures import Future
+
+from gateway_ext.runtime.call_log import say_as_json, say_plainly
+from gateway_ext.runtime.gpu_placement import placements
+from gateway_ext.runtime.handler_calls import HandlerCall, HandlerCalls
+from gateway_ext.runtime.handler_event import HandlerEvent
+from gateway_ext.runtime.handler_module import Handle
+from gateway_ext.runtime.handler_response import HandlerResponse
+from gateway_ext.runtime.request_parser import RequestHead
+from gateway_ext.runtime.runtime_settings import RuntimeSettings
+from gateway_ext.runtime.server_connection import ServerConnection
+
+_FINE = HandlerResponse(200, [("Content-Type", "text/plain; charset=utf-8")], b"OK\n")
+_HEALTH, _READY = "/_/health", "/_/ready"
+
+
+class FunctionServer:
+    """Serves health from the start, and calls once there is a handler."""
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        self.connections: set[ServerConnection] = set()
+        self.max_body_bytes = settings.max_body_bytes
+        self.read_timeout_s = settings.read_timeout_s
+        self._settings = settings
+        self._calls: HandlerCalls | None = None
+        self._stopping = asyncio.Event()
+        self._loop: Future[asyncio.AbstractEventLoop] = Future()
+        self._unfinished = False
+        self._thread = threading.Thread(target=self._run, name="service", daemon=True)
+
+    def start(self) -> None:
+        """Prepare the server; `listen` opens it."""
+        self._thread.start()
+
+    def listen(self, listener: socket.socket) -> None:
+        """Accept connections; returns once the server does so."""
+        loop = self._loop.result()
+        asyncio.run_coroutine_threadsafe(self._listen(listener), loop).result()
+
+    def ready(self, handle: Handle) -> None:
+        """From now on calls are served."""
+        asyncio.run_coroutine_threadsafe(self._ready(handle), self._loop.result()).result()
+
+    def stop(self) -> None:
+        """Accept nothing more, finish the calls in progress, and end."""
+        self._loop.result().call_soon_threadsafe(self._stopping.set)
+
+    def wait(self) -> bool:
+        """Wait for the end; False if calls were abandoned."""
+        # With a time limit, however long, so that signals are noticed.
+        while self._thread.is_alive():
+            self._thread.join(3600)
+        return not self._unfinished
+
+    def begin(
+        self, head: RequestHead, body: bytes, connection: ServerConnection
+    ) -> HandlerCall | None:
+        """Serve one request (see `server_connection.ConnectionOwner`)."""
+        calls = self._calls
+        if head.target == _HEALTH:
+            connection.answer(_FINE)
+        elif calls is None or self._stopping.is_set():
+            connection.refuse(503, "the function is not ready", last=True)
+        elif head.target == _READY:
+            connection.answer(_FINE)
+        elif 0 < self._settings.max_inflight <= len(calls.live):
+            connection.refuse(429, "the function has as many calls as it takes")
+        else:
+            return calls.begin(
+                HandlerEvent(head.method, head.target, head.headers, body), connection
+            )
+        return None
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop.set_result(asyncio.get_running_loop())
+        await self._stopping.wait()
+        for connection in list(self.connections):
+            connection.finish()
+        deadline_s = asyncio.get_running_loop().time() + self._settings.stop_timeout_s
+        while self.connections:
+            if asyncio.get_running_loop().time() > deadline_s:
+                break
+            await asyncio.sleep(0.01)
+        self._close()
+
+    def _close(self) -> None:
+        if self._calls is None:
+            return
+        for call in list(self._calls.live):
+            self._unfinished = True
+            call.cancel()
+        self._unfinished |= bool(self._calls.in_threads)
+        self._calls.pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _listen(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            lambda: ServerConnection(self), sock=listener, backlog=1024
+        )
+        # Closing belongs to stopping, and does not wait for connections: they are finished there.
+        self._closer = loop.create_task(self._close_with(server))
+
+    async def _close_with(self, server: asyncio.Server) -> None:
+        await self._stopping.wait()
+        server.close()
+
+    async def _ready(self, handle: Handle) -> None:
+        self._calls = HandlerCalls(
+            handle,
+            self._settings.hostname,
+            threads=self._settings.threads,
+            timeout_s=self._settings.exec_timeout_s,
+            gpu=placements(gpu=self._settings.gpu),
+            exhausted=self._give_way,
+            say=say_as_json if self._settings.log_json else say_plainly,
+        )
+
+    def _give_way(self) -> None:
+        sys.stderr.write("every thread is held by calls that timed out: this process ends\n")
+        sys.stderr.flush()
+        os._exit(1)

@@ -1,0 +1,58 @@
+"""Passes a call's lease from its headers to the shim, and the models used back."""
+
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from gateway_ext.runtime.handler_event import Headers
+
+Pairs = list[tuple[str, str]]
+
+
+class NoPlacements:
+    """For a function without a GPU: nothing is passed."""
+
+    def given(self, headers: Headers) -> AbstractContextManager[None]:
+        """The handler's call belongs in here."""
+        del headers
+        return nullcontext()
+
+    def used(self) -> Pairs:
+        """Headers with the models that the call has used; called inside `given`."""
+        return []
+
+    def told(self) -> Sequence[str]:
+        """The times of the call's graph calls; called inside `given`."""
+        return ()
+
+
+class ShimPlacements(NoPlacements):
+    """The shim's own module, which needs no torch."""
+
+    def __init__(self) -> None:
+        module = importlib.import_module("torch_shim.leases.request_context")
+        self._given: Callable[..., AbstractContextManager[None]] = module.given
+        self._used: Callable[[], Iterable[str]] = getattr(module, "used", tuple)
+        # An older shim takes no trace, and reports no times.
+        self._told: Callable[[], Sequence[str]] | None = getattr(module, "told", None)
+
+    def given(self, headers: Headers) -> AbstractContextManager[None]:
+        """Inside, the shim uses the lease that the gateway sent along, if any."""
+        address, lease = headers.get("x-gpu-address"), headers.get("x-gpu-lease")
+        if self._told is None:
+            return self._given(address, lease)
+        return self._given(address, lease, trace=headers.get("traceparent"))
+
+    def used(self) -> Pairs:
+        """The digests of the models, which the gateway learns."""
+        digests = list(self._used())
+        return [("X-Gpu-Models", ",".join(digests))] if digests else []
+
+    def told(self) -> Sequence[str]:
+        """The times in the format of X-Gpu-Trace."""
+        return () if self._told is None else self._told()
+
+
+def placements(*, gpu: bool) -> NoPlacements:
+    """The shim's, for a GPU function."""
+    return ShimPlacements() if gpu else NoPlacements()

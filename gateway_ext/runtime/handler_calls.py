@@ -1,0 +1,289 @@
+"""Calls of the handler: in a thread or in the loop, whole or streamed, within their time.
+
+A generator runs in one thread from its first piece to its last: what torch keeps for each thread
+(`no_grad`, autocast) would otherwise not hold from one piece to the next.
+"""
+
+import asyncio
+import threading
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
+from typing import Any
+
+from gateway_ext.runtime.call_log import Say
+from gateway_ext.runtime.gpu_placement import NoPlacements
+from gateway_ext.runtime.handler_event import HandlerContext, HandlerEvent
+from gateway_ext.runtime.handler_module import Handle, runs_in_loop
+from gateway_ext.runtime.handler_response import HandlerResponse, answer_of, piece_of
+from gateway_ext.runtime.server_connection import ServerConnection
+from gateway_ext.runtime.trace_header import Pairs, Timing
+
+_PIECES_AHEAD = 16
+
+
+class HandlerCalls:
+    """All calls in progress, and the threads that serve them."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        hostname: str,
+        *,
+        threads: int,
+        timeout_s: float,
+        gpu: NoPlacements,
+        exhausted: Callable[[], None],
+        say: Say,
+    ) -> None:
+        self.handle = handle
+        self.hostname = hostname
+        self.timeout_s = timeout_s
+        self.gpu = gpu
+        self.say = say
+        self.loop = asyncio.get_running_loop()
+        self.pool = ThreadPoolExecutor(threads, "handler")
+        self.live: set[HandlerCall] = set()
+        self.in_threads: set[HandlerCall] = set()  # also those whose client has left
+        self._exhausted = exhausted
+        self._threads = threads
+        self._stuck = 0
+        self._in_loop = runs_in_loop(handle)
+
+    def begin(self, event: HandlerEvent, connection: ServerConnection) -> "HandlerCall":
+        """Start a call whose answer goes to this connection."""
+        call = HandlerCall(self, event, connection)
+        self.live.add(call)
+        if self._in_loop:
+            call.run_in_loop()
+        else:
+            call.run_in_thread()
+        return call
+
+    def stuck(self, count: int) -> None:
+        """Note that a call whose client has left holds a thread, or no longer does.
+
+        Once all of them are, nothing can be served any more.
+        """
+        self._stuck += count
+        if self._stuck >= self._threads:
+            self._exhausted()
+
+
+class HandlerCall:
+    """One call of the handler, from the request to the last byte of its answer."""
+
+    def __init__(
+        self, calls: HandlerCalls, event: HandlerEvent, connection: ServerConnection
+    ) -> None:
+        self._calls = calls
+        self._event = event
+        self._connection = connection
+        self._timing = Timing(event.headers)
+        self._context = copy_context()
+        self._over = False  # answered, given up or broken off: later results are dropped
+        self._started = False  # a stream's head is out
+        self._stuck = False
+        self._task: asyncio.Task[None] | None = None
+        self._future: Future[None] | None = None
+        self._room = threading.Semaphore(_PIECES_AHEAD)
+        self._timer = (
+            calls.loop.call_later(calls.timeout_s, self._time_out) if calls.timeout_s else None
+        )
+
+    def run_in_thread(self) -> None:
+        """The handler is a plain function."""
+        self._future = self._calls.pool.submit(self._context.run, self._in_thread)
+
+    def run_in_loop(self, returned: object = None) -> None:
+        """The handler is asynchronous, or `returned` something that is."""
+        self._task = self._context.run(self._calls.loop.create_task, self._in_loop(returned))
+
+    def cancel(self) -> None:
+        """The client has left."""
+        self._end(keep_timer=self in self._calls.in_threads)
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        if self._future is not None:
+            self._future.cancel()
+        self._room.release(_PIECES_AHEAD)
+
+    def _end(self, *, keep_timer: bool = False) -> bool:
+        """True for the first caller, who ends the call."""
+        if self._over:
+            return False
+        self._over = True
+        if self._timer is not None and not keep_timer:
+            self._timer.cancel()
+        self._calls.live.discard(self)
+        return True
+
+    def _time_out(self) -> None:
+        self._say(f"took longer than {self._calls.timeout_s:g} s")
+        if self._end():
+            if self._started:
+                self._connection.break_off()
+            else:
+                self._connection.refuse(504, "the function took too long")
+            self._stop()
+        if self in self._calls.in_threads:
+            self._stuck = True
+            self._calls.stuck(+1)
+
+    # --- in a thread of the pool --------------------------------------------------------------
+
+    def _in_thread(self) -> None:
+        self._calls.in_threads.add(self)
+        try:
+            with self._given():
+                returned = self._calls.handle(self._event, HandlerContext(self._calls.hostname))
+                if isinstance(returned, Awaitable):
+                    self._hand_to_loop(self.run_in_loop, returned)
+                    return
+                answer = answer_of(returned)
+                if answer.pieces_async is not None:
+                    self._hand_to_loop(self.run_in_loop, returned)
+                elif answer.pieces is not None:
+                    self._pump(answer, answer.pieces)
+                else:
+                    answer.headers += self._said()
+                    self._hand_to_loop(self._reply, answer)
+        except BaseException as error:  # noqa: BLE001 - every error of a handler becomes its response
+            self._hand_to_loop(self._fail, error)
+        finally:
+            self._calls.in_threads.discard(self)
+            self._hand_to_loop(self._left_thread)
+
+    @contextmanager
+    def _given(self) -> Iterator[None]:
+        """The handler is called inside; its times are complete at the end."""
+        self._timing.begins()
+        with self._calls.gpu.given(self._event.headers):
+            try:
+                yield
+            finally:
+                self._timing.ends(self._calls.gpu.told())
+
+    def _said(self) -> Pairs:
+        """The headers for the gateway beside a whole response."""
+        self._timing.ends(self._calls.gpu.told())
+        return self._calls.gpu.used() + self._timing.header()
+
+    def _trailers(self) -> Pairs:
+        """The trailers for the gateway behind a stream."""
+        self._timing.ends(self._calls.gpu.told())
+        return self._timing.header()
+
+    def _pump(self, answer: HandlerResponse, pieces: Iterator[object]) -> None:
+        try:
+            for piece in pieces:
+                data = piece_of(piece)
+                self._room.acquire()
+                if self._over:
+                    return
+                self._hand_to_loop(self._send, self._used(answer), data)
+        finally:
+            close = getattr(pieces, "close", None)
+            if close is not None:
+                close()
+        self._hand_to_loop(self._finish_stream, self._used(answer), self._trailers())
+
+    def _used(self, answer: HandlerResponse) -> HandlerResponse:
+        """Once more than one piece is sent, headers cannot be added."""
+        if not self._started:
+            more = self._calls.gpu.used() + self._timing.announced()
+            answer = HandlerResponse(answer.status, answer.headers + more)
+        return answer
+
+    def _hand_to_loop(self, step: Callable[..., object], *values: Any) -> None:
+        if not self._calls.loop.is_closed():
+            self._calls.loop.call_soon_threadsafe(step, *values)
+
+    # --- in the loop --------------------------------------------------------------------------
+
+    async def _in_loop(self, returned: object) -> None:
+        try:
+            with self._given():
+                if returned is None:
+                    returned = self._calls.handle(self._event, HandlerContext(self._calls.hostname))
+                if isinstance(returned, Awaitable):
+                    returned = await returned
+                answer = answer_of(returned)
+                if answer.pieces_async is not None:
+                    await self._pump_async(answer, answer.pieces_async)
+                elif answer.pieces is not None:
+                    await asyncio.to_thread(self._pump, answer, answer.pieces)
+                else:
+                    answer.headers += self._said()
+                    self._reply(answer)
+        except asyncio.CancelledError as error:
+            # The runtime cancels when the client left or the time is up; else the handler failed.
+            self._fail(error)
+        except BaseException as error:  # noqa: BLE001 - every error of a handler becomes its response
+            self._fail(error)
+
+    async def _pump_async(self, answer: HandlerResponse, pieces: AsyncIterator[object]) -> None:
+        try:
+            async for piece in pieces:
+                data = piece_of(piece)
+                self._send(self._used(answer), data)
+                if self._over:
+                    return
+                if not self._connection.room.is_set():
+                    room = asyncio.Event()
+                    self._connection.when_room(room.set)
+                    await room.wait()
+        finally:
+            close = getattr(pieces, "aclose", None)
+            if close is not None:
+                await close()
+        self._finish_stream(self._used(answer), self._trailers())
+
+    def _send(self, head: HandlerResponse, data: bytes) -> None:
+        if self._over:
+            return
+        self._start(head)
+        self._connection.piece(data)
+        self._connection.when_room(self._room.release)
+
+    def _finish_stream(self, head: HandlerResponse, trailers: Pairs) -> None:
+        if not self._over:
+            self._start(head)
+            self._end()
+            self._connection.end_stream(trailers)
+
+    def _start(self, head: HandlerResponse) -> None:
+        if not self._started:
+            self._started = True
+            self._connection.start_stream(head.status, head.headers)
+
+    def _reply(self, answer: HandlerResponse) -> None:
+        if self._end():
+            self._connection.answer(answer)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._end():
+            return
+        self._say("raised\n" + "".join(traceback.format_exception(error)).rstrip())
+        if self._started:
+            self._connection.break_off()
+        else:
+            why = f"the function raised {type(error).__name__}"
+            self._connection.refuse(500, why, headers=self._timing.header())
+
+    def _left_thread(self) -> None:
+        if self._over and self._timer is not None:
+            self._timer.cancel()  # the client left before, and the thread is not held
+        if self._stuck:
+            self._stuck = False
+            self._calls.stuck(-1)
+
+    def _say(self, what: str) -> None:
+        call_id = self._event.headers.get("x-call-id", "-")
+        text = f"{self._event.method} {self._event.path} {what}"
+        self._calls.say(text, call_id, self._timing.trace_id)

@@ -1,0 +1,86 @@
+"""The arguments of a handler: the event and the context of the python3-http template."""
+
+from collections.abc import Iterator, Mapping
+from urllib.parse import parse_qsl, unquote
+
+
+class Multi(Mapping[str, str]):
+    """Names with one value or more: `[]` and `get` give the first, `getlist` all of them."""
+
+    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        self._pairs = pairs
+        self._values: dict[str, list[str]] = {}
+        for name, value in pairs:
+            self._values.setdefault(self.key(name), []).append(value)
+
+    @staticmethod
+    def key(name: str) -> str:
+        """The form in which two spellings of a name are equal."""
+        return name
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[self.key(name)][0]
+
+    def __iter__(self) -> Iterator[str]:
+        seen = set()
+        for name, _ in self._pairs:
+            if self.key(name) not in seen:
+                seen.add(self.key(name))
+                yield name
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.key(name) in self._values
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._pairs!r})"
+
+    def getlist(self, name: str) -> list[str]:
+        """Every value of this name, in the order they came."""
+        return list(self._values.get(self.key(name), ()))
+
+    def to_dict(self, flat: bool = True) -> dict[str, str] | dict[str, list[str]]:  # noqa: FBT001, FBT002 - as Werkzeug's, which handlers call so
+        """A plain dictionary: of first values, or of lists where not `flat`."""
+        return dict(self.items()) if flat else {name: self.getlist(name) for name in self}
+
+
+class Headers(Multi):
+    """A request's headers; case does not matter."""
+
+    @staticmethod
+    def key(name: str) -> str:
+        """Header names differ in more than case."""
+        return name.lower()
+
+
+class QueryParameters(Multi):
+    """The parameters of the query string."""
+
+
+class HandlerEvent:
+    """One call: body, headers, method, query, path."""
+
+    def __init__(self, method: str, target: str, headers: Headers, body: bytes) -> None:
+        path, _, query = target.partition("?")
+        self.body = body
+        self.headers = headers
+        self.method = method
+        self.path = unquote(path) if "%" in path else path
+        self._query_text = query
+        self._query: QueryParameters | None = None
+
+    @property
+    def query(self) -> QueryParameters:
+        """Names and values of the query string."""
+        if self._query is None:
+            self._query = QueryParameters(parse_qsl(self._query_text, keep_blank_values=True))
+        return self._query
+
+
+class HandlerContext:
+    """The host that the handler runs on."""
+
+    def __init__(self, hostname: str) -> None:
+        self.hostname = hostname

@@ -1,0 +1,65 @@
+"""Finding the handler: the folder becomes the package `function`, as in the python3 templates."""
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from gateway_ext.runtime.handler_event import HandlerContext, HandlerEvent
+
+_PACKAGE = "function"
+Handle = Callable[[HandlerEvent, HandlerContext], object]
+
+
+class NoHandler(Exception):
+    """The folder has no handler that could be called."""
+
+
+def load(folder: Path) -> Handle:
+    """Runs handler.py once and gives its `handle`.
+
+    It may say `from .x import y`, `from function.x import y` or `import x` for its own files.
+    """
+    folder = folder.absolute()
+    path = folder / "handler.py"
+    if not path.is_file():
+        raise NoHandler(f"{path} does not exist")
+    sys.path.insert(0, str(folder))
+    _package(folder)
+    module = _run(f"{_PACKAGE}.handler", path)
+    # `import handler` from one of its own files must not run it a second time.
+    sys.modules.setdefault("handler", module)
+    handle = getattr(module, "handle", None)
+    if not callable(handle):
+        raise NoHandler(f"{path} has no function `handle`")
+    found: Handle = handle
+    return found
+
+
+def runs_in_loop(handle: Handle) -> bool:
+    """Whether calling it only makes a coroutine or an async generator."""
+    call = getattr(handle, "__call__", handle)  # noqa: B004 - an object's, not whether it has one
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    return any(is_kind(one) for is_kind in kinds for one in (handle, call))
+
+
+def _package(folder: Path) -> None:
+    start = folder / "__init__.py"
+    if start.is_file():
+        _run(_PACKAGE, start, folders=[str(folder)])
+        return
+    package = ModuleType(_PACKAGE)
+    package.__path__ = [str(folder)]
+    sys.modules[_PACKAGE] = package
+
+
+def _run(name: str, path: Path, folders: list[str] | None = None) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=folders)
+    if spec is None or spec.loader is None:
+        raise NoHandler(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,113 @@
+"""Makes a response of a handler's result: a status, headers and a body or a stream. Pure."""
+
+import inspect
+import json
+import re
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+_TEXT = "text/plain; charset=utf-8"
+_SHAPE = {"statusCode", "body", "headers"}
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+# The runtime sets the length of a response and the end of the connection by itself.
+_OURS = {"content-length", "transfer-encoding", "connection", "keep-alive"}
+_STATUSES = range(200, 600)
+
+
+class BadResponse(TypeError):
+    """A handler's result cannot be made into a response."""
+
+
+@dataclass
+class HandlerResponse:
+    """A response whose body is whole, or is sent piece by piece."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes = b""
+    pieces: Iterator[object] | None = None
+    pieces_async: AsyncIterator[object] | None = None
+
+
+def answer_of(returned: object) -> HandlerResponse:
+    """Takes `{statusCode, body, headers}`, a text, bytes, a JSON value, a generator, None."""
+    if isinstance(returned, Mapping) and _is_shaped(returned):
+        status = _status_of(returned.get("statusCode", 200))
+        answer = _with_body(status, returned.get("body"))
+        answer.headers = _merged(answer.headers, _pairs_of(returned.get("headers")))
+        return answer
+    return _with_body(200, returned)
+
+
+def piece_of(piece: object) -> bytes:
+    """One piece of a stream."""
+    if isinstance(piece, str):
+        return piece.encode()
+    if isinstance(piece, bytes | bytearray | memoryview):
+        return bytes(piece)
+    return _json(piece) + b"\n"
+
+
+def _is_shaped(returned: Mapping[object, object]) -> bool:
+    return "statusCode" in returned or ("body" in returned and set(returned) <= _SHAPE)
+
+
+def _with_body(status: int, body: object) -> HandlerResponse:
+    if body is None:
+        return HandlerResponse(status, [])
+    if isinstance(body, str):
+        return HandlerResponse(status, [("Content-Type", _TEXT)], body.encode())
+    if isinstance(body, bytes | bytearray | memoryview):
+        return HandlerResponse(status, [("Content-Type", "application/octet-stream")], bytes(body))
+    if inspect.isasyncgen(body) or isinstance(body, AsyncIterator):
+        return HandlerResponse(status, [("Content-Type", _TEXT)], pieces_async=body)
+    if isinstance(body, Iterator):
+        return HandlerResponse(status, [("Content-Type", _TEXT)], pieces=body)
+    return HandlerResponse(status, [("Content-Type", "application/json")], _json(body))
+
+
+def _json(value: object) -> bytes:
+    try:
+        return json.dumps(value).encode()
+    except (TypeError, ValueError) as error:
+        raise BadResponse(
+            f"a handler cannot answer with {type(value).__name__}: {error}"
+        ) from error
+
+
+def _status_of(status: object) -> int:
+    try:
+        number = int(status)  # type: ignore[call-overload]  # what else it is, `int` finds out
+    except (TypeError, ValueError) as error:
+        raise BadResponse(f"statusCode is {status!r}") from error
+    if number not in _STATUSES:
+        raise BadResponse(f"statusCode is {number}")
+    return int(number)
+
+
+def _pairs_of(headers: object) -> list[tuple[str, str]]:
+    if headers is None:
+        return []
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    if not isinstance(pairs, Iterable):
+        raise BadResponse(f"headers are {type(headers).__name__}")
+    return [_pair_of(pair) for pair in pairs]
+
+
+def _pair_of(pair: object) -> tuple[str, str]:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:  # noqa: PLR2004 - a pair
+        raise BadResponse(f"a header is {pair!r}")
+    name, value = str(pair[0]), str(pair[1])
+    if not _TOKEN.fullmatch(name) or any(char in value for char in "\r\n\0"):
+        raise BadResponse(f"header {name!r} cannot be sent")
+    try:
+        value.encode("latin-1")
+    except UnicodeEncodeError as error:
+        raise BadResponse(f"header {name!r} cannot be sent: {error}") from error
+    return name, value
+
+
+def _merged(ours: list[tuple[str, str]], theirs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    named = {name.lower() for name, _ in theirs}
+    kept = [pair for pair in ours if pair[0].lower() not in named]
+    return kept + [pair for pair in theirs if pair[0].lower() not in _OURS]

@@ -1,0 +1,104 @@
+"""The process's life: settings, the socket, the handler's module, and the end."""
+
+import argparse
+import ctypes
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from gateway_ext.runtime import handler_module
+from gateway_ext.runtime.function_server import FunctionServer
+from gateway_ext.runtime.listen_addresses import BadListenAddress, leave, listening
+from gateway_ext.runtime.runtime_settings import BadRuntimeSetting, RuntimeSettings
+from gateway_ext.runtime.serving_processes import Workers
+
+_SET_DEATH_SIGNAL = 1
+
+
+def main(environment: Mapping[str, str], command: Sequence[str]) -> int:
+    """Serve until SIGTERM; the exit code. `command` is how this process was started."""
+    options = _options()
+    _flush_lines(sys.stdout, sys.stderr)
+    try:
+        settings = RuntimeSettings.from_environment(environment)
+        if options.worker is not None:
+            return _work(settings, options)
+        listener = listening(settings.listen)
+    except (BadRuntimeSetting, BadListenAddress, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    if settings.workers > 1:
+        code, clean = Workers(settings, listener, command).run(), True
+    else:
+        code, clean = _serve(settings, listener)
+    leave(settings.listen)
+    return _end(code, clean=clean)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="runtime", description="Serves one function.")
+    parser.add_argument("--gpu", action="store_true", help="a mark for the gateway, without effect")
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--listener", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _flush_lines(*streams: TextIO) -> None:
+    for stream in streams:
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(line_buffering=True, errors="backslashreplace")
+
+
+def _work(settings: RuntimeSettings, options: argparse.Namespace) -> int:
+    """One of several workers: it listens only once it can serve."""
+    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != options.parent:
+        return 1
+    os.set_inheritable(options.worker, False)
+    listener = listening(f"fd:{options.listener}")
+    code, clean = _serve(settings, listener, said_to=options.worker)
+    return _end(code, clean=clean)
+
+
+def _serve(
+    settings: RuntimeSettings, listener: socket.socket, said_to: int | None = None
+) -> tuple[int, bool]:
+    """The exit code, and whether nothing of the handler still runs."""
+    service = FunctionServer(settings)
+    _at_end_signals(lambda: os._exit(0))  # until there is something to finish
+    service.start()
+    if said_to is None:
+        service.listen(listener)
+    try:
+        handle = handler_module.load(Path(settings.handler))
+    except BaseException:  # noqa: BLE001 - every error of the user's module is logged
+        sys.stderr.write("the handler cannot be imported\n" + traceback.format_exc())
+        return 1, False
+    service.ready(handle)
+    _at_end_signals(service.stop)
+    if said_to is not None:
+        service.listen(listener)
+        os.write(said_to, b"R")
+        os.close(said_to)
+    return 0, service.wait()
+
+
+def _at_end_signals(step: Callable[[], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: step())
+
+
+def _end(code: int, *, clean: bool) -> int:
+    """Ends at once where threads of the handler would keep the process from it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not clean:
+        os._exit(code)
+    return code

@@ -1,0 +1,246 @@
+"""One HTTP/1.1 connection: serves a request at a time, with whole or streamed responses."""
+
+import asyncio
+import http
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from gateway_ext.runtime.handler_response import HandlerResponse
+from gateway_ext.runtime.request_parser import BodyParser, Malformed, RequestHead, head_in
+
+_MAX_AHEAD_BYTES = 256 << 10  # received before the last response is sent
+_REASONS = {status.value: status.phrase for status in http.HTTPStatus}
+_NO_BODY = {204, 304}
+
+Pair = tuple[str, str]
+Pairs = list[Pair]
+
+
+class RunningCall(Protocol):
+    """A request that is being served."""
+
+    def cancel(self) -> None:
+        """The client has left."""
+        ...
+
+
+class ConnectionOwner(Protocol):
+    """Serves the requests of all connections."""
+
+    connections: set["ServerConnection"]
+    max_body_bytes: int
+    read_timeout_s: float
+
+    def begin(
+        self, head: RequestHead, body: bytes, connection: "ServerConnection"
+    ) -> RunningCall | None:
+        """Serve it; None where it was answered at once."""
+        ...
+
+
+class ServerConnection(asyncio.Protocol):
+    """The server's end of a connection; all methods are called in the event loop."""
+
+    def __init__(self, site: ConnectionOwner) -> None:
+        self.busy = False
+        self.lost = False
+        self.room = threading.Event()  # set while a stream may write on, and once all is over
+        self.room.set()
+        self._site = site
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._buffer = bytearray()
+        self._head: RequestHead | None = None
+        self._body: BodyParser | None = None
+        self._call: RunningCall | None = None
+        self._last = False  # the connection closes after this answer
+        self._chunked = False
+        self._mute = False  # the answer has no body (HEAD, 204)
+        self._slow: asyncio.TimerHandle | None = None
+        self._waiters: list[Callable[[], None]] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._site.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is lost: its call's client has left."""
+        del exc
+        self.lost = True
+        self._site.connections.discard(self)
+        self._watch_slowness(on=False)
+        self._let_go()
+
+    def eof_received(self) -> bool:
+        """The client has closed its side: it has left."""
+        if self.busy:
+            self._transport.abort()
+        return False
+
+    def data_received(self, data: bytes) -> None:
+        """Parse a part of a request, or of the next one."""
+        self._buffer += data
+        if not self.busy:
+            self._read_on()
+        elif len(self._buffer) > _MAX_AHEAD_BYTES:
+            self._transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than the handler writes."""
+        self.room.clear()
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self.room.set()
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter()
+
+    def when_room(self, callback: Callable[[], None]) -> None:
+        """Call back as soon as more may be written: at once, if that is now."""
+        if self.room.is_set():
+            callback()
+        else:
+            self._waiters.append(callback)
+
+    def answer(self, answer: HandlerResponse) -> None:
+        """Send a whole response."""
+        if self.lost:
+            return
+        self._mute = self._silent(answer.status)
+        head = self._start_line(answer.status, answer.headers)
+        if answer.status not in _NO_BODY:
+            head.append(f"Content-Length: {len(answer.body)}")
+        data = self._with_end(head)
+        self._transport.write(data if self._mute else data + answer.body)
+        self._done()
+
+    def start_stream(self, status: int, headers: Pairs) -> None:
+        """Send the head of a response whose pieces follow."""
+        if self.lost:
+            return
+        self._mute = self._silent(status)
+        head = self._start_line(status, headers)
+        self._chunked = self._head is not None and self._head.chunks_allowed
+        if self._chunked and status not in _NO_BODY:
+            head.append("Transfer-Encoding: chunked")
+        elif not self._chunked:
+            self._last = True
+        self._transport.write(self._with_end(head))
+
+    def piece(self, data: bytes) -> None:
+        """Send a piece of a stream at once."""
+        if self.lost or self._mute or not data:
+            return
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        self._transport.write(data)
+
+    def end_stream(self, trailers: Pairs) -> None:
+        """End a stream, with trailers if the client can read them."""
+        if self.lost:
+            return
+        if self._chunked and not self._mute:
+            lines = "".join(f"{name}: {value}\r\n" for name, value in trailers)
+            self._transport.write(f"0\r\n{lines}\r\n".encode("latin-1"))
+        self._done()
+
+    def break_off(self) -> None:
+        """Close in the middle of a stream, so that the client sees that it is incomplete."""
+        self._call = None
+        self._transport.abort()
+
+    def refuse(
+        self, status: int, why: str, *, last: bool = False, headers: Sequence[Pair] = ()
+    ) -> None:
+        """Send a short response of the runtime itself."""
+        self._last = self._last or last
+        retry = [("Retry-After", "1")] if status in (429, 503) else []
+        text = ("Content-Type", "text/plain; charset=utf-8")
+        self.answer(HandlerResponse(status, [text, *retry, *headers], f"{why}\n".encode()))
+
+    def finish(self) -> None:
+        """Take no further request: close at once, or after the answer that is due."""
+        self._last = True
+        if not self.busy:
+            self._transport.close()
+
+    def _read_on(self) -> None:
+        try:
+            while not self.busy and not self.lost and self._read_request():
+                pass
+        except Malformed as error:
+            self._buffer.clear()
+            self._watch_slowness(on=False)
+            self.refuse(error.status, str(error), last=True)
+            return
+        if not self.busy and not self.lost:
+            self._watch_slowness(on=bool(self._buffer) or self._head is not None)
+
+    def _read_request(self) -> bool:
+        if self._head is None:
+            self._head = head_in(self._buffer)
+            if self._head is None:
+                return False
+            self._body = BodyParser(self._head.length, self._site.max_body_bytes)
+            if self._head.expects_continue and not self._buffer and self._head.length != 0:
+                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        assert self._body is not None
+        if not self._body.take(self._buffer):
+            return False
+        self._watch_slowness(on=False)
+        self.busy = True
+        self._last = self._last or not self._head.keep_alive
+        self._call = self._site.begin(self._head, self._body.content(), self)
+        return True
+
+    def _done(self) -> None:
+        self._call = None
+        self._head = self._body = None
+        self.busy = self._chunked = self._mute = False
+        if self._last:
+            self._transport.close()
+            return
+        self._transport.resume_reading()
+        if self._buffer:
+            # In a later step: immediate responses would nest as deeply as requests are pipelined.
+            self._loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        if not self.busy and not self.lost:
+            self._read_on()
+
+    def _let_go(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+        self.resume_writing()
+
+    def _silent(self, status: int) -> bool:
+        return status in _NO_BODY or (self._head is not None and self._head.method == "HEAD")
+
+    def _start_line(self, status: int, headers: Pairs) -> list[str]:
+        reason = _REASONS.get(status, "Status")
+        lines = [f"HTTP/1.1 {status} {reason}"]
+        lines.extend(f"{name}: {value}" for name, value in headers)
+        return lines
+
+    def _with_end(self, head: list[str]) -> bytes:
+        if self._last:
+            head.append("Connection: close")
+        head.append("\r\n")
+        return "\r\n".join(head).encode("latin-1")
+
+    def _watch_slowness(self, *, on: bool) -> None:
+        if not on and self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+        elif on and self._slow is None and self._site.read_timeout_s:
+            self._slow = self._loop.call_later(self._site.read_timeout_s, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self._slow = None
+        self.refuse(408, "the request did not arrive in time", last=True)

@@ -1,0 +1,56 @@
+"""A call's times for its trace, in the header X-Gpu-Trace.
+
+The gateway reads it (`reported_trace.py`, docs/tracing.md) and sends it to no caller.
+"""
+
+import time
+from collections.abc import Sequence
+
+from gateway_ext.runtime.handler_event import Headers
+
+NAME = "X-Gpu-Trace"
+_VERSION = "1"
+
+Pairs = list[tuple[str, str]]
+
+
+class Timing:
+    """The times of one call, from its arrival on; reported only if the request names its trace."""
+
+    __slots__ = ("trace", "_arrived", "_began", "_began_ns", "_ended", "_below")
+
+    def __init__(self, headers: Headers) -> None:
+        self.trace = headers.get("traceparent", "")
+        self._arrived = self._began = time.perf_counter_ns()
+        self._began_ns = time.time_ns()
+        self._ended = 0
+        self._below: Sequence[str] = ()
+
+    @property
+    def trace_id(self) -> str:
+        """The trace's id, or an empty text."""
+        parts = self.trace.split("-")
+        return parts[1] if len(parts) > 1 else ""
+
+    def begins(self) -> None:
+        """The handler is called: until now the call waited for it."""
+        self._began = time.perf_counter_ns()
+        self._began_ns = time.time_ns()
+
+    def ends(self, below: Sequence[str]) -> None:
+        """The handler has answered; `below` is what its graph calls took."""
+        self._ended = time.perf_counter_ns()
+        self._below = below
+
+    def announced(self) -> Pairs:
+        """The header that announces the trailer."""
+        return [("Trailer", NAME)] if self.trace else []
+
+    def header(self) -> Pairs:
+        """The header, or trailer."""
+        if not self.trace:
+            return []
+        took_us = ((self._ended or time.perf_counter_ns()) - self._began) // 1_000
+        queued_us = (self._began - self._arrived) // 1_000
+        handler = f"{_VERSION} h;{self._began_ns // 1_000};{took_us};q={queued_us}"
+        return [(NAME, " ".join((handler, *self._below)) if self._below else handler)]

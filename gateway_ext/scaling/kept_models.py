@@ -1,0 +1,188 @@
+"""Pins the models of functions with `com.gpufaas.keep` in GPU memory, through the scheduler.
+
+Why the gateway repeats this wish: the core's pin holds a model where it is resident, refuses one
+that is resident nowhere, and ends with its GPU. A wish that outlives both would be a new field of
+the acquire, of its stream and of recordings. This loop needs none of that: it pins what the
+scheduler can pin now and checks once a minute.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from cache_manager.model.ids import ModelId
+from common.tasks import BackgroundTasks
+from gateway_ext.calls.function_table import Function
+from gateway_ext.model import FunctionId
+from scheduler.api import EventRefused, SchedulerError
+
+log = logging.getLogger(__name__)
+
+
+class Pinning(Protocol):
+    """The scheduler's pins: a SchedulerClient with an administrator's token."""
+
+    async def pin(self, model: ModelId) -> None:
+        """Keep a model where it is in GPU memory; refused where it is nowhere."""
+        ...
+
+    async def unpin(self, model: ModelId) -> None:
+        """Let a model be evicted again; refused where it is nowhere."""
+        ...
+
+    async def pinned(self) -> Collection[ModelId]:
+        """The models that are pinned on some GPU."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeptModelsPace:
+    """How often functions are read, and the scheduler's pins are checked."""
+
+    every_s: float = 1.0
+    check_every_s: float = 60.0
+    answered_within_s: float = 30.0
+    first_retry_s: float = 1.0
+    most_retry_s: float = 30.0
+    # A new scheduler learns only after some seconds what its nodes hold.
+    most_unpins: int = 6
+
+
+@dataclass(slots=True)
+class _KeptModel:
+    """One model: whether a function wishes it to be kept, and whether it is pinned."""
+
+    wanted: bool = True
+    pinned: bool = False
+    perhaps_pinned: bool = False
+    failures: int = 0
+    not_before_s: float = 0.0
+
+
+class KeptModels:
+    """Pins wanted models and unpins those that it pinned; use it as a context.
+
+    Pins outlive this object: the next gateway keeps or ends them once it has learned the models.
+    """
+
+    def __init__(
+        self,
+        functions: Iterable[Function],
+        pinning: Pinning,
+        pace: KeptModelsPace,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._functions = functions
+        self._pinning = pinning
+        self._pace = pace
+        self._now_s = now_s
+        self._kept: dict[FunctionId, tuple[ModelId, ...]] = {}
+        self._hands: dict[ModelId, _KeptModel] = {}
+        self._failures = 0
+        self._not_before_s = 0.0
+        self._check_at_s = 0.0
+        self._tasks = BackgroundTasks(log, "keeping models in GPU memory")
+
+    async def __aenter__(self) -> Self:
+        self._tasks.start(self._watch(), name="kept models")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._tasks.close()
+
+    async def _watch(self) -> None:
+        while True:
+            self._look()
+            if self._now_s() >= self._not_before_s:
+                await self._obey()
+            await asyncio.sleep(self._pace.every_s)
+
+    def _look(self) -> None:
+        """Read the wishes; a function whose models are unknown for now keeps its former ones."""
+        self._kept = {
+            function.id: function.learned.models
+            if function.learned.known
+            else self._kept.get(function.id, ())
+            for function in self._functions
+            if function.wishes.keep and function.wishes.gpu
+        }
+        wanted = {model for models in self._kept.values() for model in models}
+        for model in sorted(wanted - self._hands.keys()):
+            self._hands[model] = _KeptModel()
+        for model, hand in list(self._hands.items()):
+            if (model in wanted) != hand.wanted:
+                perhaps = hand.perhaps_pinned
+                self._hands[model] = _KeptModel(model in wanted, perhaps_pinned=perhaps)
+
+    async def _obey(self) -> None:
+        """Send every order that is due; pause when no scheduler answers."""
+        try:
+            await self._check()
+            for model, hand in list(self._hands.items()):
+                if self._now_s() >= hand.not_before_s:
+                    await self._order(model, hand)
+        except (SchedulerError, TimeoutError) as error:
+            wait_s = self._retry_s(self._failures)
+            self._failures += 1
+            self._not_before_s = self._now_s() + wait_s
+            why = str(error) or "the scheduler does not answer"
+            log.warning("models are not kept: %s; next try in %g s", why, wait_s)
+        else:
+            self._failures = 0
+
+    async def _check(self) -> None:
+        """Find pins that ended with their GPU, or with a scheduler without a datastore."""
+        believed = [model for model, hand in self._hands.items() if hand.pinned]
+        if not believed or self._now_s() < self._check_at_s:
+            return
+        async with asyncio.timeout(self._pace.answered_within_s):
+            pinned = await self._pinning.pinned()
+        self._check_at_s = self._now_s() + self._pace.check_every_s
+        for model in believed:
+            if model not in pinned:
+                log.info("%s is pinned no more", model)
+                self._hands[model] = _KeptModel()
+
+    async def _order(self, model: ModelId, hand: _KeptModel) -> None:
+        if hand.wanted and not hand.pinned:
+            await self._pin(model, hand)
+        elif not hand.wanted and hand.perhaps_pinned:
+            await self._unpin(model, hand)
+        elif not hand.wanted:
+            del self._hands[model]
+
+    async def _pin(self, model: ModelId, hand: _KeptModel) -> None:
+        hand.perhaps_pinned = True
+        try:
+            async with asyncio.timeout(self._pace.answered_within_s):
+                await self._pinning.pin(model)
+        except EventRefused as error:
+            hand.perhaps_pinned = False
+            self._refused(model, hand, error)
+        else:
+            hand.pinned = True
+            log.info("%s is kept in GPU memory", model)
+
+    async def _unpin(self, model: ModelId, hand: _KeptModel) -> None:
+        try:
+            async with asyncio.timeout(self._pace.answered_within_s):
+                await self._pinning.unpin(model)
+        except EventRefused as error:
+            self._refused(model, hand, error)
+            hand.perhaps_pinned = hand.failures < self._pace.most_unpins
+        else:
+            hand.perhaps_pinned = False
+            log.info("%s is kept no more", model)
+
+    def _refused(self, model: ModelId, hand: _KeptModel, error: EventRefused) -> None:
+        level = logging.DEBUG if hand.failures else logging.INFO
+        verb = "pinned" if hand.wanted else "unpinned"
+        log.log(level, "%s is not %s yet: %s", model, verb, error)
+        hand.not_before_s = self._now_s() + self._retry_s(hand.failures)
+        hand.failures += 1
+
+    def _retry_s(self, failures: int) -> float:
+        return min(self._pace.most_retry_s, self._pace.first_retry_s * 2.0 ** min(failures, 32))

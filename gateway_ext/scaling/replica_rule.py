@@ -1,0 +1,134 @@
+"""How many replicas a function is to have; pure."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from gateway_ext.openfaas.function_wishes import Wishes
+
+_ALL_PERCENT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingPace:
+    """How fast replicas come and go."""
+
+    # Between two steps up: a replica that was just started has taken no load off the others yet.
+    up_every_s: float = 2.0
+    # While some that were asked for are not there, no more are for this long.
+    settle_s: float = 30.0
+    # Replicas go only when fewer were enough for this long.
+    down_after_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A function at one moment; `rate` is in calls a second, `queued` are async calls."""
+
+    wanted: int
+    available: int
+    inflight: int = 0
+    waiting: int = 0
+    queued: int = 0
+    rate: float = 0.0
+    last_call_s: float = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether calls wait or are queued."""
+        return bool(self.inflight or self.waiting or self.queued)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What earlier moments leave to be remembered.
+
+    `most` is the largest number that was needed since `fewer_since_s`, when fewer than there are
+    began to be enough; infinite where all are needed.
+    """
+
+    seen_since_s: float
+    raised_at_s: float = -math.inf
+    busy_at_s: float = -math.inf
+    fewer_since_s: float = math.inf
+    most: int = 0
+
+
+class Decision(NamedTuple):
+    """The wanted number of replicas, and the state for the next decision."""
+
+    replicas: int
+    past: Past
+
+
+def decide(seen: Observed, wishes: Wishes, past: Past, pace: ScalingPace, now_s: float) -> Decision:
+    """Decide the number of replicas. A function at zero stays there until it is called."""
+    if seen.busy:
+        past = replace(past, busy_at_s=now_s)
+    needed = needed_replicas(seen, wishes)
+    if not seen.wanted:
+        return _from_zero(seen, wishes, past, now_s)
+    if _is_idle(seen, wishes, past, now_s):
+        return Decision(0, replace(past, fewer_since_s=math.inf))
+    if needed > seen.wanted:
+        return _up(seen, needed, wishes, past, pace, now_s)
+    if needed < seen.wanted:
+        return _down(seen.wanted, needed, past, pace, now_s)
+    return Decision(seen.wanted, replace(past, fewer_since_s=math.inf))
+
+
+def needed_replicas(seen: Observed, wishes: Wishes) -> int:
+    """The replicas that carry the load at the target share, within the function's bounds."""
+    least = max(wishes.scale_min, 1)
+    if not wishes.scale_factor:
+        # Scaling is switched off; only the bounds hold.
+        return max(least, min(seen.wanted, wishes.scale_max))
+    load = seen.rate if wishes.scale_type == "rps" else float(seen.inflight + seen.waiting)
+    each = wishes.scale_target
+    if wishes.scale_type != "rps" and wishes.concurrency is not None:
+        # One instance takes no more calls than this: further ones wait for another instance.
+        each = min(each, wishes.concurrency)
+    carried = math.ceil(round(load / (each * wishes.scale_proportion), 9))
+    return max(least, min(wishes.scale_max, carried))
+
+
+def step_of(wishes: Wishes) -> int:
+    """How many replicas come at once: a part of the most there may be, as OpenFaaS does it."""
+    return max(1, math.ceil(wishes.scale_max * wishes.scale_factor / _ALL_PERCENT))
+
+
+def _from_zero(seen: Observed, wishes: Wishes, past: Past, now_s: float) -> Decision:
+    past = replace(past, fewer_since_s=math.inf)
+    if not (seen.waiting or seen.queued):  # a call in flight has an instance, until it is over
+        return Decision(0, past)
+    return Decision(max(1, wishes.scale_min), replace(past, raised_at_s=now_s))
+
+
+def _is_idle(seen: Observed, wishes: Wishes, past: Past, now_s: float) -> bool:
+    if not wishes.scale_zero or seen.busy:
+        return False
+    since_s = max(seen.last_call_s, past.busy_at_s, past.raised_at_s, past.seen_since_s)
+    return now_s - since_s >= wishes.scale_zero_after_s
+
+
+def _up(
+    seen: Observed, needed: int, wishes: Wishes, past: Past, pace: ScalingPace, now_s: float
+) -> Decision:
+    past = replace(past, fewer_since_s=math.inf)
+    if seen.wanted < wishes.scale_min:
+        # Replicas below the minimum are added at once.
+        return Decision(max(wishes.scale_min, 1), replace(past, raised_at_s=now_s))
+    wait_s = pace.up_every_s if seen.available >= seen.wanted else pace.settle_s
+    if now_s - past.raised_at_s < wait_s:
+        return Decision(seen.wanted, past)
+    up = min(needed, seen.wanted + step_of(wishes))
+    return Decision(up, replace(past, raised_at_s=now_s))
+
+
+def _down(wanted: int, needed: int, past: Past, pace: ScalingPace, now_s: float) -> Decision:
+    if past.fewer_since_s > now_s:
+        return Decision(wanted, replace(past, fewer_since_s=now_s, most=needed))
+    past = replace(past, most=max(past.most, needed))
+    if now_s - past.fewer_since_s < pace.down_after_s:
+        return Decision(wanted, past)
+    return Decision(past.most, replace(past, fewer_since_s=math.inf))

@@ -1,0 +1,221 @@
+"""Watches functions and scales them: to their load, to zero, and back."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from logging import Logger
+from typing import Self
+
+from common.tasks import BackgroundTasks
+from common.telemetry.metrics import BoundedNames, Histogram, MetricFamily, gauge
+from gateway_ext.calls.function_table import Function, Functions
+from gateway_ext.errors import GatewayError, UnknownFunction
+from gateway_ext.metrics import gateway_metrics
+from gateway_ext.model import FunctionId
+from gateway_ext.scaling.replica_rule import Observed, Past, ScalingPace, decide
+
+Scale = Callable[[FunctionId, int], Awaitable[None]]
+
+_LATE = "the provider took longer than {:g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerSettings:
+    """How often the scaler looks, and how long it waits for a provider."""
+
+    pace: ScalingPace = field(default_factory=ScalingPace)
+    every_s: float = 1.0
+    rate_over_s: float = 10.0
+    scale_within_s: float = 60.0
+    # A provider confirms an order to its listener; until then, for at most this long, the order
+    # counts as done, and is not repeated.
+    believed_s: float = 10.0
+    first_retry_s: float = 1.0
+    most_retry_s: float = 60.0
+
+
+@dataclass(slots=True)
+class _FunctionScaling:
+    """The state of one function between two looks."""
+
+    past: Past
+    calls: deque[tuple[float, int]] = field(default_factory=deque)
+    task: asyncio.Task[None] | None = None
+    # The order that is not confirmed yet, and the last one.
+    asked: int | None = None
+    last: int | None = None
+    believed_until_s: float = 0.0
+    failures: int = 0
+    not_before_s: float = 0.0
+    woken_at_s: float | None = None
+
+
+class Scaler:
+    """Orders replicas, one order at a time for each function; use it as a context.
+
+    `queued` returns the number of a function's queued async calls. `now_s` is the clock of
+    `Function.last_call_s`: time.monotonic.
+    """
+
+    def __init__(
+        self,
+        functions: Functions,
+        scale: Scale,
+        queued: Callable[[FunctionId], int],
+        now_s: Callable[[], float],
+        settings: ScalerSettings,
+        log: Logger,
+    ) -> None:
+        self._functions = functions
+        self._scale = scale
+        self._queued = queued
+        self._now_s = now_s
+        self._settings = settings
+        self._log = log
+        self._hands: dict[FunctionId, _FunctionScaling] = {}
+        self._tasks = BackgroundTasks(log, "the scaler")
+        self._closed = False
+        self._wakes = Histogram(gateway_metrics.WAKES)
+
+    async def __aenter__(self) -> Self:
+        self._tasks.start(self._watch(), name="scaler")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._closed = True
+        orders = [hand.task for hand in self._hands.values() if hand.task is not None]
+        for order in orders:
+            order.cancel()
+        await self._tasks.close()
+        await asyncio.gather(*orders, return_exceptions=True)
+
+    def wake(self, function: Function) -> None:
+        """A call waits for a function that has no instance: start one at once."""
+        self._look(function, self._now_s(), calling=True)
+
+    def changed(self, function: Function) -> None:
+        """The provider reported this function: note that it woke up, or is gone."""
+        hand = self._hands.get(function.id)
+        if hand is None:
+            return
+        if function.gone:
+            self._forget(function.id)
+            return
+        if function.wanted == hand.asked:
+            hand.asked = None
+        self._awake(function, hand)
+
+    def families(self, names: BoundedNames) -> Iterator[MetricFamily]:
+        """For Prometheus: replicas and wakes; `names` have numbers of their own."""
+        wanted = [((names.of(each.label),), each.wanted) for each in self._functions]
+        yield gauge(gateway_metrics.WANTED, wanted)
+        yield self._wakes
+
+    async def _watch(self) -> None:
+        while True:
+            self._look_at_all()
+            await asyncio.sleep(self._settings.every_s)
+
+    def _look_at_all(self) -> None:
+        now_s = self._now_s()
+        known = set()
+        for function in self._functions:
+            known.add(function.id)
+            self._look(function, now_s)
+        for function_id in [one for one in self._hands if one not in known]:
+            self._forget(function_id)
+
+    def _look(self, function: Function, now_s: float, *, calling: bool = False) -> None:
+        """Decide for one function, and order the change if there is one."""
+        hand = self._hands.get(function.id)
+        if hand is None:
+            hand = self._hands[function.id] = _FunctionScaling(Past(seen_since_s=now_s))
+        self._awake(function, hand)
+        seen = self._observe(function, hand, now_s, calling=calling)
+        if seen.busy and not seen.available and hand.woken_at_s is None:
+            hand.woken_at_s = now_s
+        if self._closed or hand.task is not None or now_s < hand.not_before_s:
+            return
+        replicas, hand.past = decide(seen, function.wishes, hand.past, self._settings.pace, now_s)
+        said_already = replicas == hand.last and now_s < hand.believed_until_s
+        if replicas != seen.wanted and not said_already:
+            self._ask(function.id, hand, replicas, seen.wanted)
+
+    def _observe(
+        self, function: Function, hand: _FunctionScaling, now_s: float, *, calling: bool
+    ) -> Observed:
+        if hand.asked == function.wanted or now_s >= hand.believed_until_s:
+            hand.asked = None
+        return Observed(
+            wanted=function.wanted if hand.asked is None else hand.asked,
+            available=len(function.endpoints),
+            inflight=function.inflight,
+            waiting=max(function.waiting, int(calling)),
+            queued=self._queued(function.id),
+            rate=_rate(hand.calls, function.calls, now_s, self._settings.rate_over_s),
+            last_call_s=function.last_call_s,
+        )
+
+    def _ask(self, function: FunctionId, hand: _FunctionScaling, replicas: int, had: int) -> None:
+        self._log.info("%s: %d replicas instead of %d", function, replicas, had)
+        task = asyncio.create_task(self._scaled(function, replicas), name=f"scale {function}")
+        hand.task = task
+
+        def ended(task: asyncio.Task[None]) -> None:
+            hand.task = None
+            if task.cancelled():
+                return
+            error = task.exception()
+            if error is None:
+                hand.failures = 0
+                hand.asked = hand.last = replicas
+                hand.believed_until_s = self._now_s() + self._settings.believed_s
+            else:
+                self._failed(function, hand, error)
+            known = self._functions.by_id(function)
+            if known is not None:
+                # A call may have arrived while the function was being scaled to zero.
+                self._look(known, self._now_s())
+
+        task.add_done_callback(ended)
+
+    async def _scaled(self, function: FunctionId, replicas: int) -> None:
+        async with asyncio.timeout(self._settings.scale_within_s):
+            await self._scale(function, replicas)
+
+    def _failed(self, function: FunctionId, hand: _FunctionScaling, error: BaseException) -> None:
+        settings = self._settings
+        wait_s = min(settings.most_retry_s, settings.first_retry_s * 2.0 ** min(hand.failures, 32))
+        hand.failures += 1
+        hand.not_before_s = self._now_s() + wait_s
+        if isinstance(error, UnknownFunction):
+            return  # it was removed meanwhile; the listener is notified
+        expected = isinstance(error, GatewayError | TimeoutError | OSError)
+        late = _LATE.format(settings.scale_within_s)
+        why = late if isinstance(error, TimeoutError) else error
+        self._log.error(
+            "%s could not be scaled: %s; next try in %g s",
+            *(function, why, wait_s),
+            exc_info=None if expected else error,
+        )
+
+    def _awake(self, function: Function, hand: _FunctionScaling) -> None:
+        if hand.woken_at_s is not None and function.endpoints:
+            self._wakes.add((), self._now_s() - hand.woken_at_s)
+            hand.woken_at_s = None
+
+    def _forget(self, function: FunctionId) -> None:
+        hand = self._hands.pop(function)
+        if hand.task is not None:
+            hand.task.cancel()
+
+
+def _rate(calls: deque[tuple[float, int]], total: int, now_s: float, over_s: float) -> float:
+    """Calls a second over the last while; `calls` holds the totals of earlier looks."""
+    if not calls or now_s > calls[-1][0]:
+        calls.append((now_s, total))
+    while len(calls) > 1 and calls[1][0] <= now_s - over_s:
+        calls.popleft()
+    first_s, first = calls[0]
+    return max(0.0, (total - first) / (now_s - first_s)) if now_s > first_s else 0.0

@@ -1,0 +1,94 @@
+"""A function's report of its time in the header X-Gpu-Trace (docs/tracing.md). Pure.
+
+It is the function's word: what cannot be read is left out, and nothing of it is believed beyond
+what a trace shows.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+VERSION = "1"
+
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
+_SPAN_ID = re.compile(r"(?!0{16})[0-9a-f]{16}", re.ASCII)
+_MOST_ENTRIES = 200
+_MOST_CHARACTERS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class CallTimes:
+    """When something began by the function's clock, and how long it took, in microseconds.
+
+    `facts` are numbers and names by single letters; `parent` is the id of the graph call that it
+    was done for.
+    """
+
+    begin_us: int
+    took_us: int
+    span_id: str = ""
+    parent: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    def number(self, name: str) -> int:
+        """A numeric fact; 0 where it is missing or no number."""
+        return _number(self.facts.get(name, "0")) or 0
+
+
+@dataclass(slots=True)
+class ReportedTrace:
+    """The report of one response."""
+
+    handler: CallTimes | None = None
+    calls: list[CallTimes] = field(default_factory=list)
+    acquires: list[CallTimes] = field(default_factory=list)
+    more_calls: int = 0
+    more_us: int = 0
+
+
+def read(header: bytes) -> ReportedTrace:
+    """What can be read of it."""
+    found = ReportedTrace()
+    version, *entries = header.decode("latin-1").split(" ", _MOST_ENTRIES)
+    if version != VERSION:
+        return found
+    for entry in entries:
+        letter, *parts = entry.split(";")
+        if letter == "x":
+            found.more_calls, found.more_us = [_number(part) or 0 for part in (*parts, "", "")][:2]
+            continue
+        times = _times(letter, parts)
+        if times is None:
+            continue
+        if letter == "h":
+            found.handler = times
+        elif letter == "c":
+            found.calls.append(times)
+        elif letter == "a":
+            found.acquires.append(times)
+    return found
+
+
+def _times(letter: str, parts: list[str]) -> CallTimes | None:
+    """`h;begin;took;...`, `c;span;begin;took;...`, `a;parent;begin;took;...`."""
+    named = parts.pop(0) if letter != "h" and parts else ""
+    if letter != "h" and not _SPAN_ID.fullmatch(named):
+        return None
+    begin_us, took_us = [_number(part) for part in (*parts, "", "")][:2]
+    if begin_us is None or took_us is None:
+        return None
+    span_id, parent = (named, "") if letter == "c" else ("", named)
+    return CallTimes(begin_us, took_us, span_id, parent, dict(_facts(parts[2:])))
+
+
+def _facts(parts: list[str]) -> Iterator[tuple[str, str]]:
+    for part in parts:
+        name, _, value = part.partition("=")
+        shown = unquote(value)
+        if len(name) == 1 and len(shown) <= _MOST_CHARACTERS and shown.isprintable():
+            yield name, shown
+
+
+def _number(text: str) -> int | None:
+    return int(text) if _NUMBER.fullmatch(text) else None

@@ -1,0 +1,318 @@
+"""The page's state: the scheduler's view, joined with the gateway's functions."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from gateway_ext.calls.function_table import Function
+from gateway_ext.errors import BadRequest, Declined
+from gateway_ext.metrics.call_counts import GatewayMeters
+from gateway_ext.ui.attention import alerts
+from gateway_ext.ui.dead_letter_rows import DeadLetterRows
+from gateway_ext.ui.function_rows import FunctionRows
+from gateway_ext.ui.page_state import SERIES, Json, PageState, Point
+from gateway_ext.ui.shown_names import full_name, natural, short_model, shown_function
+from scheduler.api import SchedulerError
+from scheduler.model import errors
+
+_DECISIONS = 100
+_MOST_LABELS = 10_000
+_ORDER_S = 10.0
+# What asking costs both sides beside that: HTTP, reading the answer. Measured: bench.page.
+ASKING_S = 0.0025
+_NO_TOTALS: Json = {
+    **dict.fromkeys(("requests", "hits", "misses", "false_misses", "evictions", "failed"), 0),
+    **dict.fromkeys(("rate", "hit_ratio", "p50_s", "p95_s", "p99_s")),
+}
+_NO_QUEUE: Json = {"length": 0, "local": 0, "head": [], "by_function": []}
+_NOT_FAILED = frozenset({"completed", "cancelled"})
+
+
+class SchedulerConsole(Protocol):
+    """The scheduler's console, with an administrator's token."""
+
+    @property
+    def url(self) -> str:
+        """Of the scheduler that led last."""
+        ...
+
+    async def look(self, mark: str) -> Mapping[str, Any]:
+        """Everything, or the changes since that mark."""
+        ...
+
+    async def point(self) -> Mapping[str, Any]:
+        """The last seconds, as charts show them."""
+        ...
+
+    async def policies(self) -> Sequence[Mapping[str, Any]]:
+        """Every policy there is."""
+        ...
+
+    async def explain(self, request: str) -> Mapping[str, Any]:
+        """Why a request went where it went."""
+        ...
+
+    async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
+        """Place by this policy from now on."""
+        ...
+
+    async def order(self, model: str, verb: str, gpu: str | None) -> None:
+        """Pin, unpin, prefetch or evict a model."""
+        ...
+
+
+class PageSource:
+    """Implements `Source`, one look at a time; without the scheduler its part stays as it was.
+
+    A scheduler that does not answer `within_s` counts as away: it may be frozen.
+    """
+
+    def __init__(
+        self,
+        console: SchedulerConsole,
+        functions: Iterable[Function],
+        meters: GatewayMeters,
+        letters: DeadLetterRows,
+        *,
+        within_s: float = 3.0,
+    ) -> None:
+        self._console = console
+        self._letters = letters
+        self._within_s = within_s
+        self._functions = FunctionRows(functions, meters)
+        self._mark = ""
+        self._term = 0
+        self._labels: dict[str, str] = {}
+        self._nameless: set[str] = set()
+        self._seen: Mapping[str, Json] = {}
+        self._gpus: dict[str, Json] = {}
+        self._decisions: dict[str, Json] = {}
+        self._gpu_seconds: dict[str, float] = {}
+        self._described: Sequence[Mapping[str, Any]] = ()
+        self._whole: dict[str, Any] = {
+            "scheduler": self._scheduler({}, "it was not asked yet"),
+            "policy": {"name": "", "parameters": {}},
+            "policies": [],
+            "queue": _NO_QUEUE,
+            "totals": _NO_TOTALS,
+        }
+
+    async def look(self) -> PageState:
+        letters = await self._letters.look()
+        view, why = await self._ask()  # last: the scheduler sends each change once
+        began_s = time.thread_time()
+        functions = self._functions.look(self._take_gpu_seconds(view), time.monotonic())
+        self._learn_labels(functions)
+        whole = self._taken_in(view) if view else dict(self._whole)
+        self._name_models()
+        whole["scheduler"] = self._scheduler(view, why)
+        whole["dead_letters"] = letters
+        self._whole = whole
+        found = alerts(whole, self._gpus.values(), functions.values())
+        items = {"gpus": self._gpus, "functions": functions, "decisions": self._decisions}
+        spent_s = time.thread_time() - began_s + float(view.get("took_s", 0.0))
+        return PageState({**whole, "alerts": found}, items, spent_s + ASKING_S)
+
+    async def point(self) -> Point:
+        try:
+            async with asyncio.timeout(self._within_s):
+                view = await self._console.point()
+        except (SchedulerError, TimeoutError):  # the next look reports it
+            return dict.fromkeys(SERIES)
+        return {kind: view.get(kind) for kind in SERIES}
+
+    # -- orders -----------------------------------------------------------------------------------
+
+    async def decision(self, request: str) -> Json:
+        async with self._declined(404):
+            found = dict(await self._console.explain(request))
+        found["labels"] = {model: self._label(model) for model in found["models"]}
+        return found
+
+    async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
+        async with self._declined(422):
+            await self._console.set_policy(name, parameters)
+
+    async def order(self, model: str, verb: str, gpu: str | None) -> None:
+        async with self._declined(409):
+            await self._console.order(model, verb, gpu)
+
+    async def replay(self, letter: int) -> None:
+        await self._letters.replay(letter)
+
+    async def discard(self, letter: int) -> None:
+        await self._letters.discard(letter)
+
+    @asynccontextmanager
+    async def _declined(self, refused: int) -> AsyncIterator[None]:
+        """Raise the scheduler's errors as the page's; a refusal gets this status."""
+        try:
+            async with asyncio.timeout(_ORDER_S):
+                yield
+        except TimeoutError as error:
+            raise Declined(503, f"{self._console.url} does not answer") from error
+        except errors.CallerNotAllowed as error:
+            why = f"the scheduler does not let this gateway do that: {error}"
+            raise Declined(502, why) from error
+        except (errors.SchedulerUnreachable, errors.NotLeading) as error:
+            raise Declined(503, str(error)) from error
+        except errors.MalformedRequest as error:
+            raise BadRequest(str(error)) from error
+        except SchedulerError as error:
+            raise Declined(refused, str(error)) from error
+
+    # -- the scheduler's view ---------------------------------------------------------------------
+
+    async def _ask(self) -> tuple[Mapping[str, Any], str]:
+        """The changes; or none, and the reason."""
+        try:
+            async with asyncio.timeout(self._within_s):
+                view = await self._console.look(self._mark)
+                if view["term"] != self._term or not self._described:
+                    self._described = await self._console.policies()
+                    self._term = view["term"]
+        except SchedulerError as error:
+            return {}, str(error)
+        except TimeoutError:
+            return {}, f"{self._console.url} has not answered for {self._within_s:g} s"
+        self._mark = view["mark"]
+        return view, ""
+
+    def _scheduler(self, view: Mapping[str, Any], why: str) -> Json:
+        before = self._whole["scheduler"] if not view and self._mark else {}
+        return {
+            "url": self._console.url,
+            "leader": view.get("name", before.get("leader", "")),
+            "term": view.get("term", before.get("term", 0)),
+            "etcd": view.get("store", before.get("etcd", "")),
+            "skew_s": round(view["now"] - time.time()) if view else before.get("skew_s", 0),
+            "ok": not why,
+            "why": why,
+        }
+
+    def _taken_in(self, view: Mapping[str, Any]) -> dict[str, Any]:
+        self._take_decisions(view)
+        self._take_gpus(view)
+        queue, name = view["queue"], view["policy"]
+        described = {each["name"]: each["parameters"] for each in self._described}
+        return {
+            "policy": {
+                "name": name,
+                "parameters": {**described.get(name, {}), **view["parameters"]},
+            },
+            "policies": [self._policy(each, view) for each in self._described],
+            "queue": {
+                **queue,
+                "head": [_named(one) for one in queue["head"]],
+                "by_function": [_named(one) for one in queue["by_function"]],
+            },
+            "totals": _totals(view["totals"]),
+        }
+
+    def _policy(self, described: Mapping[str, Any], view: Mapping[str, Any]) -> Json:
+        in_force = view["parameters"] if described["name"] == view["policy"] else {}
+        return {
+            "name": described["name"],
+            "meaning": described["summary"],
+            "rule": described["rule"],
+            "parameters": [
+                {
+                    "name": name,
+                    "type": "int" if isinstance(default, int) else "float",
+                    "value": in_force.get(name, default),
+                    "default": default,
+                    "meaning": described.get("meanings", {}).get(name, ""),
+                }
+                for name, default in described["parameters"].items()
+            ],
+        }
+
+    def _take_gpus(self, view: Mapping[str, Any]) -> None:
+        gpus = {} if view["whole"] else dict(self._gpus)
+        count = len(gpus)
+        for gone in view["gpus_gone"]:
+            gpus.pop(gone, None)
+        for gpu in view["gpus"]:
+            gpus[gpu["id"]] = self._gpu(gpu)
+        if len(gpus) != count or view["whole"]:
+            gpus = {gpu_id: gpus[gpu_id] for gpu_id in sorted(gpus, key=natural)}
+        self._gpus = gpus
+
+    def _gpu(self, gpu: dict[str, Any]) -> Json:
+        gpu["queue"] = [_named(one) for one in gpu["queue"]]
+        gpu["leases"] = [_named(one) for one in gpu["leases"]]
+        for lease in gpu["leases"]:
+            self._learn(lease["models"], lease["function"])
+        for resident in gpu["residents"]:
+            model = resident["model"]
+            resident["label"] = self._label(model)
+            if model not in self._labels:
+                self._nameless.add(model)
+        return gpu
+
+    def _take_decisions(self, view: Mapping[str, Any]) -> None:
+        rows = {} if view["whole"] else dict(self._decisions)
+        for row in view["decisions"]:
+            namespace = row["function"].partition("/")[0]
+            named = {**_named(row), "namespace": namespace}
+            rows[row["request"]] = named
+            self._learn(row["models"], named["function"])
+        newest = sorted(rows.values(), key=lambda row: -row["number"])[:_DECISIONS]
+        self._decisions = {row["request"]: row for row in newest}
+
+    def _take_gpu_seconds(self, view: Mapping[str, Any]) -> Mapping[str, float]:
+        if view.get("whole"):
+            self._gpu_seconds.clear()
+        for function, held_s in view.get("gpu_seconds", {}).items():
+            self._gpu_seconds[full_name(function)] = held_s
+        return self._gpu_seconds
+
+    # -- what models are called -------------------------------------------------------------------
+
+    def _learn_labels(self, functions: Mapping[str, Json]) -> None:
+        """Of functions that are not as they were at the last look."""
+        before, self._seen = self._seen, functions
+        for function_id, function in functions.items():
+            if function["models"] and before.get(function_id) is not function:
+                namespace, name = function["namespace"], function["name"]
+                self._learn(function["models"], shown_function(f"{namespace}/{name}"))
+
+    def _learn(self, models: Iterable[str], function: str | None) -> None:
+        """The first function that was seen to use a model names it; it must not flicker."""
+        if function is None:
+            return
+        if len(self._labels) > _MOST_LABELS:
+            self._labels.clear()
+        for model in models:
+            self._labels.setdefault(model, function)
+
+    def _name_models(self) -> None:
+        """Models that were shown before it was known who uses them."""
+        named = self._nameless & self._labels.keys()
+        if not named:
+            return
+        self._nameless -= named
+        for gpu_id, gpu in self._gpus.items():
+            if any(resident["model"] in named for resident in gpu["residents"]):
+                residents = [
+                    {**resident, "label": self._label(resident["model"])}
+                    for resident in gpu["residents"]
+                ]
+                self._gpus = {**self._gpus, gpu_id: {**gpu, "residents": residents}}
+
+    def _label(self, model: str) -> str:
+        return self._labels.get(model) or short_model(model)
+
+
+def _named(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with the function's short name."""
+    function = item["function"]
+    return {**item, "function": None if function is None else shown_function(function)}
+
+
+def _totals(view: Mapping[str, Any]) -> Json:
+    ended: Mapping[str, int] = view["ended"]
+    failed = sum(count for outcome, count in ended.items() if outcome not in _NOT_FAILED)
+    return {**view, "failed": failed}

@@ -1,0 +1,132 @@
+"""The functions as the page shows them; a row stays the same object while nothing changed."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from gateway_ext.calls.function_table import Function
+from gateway_ext.metrics.call_counts import BOUNDS_S, GatewayMeters
+from gateway_ext.model import Deployment, Endpoint
+from gateway_ext.ui.page_state import Json
+
+# A rate is that of the last looks, which are about a second apart.
+_LOOKS = 10
+_P95 = 0.95
+
+
+class _SeenFunction(NamedTuple):
+    """What a row is made of: while it stays equal, so does the row."""
+
+    calls: int
+    lately: int
+    in_flight: int
+    waiting: int
+    endpoints: tuple[Endpoint, ...]
+    wanted: int
+    deployment: Deployment
+    models: tuple[str, ...]
+    gpu_s: float
+
+
+class FunctionRows:
+    """Makes the rows; `meters` is who counts the gateway's answers."""
+
+    def __init__(self, functions: Iterable[Function], meters: GatewayMeters) -> None:
+        self._functions = functions
+        self._meters = meters
+        self._seen: dict[str, _SeenFunction] = {}
+        self._rows: dict[str, Json] = {}
+        self._calls: deque[tuple[float, dict[str, int]]] = deque(maxlen=_LOOKS)
+
+    def look(self, gpu_seconds: Mapping[str, float], now_s: float) -> dict[str, Json]:
+        """A row for each function there is, by its id; GPU seconds likewise."""
+        before_s, before = self._calls[0] if self._calls else (now_s, {})
+        functions = list(self._functions)
+        kept = self._seen
+        seen: dict[str, _SeenFunction] = {}
+        changed: list[Function] = []
+        for function in functions:
+            label = function.label
+            past, gpu_s = kept.get(label), gpu_seconds.get(label, 0.0)
+            if past is not None and _rests(function, past, gpu_s):
+                seen[label] = past
+                continue
+            found = seen[label] = _seen(function, before.get(label), gpu_s)
+            if found != past:
+                changed.append(function)
+        self._calls.append((now_s, {label: one.calls for label, one in seen.items()}))
+        rows = {label: row for label, row in self._rows.items() if label in seen}
+        if changed:
+            seconds = self._meters.seconds({function.label for function in changed})
+            failures = self._meters.failures()
+            for function in changed:
+                label = function.label
+                one = seen[label]
+                rate = one.lately / (now_s - before_s) if now_s > before_s else 0.0
+                p95_s = percentile(seconds.get(label, ()), _P95)
+                rows[label] = _row(function, one, rate, failures[label], p95_s)
+        self._seen, self._rows = seen, rows
+        return rows
+
+
+def _rests(function: Function, past: _SeenFunction, gpu_s: float) -> bool:
+    """Whether nothing is left to change of what was seen; most functions rest at most times."""
+    return (
+        past.calls == function.calls
+        and not (past.lately or past.in_flight or past.waiting or function.inflight)
+        and past.gpu_s == gpu_s
+        and past.endpoints is function.endpoints
+        and past.wanted == function.wanted
+        and past.deployment is function.deployment
+        and past.models is function.learned.models
+    )
+
+
+def _seen(function: Function, calls_before: int | None, gpu_s: float) -> _SeenFunction:
+    calls = function.calls
+    return _SeenFunction(
+        calls,
+        0 if calls_before is None else max(0, calls - calls_before),
+        function.inflight,
+        function.waiting,
+        function.endpoints,
+        function.wanted,
+        function.deployment,
+        function.learned.models,
+        gpu_s,
+    )
+
+
+def _row(
+    function: Function, seen: _SeenFunction, rate: float, errors: int, p95_s: float | None
+) -> Json:
+    return {
+        "id": function.label,
+        "name": function.id.name,
+        "namespace": function.id.namespace,
+        "gpu": function.wishes.gpu,
+        "models": seen.models,
+        "replicas": len(seen.endpoints),
+        "wanted": seen.wanted,
+        "in_flight": seen.in_flight,
+        "waiting": seen.waiting,
+        "calls": seen.calls,
+        "errors": errors,
+        "rate": round(rate, 2),
+        "p95_s": p95_s,
+        "gpu_seconds": seen.gpu_s,
+        "image": seen.deployment.image,
+    }
+
+
+def percentile(counts: Sequence[int], share: float) -> float | None:
+    """The quantile of the response times, within the histogram's resolution."""
+    rank = share * sum(counts)
+    if not rank:
+        return None
+    below, least_s = 0, 0.0
+    for bound_s, count in zip(BOUNDS_S, counts, strict=False):
+        if below + count >= rank:
+            return round(least_s + (bound_s - least_s) * (rank - below) / count, 4)
+        below, least_s = below + count, bound_s
+    return float(BOUNDS_S[-1])

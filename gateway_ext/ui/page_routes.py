@@ -1,0 +1,220 @@
+"""The routes below /ui: the page's files, its state and feed, and its orders."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from common.http.asgi import App, Receive, Scope, Send, send_text, until_disconnected
+from common.tasks import until_first
+from gateway_ext.errors import BadRequest, CrossSite, GatewayError, UnknownJob
+from gateway_ext.openfaas.cross_site import refuse_other_sites
+from gateway_ext.openfaas.json_answers import body_of, done, failed, shown
+from gateway_ext.ui.page_source import Source
+from gateway_ext.ui.static_files import PAGE, SAFE, SAFE_HEADERS, StaticFiles
+from gateway_ext.ui.watcher_feed import WatcherFeed
+
+_EVENTS = "/ui/events"
+_STREAM = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+    *SAFE_HEADERS,
+]
+_BUSY, _NOT_ALLOWED, _NOT_MODIFIED, _MOVED = 503, 405, 304, 308
+_READS = frozenset({"GET", "HEAD"})
+_VERBS = frozenset({"pin", "unpin", "prefetch", "evict"})
+_DIGITS = 18
+_SENT_BY = "gpufaas"
+
+_Handler = Callable[[Request], Awaitable[Response]]
+
+
+def make_page(feed: WatcherFeed, source: Source, files: StaticFiles | None = None) -> App:
+    """The application for everything below /ui; it checks no credentials."""
+    page = _Page(feed, source, files or StaticFiles())
+    routes = [
+        _route("/ui", GET=page.root),
+        _route("/ui/", GET=page.index),
+        _route("/ui/static/{name:path}", GET=page.file),
+        _route("/ui/state", GET=page.state),
+        _route("/ui/decisions/{request:path}", GET=page.decision),
+        _route("/ui/policy", POST=page.set_policy),
+        _route("/ui/models/{model:path}/{verb}", POST=page.order),
+        _route("/ui/dead-letters/{number}", DELETE=page.discard),
+        _route("/ui/dead-letters/{number}/replay", POST=page.replay),
+    ]
+    rest = Starlette(
+        routes=routes, exception_handlers={GatewayError: _failed, HTTPException: _no_route}
+    )
+    rest.router.redirect_slashes = False
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == _EVENTS:
+            await _events(feed, scope, receive, send)
+        else:
+            await rest(scope, receive, send)
+
+    return app
+
+
+def _route(path: str, **handlers: _Handler) -> Route:
+    async def handle(request: Request) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        if method not in _READS:
+            _refuse_others(request)
+        answer = await handlers[method](request)
+        answer.headers.update(SAFE)
+        answer.headers.setdefault("cache-control", "no-store")
+        return answer
+
+    return Route(path, handle, methods=list(handlers))
+
+
+def _refuse_others(request: Request) -> None:
+    """Require a header that only our page sends: browsers send credentials for every site."""
+    if request.headers.get("x-requested-with", "").lower() != _SENT_BY:
+        raise CrossSite(f"the header X-Requested-With: {_SENT_BY} is wanted")
+    refuse_other_sites(request.headers.raw)
+
+
+class _Page:
+    """The page's requests."""
+
+    def __init__(self, feed: WatcherFeed, source: Source, files: StaticFiles) -> None:
+        self._feed = feed
+        self._source = source
+        self._files = files
+
+    async def root(self, request: Request) -> Response:
+        """Below the slash, so that what the page names relatively is found."""
+        del request
+        return RedirectResponse("/ui/", _MOVED)
+
+    async def index(self, request: Request) -> Response:
+        return self._file(request, PAGE)
+
+    async def file(self, request: Request) -> Response:
+        return self._file(request, request.path_params["name"])
+
+    async def state(self, request: Request) -> Response:
+        del request
+        return Response(await self._feed.state(), media_type="application/json")
+
+    async def decision(self, request: Request) -> Response:
+        return shown(await self._source.decision(request.path_params["request"]))
+
+    async def set_policy(self, request: Request) -> Response:
+        name, parameters = _policy(await body_of(request))
+        await self._source.set_policy(name, parameters)
+        return self._ordered()
+
+    async def order(self, request: Request) -> Response:
+        verb = request.path_params["verb"]
+        if verb not in _VERBS:
+            raise BadRequest(f"{verb!r}: one of {', '.join(sorted(_VERBS))} is wanted")
+        gpu = _object(await body_of(request)).get("gpu")
+        if gpu is not None and not (isinstance(gpu, str) and gpu):
+            raise BadRequest("gpu is the name of one")
+        await self._source.order(request.path_params["model"], verb, gpu)
+        return self._ordered()
+
+    async def replay(self, request: Request) -> Response:
+        await self._source.replay(_number(request))
+        return self._ordered()
+
+    async def discard(self, request: Request) -> Response:
+        await self._source.discard(_number(request))
+        return self._ordered()
+
+    def _ordered(self) -> Response:
+        """What was ordered is seen at once."""
+        self._feed.soon()
+        return done()
+
+    def _file(self, request: Request, name: str) -> Response:
+        file = self._files.get(name)
+        if file is None:
+            raise HTTPException(404, "there is no such file")
+        headers = {"etag": file.tag, "cache-control": "private, no-cache"}
+        if file.tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=_NOT_MODIFIED, headers=headers)
+        return Response(file.content, headers=headers, media_type=file.kind)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    answer = await failed(request, error)
+    answer.headers.update(SAFE)
+    return answer
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for no other"
+    said = f"{request.method} {request.url.path}: {error.detail}"
+    return PlainTextResponse(said, error.status_code, {**SAFE, **(error.headers or {})})
+
+
+def _policy(body: bytes) -> tuple[str, Mapping[str, float]]:
+    sent = _object(body)
+    name, parameters = sent.get("name"), sent.get("parameters", {})
+    if not isinstance(name, str) or not isinstance(parameters, dict):
+        raise BadRequest("name is that of a policy, parameters an object of numbers")
+    for key, value in parameters.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise BadRequest(f"{key} must be a number")
+    return name, parameters
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """The fields that were sent, or none."""
+    try:
+        sent = json.loads(body) if body else {}
+    except ValueError as error:
+        raise BadRequest(f"the body is no JSON: {error}") from error
+    if not isinstance(sent, dict):
+        raise BadRequest("the body is no JSON object")
+    return sent
+
+
+def _number(request: Request) -> int:
+    text: str = request.path_params["number"]
+    if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS:
+        raise UnknownJob(text)
+    return int(text)
+
+
+# -- server-sent events --------------------------------------------------------------------------
+
+
+async def _events(feed: WatcherFeed, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["method"] != "GET":
+        await send_text(send, _NOT_ALLOWED, "GET is wanted", [(b"allow", b"GET"), *SAFE_HEADERS])
+        return
+    if feed.full or feed.closed:
+        headers = [(b"retry-after", b"10"), *SAFE_HEADERS]
+        why = "the feed is closed" if feed.closed else "too many browsers watch already"
+        await send_text(send, _BUSY, why, headers)
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
+    await until_first(_send_events(feed, _last_id(scope), send), until_disconnected(receive))
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _send_events(feed: WatcherFeed, last_id: str, send: Send) -> None:
+    async with aclosing(feed.watch(last_id)) as events:
+        async for event in events:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+
+
+def _last_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"last-event-id":
+            found: str = value.decode("latin-1")
+            return found
+    return ""

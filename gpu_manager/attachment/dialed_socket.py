@@ -1,0 +1,39 @@
+"""A websocket to a scheduler that was dialed, as a message line uses it."""
+
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
+
+from common.line import LineBroken
+from scheduler.api import BadValue
+
+
+class DialedSocket:
+    """Carries binary messages; BadValue where the scheduler sends text."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+
+    async def receive(self) -> bytes:
+        """See MessageSocket."""
+        try:
+            data = await self._socket.recv()
+        except ConnectionClosed as error:
+            raise LineBroken(str(error)) from error
+        if not isinstance(data, bytes):
+            raise BadValue("a text message came; messages are binary")
+        return data
+
+    async def send(self, data: bytes) -> None:
+        """See MessageSocket."""
+        try:
+            await self._socket.send(data)
+        except ConnectionClosed as error:
+            raise LineBroken(str(error)) from error
+
+    async def close(self) -> None:
+        """See MessageSocket."""
+        await self._socket.close()
+
+    def abort(self) -> None:
+        """See MessageSocket."""
+        self._socket.transport.abort()

@@ -1,0 +1,195 @@
+"""Finding the scheduler that leads, and being let in by it."""
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import quote, urlsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
+
+from gpu_manager.errors import BadSetting, NoScheduler
+from scheduler.api import BadValue, NodeId
+from scheduler.wire.node_stream import (
+    MAX_MESSAGE_BYTES,
+    VERSION,
+    Challenge,
+    Greeting,
+    Hello,
+    Resume,
+    StreamTimes,
+    TurnedAway,
+    Welcome,
+    is_proven,
+    pack_greeting,
+    proven,
+    read_greeting,
+)
+
+_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+_Broken = OSError, TimeoutError, WebSocketException, BadValue
+
+
+@dataclass(frozen=True, slots=True)
+class Dialed:
+    """A socket through which a scheduler let this manager in; `run` is its present life."""
+
+    socket: ClientConnection
+    run: str
+    welcome: Welcome
+    url: str
+
+
+class Dialer:
+    """Knows where schedulers may be, and the highest term that any of them has shown.
+
+    A scheduler of a lower term is never obeyed again.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], node: NodeId, run: str, key: bytes, times: StreamTimes
+    ) -> None:
+        self.term = 0
+        self.addresses: tuple[str, ...] = ()
+        self._urls = [_websocket_url(url) for url in urls]
+        self._node = node
+        self._run = run
+        self._key = key
+        self._times = times
+        self._latest = self._urls[0]
+        self._avoided: str | None = None
+
+    async def dial(self, resume: Resume | None) -> Dialed:
+        """The leader's socket; NoScheduler says why each of them would not have it."""
+        reasons = []
+        asked: set[str] = set()
+        likely = [url for url in (self._latest, *self._urls) if url != self._avoided]
+        to_ask = [*likely, *self._urls]
+        while to_ask:
+            url = to_ask.pop(0)
+            if url in asked:
+                continue
+            asked.add(url)
+            try:
+                dialed = await self._let_in(url, resume)
+            except _Broken as error:
+                reasons.append(f"{url}: {type(error).__name__} {error}")
+                continue
+            if isinstance(dialed, Dialed):
+                self._latest, self._avoided = url, None
+                return dialed
+            reasons.append(f"{url}: {dialed.reason}")
+            if dialed.leader is not None and len(asked) <= len(self._urls):
+                with suppress(BadSetting):
+                    leader = _websocket_url(dialed.leader)
+                    to_ask.insert(0 if leader != self._avoided else len(to_ask), leader)
+        raise NoScheduler("; ".join(reasons))
+
+    def avoid(self, url: str) -> None:
+        """This one was silent: ask it last, for its host may be gone without a word."""
+        self._avoided = url
+
+    async def overtaken(self, by: str) -> bool:
+        """Whether a scheduler other than this one leads by now; it is the first to be dialed."""
+        for url in self._urls:
+            if url == by:
+                continue
+            with suppress(*_Broken):
+                async with asyncio.timeout(self._times.greeting_s):
+                    term = await self._term_at(url)
+                if term > self.term:
+                    self.term = term
+                    self._latest = url
+                    return True
+        return False
+
+    def others(self, than: str) -> bool:
+        """Whether there is any other scheduler to ask."""
+        return any(url != than for url in self._urls)
+
+    # -- greeting -------------------------------------------------------------------------------
+
+    async def _let_in(self, url: str, resume: Resume | None) -> Dialed | TurnedAway:
+        async with asyncio.timeout(self._times.greeting_s):
+            socket = await self._open(url)
+            try:
+                answer = await self._greet(socket, url, resume)
+            except BaseException:
+                socket.transport.abort()
+                raise
+            if isinstance(answer, TurnedAway):
+                await socket.close()
+            return answer
+
+    async def _greet(
+        self, socket: ClientConnection, url: str, resume: Resume | None
+    ) -> Dialed | TurnedAway:
+        challenge = self._checked(await _received(socket))
+        if isinstance(challenge, TurnedAway):
+            return challenge
+        nonce = secrets.token_hex(16)
+        hello = Hello(VERSION, self._node, self._run, nonce, self.term, resume, self.addresses)
+        await socket.send(pack_greeting(proven(hello, self._key, challenge.nonce)))
+        welcome = await _received(socket)
+        if isinstance(welcome, TurnedAway):
+            return welcome
+        if not isinstance(welcome, Welcome) or not is_proven(welcome, self._key, self._node, nonce):
+            raise BadValue("it does not know the cluster's secret")
+        if challenge.term < self.term:
+            raise BadValue(f"it leads in term {challenge.term}, and {self.term} has begun")
+        self.term = challenge.term
+        return Dialed(socket, challenge.run, welcome, url)
+
+    async def _term_at(self, url: str) -> int:
+        """The term in which a scheduler leads; 0 where it does not."""
+        socket = await self._open(url)
+        try:
+            challenge = self._checked(await _received(socket))
+        finally:
+            await socket.close()
+        return challenge.term if isinstance(challenge, Challenge) else 0
+
+    def _checked(self, greeting: Greeting) -> Challenge | TurnedAway:
+        if isinstance(greeting, TurnedAway):
+            return greeting
+        if not isinstance(greeting, Challenge):
+            raise BadValue("it said no Challenge")
+        if greeting.version != VERSION:
+            raise BadValue(f"it speaks version {greeting.version}, this manager {VERSION}")
+        if not is_proven(greeting, self._key, self._node):
+            raise BadValue("it does not know the cluster's secret")
+        return greeting
+
+    def _open(self, url: str) -> connect:
+        """A websocket without compression, pings and proxies: it has heartbeats of its own."""
+        return connect(
+            f"{url}/nodes/{quote(self._node, safe='')}/stream",
+            compression=None,
+            ping_interval=None,
+            proxy=None,
+            open_timeout=None,
+            close_timeout=1.0,
+            max_size=MAX_MESSAGE_BYTES,
+        )
+
+
+async def _received(socket: ClientConnection) -> Greeting:
+    data = await socket.recv()
+    if not isinstance(data, bytes):
+        raise BadValue("text came, where only bytes do")
+    return read_greeting(data)
+
+
+def _websocket_url(url: str) -> str:
+    """The websocket's URL for one that a person writes; BadSetting where it makes no sense."""
+    wanted = "http://host:port or https://host:port is wanted"
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        valid = parts.scheme in _SCHEMES and bool(parts.hostname) and (parts.port or True)
+    except ValueError as error:
+        raise BadSetting("scheduler", url, wanted) from error
+    if not valid or parts.query or parts.fragment:
+        raise BadSetting("scheduler", url, wanted)
+    return f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path.rstrip('/')}"

@@ -1,0 +1,107 @@
+"""From what a person asked for (`auto`, `cuda`, `cuda:0,2`, `cpu:4`) to a node's devices."""
+
+import logging
+from dataclasses import replace
+
+import pynvml  # type: ignore[import-untyped]  # NVIDIA gives it no types
+
+from cache_manager.model.ids import NodeId
+from common.sizes import format_size
+from gpu_manager.devices import nvidia_gpu
+from gpu_manager.devices.driver_events import Nvml
+from gpu_manager.devices.emulated_gpu import emulated
+from gpu_manager.devices.gpu_device import GpuDevice
+from gpu_manager.devices.nvidia_gpu import NvidiaGpu
+from gpu_manager.errors import NoDriver, NoSuchDevice
+
+_log = logging.getLogger(__name__)
+_MOST_EMULATED = 1024
+
+
+def choose(
+    choice: str,
+    node: NodeId,
+    memory_bytes: int | None = None,
+    visible: str | None = None,
+    nvml: Nvml = pynvml,
+) -> list[GpuDevice]:
+    """The devices to use, watched; NoDriver or NoSuchDevice where they are not to be had.
+
+    `auto` is every GPU that NVML finds, else one emulated. `memory_bytes` is how much of each may
+    be used. `visible` is the value of CUDA_VISIBLE_DEVICES, to which GPUs are confined as usual.
+    """
+    kind, _, rest = choice.partition(":")
+    if kind == "cpu":
+        return list(emulated(node, _count(choice, rest), memory_bytes))
+    if choice == "auto":
+        found = _find_quietly(node, visible, nvml)
+        if not found:
+            return list(emulated(node, 1, memory_bytes))
+    elif kind == "cuda":
+        found = _named(choice, rest, _confined(nvidia_gpu.find(node, nvml), visible))
+    else:
+        raise NoSuchDevice(choice, "say auto, cuda, cuda:0,2 or cpu:N")
+    limited = [_limited(choice, device, memory_bytes) for device in found]
+    nvidia_gpu.start_watching(limited)
+    return list(limited)
+
+
+def _find_quietly(node: NodeId, visible: str | None, nvml: Nvml) -> list[NvidiaGpu]:
+    try:
+        return _confined(nvidia_gpu.find(node, nvml), visible)
+    except NoDriver as error:
+        _log.info("GPUs are emulated on the CPU: %s", error)
+        return []
+
+
+def _count(choice: str, text: str) -> int:
+    count = int(text) if text.isdecimal() else 0
+    if text and not 1 <= count <= _MOST_EMULATED:
+        raise NoSuchDevice(choice, f"say cpu:N with N from 1 to {_MOST_EMULATED}")
+    return count or 1
+
+
+def _named(choice: str, text: str, found: list[NvidiaGpu]) -> list[NvidiaGpu]:
+    """Those of the given indices; every one of them must be there."""
+    if not found:
+        raise NoSuchDevice(choice, "NVML finds no GPU that may be used")
+    if ":" not in choice:
+        return found
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise NoSuchDevice(choice, "say numbers, as in cuda:0,2")
+    wanted = {int(part) for part in parts}
+    missing = wanted - {device.index for device in found}
+    if missing:
+        known = ", ".join(str(index) for index in sorted({device.index for device in found}))
+        raise NoSuchDevice(choice, f"no GPU {min(missing)}; there are {known}")
+    return [device for device in found if device.index in wanted]
+
+
+def _confined(found: list[NvidiaGpu], visible: str | None) -> list[NvidiaGpu]:
+    """As CUDA reads it: in this order, up to the first entry that names nothing."""
+    if visible is None:
+        return found
+    allowed: list[NvidiaGpu] = []
+    for entry in visible.split(","):
+        name = entry.strip()
+        named = [device for device in found if name and _answers_to(device, name)]
+        if not named:
+            break
+        allowed += [device for device in named if device not in allowed]
+    return allowed
+
+
+def _answers_to(device: NvidiaGpu, name: str) -> bool:
+    if name.isdecimal():
+        return device.index == int(name)
+    return device.uuid.startswith(name) or device.parent_uuid.startswith(name)
+
+
+def _limited(choice: str, device: NvidiaGpu, memory_bytes: int | None) -> NvidiaGpu:
+    if memory_bytes is None:
+        return device
+    if memory_bytes > device.device_bytes:
+        asked, there = format_size(memory_bytes), format_size(device.device_bytes)
+        raise NoSuchDevice(choice, f"{device.id} has {there} of memory, not {asked}")
+    return replace(device, memory_bytes=memory_bytes)

@@ -1,0 +1,84 @@
+"""Serves Prometheus and health checks over HTTP: `GET /metrics`, `/healthz`, `/readyz`."""
+
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+
+from common.http.asgi import Receive, Scope, Send, send_response
+from common.http.server import listen, serving
+from common.http.server_protocol import Limits
+from common.telemetry.metrics import CONTENT_TYPE
+from gpu_manager.errors import BadSetting
+
+log = logging.getLogger(__name__)
+
+_LIMITS = Limits(head_bytes=8192, head_s=5.0, keep_alive_s=5, connections=32)
+_DRAIN_S = 1.0
+_PLAIN = "text/plain; charset=utf-8"
+
+
+class Response(NamedTuple):
+    """One whole response."""
+
+    status: int
+    body: bytes
+    content_type: str = _PLAIN
+
+
+class Exporter:
+    """The node's port for reading: it needs no credentials, and no request changes anything.
+
+    `metrics` renders the page; `trouble` is the reason why the node cannot serve now, or empty.
+    At the connection limit, the oldest idle connection is dropped: a health check always gets in.
+    """
+
+    def __init__(self, metrics: Callable[[], bytes], trouble: Callable[[], str]) -> None:
+        self._metrics = metrics
+        self._trouble = trouble
+        self._exits = AsyncExitStack()
+        self._address: tuple[str, int] | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and the port that it listens on."""
+        assert self._address is not None, "it was started"
+        return self._address
+
+    async def start(self, host: str, port: int) -> None:
+        """Serve at this address from now on; BadSetting where it cannot listen."""
+        try:
+            listener = listen(host, port)
+        except OSError as error:
+            detail = error.strerror or str(error)
+            raise BadSetting("metrics", f"{host}:{port}", detail) from error
+        self._address = listener.getsockname()[:2]
+        await self._exits.enter_async_context(
+            serving(self._serve, listener, _DRAIN_S, limits=_LIMITS)
+        )
+        log.info("metrics at http://%s:%d/metrics", *self.address)
+
+    async def stop(self) -> None:
+        """Close the port and every connection."""
+        await self._exits.aclose()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del receive
+        found = self._response(scope["method"], scope["path"])
+        headers = (
+            (b"content-type", found.content_type.encode()),
+            (b"connection", b"close"),
+        )
+        await send_response(send, found.status, found.body, headers)
+
+    def _response(self, method: str, path: str) -> Response:
+        if method not in {"GET", "HEAD"}:
+            return Response(405, b"the method must be GET\n")
+        if path == "/metrics":
+            return Response(200, self._metrics(), CONTENT_TYPE)
+        if path == "/healthz":
+            return Response(200, b"alive\n")
+        if path == "/readyz":
+            trouble = self._trouble()
+            return Response(503, f"{trouble}\n".encode()) if trouble else Response(200, b"ready\n")
+        return Response(404, b"no such path\n")

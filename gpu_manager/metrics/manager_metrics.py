@@ -1,0 +1,74 @@
+"""Every metric of a GPU manager, as docs/metrics.md shows it."""
+
+from common.telemetry.metrics import Metric, MetricKind
+
+_OURS = "gpufaas_node_"
+_LOADS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+def _counter(name: str, says: str, *labels: str) -> Metric:
+    return Metric(f"{_OURS}{name}_total", MetricKind.COUNTER, says, labels)
+
+
+def _gauge(name: str, says: str, *labels: str) -> Metric:
+    return Metric(f"{_OURS}{name}", MetricKind.GAUGE, says, labels)
+
+
+# -- the node ------------------------------------------------------------------------------------
+
+STARTED = _gauge("start_time_seconds", "When this process began to serve, in Unix time")
+ATTACHED = _gauge("attached", "Whether a scheduler is reached")
+SESSIONS = _gauge("sessions", "Processes of functions that are connected")
+LEASES = _gauge("leases", "Leases in force or ending")
+LEASES_ENDED = _counter("leases_ended", "Leases that have ended, by why", "reason")
+WEIGHTS = _gauge(
+    "weights_bytes",
+    "Weights on the node: memory, lingering (evicted, still mapped), reserved, disk",
+    "kind",
+)
+WEIGHTS_BUDGET = _gauge("weights_budget_bytes", "What weights may take of the host's memory")
+WEIGHTS_EVICTED = _counter("weights_evicted", "Weights that left the host's memory")
+
+# -- GPUs ----------------------------------------------------------------------------------------
+
+MEMORY = _gauge(
+    "gpu_memory_bytes",
+    "The ledger of a GPU's memory: capacity, granted (to models), withheld (in the hands of "
+    "others), free",
+    "gpu",
+    "kind",
+)
+DEVICE_MEMORY = _gauge("device_memory_bytes", "What NVML says that a GPU has", "gpu")
+DEVICE_USED = _gauge("device_used_bytes", "What NVML says that everybody uses of a GPU", "gpu")
+DRIFT = _gauge("ledger_drift_bytes", "NVML's use of a GPU less what the ledger has granted", "gpu")
+UTILISATION = _gauge("gpu_utilisation_ratio", "Share of the last moments with a kernel", "gpu")
+MODELS = _gauge("gpu_models", "Models on a GPU, also those that are loading", "gpu")
+LOST = _gauge("gpu_lost", "1 once a GPU is of no use any more", "gpu")
+HEALTH = _counter("gpu_health_events", "What a GPU said about its health", "gpu", "fatal")
+PRESSURE = _counter("memory_pressure", "Calls that needed more memory than was granted", "gpu")
+
+# -- models --------------------------------------------------------------------------------------
+
+LOAD = Metric(
+    f"{_OURS}load_seconds",
+    MetricKind.HISTOGRAM,
+    "One load, by where the weights were: host, disk, absent",
+    ("source",),
+    _LOADS_S,
+)
+LOAD_PHASES = _counter(
+    "load_phase_seconds",
+    "Parts of loads: room (waiting for memory), weights (for a function to send them), read "
+    "(from disk), worker (a process for it), transfer (into GPU memory)",
+    "phase",
+)
+LOAD_FAILURES = _counter("load_failures", "Loads that failed", "gpu")
+RUNS = _counter("gpu_runs", "Calls that ran on a GPU", "gpu")
+RUN = _counter("gpu_run_seconds", "Compute time of a GPU: seconds of such calls", "gpu")
+MODEL_RUNS = _counter("model_runs", "Calls of this model", "model")
+MODEL_RUN = _counter("model_run_seconds", "Seconds of calls of this model", "model")
+WORKERS_DIED = _counter("worker_deaths", "Workers that ended unasked", "gpu")
+
+METRICS: tuple[Metric, ...] = tuple(
+    found for found in list(globals().values()) if isinstance(found, Metric)
+)

@@ -1,0 +1,138 @@
+"""Ends the leases of a node: when each is due, waiting for calls in flight, and the report."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from common.tasks import BackgroundTasks
+from gpu_manager.node.leases_in_force import EndReason, LeaseInForce, LeasesInForce, SessionKey
+from gpu_manager.node.node_counts import NodeMeters
+from gpu_manager.node.residents import HostGpu
+from gpu_manager.node.run_reports import RunReports
+from gpu_manager.runtimes.runtime import HostedModel
+from scheduler.api import GpuId, LeaseId, NodeReports, SlotFreed
+
+log = logging.getLogger(__name__)
+
+# A model whose call is still in flight this long after its lease ended is asked whether it answers.
+_LATE_S = 1.0
+# One that does not answer for this long hangs, and is ended by its runtime.
+_ANSWER_S = 2.5
+_NO_LEASE = LeaseId(0)
+
+
+class LeaseEndings:
+    """Ends leases that were released, ran out, or whose model or GPU was lost.
+
+    `on_end` is called for a lease that a session had claimed, before the scheduler is told.
+    """
+
+    def __init__(
+        self,
+        leases: LeasesInForce,
+        gpus: Mapping[GpuId, HostGpu],
+        meters: NodeMeters,
+        reports: NodeReports,
+        runs: RunReports,
+        on_end: Callable[[SessionKey, LeaseId], None],
+    ) -> None:
+        self._leases = leases
+        self._gpus = gpus
+        self._meters = meters
+        self._reports = reports
+        self._runs = runs
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks = BackgroundTasks(log, "the end of a lease")
+
+    def watch(self) -> None:
+        """Begin to look for leases that are due, unless that is planned already."""
+        if self._timer is None:
+            self.check()
+
+    def check(self) -> None:
+        """End the leases that are due, and look again when the next one is."""
+        for lease, reason in self._leases.due(self._loop.time()):
+            if reason is EndReason.QUIET:
+                lease.checking = True
+                self._tasks.start(self._check_quiet(lease))
+            else:
+                self.end(lease, reason)
+        if self._timer is not None:
+            self._timer.cancel()
+        next_s = self._leases.next_due_s()
+        self._timer = None if next_s is None else self._loop.call_at(next_s, self.check)
+
+    def end(self, lease: LeaseInForce, reason: EndReason, grace_s: float | None = None) -> None:
+        """End a lease; one that ends already ends sooner if the new reason leaves it less time."""
+        if grace_s is None:
+            grace_s = self._leases.times.grace(reason)
+        deadline_s = self._loop.time() + grace_s
+        if lease.ending is not None and deadline_s >= lease.deadline_s:
+            return
+        first = lease.ending is None
+        lease.ending, lease.deadline_s = lease.ending or reason, deadline_s
+        if lease.holder is None and first:
+            self._freed(lease)
+        else:
+            self._tasks.start(self._end_calls(lease, grace_s))
+
+    async def end_all(self, within_s: float) -> None:
+        """End every lease; calls in flight have that long to end."""
+        for lease in self._leases:
+            self.end(lease, EndReason.STOPPING, within_s)
+        await self._tasks.wait(within_s + 1.0)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def end_after(self, lease: LeaseId, load: asyncio.Task[None] | None) -> None:
+        """End a prefetch's lease when all is loaded; the scheduler ends that of a failed one."""
+        self._tasks.start(self._end_after(lease, load))
+
+    async def _end_after(self, lease: LeaseId, load: asyncio.Task[None] | None) -> None:
+        if load is not None:
+            await asyncio.wait({load})
+        found = self._leases.get(lease)
+        if found is not None:
+            self.end(found, EndReason.RELEASED)
+
+    async def _check_quiet(self, lease: LeaseInForce) -> None:
+        """Have its models report the calls that they have not reported yet; end it if none."""
+        runs = lease.runs
+        await asyncio.gather(*(sign_of_life(hosted) for hosted in self._hosted_of(lease)))
+        lease.checking = False
+        lease.checked_s = self._loop.time()
+        if self._leases.contended and lease.ending is None and 0 < runs == lease.runs:
+            self.end(lease, EndReason.QUIET)
+        self.check()
+
+    async def _end_calls(self, lease: LeaseInForce, grace_s: float) -> None:
+        models = self._hosted_of(lease)
+        ends = asyncio.gather(*(hosted.end(lease.id, grace_s) for hosted in models))
+        while not (await asyncio.wait({ends}, timeout=_LATE_S))[0]:
+            # A model answers this at once, whatever it computes, unless it hangs.
+            await asyncio.gather(*(sign_of_life(hosted) for hosted in models))
+        self._freed(lease)
+
+    def _hosted_of(self, lease: LeaseInForce) -> list[HostedModel]:
+        """Those of its models that are loaded."""
+        gpu = self._gpus[lease.gpu]
+        found = [gpu.hosted(model) for model in lease.models]
+        return [hosted for hosted in found if hosted is not None]
+
+    def _freed(self, lease: LeaseInForce) -> None:
+        if self._leases.get(lease.id) is not lease:
+            return  # it was ended twice, the second time with a shorter grace
+        self._leases.forget(lease.id)
+        self._meters.lease_ended(lease.ending)
+        log.debug("lease %d on %s has ended: %s", lease.id, lease.slot, lease.ending)
+        if lease.holder is not None:
+            self._on_end(lease.holder, lease.id)
+        self._runs.flush()  # the scheduler must still know the lease when it learns of its runs
+        self._reports.report(SlotFreed(lease.slot, lease.id))
+
+
+async def sign_of_life(hosted: HostedModel) -> None:
+    """Wait until a model answers, or is gone: one that does not answer is ended by its runtime."""
+    await hosted.end(_NO_LEASE, _ANSWER_S)

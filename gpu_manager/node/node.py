@@ -1,0 +1,296 @@
+"""One node: carries out the scheduler's orders and reports the results.
+
+It never picks a victim. Its books change at once when an order comes, so that its reports always
+fit the orders given so far; the work itself is done by tasks.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from cache_manager.model.ids import ModelId, NodeId
+from gpu_manager.errors import NoWorker
+from gpu_manager.node.change_signal import Change
+from gpu_manager.node.lease_endings import LeaseEndings
+from gpu_manager.node.leases_in_force import EndReason, LeaseInForce, LeasesInForce, SessionKey
+from gpu_manager.node.loading import Loader
+from gpu_manager.node.memory_relief import MemoryRelief
+from gpu_manager.node.node_counts import NodeMeters
+from gpu_manager.node.node_snapshots import lasting_shortages, node_snapshot
+from gpu_manager.node.residents import HostGpu
+from gpu_manager.node.run_reports import RunReports
+from gpu_manager.node.settings import NodeSettings
+from gpu_manager.node.tenant_models import Catalogue
+from gpu_manager.runtimes.runtime import HostedId, HostedModel, PressureAnswer, Runtime
+from gpu_manager.weights.weight_store import WeightStore
+from scheduler.api import (
+    Demote,
+    Dispatch,
+    EndLease,
+    GpuId,
+    LeaseId,
+    MemoryPressure,
+    NodeReports,
+    NodeSnapshot,
+    Placement,
+    Prepare,
+    RunFailed,
+    SlotFreed,
+)
+
+log = logging.getLogger(__name__)
+
+
+class GpuNode:
+    """A node's GPUs, residents and leases: the scheduler's NodeLink, the runtime's Observer.
+
+    `lease_ended` is called when a lease that a session claimed has ended.
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        gpus: Iterable[HostGpu],
+        store: WeightStore,
+        catalogue: Catalogue,
+    ) -> None:
+        self.name = NodeId(settings.node)
+        self.gpus = {gpu.id: gpu for gpu in gpus}
+        self.leases = LeasesInForce(settings.leases)
+        self.meters = NodeMeters(self.gpus, settings.metric_names)
+        self.lease_ended: Callable[[SessionKey, LeaseId], None] = _ignore_end
+        self.granted = Change()
+        self.addresses: tuple[str, ...] = ()
+        self._settings = settings
+        self._store = store
+        self._catalogue = catalogue
+        self._loop = asyncio.get_running_loop()
+        self._resync_due = False
+
+    def start(self, runtime: Runtime, reports: NodeReports) -> None:
+        """Report what is here, and take the scheduler's orders from now on."""
+        self._reports = reports
+        self._runs = RunReports(reports)
+        self._loader = Loader(
+            self._settings,
+            self._store,
+            self._catalogue,
+            runtime,
+            reports,
+            self.resync,
+            self.meters,
+        )
+        self._relief = MemoryRelief(reports, self._settings.pressure_s, self.resync)
+        self._endings = LeaseEndings(
+            self.leases, self.gpus, self.meters, reports, self._runs, self.lease_ended
+        )
+        reports.report(self.snapshot())
+
+    async def drain(self, within_s: float) -> None:
+        """End every lease; calls in flight have that long to end."""
+        await self._endings.end_all(within_s)
+        self._runs.flush()
+
+    # -- orders of the scheduler ----------------------------------------------------------------
+
+    def prepare(self, order: Prepare) -> None:
+        """Unload the victims, then load."""
+        gpu = self.gpus[order.gpu]
+        for victim in order.victims:
+            self._loader.unload(gpu, victim)
+        last: asyncio.Task[None] | None = None
+        for load in order.loads:
+            # No session sends the weights of a prefetch, but a function may come with its own.
+            over = _always if order.prefetch else partial(self.leases.is_over, order.lease)
+            last = self._loader.load(gpu, load, order.lease, last, over)
+        if order.prefetch:
+            models = tuple(load.model for load in order.loads)
+            if self.leases.grant(order.lease, order.slot, order.gpu, models):
+                log.debug("lease %d on %s is granted to a prefetch", order.lease, order.slot)
+            self._endings.end_after(order.lease, last)
+
+    def grant(self, order: Dispatch) -> None:
+        """A lease is in force."""
+        now_s, requests = self._loop.time(), order.requests
+        if self.leases.grant(order.lease, order.slot, order.gpu, order.models, now_s, requests):
+            names = ", ".join(requests)
+            log.debug("lease %d on %s is granted to %s", order.lease, order.slot, names)
+        self.granted.happened()
+        self._endings.watch()
+
+    def demote(self, order: Demote) -> None:
+        """This model leaves this GPU."""
+        self._loader.unload(self.gpus[order.gpu], order.model)
+
+    def end_lease(self, order: EndLease) -> None:
+        """Admit no further call, let the one in flight end, then report the slot as freed."""
+        lease = self.leases.get(order.lease)
+        if lease is None:
+            self._reports.report(SlotFreed(order.slot, order.lease))
+        else:
+            self._endings.end(lease, EndReason.ORDERED)
+
+    def contended(self, *, waiting: bool) -> None:
+        """Requests wait, so that leases which merely linger should end soon; or none waits."""
+        self.leases.contended = waiting
+        self._endings.check()
+
+    # -- leases and their holders ---------------------------------------------------------------
+
+    async def when_loaded(self, placement: Placement) -> dict[ModelId, HostedModel]:
+        """Wait until the models of a lease are loaded, or raise why that will not be."""
+        residents = self.gpus[placement.gpu].residents
+        found = {}
+        for model in placement.models:
+            resident = residents.get(model)
+            if resident is None:
+                raise NoWorker(model, f"it has left {placement.gpu}")
+            found[model] = await resident.ready()
+        return found
+
+    def loaded_now(
+        self, lease: LeaseInForce, models: Iterable[ModelId]
+    ) -> dict[ModelId, HostedModel]:
+        """These models of a lease in force; empty unless all are loaded."""
+        gpu = self.gpus[lease.gpu]
+        found = {model: gpu.hosted(model) for model in models if model in lease.models}
+        there = {model: hosted for model, hosted in found.items() if hosted is not None}
+        in_force = self.leases.get(lease.id) is lease and lease.ending is None
+        return there if in_force and there.keys() == set(models) else {}
+
+    def hosted(self, name: HostedId) -> HostedModel:
+        """The loaded model of this id, or NoWorker."""
+        for gpu in self.gpus.values():
+            for hosted in gpu.loaded():
+                if hosted.id == name:
+                    return hosted
+        raise NoWorker("any model", f"there is no worker {name}")
+
+    def claim(
+        self,
+        lease: LeaseId,
+        holder: SessionKey,
+        models: Iterable[HostedModel],
+        *,
+        given: bool = False,
+    ) -> bool:
+        """Let a session's calls run; False where the lease has ended meanwhile.
+
+        A lease that was `given` to the session's caller is for one request alone.
+        """
+        found = self.leases.get(lease)
+        if found is None or found.ending is not None:
+            return False
+        for hosted in models:
+            hosted.admit(lease)
+        self.leases.claim(found, holder, self._loop.time(), given=given)
+        self._endings.check()
+        return True
+
+    def release(self, lease: LeaseInForce, reason: EndReason) -> None:
+        """Its holder needs it no more, or is gone."""
+        self._endings.end(lease, reason)
+
+    # -- reports of hosted models ---------------------------------------------------------------
+
+    def ran(
+        self,
+        hosted: HostedModel,
+        lease: int,
+        batch: int,
+        run_s: float,
+        peak_bytes: int,
+        calls: int = 1,
+    ) -> None:
+        """Calls ended well."""
+        gpu = self.gpus[GpuId(hosted.order.gpu)]
+        resident = gpu.resident_of(hosted)
+        if resident is None:
+            return
+        now_s = self._loop.time()
+        resident.uses += 1
+        resident.used_s = now_s
+        found = self.leases.get(LeaseId(lease))
+        if found is not None:
+            self.leases.used(found, now_s, run_s)
+            if self.leases.contended:
+                self._endings.check()
+        batch = max(1, batch)
+        before = gpu.ledger.measured_bytes(resident.model)
+        gpu.ledger.ran(resident.model, None, batch, peak_bytes)
+        if gpu.ledger.measured_bytes(resident.model) != before:
+            gpu.settle()
+        self.meters.ran(gpu.id, resident.model, calls, run_s)
+        slot = gpu.slot if found is None else found.slot
+        self._runs.ran(slot, resident.model, batch, run_s, peak_bytes)
+
+    async def pressure(self, hosted: HostedModel, lease: int, need_bytes: int) -> PressureAnswer:
+        """A call needs more than its model's limit: use free memory, or have victims leave."""
+        gpu = self.gpus[GpuId(hosted.order.gpu)]
+        resident = gpu.resident_of(hosted)
+        if resident is None:
+            return PressureAnswer(hosted.order.limit_bytes, retry=False)
+        log.info("%s needs %d bytes on %s (lease %d)", resident.model, need_bytes, gpu.id, lease)
+        self.meters.pressed(gpu.id)
+        relieved = await self._relief.relieve(gpu, hosted, need_bytes)
+        if gpu.resident_of(hosted) is None:
+            return PressureAnswer(hosted.order.limit_bytes, retry=False)
+        gpu.settle()
+        return PressureAnswer(gpu.ledger.limit_bytes(resident.model), retry=relieved)
+
+    def died(self, hosted: HostedModel, cause: str) -> None:
+        """A model is gone unasked: so is every lease that may call it."""
+        gpu = self.gpus[GpuId(hosted.order.gpu)]
+        resident = gpu.resident_of(hosted)
+        if resident is None:
+            return
+        del gpu.residents[resident.model]
+        self.meters.died(gpu.id)
+        self._loader.lost(gpu, resident, cause)
+        for lease in self.leases.using(gpu.id, resident.model):
+            if lease.ending is None:
+                self._reports.report(RunFailed(lease.id, f"{resident.model}: {cause}"))
+            self._endings.end(lease, EndReason.WORKER_LOST)
+
+    def lose(self, gpu: HostGpu, cause: str) -> None:
+        """A GPU cannot be used any more: its residents and leases end."""
+        gpu.lost = True
+        for lease in self.leases:
+            if lease.gpu == gpu.id:
+                self._endings.end(lease, EndReason.GPU_LOST)
+        for resident in gpu.by_use():
+            log.error("%s is lost with %s: %s", resident.model, gpu.id, cause)
+            self._loader.unload(gpu, resident.model)
+        self.resync()
+
+    # -- snapshots ------------------------------------------------------------------------------
+
+    def resync(self) -> None:
+        """Report the whole state after the order that is being carried out."""
+        if not self._resync_due:
+            self._resync_due = True
+            self._loop.call_soon(self._resync)
+
+    def snapshot(self) -> NodeSnapshot:
+        """GPUs, residents, leases, and where the node keeps every model's weights."""
+        gpus = self.gpus.values()
+        return node_snapshot(self.name, gpus, self.leases, self._store, self._catalogue)
+
+    def whole_state(self) -> list[NodeSnapshot | MemoryPressure]:
+        """A snapshot, which ends every shortage in the scheduler's books, and those that last."""
+        return [self.snapshot(), *lasting_shortages(self.gpus.values())]
+
+    def _resync(self) -> None:
+        self._resync_due = False
+        for event in self.whole_state():
+            self._reports.report(event)
+
+
+def _always() -> bool:
+    """Loads of a prefetch do not wait for weights."""
+    return True
+
+
+def _ignore_end(_holder: SessionKey, _lease: LeaseId) -> None:
+    """Before a server takes sessions, nobody claims a lease."""

@@ -1,0 +1,136 @@
+"""What a GPU manager counts for Prometheus, and what is true at the moment of asking."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+
+from common.telemetry.metrics import BoundedNames, Histogram, Labels, MetricFamily, Values, gauge
+from gpu_manager.metrics import manager_metrics
+from gpu_manager.node.leases_in_force import EndReason
+from gpu_manager.node.residents import HostGpu
+from gpu_manager.weights.store_status import StoreStatus
+
+MOST_NAMES = 1_000
+# Models that did not run for so long (up to twice) make room for others.
+_FORGET_S = 86_400.0
+
+
+class NodeMeters:
+    """Counters of one node; at most `most_names` models have numbers of their own."""
+
+    def __init__(self, gpus: Iterable[str] = (), most_names: int = MOST_NAMES) -> None:
+        self._models = BoundedNames(most_names)
+        self._swept_s = time.monotonic()
+        self._started = gauge(manager_metrics.STARTED, [((), time.time())])
+        self._leases_ended = Values(manager_metrics.LEASES_ENDED)
+        self._health = Values(manager_metrics.HEALTH)
+        self._pressure = Values(manager_metrics.PRESSURE)
+        self._load = Histogram(manager_metrics.LOAD)
+        self._phases = Values(manager_metrics.LOAD_PHASES)
+        self._load_failures = Values(manager_metrics.LOAD_FAILURES)
+        self._runs = Values(manager_metrics.RUNS)
+        self._run = Values(manager_metrics.RUN)
+        self._model_runs = Values(manager_metrics.MODEL_RUNS)
+        self._model_run = Values(manager_metrics.MODEL_RUN)
+        self._died = Values(manager_metrics.WORKERS_DIED)
+        for gpu in gpus:  # an increase is only seen of what was there before
+            for each in (self._pressure, self._load_failures, self._died, self._runs, self._run):
+                each.put((gpu,), 0.0)
+            for fatal in (True, False):
+                self._health.put((gpu, str(fatal).lower()), 0.0)
+
+    def ran(self, gpu: str, model: str, calls: int, run_s: float) -> None:
+        """So many calls have ended, which took this long each."""
+        self._runs.add((gpu,), calls)
+        self._run.add((gpu,), calls * run_s)
+        name = (self._models.of(model),)
+        self._model_runs.add(name, calls)
+        self._model_run.add(name, calls * run_s)
+
+    def loaded(self, source: str, load_s: float, phases_s: Mapping[str, float]) -> None:
+        """A model has come, which took this long, and these parts of it."""
+        self._load.add((source,), load_s)
+        for phase, phase_s in phases_s.items():
+            self._phases.add((phase,), phase_s)
+
+    def load_failed(self, gpu: str) -> None:
+        """A model did not come."""
+        self._load_failures.add((gpu,))
+
+    def lease_ended(self, why: EndReason | None) -> None:
+        """A lease is over."""
+        self._leases_ended.add(("unknown" if why is None else why.name.lower(),))
+
+    def pressed(self, gpu: str) -> None:
+        """A call needs more memory than it was granted."""
+        self._pressure.add((gpu,))
+
+    def died(self, gpu: str) -> None:
+        """A worker is gone unasked."""
+        self._died.add((gpu,))
+
+    def ailing(self, gpu: str, *, fatal: bool) -> None:
+        """A GPU said something about its health."""
+        self._health.add((gpu, str(fatal).lower()))
+
+    def families(self) -> Iterator[MetricFamily]:
+        """Everything that was counted."""
+        if time.monotonic() - self._swept_s > _FORGET_S:
+            self.sweep()
+        yield from (each for each in vars(self).values() if isinstance(each, Values | Histogram))
+
+    def sweep(self) -> None:
+        """Let go of models that did not run since this was last called."""
+        self._swept_s = time.monotonic()
+        for model in self._models.sweep():
+            self._model_runs.forget("model", model)
+            self._model_run.forget("model", model)
+
+
+def of_gpus(gpus: Iterable[HostGpu]) -> Iterator[MetricFamily]:
+    """Memory and health of the GPUs; of emulated ones NVML says nothing."""
+    gpus = list(gpus)
+    yield gauge(manager_metrics.MEMORY, [each for gpu in gpus for each in _ledger(gpu)])
+    yield gauge(manager_metrics.MODELS, [((gpu.id,), len(gpu.residents)) for gpu in gpus])
+    yield gauge(manager_metrics.LOST, [((gpu.id,), float(gpu.lost)) for gpu in gpus])
+    device, used, drift, busy = (
+        Values(metric)
+        for metric in (
+            manager_metrics.DEVICE_MEMORY,
+            manager_metrics.DEVICE_USED,
+            manager_metrics.DRIFT,
+            manager_metrics.UTILISATION,
+        )
+    )
+    for gpu in gpus:
+        used_bytes, utilisation = gpu.device.used_bytes(), gpu.device.utilisation()
+        device.put((gpu.id,), gpu.device.device_bytes)
+        if used_bytes is not None:
+            used.put((gpu.id,), used_bytes)
+            drift.put((gpu.id,), used_bytes - gpu.ledger.granted_bytes)
+        if utilisation is not None:
+            busy.put((gpu.id,), utilisation)
+    yield from (device, used, drift, busy)
+
+
+def _ledger(gpu: HostGpu) -> list[tuple[Labels, float]]:
+    ledger = gpu.ledger
+    withheld_bytes = ledger.capacity_bytes - ledger.granted_bytes - ledger.free_bytes
+    return [
+        ((gpu.id, "capacity"), ledger.capacity_bytes),
+        ((gpu.id, "granted"), ledger.granted_bytes),
+        ((gpu.id, "withheld"), withheld_bytes),
+        ((gpu.id, "free"), ledger.free_bytes),
+    ]
+
+
+def of_weights(status: StoreStatus) -> Iterator[MetricFamily]:
+    """The weights that the node keeps."""
+    kinds: list[tuple[Labels, float]] = [
+        (("memory",), status.kept_bytes),
+        (("lingering",), status.lingering_bytes),
+        (("reserved",), status.reserved_bytes),
+        (("disk",), status.disk_bytes),
+    ]
+    yield gauge(manager_metrics.WEIGHTS, kinds)
+    yield gauge(manager_metrics.WEIGHTS_BUDGET, [((), status.budget_bytes)])
+    yield gauge(manager_metrics.WEIGHTS_EVICTED, [((), status.counts.evicted)])

@@ -1,0 +1,42 @@
+"""What a node reports of its whole state: GPUs, residents, leases, weights, lasting shortages."""
+
+from collections.abc import Iterable
+
+from cache_manager.model.ids import NodeId, Tier
+from gpu_manager.node.leases_in_force import LeasesInForce
+from gpu_manager.node.residents import HostGpu
+from gpu_manager.node.tenant_models import Catalogue
+from gpu_manager.weights.weight_store import WeightStore
+from scheduler.api import GpuSnapshot, LiveLease, MemoryPressure, NodeSnapshot, SlotId
+
+
+def node_snapshot(
+    node: NodeId,
+    gpus: Iterable[HostGpu],
+    leases: LeasesInForce,
+    store: WeightStore,
+    catalogue: Catalogue,
+) -> NodeSnapshot:
+    """GPUs, residents, leases, and where the node keeps every model's weights."""
+    found = tuple(_gpu_snapshot(gpu, leases) for gpu in gpus if not gpu.lost)
+    tiers = tuple((model.id, store.tier(model.digest)) for model in catalogue)
+    return NodeSnapshot(node, found, tuple(each for each in tiers if each[1] is not Tier.ABSENT))
+
+
+def lasting_shortages(gpus: Iterable[HostGpu]) -> list[MemoryPressure]:
+    """Memory that other programs use, which a snapshot alone would make the scheduler forget."""
+    return [
+        MemoryPressure(gpu.id, gpu.foreign_bytes)
+        for gpu in gpus
+        if gpu.foreign_bytes and not gpu.lost
+    ]
+
+
+def _gpu_snapshot(gpu: HostGpu, leases: LeasesInForce) -> GpuSnapshot:
+    residents = tuple((found.model, gpu.size_bytes(found)) for found in gpu.by_use())
+    live = tuple(
+        LiveLease(lease.id, SlotId(lease.slot), lease.models, lease.requests)
+        for lease in leases
+        if lease.gpu == gpu.id
+    )
+    return GpuSnapshot(gpu.spec, residents, live)

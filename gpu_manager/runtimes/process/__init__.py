@@ -1,0 +1,1 @@
+"""One worker process for each model, taken from a warm pool."""

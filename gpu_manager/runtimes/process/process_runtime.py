@@ -1,0 +1,291 @@
+"""Process-per-model: the runtime that hosts each model in a worker process from a warm pool."""
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from common.tasks import BackgroundTasks
+from gpu_manager.errors import LoadFailure, NoWorker
+from gpu_manager.runtimes.process.fork_client import ForkedWorker, ForkServer
+from gpu_manager.runtimes.process.worker_pool import Pool, PoolSettings
+from gpu_manager.runtimes.runtime import HostedId, HostedModel, HostProcess, LoadOrder, Observer
+from gpu_manager.worker import worker_orders
+from scheduler.api import trace_of
+from torch_shim.errors import WireError
+
+log = logging.getLogger(__name__)
+
+# Users that workers of different tenants run as: a range that fits a container's 16 bits too.
+# A loop that wakes this much too late was held up itself: what it waits for may be there, unread.
+_HELD_UP_S = 0.05
+_FIRST_UID, _UIDS = 62_000, 3_000
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    """How worker processes are made and bounded."""
+
+    pool: PoolSettings = field(default_factory=PoolSettings)
+    descriptors: int = 4096
+    processes: int = 8192
+    load_timeout_s: float = 120.0
+    change_user: bool = True
+
+
+class HostedProcess:
+    """A model in its own process."""
+
+    def __init__(self, order: LoadOrder, worker: ForkedWorker, observer: Observer) -> None:
+        self._order = order
+        self._worker = worker
+        self._host = HostProcess(worker.pid)
+        self._observer = observer
+        self._memory_bytes = 0
+        self._load_s = 0.0
+        self._ending: dict[int, asyncio.Future[None]] = {}
+        self._pressures = BackgroundTasks(log, f"finding memory for {order.model}")
+        self._wanted_gone = False
+        self._closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def order(self) -> LoadOrder:
+        """What was asked for."""
+        return self._order
+
+    @property
+    def id(self) -> HostedId:
+        """The worker's name: its process runs nothing else."""
+        return HostedId(self._worker.name)
+
+    @property
+    def host(self) -> HostProcess:
+        """The worker's process."""
+        return self._host
+
+    @property
+    def worker(self) -> ForkedWorker:
+        """The worker, which runs nothing else."""
+        return self._worker
+
+    @property
+    def memory_bytes(self) -> int:
+        """As last reported by the worker."""
+        return self._memory_bytes
+
+    @property
+    def load_s(self) -> float:
+        """What loading took."""
+        return self._load_s
+
+    @property
+    def closed(self) -> asyncio.Future[str]:
+        """Done when the process is gone."""
+        return self._closed
+
+    async def load(self, assign: worker_orders.Assign) -> None:
+        """Make the worker hold the model; LoadFailure or NoWorker if it does not."""
+        order, worker = self._order, self._worker
+        await worker.tell(assign)
+        ready = await worker.answer(worker_orders.Ready)
+        for missing in ready.missing:
+            log.warning("worker %s of %s runs without: %s", worker.name, order.model, missing)
+        table = [list(entry) for entry in order.table]
+        emulated = order.emulation
+        load = worker_orders.LoadImage(
+            order.digest,
+            table,
+            order.total_bytes,
+            order.limit_bytes,
+            emulated.load_s,
+            emulated.run_s,
+        )
+        await worker.tell(
+            load, [order.image] if order.turns is None else [order.image, order.turns]
+        )
+        answer = await worker.answer(worker_orders.ImageLoaded)
+        self._memory_bytes, self._load_s = answer.memory_bytes, answer.load_s
+
+    def admit(self, lease: int) -> None:
+        """Let calls under this lease run."""
+        self._worker.tell_soon(worker_orders.AdmitCalls(lease))
+
+    async def end(self, lease: int, grace_s: float = 2.0) -> None:
+        """No call of the lease is in flight when this returns."""
+        if self._closed.done():
+            return
+        ending = self._ending.get(lease)
+        if ending is None:
+            ending = self._ending[lease] = asyncio.get_running_loop().create_future()
+            self._worker.tell_soon(worker_orders.EndCalls(lease))
+        try:
+            await _in_time(ending, grace_s)
+        except TimeoutError:
+            self._worker.kill(f"a call of lease {lease} outlived its grace of {grace_s} s")
+            await asyncio.shield(self._closed)
+
+    def channel(self, session: str, function: str, end: socket.socket) -> None:
+        """Hand a data channel to the worker."""
+        self._worker.tell_soon(worker_orders.OpenChannel(session, function), [end.fileno()])
+        end.close()
+
+    def limit(self, limit_bytes: int) -> None:
+        """Change what the model may use."""
+        self._worker.tell_soon(worker_orders.SetLimit(limit_bytes, 0, False))
+
+    async def unload(self) -> int:
+        """Kill the process: nothing else is sure to give everything back."""
+        self._wanted_gone = True
+        self._worker.kill("unloaded")
+        await asyncio.shield(self._closed)
+        return self._memory_bytes
+
+    async def listen(self) -> None:
+        """Take the worker's reports until it is gone; then everything that waits for it ends."""
+        cause = "it hung up"
+        try:
+            while True:
+                self._take(await self._worker.hear())
+        except (WireError, NoWorker) as error:
+            cause = str(error)
+        await self._worker.gone(cause)
+        self._close()
+
+    def abandon(self) -> None:
+        """The load failed: the end of this worker is not reported."""
+        self._wanted_gone = True
+        self._worker.kill("the load failed")
+
+    def _close(self) -> None:
+        cause = self._worker.cause
+        for ending in self._ending.values():
+            ending.set_result(None)
+        self._ending.clear()
+        self._pressures.cancel()
+        self._closed.set_result(cause)
+        if not self._wanted_gone:
+            log.warning("worker %s of %s: %s", self._worker.name, self._order.model, cause)
+            self._observer.died(self, cause)
+
+    def _take(self, order: worker_orders.WorkerOrder) -> None:
+        if isinstance(order, worker_orders.CallsRan):
+            self._memory_bytes = max(self._memory_bytes, order.peak_bytes)
+            peak_bytes = self._memory_bytes
+            self._observer.ran(self, order.lease, order.batch, order.run_s, peak_bytes, order.calls)
+        elif isinstance(order, worker_orders.CallsEnded):
+            ending = self._ending.pop(order.lease, None)
+            if ending is not None:
+                ending.set_result(None)
+        elif isinstance(order, worker_orders.Pressure):
+            self._pressures.start(self._relieve(order))
+        elif isinstance(order, worker_orders.Note):
+            trace = trace_of(order.trace)
+            known = {} if trace is None else {"trace_id": trace.trace_id}
+            text, model = order.text, self._order.model
+            log.info("worker %s of %s: %.500s", self._worker.name, model, text, extra=known)
+
+    async def _relieve(self, order: worker_orders.Pressure) -> None:
+        relief = await self._observer.pressure(self, order.lease, order.need_bytes)
+        self._worker.tell_soon(
+            worker_orders.SetLimit(relief.limit_bytes, order.number, relief.retry)
+        )
+
+
+class ProcessRuntime:
+    """Hosts every model in a process of its own."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        devices: Iterable[str],
+        settings: ProcessSettings = ProcessSettings(),
+    ) -> None:
+        self._observer = observer
+        self._settings = settings
+        kinds = tuple(dict.fromkeys(devices))
+        self._server = ForkServer(emulated=all(kind == "cpu" for kind in kinds))
+        self._pool = Pool(self._server, kinds, settings.pool)
+        self._uids: dict[str, int] = {}
+        self._numbers = itertools.count()
+        self._hosted: dict[HostedProcess, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        """Start the fork server and fill the pool, in the background."""
+        self._pool.start()
+
+    @property
+    def spares(self) -> dict[str, int]:
+        """Workers ready for a model, by device."""
+        return self._pool.ready
+
+    @property
+    def hosted(self) -> Sequence[HostedProcess]:
+        """The models that have a worker now."""
+        return tuple(self._hosted)
+
+    @property
+    def server_pid(self) -> int | None:
+        """The process that forks workers; None where none runs."""
+        return self._server.pid
+
+    def spare_workers(self, device: str) -> Sequence[ForkedWorker]:
+        """Workers of this device that are ready for a model, the next one first."""
+        return self._pool.spares(device)
+
+    async def load(self, order: LoadOrder) -> HostedModel:
+        """Take a worker from the pool and have it hold the model; one that is lost is replaced."""
+        try:
+            return await self._load(order, fresh=False)
+        except WireError as error:
+            log.warning("a worker was lost while it loaded %s: %s", order.model, error)
+        try:
+            return await self._load(order, fresh=True)
+        except WireError as error:
+            raise NoWorker(order.model, f"lost twice while loading: {error}") from error
+
+    async def _load(self, order: LoadOrder, *, fresh: bool) -> HostedProcess:
+        worker = await self._pool.take(order.device, order.model, fresh=fresh)
+        hosted = HostedProcess(order, worker, self._observer)
+        loaded = False
+        try:
+            async with asyncio.timeout(self._settings.load_timeout_s):
+                await hosted.load(self._assign(order.tenant))
+            loaded = True
+        except TimeoutError as error:
+            detail = f"no answer in {self._settings.load_timeout_s:g} s"
+            raise LoadFailure(order.model, detail) from error
+        finally:
+            if not loaded:
+                hosted.abandon()
+            listening = asyncio.get_running_loop().create_task(hosted.listen())
+            self._hosted[hosted] = listening
+            listening.add_done_callback(lambda _: self._hosted.pop(hosted, None))
+        return hosted
+
+    async def close(self) -> None:
+        """Kill every worker and the fork server, and wait until they are gone."""
+        await self._pool.close()
+        for hosted in list(self._hosted):
+            hosted.abandon()
+        await asyncio.gather(*self._hosted.values())
+        await self._server.close()
+
+    def _assign(self, tenant: str) -> worker_orders.Assign:
+        uid = 0
+        if self._settings.change_user and os.geteuid() == 0:
+            uid = self._uids.setdefault(tenant, _FIRST_UID + len(self._uids) % _UIDS)
+        return worker_orders.Assign(uid, self._settings.descriptors, self._settings.processes)
+
+
+async def _in_time(answer: asyncio.Future[None], grace_s: float) -> None:
+    """Wait for an answer; TimeoutError if the worker was late, not this process."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + grace_s
+    while not (await asyncio.wait({answer}, timeout=deadline_s - loop.time()))[0]:
+        late_s = loop.time() - deadline_s
+        if late_s < _HELD_UP_S:
+            raise TimeoutError
+        deadline_s = loop.time() + min(late_s, grace_s)

@@ -1,0 +1,136 @@
+"""The warm pool: workers that wait for a model, as many as recent demand is worth."""
+
+import asyncio
+import functools
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpu_manager.errors import NoWorker
+from gpu_manager.runtimes.process.fork_client import ForkedWorker, ForkServer
+from gpu_manager.worker import worker_orders
+from torch_shim.errors import WireError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """How many workers wait for each device.
+
+    As many as models were loaded in the last `window_s`, but no fewer than `least`, no more than
+    `most`, and on all devices together no more than `memory_bytes` holds. A real GPU's spare
+    worker holds a context on it, so that there `most_cuda` counts.
+    """
+
+    least: int = 1
+    most: int = 4
+    most_cuda: int = 1
+    window_s: float = 10.0
+    memory_bytes: int = 1 << 30
+    spare_bytes: int = 64 << 20
+    refill_delay_s: float = 0.1  # the load that took a worker goes first
+
+
+class Pool:
+    """Hands out workers and replaces those taken or dead."""
+
+    def __init__(
+        self, server: ForkServer, devices: tuple[str, ...], settings: PoolSettings
+    ) -> None:
+        self._server = server
+        self._settings = settings
+        self._spares: dict[str, deque[ForkedWorker]] = {device: deque() for device in devices}
+        self._loads: dict[str, deque[float]] = {device: deque() for device in devices}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> dict[str, int]:
+        """Spare workers by device."""
+        return {device: len(spares) for device, spares in self._spares.items()}
+
+    def spares(self, device: str) -> Sequence[ForkedWorker]:
+        """Workers of this device that are ready, the next one first."""
+        return tuple(self._spares.get(device, ()))
+
+    def start(self) -> None:
+        """Keep the pool filled from now on."""
+        self._task = asyncio.get_running_loop().create_task(self._maintain())
+
+    async def take(self, device: str, model: str, *, fresh: bool = False) -> ForkedWorker:
+        """A warmed worker, made now where none waits, or where a fresh one is asked for."""
+        loop = asyncio.get_running_loop()
+        spares = self._spares.setdefault(device, deque())
+        self._loads.setdefault(device, deque()).append(loop.time())
+        loop.call_later(self._settings.refill_delay_s, self._wake.set)
+        while spares and not fresh:
+            worker = spares.popleft()
+            if not worker.exited.done():
+                return worker
+        try:
+            return await self._make(device)
+        except (WireError, OSError) as error:
+            raise NoWorker(model, str(error)) from error
+
+    async def close(self) -> None:
+        """Kill the spares and wait until they are gone."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for spares in self._spares.values():
+            while spares:
+                await self._discard(spares.pop())
+
+    async def _maintain(self) -> None:
+        while True:
+            self._wake.clear()
+            for device, spares in self._spares.items():
+                await self._adjust(device, spares)
+            try:
+                async with asyncio.timeout(self._settings.window_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue  # demand that has passed lets spares go
+
+    async def _adjust(self, device: str, spares: deque[ForkedWorker]) -> None:
+        wanted = self._wanted(device)
+        while len(spares) > wanted:
+            await self._discard(spares.popleft())
+        while len(spares) < wanted:
+            try:
+                worker = await self._make(device)
+            except (NoWorker, WireError, OSError) as error:
+                log.warning("no spare worker for %s: %s", device, error)
+                return
+            spares.append(worker)
+            worker.exited.add_done_callback(functools.partial(self._died, spares, worker))
+
+    def _died(
+        self, spares: deque[ForkedWorker], worker: ForkedWorker, _: "asyncio.Future[None]"
+    ) -> None:
+        if worker in spares:
+            log.warning("a spare worker died")
+            spares.remove(worker)
+            worker.close()
+            self._wake.set()
+
+    def _wanted(self, device: str) -> int:
+        settings = self._settings
+        recent = self._loads[device]
+        now_s = asyncio.get_running_loop().time()
+        while recent and recent[0] < now_s - settings.window_s:
+            recent.popleft()
+        affordable = settings.memory_bytes // settings.spare_bytes // len(self._spares)
+        most = min(settings.most if device == "cpu" else settings.most_cuda, affordable)
+        return min(most, max(settings.least, len(recent)))
+
+    async def _make(self, device: str) -> ForkedWorker:
+        worker = await self._server.fork()
+        await worker.tell(worker_orders.Warm(device))
+        return worker
+
+    async def _discard(self, worker: ForkedWorker) -> None:
+        worker.kill("not needed any more")
+        await worker.gone("not needed any more")

@@ -1,0 +1,1 @@
+"""The manager's clients: their connections, sessions and requests."""

@@ -1,0 +1,154 @@
+"""What an administrator asks of a node: what is resident, and to evict, pin and unpin."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from cache_manager.model.ids import GpuId, ModelId, Tier
+from cache_manager.tiers.demotion import Demotion
+from gpu_manager.attachment.scheduling import Scheduling
+from gpu_manager.errors import ClientNotAllowed, UnknownImage
+from gpu_manager.node.node import GpuNode
+from gpu_manager.node.residents import HostGpu, ModelOnGpu
+from gpu_manager.node.tenant_models import Catalogue
+from gpu_manager.weights.weight_store import WeightStore
+from gpu_manager.wire import request_fields as read
+from gpu_manager.wire.request_fields import Fields
+
+Row = dict[str, Any]
+
+
+class NodeAdministration:
+    """Answers ADMIN requests of clients that were authorised at HELLO."""
+
+    def __init__(
+        self, node: GpuNode, store: WeightStore, catalogue: Catalogue, scheduling: Scheduling
+    ) -> None:
+        self._node = node
+        self._store = store
+        self._catalogue = catalogue
+        self._scheduling = scheduling
+
+    async def answer(self, fields: Fields) -> Row:
+        """Do what was asked."""
+        do = read.text(fields, "do")
+        if do == "models":
+            return {"models": [*await self._resident(), *self._stored()]}
+        if do == "status":
+            return await self._status()
+        orders = {
+            "evict": self._scheduling.evict,
+            "pin": self._scheduling.pin,
+            "unpin": self._scheduling.unpin,
+        }
+        if do not in orders:
+            raise ClientNotAllowed(f"nobody can do {do!r}")
+        model, gpu = self._named(read.text(fields, "model")), read.text_or_none(fields, "gpu")
+        await orders[do](model, None if gpu is None else GpuId(gpu))
+        return {"model": model}
+
+    def _named(self, text: str) -> ModelId:
+        found = self._catalogue.named(text)
+        if not found:
+            raise UnknownImage(text)
+        if len(found) > 1:
+            raise ClientNotAllowed(f"{text!r} may be any of {', '.join(sorted(found))}")
+        return found[0]
+
+    async def _resident(self) -> list[Row]:
+        status = await self._scheduling.survey()
+        pinned = {
+            (gpu.id, resident.model)
+            for gpu in status.gpus
+            for resident in gpu.residents
+            if resident.pinned
+        }
+        return [
+            self._row(gpu, resident) | {"pinned": (gpu.id, resident.model) in pinned}
+            for gpu in self._node.gpus.values()
+            for resident in gpu.by_use()
+        ]
+
+    def _row(self, gpu: HostGpu, resident: ModelOnGpu) -> Row:
+        model = self._catalogue.get(resident.model)
+        return {
+            "model": model.id,
+            "label": model.label,
+            "gpu": gpu.id,
+            "tier": _tier_name(Tier.GPU),
+            "state": "loading" if resident.hosted is None else "loaded",
+            "bytes": gpu.size_bytes(resident),
+            "weights_bytes": model.table.total_bytes,
+            "since": _clock(resident.since_s),
+            "uses": resident.uses,
+            "used": _clock(resident.used_s),
+        }
+
+    def _stored(self) -> Iterator[Row]:
+        """Models whose weights the node has, and that no GPU holds."""
+        on_gpus = {model for gpu in self._node.gpus.values() for model in gpu.residents}
+        for model in self._catalogue:
+            tier = self._store.tier(model.digest)
+            if model.id not in on_gpus and tier is not Tier.ABSENT:
+                yield {
+                    "model": model.id,
+                    "label": model.label,
+                    "gpu": None,
+                    "tier": _tier_name(tier),
+                    "state": "stored",
+                    "bytes": 0,
+                    "weights_bytes": model.table.total_bytes,
+                    "since": None,
+                    "uses": 0,
+                    "used": None,
+                    "pinned": False,
+                }
+
+    async def _status(self) -> Row:
+        status, store = await self._scheduling.survey(), self._store.status()
+        counts = status.counts
+        return {
+            "node": self._node.name,
+            "policy": status.policy,
+            "waiting": status.waiting + status.waiting_locally,
+            "leases": len(self._node.leases),
+            "hits": counts.hits,
+            "misses": counts.misses,
+            "evictions": counts.evictions,
+            "store": {
+                "images": store.images,
+                "bytes": store.kept_bytes,
+                "budget_bytes": store.budget_bytes,
+                "disk_images": store.disk_images,
+                "disk_bytes": store.disk_bytes,
+                "eviction": store.rule,
+                "demotions": [_demotion(each) for each in store.demotions],
+            },
+            "gpus": [self._gpu(gpu) for gpu in self._node.gpus.values()],
+        }
+
+    def _gpu(self, gpu: HostGpu) -> Row:
+        return {
+            "id": gpu.id,
+            "name": gpu.device.name,
+            "memory_bytes": gpu.device.memory_bytes,
+            "granted_bytes": gpu.ledger.granted_bytes,
+            "used_bytes": gpu.device.used_bytes(),
+            "utilisation": gpu.device.utilisation(),
+            "models": len(gpu.residents),
+        }
+
+
+def _demotion(found: Demotion) -> Row:
+    """One decision about host memory with its reasons, as the scheduler explains placements."""
+    return asdict(found) | {"decided": _clock(found.decided_s)}
+
+
+def _tier_name(tier: Tier) -> str:
+    return tier.name.lower()
+
+
+def _clock(moment_s: float) -> float:
+    """Seconds since 1970 for a moment on the event loop's clock, which is the monotonic one."""
+    return time.time() - time.monotonic() + moment_s

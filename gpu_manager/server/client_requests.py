@@ -1,0 +1,131 @@
+"""The requests that clients send after HELLO, and the handlers that answer them by role."""
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gpu_manager.server.greeting import ClientRole
+from gpu_manager.server.services import Services
+from gpu_manager.server.sessions import ClientSession
+from gpu_manager.server.weight_requests import WeightRequests
+from gpu_manager.wire import request_fields as read
+from torch_shim.errors import BadFrame
+from torch_shim.wire.frame_socket import Frame
+from torch_shim.wire.protocol import FrameKind
+
+
+@dataclass(slots=True)
+class ClientAnswer:
+    """Fields, with descriptors and sockets that are closed once they are sent."""
+
+    fields: dict[str, Any]
+    copies: Sequence[int] = ()
+    ends: Sequence[socket.socket] = field(default=())
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What goes with the answer."""
+        return [*self.copies, *(end.fileno() for end in self.ends)]
+
+    def close(self) -> None:
+        """The client has its own copies now, or is gone."""
+        for copy in self.copies:
+            os.close(copy)
+        for end in self.ends:
+            end.close()
+
+
+class Handler(Protocol):
+    """Answers the requests of one connection."""
+
+    def waits(self, frame: Frame) -> bool:
+        """Whether a request may have to wait, so that others are answered meanwhile."""
+        ...
+
+    async def handle(self, frame: Frame) -> ClientAnswer | None:
+        """Do what a frame asks; None where there is nothing to answer."""
+        ...
+
+    def close(self) -> None:
+        """The connection is closed."""
+        ...
+
+
+class ShimRequests:
+    """A function process: weights and GPU time."""
+
+    def __init__(self, session: ClientSession, services: Services, *, local: bool) -> None:
+        self._session = session
+        self._acquiring = services.acquiring
+        self._weights = WeightRequests(services.library, session)
+        self._local = local
+
+    def waits(self, frame: Frame) -> bool:
+        """Weights are hashed, and GPU time is waited for; pieces of weights keep their order."""
+        whole = frame.kind is FrameKind.UPLOAD and bool(frame.descriptors)
+        return whole or frame.kind in {FrameKind.PROVE, FrameKind.ACQUIRE}
+
+    async def handle(self, frame: Frame) -> ClientAnswer | None:
+        """Do what a frame asks."""
+        _, fields = read.request(frame.meta)
+        if frame.kind is FrameKind.ACQUIRE:
+            answer, ends = await self._acquiring.acquire(self._session, fields, local=self._local)
+            return ClientAnswer(answer, ends=ends)
+        if frame.kind is FrameKind.PROVE:
+            answer, copies = await self._weights.prove(fields, local=self._local)
+            return ClientAnswer(answer, copies)
+        if frame.kind is FrameKind.OFFER:
+            return ClientAnswer(self._weights.offer(fields))
+        if frame.kind is FrameKind.UPLOAD:
+            return ClientAnswer(await self._weights.upload(frame, fields))
+        if frame.kind is FrameKind.CHUNK:
+            return ClientAnswer(await self._weights.chunk(frame, fields))
+        if frame.kind is FrameKind.WHERE:
+            return ClientAnswer(self._acquiring.where(self._session, fields))
+        if frame.kind is FrameKind.PING:
+            return ClientAnswer({})
+        if frame.kind is FrameKind.RELEASE:
+            self._acquiring.release(self._session, fields)
+        elif frame.kind is FrameKind.CLAIMED:
+            self._acquiring.claimed(self._session, fields)
+        elif frame.kind is FrameKind.FORGET:
+            self._weights.forget(fields)
+        else:
+            raise BadFrame(f"{frame.kind.name} is no request of a shim")
+        return None
+
+    def close(self) -> None:
+        """Drop uploads that came only in part."""
+        self._weights.close()
+
+
+class AdminRequests:
+    """An administrator."""
+
+    def __init__(self, services: Services) -> None:
+        self._administration = services.administration
+
+    def waits(self, frame: Frame) -> bool:
+        """They may wait for the scheduler."""
+        return frame.kind is FrameKind.ADMIN
+
+    async def handle(self, frame: Frame) -> ClientAnswer | None:
+        """Do what a frame asks."""
+        if frame.kind is not FrameKind.ADMIN:
+            raise BadFrame(f"{frame.kind.name} is no request of an administrator")
+        _, fields = read.request(frame.meta)
+        return ClientAnswer(await self._administration.answer(fields))
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+def handler_for(
+    role: ClientRole, session: ClientSession, services: Services, *, local: bool
+) -> Handler:
+    """The handler for a client of this role."""
+    if role is ClientRole.ADMIN:
+        return AdminRequests(services)
+    return ShimRequests(session, services, local=local)

@@ -1,0 +1,89 @@
+"""HELLO: identifies the client of a connection and checks the role that it asks for."""
+
+import os
+import socket
+import struct
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from gpu_manager.credentials import ADMINISTRATOR, FunctionCredentials, FunctionIdentity
+from gpu_manager.errors import ClientNotAllowed, UnknownVersion
+from gpu_manager.node.node import GpuNode
+from gpu_manager.server.sessions import ClientSession
+from gpu_manager.wire import request_fields as read
+from gpu_manager.wire.request_fields import Fields
+from torch_shim.errors import BadFrame
+from torch_shim.wire.protocol import LATER_REQUESTS, TRACE, VERSION
+
+_PEER = struct.Struct("3i")  # process, user, group
+_SESSION_CHARACTERS = 64
+
+
+class ClientRole(StrEnum):
+    """What a connection is for."""
+
+    SHIM = "shim"
+    ADMIN = "admin"
+    CHANNEL = "channel"
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A client that was admitted; `worker` is the model of a data channel."""
+
+    identity: FunctionIdentity
+    role: ClientRole
+    session: str
+    worker: str
+
+
+def greet(fields: Fields, credentials: FunctionCredentials, connection: socket.socket) -> Guest:
+    """Admit a client, or raise ClientNotAllowed, UnknownVersion, or BadFrame for no HELLO."""
+    version = read.whole(fields, "version")
+    if version != VERSION:
+        raise UnknownVersion(version, VERSION)
+    role = _role(read.text(fields, "role"))
+    identity = credentials.identify(read.text(fields, "credential"))
+    if role is ClientRole.ADMIN:
+        if identity != ADMINISTRATOR and not _same_user(connection):
+            raise ClientNotAllowed("administration needs its credential, or the manager's own user")
+        identity = ADMINISTRATOR
+    if identity is None:
+        raise ClientNotAllowed("this manager did not issue that credential")
+    session = read.text(fields, "session")
+    if not 0 < len(session) <= _SESSION_CHARACTERS:
+        raise BadFrame("the name of a session is short, and not empty")
+    worker = read.text(fields, "worker") if role is ClientRole.CHANNEL else ""
+    return Guest(identity, role, session, worker)
+
+
+def _role(name: str) -> ClientRole:
+    try:
+        return ClientRole(name)
+    except ValueError as error:
+        raise BadFrame(f"unknown role {name!r}") from error
+
+
+def _same_user(connection: socket.socket) -> bool:
+    """Whether the other end belongs to root or to this manager's user; only a local one can."""
+    if connection.family != socket.AF_UNIX:
+        return False
+    peer: bytes = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    _, user, _ = _PEER.unpack(peer)
+    return user in {0, os.getuid()}
+
+
+def welcome(node: GpuNode, session: ClientSession, *, local: bool) -> dict[str, Any]:
+    """The answer to a HELLO."""
+    gpus = [
+        {"id": gpu.id, "name": gpu.device.name, "memory_bytes": gpu.device.memory_bytes}
+        for gpu in node.gpus.values()
+    ]
+    return {
+        "node": node.name,
+        "gpus": gpus,
+        "nonce": session.nonce,
+        "local": local,
+        "knows": [*(kind.name for kind in LATER_REQUESTS), TRACE],
+    }

@@ -1,0 +1,23 @@
+"""What every connection of a manager works with."""
+
+from dataclasses import dataclass
+
+from gpu_manager.credentials import FunctionCredentials
+from gpu_manager.node.node import GpuNode
+from gpu_manager.server.acquiring import Acquiring
+from gpu_manager.server.administration import NodeAdministration
+from gpu_manager.server.sessions import ClientSessions
+from gpu_manager.server.weight_requests import Library
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of one manager; a new connection has `hello_s` to send HELLO."""
+
+    node: GpuNode
+    credentials: FunctionCredentials
+    sessions: ClientSessions
+    library: Library
+    acquiring: Acquiring
+    administration: NodeAdministration
+    hello_s: float

@@ -1,0 +1,86 @@
+"""Carries out demotions from host memory: writes images to disk and drops them from memory."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cache_manager.tiers.demotion import Demotion
+from gpu_manager.errors import StoreFailed
+from gpu_manager.weights.host_images import HostImage, HostImages
+from gpu_manager.weights.spill_directory import SpillDirectory
+from gpu_manager.weights.store_status import StoreCounts
+
+_log = logging.getLogger(__name__)
+
+_REMEMBERED = 32  # of the latest demotions
+
+
+class Demoter:
+    """Makes the images in memory fit their budget; the tier's index decides which ones leave."""
+
+    def __init__(
+        self, images: HostImages, spill: SpillDirectory | None, counts: StoreCounts
+    ) -> None:
+        self._images = images
+        self._spill = spill
+        self._counts = counts
+        self._lock = threading.Lock()  # taken before that of the images; held while writing
+        self._latest: deque[Demotion] = deque(maxlen=_REMEMBERED)
+
+    @property
+    def latest(self) -> tuple[Demotion, ...]:
+        """The latest decisions with their reasons, oldest first."""
+        return tuple(self._latest)
+
+    def make_room(self) -> None:
+        """Demote until the budget holds (may write to disk)."""
+        if self._images.short_bytes <= 0:
+            return
+        with self._lock:
+            stuck = set() if self._spill is not None else set(self._images.digests())
+            while (demotion := self._images.room(stuck)) is not None:
+                _log.info(
+                    "host memory is short of %d bytes: %s leave by rule %s",
+                    demotion.short_bytes,
+                    ", ".join(demotion.victims),
+                    demotion.rule,
+                )
+                _log.debug("%s", demotion)
+                self._latest.append(demotion)
+                self._carry_out(demotion, stuck)
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Wait for demotions under way, and let none begin meanwhile."""
+        with self._lock:
+            yield
+
+    def _carry_out(self, demotion: Demotion, stuck: set[str]) -> None:
+        """Demote the victims in turn, as long as the decision still stands.
+
+        Images that cannot be written become `stuck`: others leave before them.
+        """
+        for candidate in demotion.candidates[: len(demotion.victims)]:
+            image = self._images.due(candidate)
+            if image is None:
+                return
+            if not candidate.stuck:
+                found = self._not_written(image)
+                if found:
+                    stuck |= found
+                    return
+            if self._images.demote(image):
+                self._counts.evicted += 1
+
+    def _not_written(self, image: HostImage) -> set[str]:
+        """Write an image to disk; nothing where that went well, else what cannot be written."""
+        if self._spill is None:
+            return {image.digest}
+        try:
+            written = self._spill.write(image.digest, image.descriptor, image.table)
+        except StoreFailed:
+            # No other image is tried before the next shortage: the disk is full or broken.
+            return {each for each in self._images.digests() if each not in self._spill}
+        return set() if written else {image.digest}

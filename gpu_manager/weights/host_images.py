@@ -1,0 +1,199 @@
+"""Images in host memory: their descriptors, and their place in the tier that decides what leaves.
+
+Every method may be called from any thread and returns at once.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from cache_manager.model.ids import ModelId
+from cache_manager.tiers.demotion import Demotion, DemotionCandidate
+from cache_manager.tiers.tier_index import TierIndex
+from gpu_manager.errors import UnknownImage, WeightStoreFull
+from torch_shim.wire.image_digests import ImageTable
+
+
+class HostImage:
+    """One image in sealed shared memory."""
+
+    __slots__ = ("descriptor", "digest", "table")
+
+    def __init__(self, digest: str, descriptor: int, table: ImageTable) -> None:
+        self.digest = digest
+        self.descriptor = descriptor
+        self.table = table
+
+
+class ImageHold:
+    """An image in use: its memory stays until `release`."""
+
+    def __init__(self, image: HostImage, released: Callable[[HostImage], None]) -> None:
+        self._image: HostImage | None = image
+        self._released = released
+        self.digest = image.digest
+        self.table = image.table
+
+    @property
+    def descriptor(self) -> int:
+        """The store's own descriptor, to pass on: sealed, valid until release, not to be closed."""
+        if self._image is None:
+            raise UnknownImage(self.digest)
+        return self._image.descriptor
+
+    def release(self) -> None:
+        """Use it no more; a second time changes nothing."""
+        image, self._image = self._image, None
+        if image is not None:
+            self._released(image)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class MemoryUsage(NamedTuple):
+    """What images take of host memory, and the rule by which they leave."""
+
+    images: int
+    kept_bytes: int
+    lingering_bytes: int
+    reserved_bytes: int
+    budget_bytes: int
+    rule: str
+
+
+class HostImages:
+    """Every image in memory; `left` is called with the digest of one whose memory is given back."""
+
+    def __init__(
+        self, index: TierIndex, now_s: Callable[[], float], left: Callable[[str], None]
+    ) -> None:
+        self._index = index
+        self._now_s = now_s
+        self._left = left
+        self._images: dict[str, HostImage] = {}
+        self._lock = threading.Lock()  # over the images and their index
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def get(self, digest: str) -> HostImage | None:
+        """The image, if it is in memory."""
+        return self._images.get(digest)
+
+    @property
+    def short_bytes(self) -> int:
+        """Bytes above the budget; more than 0 only until a demotion is carried out."""
+        return self._index.short_bytes
+
+    def digests(self) -> list[str]:
+        """All that are in memory."""
+        with self._lock:
+            return list(self._images)
+
+    def take_in(self, digest: str, descriptor: int, table: ImageTable) -> tuple[ImageHold, bool]:
+        """Keep this copy, or drop it for the one that is here; a hold, and whether one was here."""
+        with self._lock:
+            image = self._images.get(digest)
+            if image is not None:
+                os.close(descriptor)
+                return self._hold(image), True
+            image = self._images[digest] = HostImage(digest, descriptor, table)
+            self._index.admit(ModelId(digest), table.total_bytes, self._now_s())
+            return self._hold(image), False
+
+    def open(self, digest: str) -> ImageHold | None:
+        """Hold an image, if it is in memory."""
+        with self._lock:
+            image = self._images.get(digest)
+            return None if image is None else self._hold(image)
+
+    def reserve(self, size_bytes: int) -> None:
+        """Keep room for an image on its way; StoreFull where others have reserved too much."""
+        with self._lock:
+            left_bytes = self._index.budget_bytes - self._index.reserved_bytes
+            if size_bytes > left_bytes:
+                raise WeightStoreFull(size_bytes, left_bytes)
+            self._index.reserve(size_bytes)
+
+    def reserve_anyway(self, size_bytes: int) -> None:
+        """Count room for an image that comes whatever is reserved (negative: no more)."""
+        with self._lock:
+            self._index.reserve(size_bytes)
+
+    def room(self, stuck: set[str]) -> Demotion | None:
+        """Which images must leave for the budget to hold; `stuck` ones cannot be spilled."""
+        with self._lock:
+            return self._index.room(self._now_s(), stuck={ModelId(digest) for digest in stuck})
+
+    def due(self, candidate: DemotionCandidate) -> HostImage | None:
+        """The image, if it must still leave and was not used since the decision."""
+        with self._lock:
+            return self._images[candidate.model] if self._index.still_due(candidate) else None
+
+    def demote(self, image: HostImage) -> bool:
+        """Out of the budget, and out of memory unless it is held; False if it was gone."""
+        with self._lock:
+            if ModelId(image.digest) not in self._index.residents:
+                return False
+            if self._index.demote(ModelId(image.digest)):
+                self._drop(image)
+            return True
+
+    def usage(self) -> MemoryUsage:
+        """Bytes counted, lingering and reserved, at one moment."""
+        with self._lock:
+            index = self._index
+            return MemoryUsage(
+                len(self._images),
+                index.used_bytes,
+                index.lingering_bytes,
+                index.reserved_bytes,
+                index.budget_bytes,
+                index.rule,
+            )
+
+    def was_read(self, size_bytes: int, took_s: float) -> None:
+        """An image of this size was read from disk."""
+        with self._lock:
+            self._index.was_read(size_bytes, took_s)
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        with self._lock:
+            for image in self._images.values():
+                os.close(image.descriptor)
+                self._index.remove(ModelId(image.digest))
+            self._images.clear()
+
+    # -- with the lock held ---------------------------------------------------------------------
+
+    def _hold(self, image: HostImage) -> ImageHold:
+        """It is the most recently used now, and the budget counts it."""
+        self._index.hold(ModelId(image.digest), self._now_s())
+        return ImageHold(image, self._released)
+
+    def _drop(self, image: HostImage) -> None:
+        del self._images[image.digest]
+        os.close(image.descriptor)
+        self._left(image.digest)
+
+    def _released(self, image: HostImage) -> None:
+        with self._lock:
+            if self._images.get(image.digest) is not image:
+                return  # the store was closed
+            if self._index.release(ModelId(image.digest), self._now_s()):
+                self._drop(image)

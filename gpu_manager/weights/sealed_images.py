@@ -1,0 +1,118 @@
+"""Images in sealed shared memory: writing one, and checking one that a client sent."""
+
+import fcntl
+import os
+from collections.abc import Sequence
+
+from gpu_manager.errors import BadImage, StoreFailed
+from torch_shim.wire.image_digests import ImageTable, lay_out
+from torch_shim.wire.protocol import aligned
+
+SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+MEMORY_NAME = "gpufaas-image"  # what /proc shows, and tests count
+
+Buffer = bytes | bytearray | memoryview
+
+
+def read_table(rows: object, total_bytes: object) -> ImageTable:
+    """The table that a frame described as `[[offset, bytes], ...]`; BadImage for any other."""
+    table = lay_out(_sizes(rows))
+    if [list(row) for row in table.storages] != rows or table.total_bytes != total_bytes:
+        raise BadImage("the table leaves gaps, overlaps, or does not add up to the total")
+    return table
+
+
+def check(descriptor: int, table: ImageTable) -> None:
+    """Raise BadImage unless this is readable shared memory, sealed, that fits the table.
+
+    Afterwards no process can change its content or size, its sender included.
+    """
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        mode = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+    except OSError as error:
+        raise BadImage(f"not shared memory: {error}") from error
+    if seals & SEALS != SEALS:
+        raise BadImage(f"shared memory without all seals: {seals:#x}, not {SEALS:#x}")
+    if mode == os.O_WRONLY:
+        raise BadImage("shared memory that cannot be read")
+    size = os.fstat(descriptor).st_size
+    if size != table.total_bytes:
+        raise BadImage(f"shared memory of {size} bytes, the table says {table.total_bytes}")
+    _check_gaps(descriptor, table)
+
+
+class ImageWriter:
+    """Shared memory that is filled from front to back and then sealed."""
+
+    def __init__(self, table: ImageTable) -> None:
+        self.table = table
+        self.written_bytes = 0
+        try:
+            self._descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise StoreFailed(f"shared memory: {error}") from error
+
+    def write(self, data: Buffer) -> None:
+        """Append these bytes; more than the table announced is a BadImage."""
+        if self.written_bytes + len(data) > self.table.total_bytes:
+            raise BadImage(f"more than the announced {self.table.total_bytes} bytes")
+        rest = memoryview(data)
+        try:
+            while rest:
+                count = os.write(self._descriptor, rest)
+                self.written_bytes += count
+                rest = rest[count:]
+        except OSError as error:
+            raise StoreFailed(f"shared memory: {error}") from error
+
+    def copy_storage(self, index: int, source: int, source_offset: int) -> bool:
+        """Copy one storage out of an open file; False where the file ends too early."""
+        offset, size = self.table.storages[index]
+        os.lseek(self._descriptor, offset, os.SEEK_SET)
+        copied = 0
+        while copied < size:
+            count = os.sendfile(self._descriptor, source, source_offset + copied, size - copied)
+            if count == 0:
+                return False
+            copied += count
+        self.written_bytes = offset + size
+        return True
+
+    def seal(self) -> int:
+        """Seal the memory and hand it over: the caller closes the descriptor."""
+        try:
+            os.ftruncate(self._descriptor, self.table.total_bytes)
+            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, SEALS)
+        except OSError as error:
+            raise StoreFailed(f"shared memory: {error}") from error
+        descriptor, self._descriptor = self._descriptor, -1
+        return descriptor
+
+    def close(self) -> None:
+        """Give the memory back, unless it was sealed and handed over."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _sizes(rows: object) -> list[int]:
+    if not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):
+        raise BadImage("the table is not a list")
+    sizes = []
+    for row in rows:
+        if not isinstance(row, Sequence) or len(row) != len(("offset", "bytes")):
+            raise BadImage("a row of the table is not an offset and a size")
+        size = row[1]
+        if type(size) is not int or size < 0:
+            raise BadImage(f"a storage of {size!r} bytes")
+        sizes.append(size)
+    return sizes
+
+
+def _check_gaps(descriptor: int, table: ImageTable) -> None:
+    """Gaps are not hashed, so they must hold nothing."""
+    for offset, size in table.storages:
+        start, end = offset + size, offset + aligned(size)
+        if start < end and any(os.pread(descriptor, end - start, start)):
+            raise BadImage(f"bytes other than zero between storages, at {start}")

@@ -1,0 +1,282 @@
+"""Images on disk, as safetensors files: what the weight store has no memory for."""
+
+import fcntl
+import json
+import logging
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_manager.errors import StoreFailed, UnknownImage, WeightsChanged
+from gpu_manager.weights.sealed_images import ImageWriter
+from torch_shim.wire.image_digests import ImageTable, image_digest, lay_out, parts_of
+
+_log = logging.getLogger(__name__)
+
+_SUFFIX = ".safetensors"
+_PARTIAL = ".partial"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_LENGTH_BYTES = 8
+_HEADER_ALIGNMENT = 64
+_MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
+
+
+@dataclass(slots=True)
+class SpillCounts:
+    """What has happened to the directory since the start."""
+
+    written: int = 0
+    failed: int = 0
+    too_large: int = 0
+    dropped: int = 0
+    read: int = 0
+    changed: int = 0
+
+
+class Spilled:
+    """An image in an open file."""
+
+    def __init__(self, digest: str, table: ImageTable, source: int, start: int) -> None:
+        self.table = table
+        self._digest = digest
+        self._source = source
+        self._start = start
+
+    def load(self) -> int:
+        """Sealed memory with the content, which the caller closes; WeightsChanged if it is not."""
+        writer = ImageWriter(self.table)
+        position = self._start
+        try:
+            for index, (_, size) in enumerate(self.table.storages):
+                if not writer.copy_storage(index, self._source, position):
+                    raise WeightsChanged(self._digest, "it was cut while being read")
+                position += size
+            descriptor = writer.seal()
+        finally:
+            writer.close()
+        if image_digest(parts_of(descriptor, self.table)) != self._digest:
+            os.close(descriptor)
+            raise WeightsChanged(self._digest, "its content has another digest")
+        return descriptor
+
+
+class SpillDirectory:
+    """At most `budget_bytes` of images in one directory; the least recently used leave.
+
+    Files of an earlier run are taken over and verified when read; its half-written ones are
+    removed. Several managers may share a directory: what is in a file is what its name says.
+    """
+
+    def __init__(self, path: Path, budget_bytes: int) -> None:
+        self.path = path
+        self.budget_bytes = budget_bytes
+        self.counts = SpillCounts()
+        self.used_bytes = 0
+        self._files: OrderedDict[str, int] = OrderedDict()  # digest to bytes
+        self._lock = threading.Lock()  # over _files and used_bytes; never held while writing
+        self._writing = threading.Lock()
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._remove_partial_files()
+            self._take_over()
+        except OSError as error:
+            raise StoreFailed(f"spill directory {path}: {error}") from error
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._files
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def write(self, digest: str, descriptor: int, table: ImageTable) -> bool:
+        """Write an image durably to disk; False where it is larger than the budget.
+
+        StoreFailed, and no trace of the file, where the disk is full or broken.
+        """
+        with self._writing:
+            header = _header(digest, table)
+            size = len(header) + sum(size for _, size in table.storages)
+            if self._has(digest):
+                return True
+            if size > self.budget_bytes:
+                self.counts.too_large += 1
+                return False
+            with self._lock:
+                self._make_room(size)
+            try:
+                self._write_file(digest, header, descriptor, table)
+            except OSError as error:
+                self.counts.failed += 1
+                _log.error("cannot spill weights %s to %s: %s", digest, self.path, error)
+                raise StoreFailed(f"spilling weights {digest}: {error}") from error
+            with self._lock:
+                self._files[digest] = size
+                self.used_bytes += size
+            self.counts.written += 1
+            return True
+
+    @contextmanager
+    def reading(self, digest: str) -> Iterator["Spilled"]:
+        """An image's file, to look at and load from; one that was changed is deleted."""
+        try:
+            with self._opened(digest) as source:
+                self._has(digest)  # so that making room for it in memory does not delete it
+                table, start = _read_table(digest, source)
+                yield Spilled(digest, table, source, start)
+                os.utime(source)  # the order of use outlives this process
+        except WeightsChanged as error:
+            _log.error("%s; deleted", error)
+            self.counts.changed += 1
+            self.remove(digest)
+            raise
+        self.counts.read += 1
+
+    def remove(self, digest: str) -> None:
+        """Delete an image's file."""
+        with self._lock:
+            self._remove(digest)
+
+    def _has(self, digest: str) -> bool:
+        """Whether it is here; asking makes it the most recently used."""
+        with self._lock:
+            if digest not in self._files:
+                return False
+            self._files.move_to_end(digest)
+            return True
+
+    def _file(self, digest: str) -> Path:
+        return self.path / (digest + _SUFFIX)
+
+    def _remove_partial_files(self) -> None:
+        """Whoever still writes one holds a lock on it."""
+        for partial in self.path.glob(f"*{_PARTIAL}"):
+            try:
+                descriptor = os.open(partial, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except OSError as error:
+                _log.warning("cannot remove %s: %s", partial, error)
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                partial.unlink(missing_ok=True)
+            except BlockingIOError:
+                continue
+            finally:
+                os.close(descriptor)
+
+    def _take_over(self) -> None:
+        found = []
+        for file in self.path.glob(f"*{_SUFFIX}"):
+            if _DIGEST.fullmatch(file.stem) and file.is_file():
+                status = file.stat()
+                found.append((status.st_mtime_ns, file.stem, status.st_size))
+        for _, digest, size in sorted(found):
+            self._files[digest] = size
+            self.used_bytes += size
+        self._make_room(0)
+
+    def _make_room(self, size: int) -> None:
+        while self._files and self.used_bytes + size > self.budget_bytes:
+            self._remove(next(iter(self._files)))
+            self.counts.dropped += 1
+
+    def _remove(self, digest: str) -> None:
+        self.used_bytes -= self._files.pop(digest, 0)
+        self._file(digest).unlink(missing_ok=True)
+
+    def _write_file(self, digest: str, header: bytes, source: int, table: ImageTable) -> None:
+        """All or nothing, also for a machine that loses its power."""
+        partial = self.path / f"{digest}.{os.getpid()}{_PARTIAL}"
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _write_all(descriptor, header)
+            for offset, size in table.storages:
+                _send(descriptor, source, offset, size)
+            os.fsync(descriptor)
+            partial.rename(self._file(digest))
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        _sync_directory(self.path)
+
+    @contextmanager
+    def _opened(self, digest: str) -> Iterator[int]:
+        try:
+            descriptor = os.open(self._file(digest), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError as error:
+            self.remove(digest)
+            raise UnknownImage(digest) from error
+        except OSError as error:
+            raise StoreFailed(f"spilled weights {digest}: {error}") from error
+        try:
+            yield descriptor
+        except OSError as error:
+            raise StoreFailed(f"spilled weights {digest}: {error}") from error
+        finally:
+            os.close(descriptor)
+
+
+def _header(digest: str, table: ImageTable) -> bytes:
+    """A safetensors header: one tensor of bytes a storage, named by its number."""
+    entries: dict[str, object] = {"__metadata__": {"format": "gpufaas image", "digest": digest}}
+    start = 0
+    for number, (_, size) in enumerate(table.storages):
+        offsets = [start, start + size]
+        entries[str(number)] = {"dtype": "U8", "shape": [size], "data_offsets": offsets}
+        start += size
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    padded = -(-(_LENGTH_BYTES + len(text)) // _HEADER_ALIGNMENT) * _HEADER_ALIGNMENT
+    text = text.ljust(padded - _LENGTH_BYTES)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def _read_table(digest: str, source: int) -> tuple[ImageTable, int]:
+    """The table, and where the first storage's bytes are; the digest vouches for both later."""
+    length = int.from_bytes(os.pread(source, _LENGTH_BYTES, 0), "little")
+    if length > _MOST_HEADER_BYTES:
+        raise WeightsChanged(digest, f"a header of {length} bytes")
+    try:
+        entries = json.loads(os.pread(source, length, _LENGTH_BYTES))
+        names = [str(number) for number in range(len(entries) - 1)]
+        sizes = [_size(entries[name]["data_offsets"]) for name in names]
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise WeightsChanged(digest, f"its header cannot be read: {error!r}") from error
+    data_start = _LENGTH_BYTES + length
+    if data_start + sum(sizes) != os.fstat(source).st_size:
+        raise WeightsChanged(digest, "its header does not add up to its size")
+    return lay_out(sizes), data_start
+
+
+def _size(offsets: list[int]) -> int:
+    size = offsets[1] - offsets[0]
+    if type(size) is not int or size < 0:
+        raise ValueError(f"a storage of {size!r} bytes")
+    return size
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _send(descriptor: int, source: int, offset: int, size: int) -> None:
+    """Copy inside the kernel."""
+    end = offset + size
+    while offset < end:
+        offset += os.sendfile(descriptor, source, offset, end - offset)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

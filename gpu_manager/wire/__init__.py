@@ -1,0 +1,1 @@
+"""Frames and their fields on asyncio, on the manager's side."""

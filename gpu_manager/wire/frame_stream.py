@@ -1,0 +1,301 @@
+"""Frames on asyncio: an incremental decoder, and a stream that never blocks the loop."""
+
+import array
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from torch_shim.errors import BadFrame, ConnectionLost
+from torch_shim.wire.frame_socket import Buffer, Frame
+from torch_shim.wire.protocol import (
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    MAX_DESCRIPTORS,
+    MAX_META_BYTES,
+    FrameKind,
+    Header,
+    Meta,
+    pack_frame,
+    read_header,
+    unpack_meta,
+)
+from torch_shim.wire.tls_client import carries_descriptors
+
+_READ_BYTES = 64 << 10
+_STEP_BYTES = 16 << 20  # a body's memory grows by this at most before its bytes are there
+_DESCRIPTOR_ROOM = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+
+
+class FrameDecoder:
+    """Turns pieces of a stream into frames. Raises BadFrame for nonsense and is spent then."""
+
+    def __init__(self, max_meta_bytes: int, max_body_bytes: int) -> None:
+        self.max_meta_bytes = max_meta_bytes
+        self.max_body_bytes = max_body_bytes
+        self._buffer = bytearray()  # header and metadata
+        self._header: Header | None = None
+        self._body = bytearray()
+        self._filled = 0
+        self._descriptors: list[int] = []
+
+    def room(self) -> memoryview | None:
+        """Where the next bytes of a large body may go directly, instead of through `feed`."""
+        header = self._header
+        if header is None or len(self._buffer) < header.meta_bytes:
+            return None
+        missing = header.body_bytes - self._filled
+        if missing <= _READ_BYTES:
+            return None
+        self._grow(missing)
+        return memoryview(self._body)[self._filled :]
+
+    def filled(self, count: int) -> None:
+        """That many bytes were put into `room`."""
+        self._filled += count
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the body of an unfinished frame has been given."""
+        return len(self._body)
+
+    def feed(self, data: memoryview, descriptors: Sequence[int] = ()) -> list[Frame]:
+        """The frames that these bytes complete."""
+        self._descriptors.extend(descriptors)
+        if len(self._descriptors) > MAX_DESCRIPTORS:
+            raise BadFrame("too many file descriptors")
+        frames: list[Frame] = []
+        while True:
+            data = self._advance(data)
+            if not self._complete():
+                return frames
+            frames.append(self._finish())
+
+    def close(self) -> None:
+        """Close the descriptors that belong to no frame yet."""
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def _advance(self, data: memoryview) -> memoryview:
+        """Put bytes where they belong, up to the end of one frame."""
+        if self._header is None:
+            data = self._take(data, HEADER_BYTES)
+            if len(self._buffer) < HEADER_BYTES:
+                return data
+            self._header = read_header(self._buffer, self.max_meta_bytes, self.max_body_bytes)
+            self._buffer.clear()
+        data = self._take(data, self._header.meta_bytes)
+        if len(self._buffer) < self._header.meta_bytes:
+            return data
+        count = min(len(data), self._header.body_bytes - self._filled)
+        while count:
+            self._grow(count)
+            step = min(count, len(self._body) - self._filled)
+            self._body[self._filled : self._filled + step] = data[:step]
+            self._filled += step
+            count -= step
+            data = data[step:]
+        return data
+
+    def _take(self, data: memoryview, size: int) -> memoryview:
+        count = min(len(data), size - len(self._buffer))
+        self._buffer += data[:count]
+        return data[count:]
+
+    def _grow(self, missing: int) -> None:
+        if self._filled == len(self._body):
+            self._body += bytes(min(missing, _STEP_BYTES))
+
+    def _complete(self) -> bool:
+        header = self._header
+        return (
+            header is not None
+            and len(self._buffer) == header.meta_bytes
+            and self._filled == header.body_bytes
+        )
+
+    def _finish(self) -> Frame:
+        header = self._header
+        assert header is not None
+        if len(self._descriptors) < header.descriptors:
+            raise BadFrame(
+                f"{header.descriptors} file descriptors announced, {len(self._descriptors)} came"
+            )
+        meta = unpack_meta(self._buffer)
+        taken = tuple(self._descriptors[: header.descriptors])
+        del self._descriptors[: header.descriptors]
+        frame = Frame(header.kind, meta, memoryview(self._body)[: self._filled], taken)
+        self._buffer.clear()
+        self._header, self._body, self._filled = None, bytearray(), 0
+        return frame
+
+
+class FrameStream:
+    """One stream of frames on the running loop. One task reads at a time; any number may send."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        max_meta_bytes: int = MAX_META_BYTES,
+        max_body_bytes: int = MAX_BODY_BYTES,
+    ) -> None:
+        connection.setblocking(False)
+        self.socket = connection
+        self.local = carries_descriptors(connection)
+        self._decoder = FrameDecoder(max_meta_bytes, max_body_bytes)
+        self._loop = asyncio.get_running_loop()
+        self._sending = asyncio.Lock()
+        self._ready: deque[Frame] = deque()
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._closed = False
+
+    def set_limits(self, max_meta_bytes: int, max_body_bytes: int) -> None:
+        """What frames may announce from the next one on."""
+        self._decoder.max_meta_bytes = max_meta_bytes
+        self._decoder.max_body_bytes = max_body_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the body of an unfinished frame has been given."""
+        return self._decoder.held_bytes
+
+    async def read(self) -> Frame:
+        """The next frame, whose descriptors are the caller's; ConnectionLost or BadFrame."""
+        while not self._ready:
+            await self._read_some()
+        return self._ready.popleft()
+
+    async def send(
+        self,
+        kind: FrameKind,
+        meta: Meta,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Write one frame, or raise ConnectionLost; a send cut short breaks the stream."""
+        size = sum(len(part) for part in body)
+        head = memoryview(pack_frame(kind, meta, size, len(descriptors)))
+        async with self._sending:
+            try:
+                if descriptors:
+                    head = head[await self._send_descriptors(head, descriptors) :]
+                for part in (head, *body):
+                    await self._send_all(memoryview(part))
+            except asyncio.CancelledError:
+                self.close()
+                raise
+
+    def send_now(self, kind: FrameKind, meta: Meta, descriptors: Sequence[int] = ()) -> bool:
+        """Write one small frame at once; False, and the stream is closed, where that cannot be."""
+        head = pack_frame(kind, meta, 0, len(descriptors))
+        if not self._closed and not self._sending.locked():
+            try:
+                sent = socket.send_fds(self.socket, [head], list(descriptors))
+            except OSError:
+                sent = 0
+            if sent == len(head):
+                return True
+        self.close()
+        return False
+
+    def close(self) -> None:
+        """Close the socket and the descriptors that were not taken, and wake the waiters."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self.socket)
+        self._loop.remove_writer(self.socket)
+        self.socket.close()
+        self._decoder.close()
+        for frame in self._ready:
+            for descriptor in frame.descriptors:
+                os.close(descriptor)
+        self._ready.clear()
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+
+    async def _read_some(self) -> None:
+        self._check_open()
+        room = self._decoder.room()
+        try:
+            if room is not None:
+                count = self.socket.recv_into(room)
+                descriptors: list[int] = []
+            else:
+                count, descriptors = self._receive()
+        except (BlockingIOError, InterruptedError):
+            await self._wait(self._loop.add_reader, self._loop.remove_reader)
+            return
+        except OSError as error:
+            raise ConnectionLost(f"while reading: {error}") from error
+        if not count:
+            raise ConnectionLost("closed by the other side")
+        if room is None:
+            self._ready += self._decoder.feed(self._buffer[:count], descriptors)
+        else:
+            room.release()  # the body cannot grow while it is lent out
+            self._decoder.filled(count)
+            self._ready += self._decoder.feed(self._buffer[:0])
+        await asyncio.sleep(0)  # a peer that never pauses must not starve the others
+
+    def _receive(self) -> tuple[int, list[int]]:
+        if not self.local:
+            return self.socket.recv_into(self._buffer), []
+        count, control, flags, _ = self.socket.recvmsg_into(
+            [self._buffer], _DESCRIPTOR_ROOM, socket.MSG_CMSG_CLOEXEC
+        )
+        found = array.array("i")
+        for level, kind, data in control:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                found.frombytes(data[: len(data) - len(data) % found.itemsize])
+        if flags & socket.MSG_CTRUNC:
+            for descriptor in found:
+                os.close(descriptor)
+            raise BadFrame("too many file descriptors")
+        return count, list(found)
+
+    async def _send_descriptors(self, head: memoryview, descriptors: Sequence[int]) -> int:
+        while True:
+            self._check_open()
+            try:
+                return socket.send_fds(self.socket, [head], list(descriptors))
+            except (BlockingIOError, InterruptedError):
+                await self._wait(self._loop.add_writer, self._loop.remove_writer)
+            except OSError as error:
+                raise ConnectionLost(f"while writing: {error}") from error
+
+    async def _send_all(self, data: memoryview) -> None:
+        data = data.cast("B") if data.nbytes else data
+        while data.nbytes:
+            self._check_open()
+            try:
+                data = data[self.socket.send(data) :]
+            except (BlockingIOError, InterruptedError):
+                await self._wait(self._loop.add_writer, self._loop.remove_writer)
+            except OSError as error:
+                raise ConnectionLost(f"while writing: {error}") from error
+
+    async def _wait(self, add: Callable[..., object], remove: Callable[..., object]) -> None:
+        """Until the socket is ready; `add` and `remove` are the loop's methods for that side."""
+        waiting: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.add(waiting)
+        add(self.socket, _wake, waiting)
+        try:
+            await waiting
+        finally:
+            self._waiting.discard(waiting)
+            if not self._closed:
+                remove(self.socket)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectionLost("closed by this side")
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)

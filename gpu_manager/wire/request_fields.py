@@ -1,0 +1,110 @@
+"""Reads the fields of a request: anything that is missing or of another kind is a BadFrame."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch_shim.errors import BadFrame
+from torch_shim.wire.protocol import Meta
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_MOST_CHARACTERS = 1024
+_MOST_ENTRIES = 1024
+_MOST_TOKEN_CHARACTERS = 4096
+
+Fields = Mapping[str, Any]
+
+
+def request(meta: Meta) -> tuple[int, Fields]:
+    """The number and the fields of a request."""
+    if isinstance(meta, list) and len(meta) == len(("number", "fields")):
+        number, fields = meta
+        if type(number) is int and isinstance(fields, dict):
+            return number, fields
+    raise BadFrame("metadata of a request is [number, {fields}]")
+
+
+def text(fields: Fields, name: str, most: int = _MOST_CHARACTERS) -> str:
+    """A short string."""
+    value = fields.get(name)
+    if not isinstance(value, str) or len(value) > most:
+        raise BadFrame(f"{name} is not a short string")
+    return value
+
+
+def text_or_none(fields: Fields, name: str) -> str | None:
+    """A short string, or nothing."""
+    return None if fields.get(name) is None else text(fields, name)
+
+
+def token_or_none(fields: Fields, name: str) -> str | None:
+    """What a cluster has signed, or nothing."""
+    return None if fields.get(name) is None else token(fields, name)
+
+
+def token(fields: Fields, name: str) -> str:
+    """What a cluster has signed."""
+    return text(fields, name, _MOST_TOKEN_CHARACTERS)
+
+
+def digest(fields: Fields, name: str = "digest") -> str:
+    """The name of an image."""
+    return _digest(fields.get(name), name)
+
+
+def whole(fields: Fields, name: str, least: int = 0) -> int:
+    """A whole number, not below `least`."""
+    value = fields.get(name)
+    if type(value) is not int or value < least:
+        raise BadFrame(f"{name} is not a whole number from {least}")
+    return value
+
+
+def whole_or_none(fields: Fields, name: str) -> int | None:
+    """A whole number, or nothing."""
+    return None if fields.get(name) is None else whole(fields, name)
+
+
+def seconds_or_none(fields: Fields, name: str) -> float | None:
+    """A time span, or nothing."""
+    value = fields.get(name)
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 0.0 <= value < float("inf"):
+        raise BadFrame(f"{name} is not a number of seconds")
+    return float(value)
+
+
+def flag(fields: Fields, name: str, *, default: bool | None = None) -> bool:
+    """True or false."""
+    value = fields.get(name, default)
+    if not isinstance(value, bool):
+        raise BadFrame(f"{name} is neither true nor false")
+    return value
+
+
+def digests(fields: Fields, name: str) -> tuple[str, ...]:
+    """A few names of images, none of them twice, at least one."""
+    found = tuple(_digest(value, name) for value in _few(fields, name))
+    if not found or len(set(found)) != len(found):
+        raise BadFrame(f"{name} names nothing, or something twice")
+    return found
+
+
+def texts(fields: Fields, name: str) -> tuple[str, ...]:
+    """A few short strings."""
+    values = _few(fields, name)
+    return tuple(text({name: value}, name) for value in values)
+
+
+def _few(fields: Fields, name: str) -> list[Any]:
+    values = fields.get(name)
+    if not isinstance(values, list) or len(values) > _MOST_ENTRIES:
+        raise BadFrame(f"{name} is not a list of {_MOST_ENTRIES} at most")
+    return values
+
+
+def _digest(value: object, name: str) -> str:
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        raise BadFrame(f"{name} is not a digest")
+    return value

@@ -1,0 +1,30 @@
+"""Why a worker does not answer a call with a result."""
+
+from typing import Any
+
+from gpu_manager.errors import GpuManagerError
+from torch_shim.wire.protocol import FailureKind
+
+
+class CallRefused(GpuManagerError):
+    """A request that the worker answers with FAILED; the channel goes on."""
+
+    def __init__(
+        self, failure: FailureKind, detail: str, facts: dict[str, Any] | None = None
+    ) -> None:
+        self.failure = failure
+        self.detail = detail
+        self.facts = facts or {}
+        super().__init__(f"{failure}: {detail}")
+
+
+class OutOfMemory(GpuManagerError):
+    """A call needs more than the worker may use: `need_bytes` in all, as far as is known."""
+
+    def __init__(self, need_bytes: int, detail: str) -> None:
+        self.need_bytes = need_bytes
+        super().__init__(detail)
+
+
+class CannotRecord(GpuManagerError):
+    """Work that cannot be recorded and replayed; the text is the driver's reason."""

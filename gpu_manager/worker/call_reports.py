@@ -1,0 +1,73 @@
+"""Reports of a worker about its calls: how they ran, and that one needs more memory."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from gpu_manager.worker import worker_orders
+
+_INTERVAL_S = 0.02  # between two reports about calls of one lease
+_PATIENCE_S = 10.0  # for an answer to pressure: the manager's own patience is shorter
+
+Tell = Callable[[worker_orders.WorkerOrder], None]
+
+
+class CallSums:
+    """Sums up calls, so that many short ones do not drown the manager."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._told_s = 0.0
+        self._pending: worker_orders.CallsRan | None = None
+
+    def add(self, lease: int, batch: int, run_s: float, peak_bytes: int) -> None:
+        """A call of this lease ended well."""
+        with self._lock:
+            before = self._pending
+            if before is not None and (before.lease, before.batch) != (lease, batch):
+                self._send()
+                before = None
+            calls = 1 if before is None else before.calls + 1
+            mean_s = run_s if before is None else before.run_s + (run_s - before.run_s) / calls
+            self._pending = worker_orders.CallsRan(lease, calls, batch, mean_s, peak_bytes)
+            if time.monotonic() - self._told_s > _INTERVAL_S:
+                self._send()
+
+    def flush(self) -> None:
+        """Send the sums that have not been sent."""
+        with self._lock:
+            self._send()
+
+    def _send(self) -> None:
+        if self._pending is not None:
+            self._told_s = time.monotonic()
+            self._tell(self._pending)
+            self._pending = None
+
+
+class MemoryRequests:
+    """Asks the manager for memory, one call at a time, and waits for its answer."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._number = 0
+        self._answered = threading.Condition()
+        self._answers: dict[int, worker_orders.SetLimit] = {}
+
+    def ask(self, lease: int, need_bytes: int) -> tuple[int | None, bool]:
+        """The limit from now on, and whether the call may go on; no answer is a no."""
+        with self._answered:
+            self._number += 1
+            number = self._number
+            self._answers.clear()
+            self._tell(worker_orders.Pressure(number, lease, need_bytes))
+            self._answered.wait_for(lambda: number in self._answers, _PATIENCE_S)
+            answer = self._answers.get(number)
+        return (None, False) if answer is None else (answer.limit_bytes, answer.retry)
+
+    def answer(self, order: worker_orders.SetLimit) -> None:
+        """The manager has answered."""
+        with self._answered:
+            self._answers[order.answers] = order
+            self._answered.notify_all()

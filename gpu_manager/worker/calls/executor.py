@@ -1,0 +1,337 @@
+"""One call: inputs in, the program run under its lease and within its memory, results described."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from gpu_manager.worker.call_errors import CallRefused, OutOfMemory
+from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
+from gpu_manager.worker.calls.results import PackedResult, Packer
+from gpu_manager.worker.device.device_image import DeviceImage
+from gpu_manager.worker.device.gpu_turns import GpuTurns, NoTurns
+from gpu_manager.worker.device.worker_device import WorkerDevice
+from gpu_manager.worker.program.allowed_operators import OperatorTable
+from gpu_manager.worker.program.build import BuiltProgram
+from gpu_manager.worker.program.channel_state import (
+    Binding,
+    ChannelState,
+    KeptStorages,
+    SessionStorages,
+    TensorInput,
+)
+from gpu_manager.worker.program.inputs import InputReader, Inputs
+from gpu_manager.worker.program.recorded_runs import Graphs, Mode, ProgramRun
+from gpu_manager.worker.program.tensor_specs import DTYPES
+from torch_shim.wire.protocol import FailureKind
+
+# What a program can raise that is its own doing: a wrong argument, a failed assertion of torch.
+_OPERATOR_ERRORS = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    NotImplementedError,
+    AssertionError,
+    NameError,
+)
+_MOST_SHAPES = 4096  # whose memory need is remembered
+_CALL_FIELDS, _OPTION_FIELDS = 5, (4, 5)
+_TRACE_CHARACTERS = 128
+
+# Copies a result's bytes to where the shim will read them.
+Deliver = Callable[["CallAnswer"], None]
+# Asks the manager for more memory: lease and need in bytes; the new limit (None: it stays as it
+# is) and whether to go on.
+AskRelief = Callable[[int, int], tuple[int | None, bool]]
+
+
+class Options(NamedTuple):
+    """How a call is to be run."""
+
+    autocast: tuple[torch.dtype, bool] | None
+    rng: bytes | None
+    keys: list[int]
+    default_dtype: torch.dtype
+    trace: str = ""
+
+    def mode(self) -> Mode:
+        """What of it changes the numbers that a program computes."""
+        return Mode(self.autocast, self.default_dtype)
+
+
+class GraphCall(NamedTuple):
+    """A call as it was asked for."""
+
+    lease: int
+    number: int
+    program: BuiltProgram
+    binding: Binding | None
+    inputs: Any
+    options: Options
+
+
+class CallAnswer(NamedTuple):
+    """What a call gave: the result, the generator's state, times, and numbers for the manager.
+
+    The times are seconds: waiting for the GPU, transfer, compute, and of the transfer that back.
+    """
+
+    result: PackedResult
+    end_bytes: int
+    rng: bytes | None
+    times: list[float]
+    batch: int
+
+
+def read_call(meta: Any, channel: ChannelState) -> GraphCall:
+    """Check what a CALL says, and find the program and binding it names."""
+    if not isinstance(meta, list) or len(meta) != _CALL_FIELDS or type(meta[0]) is not int:
+        raise CallRefused(FailureKind.BAD_FRAME, "CALL has five fields, the lease first")
+    lease, number, binding, inputs, options = meta
+    program = channel.program(number)
+    bound = channel.binding(number, binding)
+    return GraphCall(lease, number, program, bound, inputs, read_options(options))
+
+
+def read_options(options: Any) -> Options:
+    """Check a call's options."""
+    if not isinstance(options, list) or len(options) not in _OPTION_FIELDS:
+        raise CallRefused(FailureKind.BAD_FRAME, "options have four fields, or five")
+    autocast, rng, keys, default, trace = (*options, "")[:5]
+    if not isinstance(trace, str) or len(trace) > _TRACE_CHARACTERS:
+        raise CallRefused(FailureKind.BAD_FRAME, "a trace is a short text")
+    if autocast is not None:
+        if not isinstance(autocast, list) or len(autocast) != len(("dtype", "cache")):
+            raise CallRefused(FailureKind.BAD_FRAME, "autocast is a dtype and whether to cache")
+        autocast = (_dtype(autocast[0]), bool(autocast[1]))
+    if rng is not None and not isinstance(rng, bytes):
+        raise CallRefused(FailureKind.BAD_FRAME, "a generator's state is bytes")
+    if not isinstance(keys, list) or not all(type(key) is int for key in keys):
+        raise CallRefused(FailureKind.BAD_FRAME, "keys are numbers")
+    dtype = torch.float32 if default is None else _dtype(default)
+    return Options(autocast, rng, keys, dtype, trace)
+
+
+class Executor:
+    """Runs calls, one at a time, and keeps what they have in common."""
+
+    def __init__(
+        self,
+        device: WorkerDevice,
+        table: OperatorTable,
+        leases: AdmittedLeases,
+        ask_relief: AskRelief,
+    ) -> None:
+        self.device = device
+        self.images: dict[str, DeviceImage] = {}
+        self.sessions = SessionStorages()
+        self.limit_bytes = 0
+        self.peak_bytes = 0
+        self.run_s = 0.0  # that a call takes at least, on an emulated GPU
+        self.turns: GpuTurns | NoTurns = NoTurns()
+        self._table = table
+        self._leases = leases
+        self._ask_relief = ask_relief
+        self._gate = threading.Lock()
+        self.graphs = Graphs(device)
+        self._needs: dict[tuple[Any, ...], int] = {}
+
+    def set_limit(self, limit_bytes: int) -> None:
+        """Use no more than this from the next call on."""
+        self.limit_bytes = limit_bytes
+        self.device.limit(limit_bytes)
+
+    def bind(
+        self, number: Any, described: Any, program: BuiltProgram, kept: KeptStorages
+    ) -> Binding:
+        """Make a binding of inputs that are here already."""
+        with self._gate:
+            reader = InputReader(self.device, self.images, kept)
+            return reader.binding(number, described, program.inputs)
+
+    def forget(self, kept: KeptStorages, keys: list[int]) -> None:
+        """Let kept storages go."""
+        with self._gate:
+            kept.drop(keys)
+
+    def call(
+        self, call: GraphCall, channel: ChannelState, body: memoryview, deliver: Deliver
+    ) -> CallAnswer:
+        """Run a call; Refused where it cannot be answered.
+
+        `deliver` copies the result's bytes to where they go, before any other call runs that
+        could write to them.
+        """
+        asked_s = time.perf_counter()
+        with self._gate, self.turns:
+            self._leases.check(call.lease)
+            begun_s = time.perf_counter()
+            inputs = self._inputs(call, channel, body)
+            times = [begun_s - asked_s, time.perf_counter() - begun_s, 0.0, 0.0]
+            return self._answer(call, inputs, channel, times, deliver)
+
+    def _inputs(self, call: GraphCall, channel: ChannelState, body: memoryview) -> Inputs:
+        prepared: Inputs | None = channel.prepared(call.number, call.inputs, call.binding)
+        if prepared is not None:
+            return prepared.again()
+        arena = channel.arena
+        area = body if arena is None else arena
+        reader = InputReader(self.device, self.images, channel.kept, area)
+        inputs = reader.call(call.inputs, call.program.inputs, call.binding)
+        if inputs.lasting and arena is not None and self.device.reads_areas:
+            channel.prepare(call.number, call.inputs, call.binding, inputs)
+        return inputs
+
+    def _answer(
+        self,
+        call: GraphCall,
+        inputs: Inputs,
+        channel: ChannelState,
+        times: list[float],
+        deliver: Deliver,
+    ) -> CallAnswer:
+        """Run the program and deliver what it gave, leaving images and constants as they were."""
+        program = call.program
+        constants = program.constants
+        before = _versions(constants)
+        changed: list[TensorInput] | None = None
+        try:
+            begun_s = time.perf_counter()
+            run = self._run_within_limit(call, inputs)
+            written = inputs.changed()
+            if not all(entry.keeps_its_shape() for entry in written):
+                raise CallRefused(FailureKind.OPERATOR, "an input got another shape in place")
+            rng = call.options.rng
+            rng = None if rng is None else self.device.seeded(rng)
+            spent_s = time.perf_counter() - begun_s
+            if self.run_s > spent_s:  # sleep(0) would give the core away
+                time.sleep(self.run_s - spent_s)
+            times[2] = max(spent_s, self.run_s)
+            packer = Packer(
+                [*inputs.positions, run.positions], constants, channel.kept, call.options.keys
+            )
+            result = packer.pack(run.outputs, written, lasting=run.lasting)
+            answer = CallAnswer(result, inputs.end_bytes, rng, times, inputs.batch)
+            deliver(answer)
+            changed = written
+            return answer
+        finally:
+            self._table.reset()
+            if constants and _versions(constants) != before:
+                program.constants = program.fresh_constants()
+            if changed is None:
+                channel.forget_prepared(call.number)
+                self._settle(inputs.changed(), call, channel.kept, finished=False)
+            elif changed:
+                self._settle(changed, call, channel.kept, finished=True)
+
+    def _run_within_limit(self, call: GraphCall, inputs: Inputs) -> ProgramRun:
+        """The program's outputs, after room was made if it was short; once."""
+        shapes = (call.program.digest, *inputs.shapes)
+        try:
+            run, need_bytes = self._attempt(call, inputs, shapes)
+        except OutOfMemory as short:
+            self.sessions.clear()
+            self.graphs.clear()
+            self.device.release()
+            self._relieve(call.lease, short)
+            if inputs.changed():
+                detail = "inputs were written to when memory ran out; send them again"
+                raise CallRefused(FailureKind.MISSING, detail, {"missing": []}) from short
+            return self._second_attempt(call, inputs, shapes)
+        if need_bytes > self.limit_bytes:
+            self.device.release()
+            self._relieve(call.lease, OutOfMemory(need_bytes, "measured"))
+        return run
+
+    def _second_attempt(
+        self, call: GraphCall, inputs: Inputs, shapes: tuple[Any, ...]
+    ) -> ProgramRun:
+        try:
+            run, need_bytes = self._attempt(call, inputs, shapes)
+        except OutOfMemory as short:
+            raise self._too_much(short.need_bytes) from short
+        if need_bytes > self.limit_bytes:
+            raise self._too_much(need_bytes)
+        return run
+
+    def _attempt(
+        self, call: GraphCall, inputs: Inputs, shapes: tuple[Any, ...]
+    ) -> tuple[ProgramRun, int]:
+        """Run it, measured if such a call was not measured before; what it gave and needs."""
+        known = self._needs.get(shapes)
+        if known is not None and known > self.limit_bytes:
+            raise OutOfMemory(known, "as it took before")
+        options = call.options
+        if options.rng is not None:
+            self._seed(options.rng)
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(options.default_dtype)
+        try:
+            run, need_bytes = self.device.run(
+                lambda: self.graphs.run(call.program, call.binding, inputs, options.mode()),
+                measure=known is None,
+            )
+        except _OPERATOR_ERRORS as error:
+            detail = f"{type(error).__name__}: {error}"
+            raise CallRefused(FailureKind.OPERATOR, detail[:2000]) from error
+        finally:
+            torch.set_default_dtype(default)
+        if known is None and len(self._needs) < _MOST_SHAPES:
+            self._needs[shapes] = need_bytes
+            self.peak_bytes = max(self.peak_bytes, need_bytes)
+        return run, need_bytes
+
+    def _seed(self, state: bytes) -> None:
+        try:
+            self.device.seed(state)
+        except (RuntimeError, TypeError) as error:
+            raise CallRefused(FailureKind.BAD_FRAME, f"generator's state: {error}") from error
+
+    def _relieve(self, lease: int, short: OutOfMemory) -> None:
+        with self.turns.let_others():  # their calls may end what has to leave
+            limit_bytes, retry = self._ask_relief(lease, short.need_bytes)
+        if limit_bytes is not None:
+            self.set_limit(limit_bytes)
+        if not retry:
+            raise self._too_much(short.need_bytes) from short
+
+    def _too_much(self, need_bytes: int) -> CallRefused:
+        detail = f"the call needs {need_bytes} bytes, {self.limit_bytes} are to be had"
+        facts = {"need_bytes": need_bytes, "limit_bytes": self.limit_bytes}
+        return CallRefused(FailureKind.OUT_OF_MEMORY, detail, facts)
+
+    def _settle(
+        self, changed: list[TensorInput], call: GraphCall, kept: KeptStorages, *, finished: bool
+    ) -> None:
+        """After a program wrote to inputs: images are restored, kept storages have a new epoch.
+
+        A call that failed half-way leaves kept storages in no state that the shim knows of.
+        """
+        for held in {id(entry.held): entry.held for entry in changed}.values():
+            if held.image is not None:
+                held.image.restore(*held.place)
+                if call.binding is not None:
+                    call.binding.gone = True
+            elif held.key and finished:
+                held.epoch += 1
+            elif held.key:
+                kept.drop([held.key])
+                if call.binding is not None and call.binding.keeps(held.key):
+                    call.binding.gone = True
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [tensor._version for tensor in tensors]  # noqa: SLF001 - the counter autograd goes by
+
+
+def _dtype(name: Any) -> torch.dtype:
+    found = DTYPES.get(name) if isinstance(name, str) else None
+    if found is None or not found.is_floating_point:
+        raise CallRefused(FailureKind.BAD_FRAME, f"no dtype {name!r:.40} to compute in")
+    return found

@@ -1,0 +1,1 @@
+"""The GPU as a worker uses it, real or emulated."""

@@ -1,0 +1,151 @@
+"""An emulated GPU: torch on the CPU, with the process's anonymous memory as its memory.
+
+Weights are views of the image's pages, which every process of the node shares; they count in
+full, as they would on a GPU.
+"""
+
+import ctypes
+import os
+import re
+import resource
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from gpu_manager.worker.call_errors import OutOfMemory
+from gpu_manager.worker.device.image_file import ImageFile
+from gpu_manager.worker.device.worker_device import WorkRecorder
+
+Result = TypeVar("Result")
+
+_PAGE_BYTES = resource.getpagesize()
+# Address space beyond the limit: thread stacks, arenas of malloc, code that torch generates.
+_SLACK_BYTES = 1 << 30
+_PEAK = re.compile(rb"VmHWM:\s+(\d+) kB")
+_ASKED = re.compile(r"allocate (\d+) bytes")
+_PARALLEL_COPY_BYTES = 1 << 20
+_libc = ctypes.CDLL(None)
+
+
+class CpuArithmetic:
+    """Counts from its creation: memory that the process had taken before is not counted."""
+
+    reads_areas = True
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.recorder: WorkRecorder | None = None
+        # Opened ahead: a process that gave up its rights may not open them any more.
+        self._sizes = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+        self._peak = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+        self._weights_bytes = 0
+        self._limit_bytes = 0
+        self._base_bytes = self._anonymous_bytes()
+
+    def warm(self) -> None:
+        """Nothing: there is no context to make."""
+
+    def overhead_bytes(self) -> int:
+        """What the process has taken since it began, before it holds a model."""
+        return max(0, self._anonymous_bytes() - self._base_bytes)
+
+    def used_bytes(self) -> int:
+        """Weights, and anonymous memory above what the process began with."""
+        return self._weights_bytes + self.overhead_bytes()
+
+    def limit(self, limit_bytes: int) -> None:
+        """Cap the address space, so that a call that asks for far too much fails at once."""
+        self._limit_bytes = limit_bytes
+        mapped_bytes = int(os.pread(self._sizes, 256, 0).split()[0]) * _PAGE_BYTES
+        room_bytes = max(0, limit_bytes - self.used_bytes())
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        wanted_bytes = mapped_bytes + room_bytes + _SLACK_BYTES
+        if hard != resource.RLIM_INFINITY:
+            wanted_bytes = min(wanted_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (wanted_bytes, hard))
+
+    def release(self) -> None:
+        """Have malloc give its free pages back."""
+        _libc.malloc_trim(0)
+
+    def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
+        """Storages over the mapping itself: no byte is copied."""
+        image.populate()
+        self._weights_bytes += image.total_bytes
+        if not image.total_bytes:
+            return [torch.empty(0).untyped_storage() for _ in image.table]
+        whole = torch.frombuffer(image.memory, dtype=torch.uint8).untyped_storage()
+        return [_part(whole, offset, size) for offset, size in image.table]
+
+    def restore(self, image: ImageFile, number: int, storage: torch.UntypedStorage) -> None:
+        """Write the image's bytes over what a program wrote."""
+        content = image.read(number)
+        ctypes.memmove(storage.data_ptr(), content, len(content))
+
+    def receive(
+        self, area: memoryview, offset: int, size_bytes: int, *, keep: bool
+    ) -> torch.UntypedStorage:
+        """A storage over the area itself, unless it is to be kept."""
+        if not size_bytes:
+            return torch.empty(0).untyped_storage()
+        found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
+        return found.clone().untyped_storage() if keep else found.untyped_storage()
+
+    def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
+        """Do the work, watching the process's highest anonymous memory if asked to."""
+        if measure:
+            self.limit(self._limit_bytes)
+            os.write(self._peak, b"5")
+        try:
+            result = work()
+        except MemoryError as error:
+            raise OutOfMemory(self._limit_bytes + 1, "the host has no more memory") from error
+        except RuntimeError as error:
+            if "allocate memory" not in str(error):
+                raise
+            asked = _ASKED.search(str(error))
+            need = self.used_bytes() + (int(asked[1]) if asked else 0)
+            raise OutOfMemory(max(need, self._limit_bytes + 1), str(error)) from error
+        return result, self._peak_bytes() if measure else 0
+
+    def seed(self, state: bytes) -> None:
+        """Set the default generator to exactly this state."""
+        torch.default_generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+    def seeded(self, state: bytes) -> bytes:  # noqa: ARG002 - this generator itself has moved on
+        """The default generator's state."""
+        return torch.default_generator.get_state().numpy().tobytes()
+
+    def send(self, parts: list[torch.Tensor], places: list[memoryview]) -> None:
+        """Copy; large parts by several threads."""
+        for part, place in zip(parts, places, strict=True):
+            if part.numel() >= _PARALLEL_COPY_BYTES:
+                torch.frombuffer(place, dtype=torch.uint8).copy_(part)
+            elif part.numel():
+                target = ctypes.addressof(ctypes.c_char.from_buffer(place))
+                ctypes.memmove(target, part.data_ptr(), part.numel())
+
+    def share(self, area: memoryview) -> None:  # noqa: ARG002 - it is the device's memory already
+        """Take the new mapping into account."""
+        self.limit(self._limit_bytes)
+
+    def _anonymous_bytes(self) -> int:
+        _, resident, shared, *_ = os.pread(self._sizes, 256, 0).split()
+        return (int(resident) - int(shared)) * _PAGE_BYTES
+
+    def _peak_bytes(self) -> int:
+        """The peak of the resident set, less the pages of files, which only grew meanwhile."""
+        found = _PEAK.search(os.pread(self._status, 4096, 0))
+        if found is None:
+            return self.used_bytes()
+        shared_bytes = int(os.pread(self._sizes, 256, 0).split()[2]) * _PAGE_BYTES
+        peak_bytes = int(found[1]) * 1024 - shared_bytes
+        return self._weights_bytes + max(0, peak_bytes - self._base_bytes)
+
+
+def _part(whole: torch.UntypedStorage, offset: int, size: int) -> torch.UntypedStorage:
+    """A storage of its own over part of another one's memory."""
+    part: torch.UntypedStorage = whole[offset : offset + size]
+    return part

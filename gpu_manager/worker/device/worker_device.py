@@ -1,0 +1,77 @@
+"""What the rest of the worker needs of its GPU, real or emulated."""
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from gpu_manager.worker.device.image_file import ImageFile
+
+Result = TypeVar("Result")
+
+
+class Recording(Protocol):
+    """Work that was recorded: it reads and writes the same memory whenever it is replayed."""
+
+    def replay(self) -> None:
+        """Do it again."""
+
+
+class WorkRecorder(Protocol):
+    """Records work on the device (a CUDA graph), so that it costs one launch from then on."""
+
+    def record(self, work: Callable[[], Result]) -> tuple[Recording, Result]:
+        """The recorded work and what it gave; CannotRecord where it does not allow that."""
+        ...
+
+
+class WorkerDevice(Protocol):
+    """A worker's GPU. Everything but `overhead_bytes` is called by one thread at a time."""
+
+    device: torch.device
+    recorder: "WorkRecorder | None"  # where work can be recorded and replayed
+    reads_areas: bool  # whether what `receive` gives without `keep` is the area itself
+
+    def warm(self) -> None:
+        """Do ahead what the first use would have to do."""
+
+    def overhead_bytes(self) -> int:
+        """GPU memory that the process takes without any model."""
+
+    def used_bytes(self) -> int:
+        """GPU memory in use now: overhead, weights and whatever calls left."""
+
+    def limit(self, limit_bytes: int) -> None:
+        """Let nothing be allocated beyond this, as far as the system can enforce it."""
+
+    def release(self) -> None:
+        """Give back memory that is held only to be used again."""
+
+    def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
+        """The image's storages on the device, in the order of its table."""
+
+    def restore(self, image: ImageFile, number: int, storage: torch.UntypedStorage) -> None:
+        """Make a storage what the image says again."""
+
+    def receive(
+        self, area: memoryview, offset: int, size_bytes: int, *, keep: bool
+    ) -> torch.UntypedStorage:
+        """Bytes of an area as a storage on the device; a copy of its own if it is to be kept."""
+
+    def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
+        """Do some work; with `measure`, also the most memory in use during it, else 0.
+
+        Raises OutOfMemory where the work failed for want of memory.
+        """
+
+    def seed(self, state: bytes) -> None:
+        """Have random numbers be drawn as this state of torch's CPU generator says."""
+
+    def seeded(self, state: bytes) -> bytes:
+        """The CPU generator's state behind a call that began with `state`."""
+
+    def send(self, parts: list[torch.Tensor], places: list[memoryview]) -> None:
+        """Copy tensors of bytes to host memory of the same sizes; they are there on return."""
+
+    def share(self, area: memoryview) -> Any:
+        """Prepare host memory for transfers; whatever is returned undoes it when dropped."""

@@ -1,0 +1,233 @@
+"""Which operators a program may name, and what they stand for: a closed list.
+
+It is made of torch's own table of overridable functions, less what touches files, addresses,
+processes, hooks or pickles, plus the factories and helpers that Dynamo puts into graphs.
+"""
+
+import builtins
+import functools
+import math
+import operator
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import get_overridable_functions
+
+from gpu_manager.worker.program.replacements import Replacements
+
+Operator = Callable[..., Any]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+# Tensor methods that reach beyond the tensor's own values, or that make no sense in a graph.
+_DENIED_METHODS = frozenset(
+    _words(
+        """__array__ __array_wrap__ __deepcopy__ __dlpack__ __dlpack_device__ __format__
+    __reduce_ex__
+    __repr__ __setstate__ _clear_non_serializable_cached_data apply_ backward const_data_ptr
+    data_ptr ipu is_distributed is_pinned is_set_to is_shared map2_ map_ module_load mtia numpy
+    pin_memory record_stream register_hook register_post_accumulate_grad_hook requires_grad_
+    resize resize_ resize_as resize_as_ resize_as_sparse_ retain_grad set_ share_memory_
+    sparse_resize_ sparse_resize_and_clear_ storage storage_type tolist untyped_storage xpu"""
+    )
+)
+_MORE_METHODS = _words(
+    """new_empty new_empty_strided new_full new_ones new_tensor new_zeros stride unflatten
+    to_padded_tensor _is_all_true _is_any_true _conj _neg_view"""
+)
+
+_DENIED_FUNCTIONS = frozenset(
+    _words(
+        """autocast boolean_dispatch handle_torch_function has_torch_function
+    triplet_margin_with_distance_loss"""
+    )
+)
+# Functions that torch's table leaves out because no argument of theirs decides who handles them.
+_MORE_FUNCTIONS: dict[str, tuple[str, ...]] = {
+    "torch": _words(
+        """arange as_strided as_tensor asarray bartlett_window blackman_window can_cast empty
+    empty_permuted empty_strided eye fill full hamming_window hann_window is_tensor kaiser_window
+    linspace logspace normal ones promote_types rand rand_like randint randint_like randn
+    randn_like randperm range result_type scalar_tensor sparse_coo_tensor sym_constrain_range
+    sym_constrain_range_for_size sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt
+    sym_sum _sym_sqrt sym_acos sym_asin sym_atan sym_cos sym_cosh sym_sin sym_sinh sym_tan
+    sym_tanh sym_log2 tensor tril_indices triu_indices vander zeros _assert _assert_async _check
+    _check_is_size is_grad_enabled is_inference_mode_enabled _functional_sym_constrain_range
+    _shape_as_tensor _weight_norm _cast_Half _cast_Float _fused_rms_norm native_layer_norm
+    conv_tbc _assert_tensor_metadata broadcast_shapes"""
+    ),
+    "torch.functional": _words("broadcast_shapes"),
+    "torch.fft": _words("fftfreq rfftfreq"),
+    "torch.nn.functional": _words(
+        """hardsigmoid hardswish sigmoid tanh upsample upsample_bilinear upsample_nearest grouped_mm
+    scaled_mm scaled_grouped_mm _canonical_mask"""
+    ),
+    "torch.nn.init": _words(
+        """constant_ eye_ dirac_ kaiming_normal_ kaiming_uniform_ normal_ ones_ orthogonal_
+    trunc_normal_
+    uniform_ xavier_normal_ xavier_uniform_ zeros_"""
+    ),
+    "torch.autograd.graph": _words("increment_version"),
+}
+# Of these modules everything computes on tensors, less what begins like this.
+_WHOLE_NAMESPACES = {
+    "torch._C._nn": ("_test", "_parse_to", "__"),
+    "torch._C._linalg": ("__",),
+    "torch._C._fft": ("__",),
+    "torch._C._special": ("__",),
+}
+_TABLE_NAMESPACES = _words(
+    """torch torch.functional torch.nn.functional torch.nn.init torch.linalg torch.fft
+    torch.special torch._foreach"""
+)
+
+_OPERATOR_FUNCTIONS = _words(
+    """abs add and_ concat contains eq floordiv ge getitem gt iadd iand iconcat ifloordiv ilshift
+    imatmul imod imul index inv invert ior ipow irshift is_ is_not isub itruediv ixor le lshift lt
+    matmul mod mul ne neg not_ or_ pos pow rshift setitem sub truediv truth xor"""
+)
+_BUILTINS = _words("abs bool complex divmod float int len max min pow round sum")
+_MATH = _words(
+    """acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh degrees dist erf erfc exp expm1
+    fabs floor fmod frexp fsum gamma gcd hypot isclose isfinite isinf isnan isqrt lcm ldexp lgamma
+    log log10 log1p log2 modf pow prod radians remainder sin sinh sqrt tan tanh trunc"""
+)
+_ATTRIBUTES = _words(
+    """H T device dtype imag is_leaf is_meta is_nested is_quantized is_sparse itemsize layout mH mT
+    names nbytes ndim real requires_grad shape values indices eigenvalues eigenvectors Q R L U S
+    Vh LU pivots sign logabsdet solution residuals rank singular_values hist bin_edges mantissa
+    exponent counts inverse_indices P X min max eps tiny smallest_normal resolution bits"""
+)
+
+_NAMESPACES_OF_LIBRARIES = frozenset({"aten", "prims", "torchvision", "quantized_decomposed"})
+_DENIED_REGISTERED = re.compile(
+    "resize|_test|_print|pin_memory|is_pinned|from_file|record_stream|set_data|is_set_to|plan_cache"
+    "|^set_?$|nested|mkldnn|mps_|miopen|vulkan|_foobar|_backward$|unsafe$|dropout_state|prepack"
+    "|^data$|^warn$|^_version$|retain_grad|requires_grad|^rename|^_make_dual|^_unpack_dual"
+    "|_dep_token|_propagate_xla|_copy_from|_cslt|_triton"
+)
+
+
+class OperatorTable:
+    """Every operator that programs may name. Made once in a process, for one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        replaced = Replacements(device)
+        self.reset = replaced.reset
+        self._named = {**_common(), **replaced.table()}
+        self.device = device
+        self._registered: dict[str, Operator] = {}
+
+    def find(self, name: str) -> Operator | None:
+        """What the name stands for, or None if no program may name it."""
+        found = self._named.get(name)
+        if found is None and name.startswith("a:"):
+            found = self._registered.get(name)
+            if found is None:
+                found = self._overload(name[2:])
+                if found is not None:
+                    self._registered[name] = found
+        return found
+
+    def names(self) -> list[str]:
+        """Every name but those of registered operators, which are looked up when first named."""
+        return list(self._named)
+
+    def _overload(self, name: str) -> Operator | None:
+        """A registered operator: `aten::add.Tensor`, or `aten::add` for whichever fits."""
+        namespace, _, rest = name.partition("::")
+        short, _, overload = rest.partition(".")
+        if namespace not in _NAMESPACES_OF_LIBRARIES or _DENIED_REGISTERED.search(short):
+            return None
+        registered = f"{namespace}::{short}"
+        if overload not in ("", "default"):
+            registered += f".{overload}"
+        if registered not in _registered_names():
+            _registered_names.cache_clear()  # a library may have been loaded since
+            if registered not in _registered_names():
+                return None
+        packet = getattr(getattr(torch.ops, namespace), short, None)
+        found: Operator | None = packet
+        if overload:
+            found = getattr(packet, overload, None)
+        return found
+
+
+def preload() -> None:
+    """Make the part of the table that all devices share, in the process that forks workers."""
+    _common()
+
+
+@functools.cache
+def _common() -> dict[str, Operator]:
+    return {**dict(_listed()), **dict(_functions()), **dict(_methods())}
+
+
+@functools.cache
+def _registered_names() -> frozenset[str]:
+    """Every operator that torch's dispatcher knows, with and without the name of its overload."""
+    names = torch._C._dispatch_get_all_op_names()  # noqa: SLF001 - torch has no public list
+    return frozenset(names) | {name.partition(".")[0] for name in names}
+
+
+def _listed() -> Iterator[tuple[str, Operator]]:
+    """What stands in the explicit lists."""
+    for name in _OPERATOR_FUNCTIONS:
+        yield f"o:{name}", getattr(operator, name)
+    for name in _BUILTINS:
+        yield f"b:{name}", getattr(builtins, name)
+    for name in _MATH:
+        yield f"M:{name}", getattr(math, name)
+    for name in _ATTRIBUTES:
+        yield f"g:{name}", operator.attrgetter(name)
+    for path, names in _MORE_FUNCTIONS.items():
+        space = _resolve(path)
+        for name in names:
+            found = getattr(space, name, None)
+            if found is not None:
+                yield f"t:{path}.{name}", found
+
+
+def _functions() -> Iterator[tuple[str, Operator]]:
+    """Functions under torch that torch itself lists as functions of tensors."""
+    table = get_overridable_functions()
+    allowed = {id(found) for space, listed in table.items() for found in listed}
+    for path in _TABLE_NAMESPACES:
+        space = _resolve(path)
+        for name in dir(space):
+            found = getattr(space, name)
+            if id(found) in allowed and name not in _DENIED_FUNCTIONS:
+                yield f"t:{path}.{name}", found
+    for name in dir(torch._C._VariableFunctions):  # noqa: SLF001 - torch.* functions written in C++
+        known = not name.startswith("__") and f"aten::{name}" in _registered_names()
+        if known and hasattr(torch, name) and not _DENIED_REGISTERED.search(name):
+            yield f"t:torch.{name}", getattr(torch, name)
+    for path, denied in _WHOLE_NAMESPACES.items():
+        space = _resolve(path)
+        for name in dir(space):
+            if not name.startswith(denied):
+                yield f"t:{path}.{name}", getattr(space, name)
+
+
+def _methods() -> Iterator[tuple[str, Operator]]:
+    for listed in get_overridable_functions()[torch.Tensor]:
+        name = getattr(listed, "__name__", "__get__")
+        found = getattr(torch.Tensor, name, None)
+        if found is listed and name not in _DENIED_METHODS:
+            yield f"m:{name}", found
+    for name in _MORE_METHODS:
+        found = getattr(torch.Tensor, name, None)
+        if found is not None:
+            yield f"m:{name}", found
+
+
+def _resolve(path: str) -> Any:
+    found: Any = torch
+    for part in path.split(".")[1:]:
+        found = getattr(found, part, None)
+    return found

@@ -1,0 +1,248 @@
+"""From a program that a client sent to a Python function that runs it.
+
+The function's source is made of numbers alone: operators, constants, names and every literal are
+found in a table of values, so that no text of a client ever becomes source.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from gpu_manager.worker.call_errors import CallRefused
+from gpu_manager.worker.program.allowed_operators import OperatorTable
+from gpu_manager.worker.program.tensor_specs import DTYPES
+from torch_shim.wire.programs import (
+    Complex,
+    Constant,
+    DeviceName,
+    Ellipse,
+    Mapping,
+    Named,
+    Program,
+    ProgramStep,
+    Ref,
+    Slice,
+    Tuple,
+)
+from torch_shim.wire.protocol import FailureKind
+
+_LAYOUTS = {"strided": torch.strided, "sparse_coo": torch.sparse_coo}
+_MEMORY_FORMATS = {
+    "contiguous_format": torch.contiguous_format,
+    "channels_last": torch.channels_last,
+    "channels_last_3d": torch.channels_last_3d,
+    "preserve_format": torch.preserve_format,
+}
+_NAMED: dict[str, Any] = {
+    "dtype": DTYPES,
+    "layout": _LAYOUTS,
+    "memory_format": _MEMORY_FORMATS,
+}
+_MAX_INPUTS = 1 << 20
+_AUTOCAST = "t:torch.amp.autocast_mode._enter_autocast"  # tells the devices apart itself
+
+Run = Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]
+
+
+class BuiltProgram:
+    """A program ready to run: `run(inputs, constants)` gives its output's leaves in order."""
+
+    def __init__(self, digest: str, program: Program, table: OperatorTable) -> None:
+        self.digest = digest
+        self.inputs = program.inputs
+        self.random = program.random
+        self.steps = len(program.steps)
+        self._device = table.device
+        self._constants = program.constants
+        self.constants = self.fresh_constants()
+        self.run: Run = _Writer(program, table).function()
+
+    def fresh_constants(self) -> list[torch.Tensor]:
+        """The program's own tensors, as they were sent."""
+        return [_constant(constant, self._device) for constant in self._constants]
+
+
+class _Writer:
+    """Writes the source of one program, and the table of values it refers to."""
+
+    def __init__(self, program: Program, table: OperatorTable) -> None:
+        if program.inputs > _MAX_INPUTS:
+            raise CallRefused(FailureKind.PROGRAM, f"{program.inputs} inputs")
+        self._program = program
+        self._table = table
+        self._device = table.device
+        self._values: dict[str, Any] = {}
+        self._names: dict[Any, str] = {}
+        self._defined = program.inputs + len(program.constants)
+        self._last_use: dict[int, int] = {}
+        self._maps_devices = True
+
+    def function(self) -> Run:
+        """The compiled function."""
+        program = self._program
+        first = self._defined
+        self._find_last_uses()
+        lines = ["def run(inputs, constants):"]
+        for names, count, start in (
+            ("inputs", program.inputs, 0),
+            ("constants", len(program.constants), program.inputs),
+        ):
+            if count:
+                lines.append(f" {''.join(f'v{start + n},' for n in range(count))} = {names}")
+        for number, step in enumerate(program.steps):
+            lines.append(f" v{first + number} = {self._call(step)}")
+            self._defined += 1
+            lines += [f" v{spent} = None" for spent in self._spent_after(first + number)]
+        lines.append(f" return ({''.join(f'{leaf},' for leaf in self._leaves(program.output))})")
+        code = compile("\n".join(lines), "<program>", "exec", dont_inherit=True, optimize=2)
+        # The builtins stay: torch itself imports modules through those of its caller.
+        space = dict(self._values)
+        exec(code, space)
+        run: Run = space["run"]
+        return run
+
+    def _find_last_uses(self) -> None:
+        """After which step each value is needed no more; those of the output never end."""
+        first = self._defined
+        for number, step in enumerate(self._program.steps):
+            for used in _references([step.arguments, list(step.named.values())]):
+                self._last_use[used] = first + number
+        for used in _references(self._program.output):
+            self._last_use.pop(used, None)
+        kept = set(_references(self._program.output))
+        self._spent: dict[int, list[int]] = {}
+        for used, user in self._last_use.items():
+            if used >= first and used not in kept:
+                self._spent.setdefault(user, []).append(used)
+        for number in range(first, first + len(self._program.steps)):
+            if number not in self._last_use and number not in kept:
+                self._spent.setdefault(number, []).append(number)
+
+    def _spent_after(self, number: int) -> list[int]:
+        return self._spent.get(number, [])
+
+    def _call(self, step: ProgramStep) -> str:
+        found = self._table.find(step.operator)
+        if found is None:
+            raise CallRefused(
+                FailureKind.PROGRAM, f"operator {step.operator!r:.120} is not allowed"
+            )
+        self._maps_devices = step.operator != _AUTOCAST
+        arguments = [self._expression(argument) for argument in step.arguments]
+        if step.named and not any(True for _ in _references(list(step.named.values()))):
+            named = {name: self._literal(value) for name, value in step.named.items()}
+            found = functools.partial(found, **named)
+        elif step.named:
+            pairs = (
+                f"{self._value(name)}: {self._expression(value)}"
+                for name, value in step.named.items()
+            )
+            arguments.append(f"**{{{', '.join(pairs)}}}")
+        return f"{self._value(found)}({', '.join(arguments)})"
+
+    def _expression(self, value: Any) -> str:
+        """Source for an argument: references by number, everything else from the table."""
+        if isinstance(value, Ref):
+            if type(value.number) is not int or not 0 <= value.number < self._defined:
+                raise CallRefused(
+                    FailureKind.PROGRAM, f"value {value.number!r:.40} is not there yet"
+                )
+            return f"v{value.number}"
+        if not any(True for _ in _references(value)):
+            literal = self._literal(value)
+            if not isinstance(literal, (list, dict)):
+                return self._value(literal)
+        if isinstance(value, (list, Tuple)):
+            items = value if isinstance(value, list) else value.items
+            inside = "".join(f"{self._expression(item)}," for item in items)
+            return f"[{inside}]" if isinstance(value, list) else f"({inside})"
+        if isinstance(value, Slice):
+            return f"slice({', '.join(self._expression(part) for part in value)})"
+        if isinstance(value, Mapping):
+            pairs = (f"{self._expression(k)}: {self._expression(v)}" for k, v in _pairs(value))
+            return f"{{{', '.join(pairs)}}}"
+        raise CallRefused(FailureKind.PROGRAM, f"argument {value!r:.60}")
+
+    def _value(self, value: Any) -> str:
+        """The name in the table of a value that never changes."""
+        name = f"k{len(self._values)}"
+        if value is None or isinstance(value, (bool, int, str)) or callable(value):
+            name = self._names.setdefault((type(value), value), name)
+        self._values[name] = value  # 0.0 and -0.0, (1,) and (True,) are equal: never shared
+        return name
+
+    def _literal(self, value: Any) -> Any:
+        """The Python value of an argument that refers to nothing."""
+        if value is None or isinstance(value, (bool, int, float)):
+            return value
+        if isinstance(value, str):
+            return self._device_of(value) if self._maps_devices else value
+        if isinstance(value, list):
+            return [self._literal(item) for item in value]
+        if isinstance(value, Tuple):
+            return tuple(self._literal(item) for item in value.items)
+        if isinstance(value, Slice):
+            return slice(*(self._literal(part) for part in value))
+        if isinstance(value, Mapping):
+            return {self._literal(key): self._literal(item) for key, item in _pairs(value)}
+        return self._constant(value)
+
+    def _constant(self, value: Any) -> Any:
+        if isinstance(value, Complex):
+            return complex(float(value.real), float(value.imaginary))
+        if isinstance(value, Ellipse):
+            return ...
+        if isinstance(value, DeviceName):
+            return torch.device(self._device_of(str(value.kind)))
+        if isinstance(value, Named):
+            found = _NAMED.get(str(value.kind), {}).get(str(value.name))
+            if found is not None:
+                return found
+        raise CallRefused(FailureKind.PROGRAM, f"argument {value!r:.60}")
+
+    def _device_of(self, name: str) -> str:
+        """A text that names the function's GPU names the worker's here."""
+        return str(self._device) if name.partition(":")[0] == "cuda" else name
+
+    def _leaves(self, output: Any) -> list[str]:
+        if isinstance(output, list):
+            return [leaf for item in output for leaf in self._leaves(item)]
+        if isinstance(output, Tuple):
+            return self._leaves(list(output.items))
+        if isinstance(output, Mapping):
+            return self._leaves([item for _, item in _pairs(output)])
+        return [self._expression(output)]
+
+
+def _references(value: Any) -> list[int]:
+    """The numbers of the values that an argument refers to."""
+    if isinstance(value, Ref):
+        return [value.number]
+    if isinstance(value, (Tuple, Mapping)):
+        value = value.items
+    if isinstance(value, (list, Slice)):
+        return [number for item in value for number in _references(item)]
+    return []
+
+
+def _pairs(mapping: Mapping) -> list[tuple[Any, Any]]:
+    items = mapping.items
+    if len(items) % 2:
+        raise CallRefused(FailureKind.PROGRAM, "a mapping of odd length")
+    return list(zip(items[::2], items[1::2], strict=True))
+
+
+def _constant(constant: Constant, device: torch.device) -> torch.Tensor:
+    dtype = DTYPES.get(constant.dtype, torch.uint8)
+    count = math.prod(constant.shape)
+    if constant.dtype not in DTYPES or count * dtype.itemsize != len(constant.data):
+        raise CallRefused(
+            FailureKind.PROGRAM, f"constant {constant.dtype:.20} of {constant.shape!r:.60}"
+        )
+    if not count:
+        return torch.empty(constant.shape, dtype=dtype, device=device)
+    flat = torch.frombuffer(bytearray(constant.data), dtype=dtype)
+    return flat.view(constant.shape).to(device)

@@ -1,0 +1,191 @@
+"""The inputs of a call or binding, from what the wire says to tensors on the device."""
+
+import operator
+from typing import Any
+
+import torch
+
+from gpu_manager.worker.call_errors import CallRefused
+from gpu_manager.worker.device.device_image import DeviceImage
+from gpu_manager.worker.device.worker_device import WorkerDevice
+from gpu_manager.worker.program.channel_state import (
+    Binding,
+    InputStorage,
+    KeptStorages,
+    TensorInput,
+    positions_of,
+)
+from gpu_manager.worker.program.tensor_specs import read_spec, view
+from torch_shim.wire.protocol import FailureKind
+
+_IMAGE, _KEPT, _AREA = 0, 1, 2
+_IMAGE_FIELDS, _KEPT_FIELDS, _AREA_FIELDS = 4, 3, 5
+_TENSOR_FIELDS = 5
+
+_version_of = operator.attrgetter("_version")  # the counter that autograd goes by
+
+NO_AREA = memoryview(b"")
+
+
+class Inputs:
+    """Everything a program gets in one call."""
+
+    def __init__(self, values: list[Any], sent: list[TensorInput], binding: Binding | None) -> None:
+        self.values = values
+        self.sent = sent
+        self.given = sent if binding is None else sent + binding.given
+        self.positions = [positions_of(sent)]
+        if binding is not None:
+            self.positions.append(binding.positions)
+        self.shapes = tuple(entry.tensor.shape for entry in sent)
+        self.batch = _batch(sent)
+        self.end_bytes = 0  # of the area, behind the last byte that an input takes
+        self.lasting = True  # whether the same description gives the same tensors again
+        self._tensors = [entry.tensor for entry in self.given]
+        self._versions = self._now()
+
+    def again(self) -> "Inputs":
+        """The same tensors for another call; what is in the area may have changed."""
+        self._versions = self._now()
+        return self
+
+    def changed(self) -> list[TensorInput]:
+        """Those that were written to since."""
+        after = self._now()
+        if after == self._versions:
+            return []
+        pairs = zip(self.given, self._versions, after, strict=True)
+        return [entry for entry, before, now in pairs if before != now]
+
+    def _now(self) -> list[int]:
+        return list(map(_version_of, self._tensors))
+
+
+def _batch(sent: list[TensorInput]) -> int:
+    """The first dimension of the largest input that is no weight, 0 where there is none."""
+    tensors = (entry.tensor for entry in sent if entry.held.image is None)
+    largest = max(tensors, key=torch.Tensor.numel, default=None)
+    return 0 if largest is None or not largest.dim() else largest.size(0)
+
+
+class InputReader:
+    """Reads descriptions of tensors; equal sources become one storage."""
+
+    def __init__(
+        self,
+        device: WorkerDevice,
+        images: dict[str, DeviceImage],
+        kept: KeptStorages,
+        area: memoryview = NO_AREA,
+    ) -> None:
+        self._device = device
+        self._images = images
+        self._kept = kept
+        self._area = area
+        self._held: dict[tuple[int, ...], InputStorage] = {}
+        self._missing: list[int] = []
+        self._end_bytes = 0
+        self._lasting = True
+
+    def call(self, described: Any, count: int, binding: Binding | None) -> Inputs:
+        """The inputs of a call of a program that takes `count`."""
+        if not isinstance(described, list) or len(described) != count:
+            raise CallRefused(FailureKind.BAD_FRAME, f"the program takes {count} inputs")
+        values: list[Any] = [None] * count
+        given = []
+        for position, entry in enumerate(described):
+            if isinstance(entry, list):
+                found = self._tensor(position, entry)
+                if found is not None:
+                    given.append(found)
+                    values[position] = found.tensor
+            elif isinstance(entry, (bool, int, float)):
+                values[position] = entry
+                self._lasting = False  # 1, 1.0 and True are equal and not the same
+            elif entry is None:
+                continue
+            else:
+                raise CallRefused(FailureKind.BAD_FRAME, f"input {position} is {entry!r:.40}")
+        self._check_missing()
+        for entry in binding.given if binding is not None else ():
+            if described[entry.position] is not None:
+                raise CallRefused(FailureKind.BAD_FRAME, f"input {entry.position} is bound")
+            values[entry.position] = entry.tensor
+        inputs = Inputs(values, given, binding)
+        inputs.end_bytes, inputs.lasting = self._end_bytes, self._lasting
+        return inputs
+
+    def binding(self, number: Any, described: Any, count: int) -> Binding:
+        """The inputs that a BIND names."""
+        if not isinstance(described, dict) or type(number) is not int:
+            raise CallRefused(FailureKind.BAD_FRAME, "a binding is a number and a map")
+        given = []
+        for position, entry in sorted(described.items()):
+            if type(position) is not int or not 0 <= position < count:
+                raise CallRefused(FailureKind.BAD_FRAME, f"no input {position!r:.40}")
+            found = self._tensor(position, entry)
+            if found is not None:
+                given.append(found)
+        self._check_missing()
+        return Binding(number, given)
+
+    def _check_missing(self) -> None:
+        if self._missing:
+            detail = f"{len(self._missing)} kept storages"
+            raise CallRefused(FailureKind.MISSING, detail, {"missing": self._missing})
+
+    def _tensor(self, position: int, described: Any) -> TensorInput | None:
+        """The tensor and its storage; None where that is not here any more."""
+        if not isinstance(described, list) or len(described) < _TENSOR_FIELDS:
+            raise CallRefused(FailureKind.BAD_FRAME, f"tensor {described!r:.60}")
+        source, dtype, shape, strides, offset = described[:_TENSOR_FIELDS]
+        spec = read_spec(dtype, shape, strides, offset)
+        held = self._source(source)
+        return None if held is None else TensorInput(position, view(held.storage, spec), held, spec)
+
+    def _source(self, source: Any) -> InputStorage | None:
+        if not isinstance(source, list) or not source or len(source) > _AREA_FIELDS:
+            raise CallRefused(FailureKind.BAD_FRAME, f"source {source!r:.60}")
+        kind, *rest = source
+        if kind == _IMAGE and len(source) == _IMAGE_FIELDS:
+            return self._weights(*rest)
+        if not all(type(number) is int and number >= 0 for number in rest):
+            raise CallRefused(FailureKind.BAD_FRAME, f"source {source!r:.60}")
+        if kind == _KEPT and len(source) == _KEPT_FIELDS:
+            key, epoch = rest
+            self._lasting = False
+            held = self._kept.find(key, epoch)
+            if held is None:
+                self._missing.append(key)
+            return held
+        if kind == _AREA and len(source) == _AREA_FIELDS:
+            return self._sent(*rest)
+        raise CallRefused(FailureKind.BAD_FRAME, f"source {source!r:.60}")
+
+    def _weights(self, digest: Any, offset: Any, size_bytes: Any) -> InputStorage:
+        image = self._images.get(digest) if isinstance(digest, str) else None
+        if image is None or type(offset) is not int or type(size_bytes) is not int:
+            raise CallRefused(FailureKind.UNKNOWN_MODEL, f"no image {digest!r:.80} in this worker")
+        storage = image.storage(offset, size_bytes)
+        if storage is None:
+            raise CallRefused(
+                FailureKind.BAD_FRAME, f"no storage of {size_bytes} bytes at {offset}"
+            )
+        known = self._held.get((id(image), offset))
+        if known is None:
+            known = InputStorage(storage, image=image, place=(offset, size_bytes))
+            self._held[(id(image), offset)] = known
+        return known
+
+    def _sent(self, offset: int, size_bytes: int, key: int, epoch: int) -> InputStorage:
+        if offset + size_bytes > len(self._area):
+            raise CallRefused(FailureKind.BAD_FRAME, f"{size_bytes} bytes at {offset} of the area")
+        known = self._held.get((offset, size_bytes, key))
+        if known is None:
+            storage = self._device.receive(self._area, offset, size_bytes, keep=key != 0)
+            known = self._held[(offset, size_bytes, key)] = InputStorage(storage, key, epoch)
+            self._end_bytes = max(self._end_bytes, offset + size_bytes)
+            if key:
+                self._lasting = False
+                self._kept.keep(known)
+        return known

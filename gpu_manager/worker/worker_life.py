@@ -1,0 +1,159 @@
+"""A worker's life: warm, assigned to a tenant, loaded with one model, serving calls until it ends.
+
+The main thread obeys the manager and never computes, so that it answers whatever a call does.
+"""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+
+from gpu_manager.worker import worker_orders
+from gpu_manager.worker.call_reports import CallSums, MemoryRequests
+from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
+from gpu_manager.worker.calls.channel_server import CallObservers, ChannelServer, Programs
+from gpu_manager.worker.calls.executor import CallAnswer, Executor
+from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
+from gpu_manager.worker.device.cuda_context import CudaContext
+from gpu_manager.worker.device.device_image import DeviceImage
+from gpu_manager.worker.device.gpu_turns import GpuTurns
+from gpu_manager.worker.device.image_file import ImageFile
+from gpu_manager.worker.device.worker_device import WorkerDevice
+from gpu_manager.worker.program.allowed_operators import OperatorTable
+from gpu_manager.worker.sandbox import give_up_rights
+from torch_shim.errors import WireError
+from torch_shim.wire.frame_socket import Frame, FrameSocket
+
+
+def live(connection: socket.socket, parent: int, missing: list[str]) -> NoReturn:
+    """Run a worker that takes its orders from this socket; the process ends with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the manager says when
+    try:
+        _WorkerLife(connection, parent, missing).obey()
+    finally:
+        os._exit(0)
+
+
+class _WorkerLife:
+    """The process, as its orders see it."""
+
+    def __init__(self, connection: socket.socket, parent: int, missing: list[str]) -> None:
+        self._wire = FrameSocket(connection)
+        self._sending = threading.Lock()
+        self._parent = parent
+        self._missing = missing
+        self._device: WorkerDevice = CpuArithmetic()
+        self._leases = AdmittedLeases(self._ended)
+        self._relief = MemoryRequests(self._tell)
+        self._ran = CallSums(self._tell)
+        self._reports = CallObservers(
+            self._after_call, lambda text, trace: self._tell(worker_orders.Note(text, trace))
+        )
+        self._table: OperatorTable | None = None
+        self._executor: Executor | None = None
+        self._programs: Programs | None = None
+        threading.excepthook = self._broke
+
+    def obey(self) -> None:
+        """Carry out orders until the manager hangs up."""
+        handlers: dict[type[worker_orders.WorkerOrder], Callable[..., None]] = {
+            worker_orders.Warm: self._warm,
+            worker_orders.Assign: self._assign,
+            worker_orders.AdmitCalls: lambda order: self._leases.admit(order.lease),
+            worker_orders.EndCalls: lambda order: self._leases.end(order.lease),
+            worker_orders.SetLimit: self._limit,
+        }
+        while True:
+            try:
+                frame = self._wire.receive()
+                order = worker_orders.read(frame.kind, frame.meta)
+            except WireError:
+                return
+            if isinstance(order, worker_orders.LoadImage):
+                self._load(order, frame)
+            elif isinstance(order, worker_orders.OpenChannel):
+                self._serve(order, frame)
+            else:
+                handlers[type(order)](order)
+
+    def _warm(self, order: worker_orders.Warm) -> None:
+        if order.device != "cpu":  # CUDA reads the variable when it is first touched, just below
+            os.environ["CUDA_VISIBLE_DEVICES"] = order.device.removeprefix("cuda:")  # noqa: TID251 - this process's own
+            self._device = CudaContext("cuda:0")
+        self._device.warm()
+        table = self._table = OperatorTable(self._device.device)
+        self._executor = Executor(self._device, table, self._leases, self._relief.ask)
+        self._programs = Programs(table)
+
+    def _assign(self, order: worker_orders.Assign) -> None:
+        missing = give_up_rights(order.uid, order.descriptors, order.processes, self._parent)
+        self._tell(worker_orders.Ready(self._missing + missing, self._device.overhead_bytes()))
+
+    def _load(self, order: worker_orders.LoadImage, frame: Frame) -> None:
+        begun_s = time.perf_counter()
+        executor = self._executor
+        assert executor is not None
+        try:
+            descriptor, *turns = frame.descriptors
+            if turns:
+                executor.turns = GpuTurns(turns[0])
+            file = ImageFile(order.digest, order.table, order.total_bytes, descriptor)
+            executor.images[order.digest] = DeviceImage(file, self._device)
+            executor.set_limit(order.limit_bytes)
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:
+            short = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+            self._tell(
+                worker_orders.ImageLoadFailed(short, f"{type(error).__name__}: {error}"[:500])
+            )
+            return
+        executor.run_s = order.run_s
+        spent_s = time.perf_counter() - begun_s
+        time.sleep(max(0.0, order.load_s - spent_s))
+        executor.peak_bytes = self._device.used_bytes()
+        self._tell(worker_orders.ImageLoaded(max(spent_s, order.load_s), executor.peak_bytes))
+
+    def _serve(self, order: worker_orders.OpenChannel, frame: Frame) -> None:
+        assert self._executor is not None
+        assert self._programs is not None
+        (descriptor,) = frame.descriptors
+        server = ChannelServer(
+            socket.socket(fileno=descriptor),
+            order.session,
+            self._executor,
+            self._leases,
+            self._programs,
+            self._reports,
+        )
+        threading.Thread(target=server.serve, name="channel", daemon=True).start()
+
+    def _limit(self, order: worker_orders.SetLimit) -> None:
+        if order.answers:
+            self._relief.answer(order)
+        elif self._executor is not None:
+            self._executor.set_limit(order.limit_bytes)
+
+    def _after_call(self, lease: int, answer: CallAnswer) -> None:
+        assert self._executor is not None
+        self._ran.add(lease, answer.batch, answer.times[2], self._executor.peak_bytes)
+
+    def _ended(self, lease: int) -> None:
+        self._ran.flush()
+        self._tell(worker_orders.CallsEnded(lease))
+
+    def _tell(self, order: worker_orders.WorkerOrder) -> None:
+        """Say something to the manager; when it cannot hear any more, the worker is over."""
+        try:
+            with self._sending:
+                self._wire.send(worker_orders.KINDS[type(order)], list(order))
+        except WireError:
+            os._exit(0)
+
+    def _broke(self, arguments: threading.ExceptHookArgs) -> None:
+        """A channel's thread hit a fault of ours: the channel is gone, the worker goes on."""
+        kind, error = arguments.exc_type.__name__, arguments.exc_value
+        self._tell(worker_orders.Note(f"a channel ended by {kind}: {error}"[:500], ""))

@@ -1,0 +1,197 @@
+"""The fields of the orders between the manager, its fork server and its workers.
+
+Each order is a named tuple whose fields travel as a list under the kind in `KINDS`. A worker has
+read what a tenant sent, so the manager checks the types of whatever comes back from one.
+"""
+
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from torch_shim.errors import BadFrame
+from torch_shim.wire.protocol import FrameKind
+
+# No number in an order is negative, and none is larger than any count of bytes (or not a number).
+MAX_NUMBER = 1 << 62
+
+
+class Warm(NamedTuple):
+    """Manager to worker: get ready for this device, before anybody knows for which model."""
+
+    device: str
+
+
+class Assign(NamedTuple):
+    """Manager to worker: you belong to a tenant now. `uid` is 0 where it stays as it is."""
+
+    uid: int
+    descriptors: int
+    processes: int
+
+
+class Ready(NamedTuple):
+    """Worker to manager: assigned. What could not be given up, and what the process costs."""
+
+    missing: list[str]
+    overhead_bytes: int
+
+
+class LoadImage(NamedTuple):
+    """Manager to worker, with the image's descriptor: hold this image. Times are the least.
+
+    A second descriptor is that of the GPU's turns, where its slot holds several leases.
+    """
+
+    digest: str
+    table: list[list[int]]
+    total_bytes: int
+    limit_bytes: int
+    load_s: float
+    run_s: float
+
+
+class ImageLoaded(NamedTuple):
+    """Worker to manager: the image is in place."""
+
+    load_s: float
+    memory_bytes: int
+
+
+class ImageLoadFailed(NamedTuple):
+    """Worker to manager: the image could not be put in place."""
+
+    out_of_memory: bool
+    detail: str
+
+
+class SetLimit(NamedTuple):
+    """Manager to worker: what you may use. `answers` numbers the pressure it answers, or is 0."""
+
+    limit_bytes: int
+    answers: int
+    retry: bool
+
+
+class AdmitCalls(NamedTuple):
+    """Manager to worker: calls under this lease may run."""
+
+    lease: int
+
+
+class EndCalls(NamedTuple):
+    """Manager to worker: no further call under this lease; say Ended when none is in flight."""
+
+    lease: int
+
+
+class CallsEnded(NamedTuple):
+    """Worker to manager: the lease's last call has been answered."""
+
+    lease: int
+
+
+class OpenChannel(NamedTuple):
+    """Manager to worker, with a socket: serve the calls that come over it."""
+
+    session: str
+    function: str
+
+
+class CallsRan(NamedTuple):
+    """Worker to manager: calls ended well since the last of these; the times are per call."""
+
+    lease: int
+    calls: int
+    batch: int
+    run_s: float
+    peak_bytes: int
+
+
+class Pressure(NamedTuple):
+    """Worker to manager: a call needs this many bytes in all and waits for a Limit."""
+
+    number: int
+    lease: int
+    need_bytes: int
+
+
+class Note(NamedTuple):
+    """Worker to manager: something for the log, and the `traceparent` that it is about, or none."""
+
+    text: str
+    trace: str
+
+
+class Fork(NamedTuple):
+    """Manager to fork server, with the worker's end of its orders: make a worker."""
+
+    number: int
+
+
+class Forked(NamedTuple):
+    """Fork server to manager, with a pidfd: the worker exists. It may have ended since."""
+
+    number: int
+    pid: int
+
+
+WorkerOrder = (
+    Warm
+    | Assign
+    | Ready
+    | LoadImage
+    | ImageLoaded
+    | ImageLoadFailed
+    | SetLimit
+    | AdmitCalls
+    | EndCalls
+    | CallsEnded
+    | OpenChannel
+    | CallsRan
+) | (Pressure | Note | Fork | Forked)
+
+KINDS: dict[type[WorkerOrder], FrameKind] = {
+    Warm: FrameKind.WARM,
+    Assign: FrameKind.ASSIGN,
+    Ready: FrameKind.READY,
+    LoadImage: FrameKind.LOAD,
+    ImageLoaded: FrameKind.LOADED,
+    ImageLoadFailed: FrameKind.LOAD_FAILED,
+    SetLimit: FrameKind.LIMIT,
+    AdmitCalls: FrameKind.ADMIT,
+    EndCalls: FrameKind.END,
+    CallsEnded: FrameKind.ENDED,
+    OpenChannel: FrameKind.CHANNEL,
+    CallsRan: FrameKind.RAN,
+    Pressure: FrameKind.PRESSURE,
+    Note: FrameKind.FAILED,
+    Fork: FrameKind.FORK,
+    Forked: FrameKind.FORKED,
+}
+_TYPES = {kind: order for order, kind in KINDS.items()}
+_FIELDS: dict[type[WorkerOrder], list[Any]] = {
+    order: list(get_type_hints(order).values()) for order in KINDS
+}
+
+AnyOrder = TypeVar("AnyOrder", bound=WorkerOrder)
+
+
+def read(kind: FrameKind, meta: Any) -> WorkerOrder:
+    """The order that a frame carries; BadFrame unless every field is of its type."""
+    order = _TYPES.get(kind)
+    if order is None:
+        raise BadFrame(f"{kind.name} is no order")
+    fields = _FIELDS[order]
+    if not isinstance(meta, list) or len(meta) != len(fields):
+        raise BadFrame(f"{kind.name} with other fields than {order._fields}")
+    for name, expected, value in zip(order._fields, fields, meta, strict=True):
+        if not _fits(value, expected):
+            raise BadFrame(f"{kind.name}: {name} is {value!r:.60}")
+    return order(*meta)
+
+
+def _fits(value: Any, expected: Any) -> bool:
+    if get_origin(expected) is list:
+        (item,) = get_args(expected)
+        return isinstance(value, list) and all(_fits(entry, item) for entry in value)
+    if type(value) is not expected:
+        return False
+    return not isinstance(value, int | float) or 0 <= value < MAX_NUMBER

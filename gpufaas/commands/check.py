@@ -1,0 +1,73 @@
+"""`gpufaas check`: the outcome of each CUDA use of a program, by line."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from gpufaas.check.findings import without_repeats
+from gpufaas.check.project_files import read_project
+from gpufaas.check.report_text import Checked, as_json, as_text
+from gpufaas.check.torch_uses import uses_in
+from gpufaas.check.trial_run import TrialRun, run_program
+from gpufaas.check.verdicts import judge
+from gpufaas.errors import CommandError
+from gpufaas.options.gpu_node import add_device_options, node_settings
+from gpufaas.options.subparsers import Commands
+
+_EXEC_OPTIONS = (
+    "devices",
+    "gpu_memory",
+    "store_memory",
+    "host_eviction",
+    "policy",
+    "emulate_load",
+    "emulate_run",
+    "log_level",
+)
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command's options."""
+    parser = commands.add_parser(
+        "check",
+        help="which CUDA uses of a script work, which are slow, which cannot be done",
+        usage="gpufaas check [options] script.py [arguments]",
+    )
+    add_device_options(parser)
+    add = parser.add_argument
+    add("--static", action="store_true", help="only read the script, do not run it")
+    add("--json", action="store_true", help="print one JSON object")
+    add("--python", default=sys.executable, metavar="PROGRAM", help="what runs the script")
+    add("script", help="a Python script")
+    add("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    project = read_project(Path(options.script))
+    found = [use for path, tree in project.items() for use in uses_in(str(path), tree)]
+    ran = None if options.static else _trial_run(options)
+    if ran is not None:
+        found += judge(ran)
+    checked = Checked(options.script, list(project), list(without_repeats(found)), ran)
+    print(as_json(checked) if options.json else as_text(checked))
+    return 0 if checked.passes else 1
+
+
+def _trial_run(options: argparse.Namespace) -> TrialRun:
+    node_settings(options, "local", ())  # refuse invalid values before a process starts
+    if not Path(options.script).is_file():
+        raise CommandError(f"{options.script}: no such file")
+    program = [options.python, options.script, *options.arguments]
+    return run_program(program, _exec_options(options), options.environment, quiet=options.json)
+
+
+def _exec_options(options: argparse.Namespace) -> list[str]:
+    """The device options as arguments for `exec`."""
+    values = {name: getattr(options, name) for name in _EXEC_OPTIONS}
+    return [
+        part
+        for name, value in values.items()
+        if value is not None
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]

@@ -1,0 +1,116 @@
+"""`gpufaas demo`: every policy on the thesis's workload, in a table and a picture."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+from gpufaas.errors import CommandError
+from gpufaas.options.subparsers import Commands
+from gpufaas.output.optional_pictures import load_pictures, make_folder
+from gpufaas.output.progress_bar import ProgressBar
+from gpufaas.output.simulation_table import simulation_table
+from scheduler import policies
+from scheduler.sim import study
+from scheduler.sim.papers.thesis import printed_figures
+from scheduler.sim.papers.thesis.calibrate import CHOSEN
+from scheduler.sim.papers.thesis.experiments import average
+from scheduler.sim.papers.thesis.printed_figures import Paper
+from scheduler.sim.study import Scenario, ScenarioResult
+
+_SHOWN = 35
+_SHORT = (15, 25)
+_SEEDS = 3
+
+# By policy, a run a seed.
+Runs = Mapping[str, list[ScenarioResult]]
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command's options."""
+    parser = commands.add_parser("demo", help="every policy on the thesis's workload, in seconds")
+    parser.add_argument("--out", default="out", metavar="DIR", help="folder of the picture (out)")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    out = make_folder(options.out)
+    reported = printed_figures.load()
+    names = reported.in_order(policies.available())
+    by_size = _simulate(names)
+    print(
+        f"The thesis's workload on 12 GPUs: 325 requests a minute for 6 minutes ({CHOSEN}),\n"
+        f"the mean of {_SEEDS} seeds.\n"
+    )
+    print(f"Working set of {_SHOWN} functions:\n")
+    print(simulation_table([run for runs in by_size[_SHOWN].values() for run in runs]))
+    print("\nSmaller working sets:\n")
+    print(_short_table(by_size))
+    try:
+        draw = load_pictures()
+    except CommandError as error:
+        print(f"\nNo picture: {error}", file=sys.stderr)
+        return 0
+    path = out / "demo.png"
+    _draw(draw, path, by_size[_SHOWN], reported)
+    print(f"\n{path}")
+    return 0
+
+
+def _simulate(names: list[str]) -> dict[int, Runs]:
+    sizes = (_SHOWN, *_SHORT)
+    scenarios = [
+        Scenario(name, load=CHOSEN.load(size), hardware=CHOSEN.hardware(), seed=seed)
+        for size in sizes
+        for name in names
+        for seed in range(1, _SEEDS + 1)
+    ]
+    with ProgressBar("runs", shown=True) as bar:
+        results = iter(study.run_all(scenarios, bar.update))
+    return {
+        size: {name: [next(results) for _ in range(_SEEDS)] for name in names} for size in sizes
+    }
+
+
+def _short_table(by_size: Mapping[int, Runs]) -> str:
+    head = f"{'policy':<12}" + "".join(
+        f"{f'avg s at {size}':>14}{f'p99 s at {size}':>14}{f'miss at {size}':>13}"
+        for size in _SHORT
+    )
+    lines = [head, "-" * len(head)]
+    for name in by_size[_SHOWN]:
+        cells = [average(by_size[size][name]) for size in _SHORT]
+        lines.append(
+            f"{name:<12}"
+            + "".join(
+                f"{cell.avg_latency_s:>14.2f}{cell.p99_s:>14.2f}{cell.miss_ratio:>13.3f}"
+                for cell in cells
+            )
+        )
+    return "\n".join(lines)
+
+
+def _draw(draw: ModuleType, path: Path, results: Runs, reported: Paper) -> None:
+    runs = {name: average(of_policy) for name, of_policy in results.items()}
+    latency = {name: [run.avg_latency_s] for name, run in runs.items()}
+    miss = {name: [run.miss_ratio] for name, run in runs.items()}
+    thesis = {
+        metric: {name: [value] for name, value in reported.implied(metric).items()}
+        for metric in ("avg_latency_s", "miss_ratio")
+    }
+    draw.draw_side_by_side(
+        path,
+        f"The thesis's workload, {_SHOWN} functions on 12 GPUs",
+        [
+            draw.Bars(
+                "Average latency",
+                "seconds (logarithmic)",
+                [""],
+                latency,
+                thesis["avg_latency_s"],
+                logarithmic=True,
+            ),
+            draw.Bars("Miss ratio", "share of placements", [""], miss, thesis["miss_ratio"]),
+        ],
+    )

@@ -1,0 +1,144 @@
+"""`gpufaas doctor`: missing programs and packages, their uses, and how to install them."""
+
+import argparse
+import asyncio
+import json
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from gpufaas.etcd.own_server import OLDEST_SOUND, etcd_version, find_etcd
+from gpufaas.local.child_programs import output_of
+from gpufaas.options.subparsers import Commands
+from gpufaas.output.columns import columns
+
+_OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 13)
+_OLDEST_TORCH = (2, 10)
+_MARKS = {"ok": "ok", "lacks": "LACKS", "old": "OLD", "optional": "-"}
+_CONTROL = ("fastapi", "uvicorn", "httptools", "uvloop", "websockets", "prometheus_client")
+_NEEDED = frozenset({"lacks", "old"})
+
+
+@dataclass(frozen=True, slots=True)
+class PartStatus:
+    """A program or package; `state` is ok, lacks, old, or optional (missing, but not required)."""
+
+    name: str
+    state: str
+    found: str
+    used_for: str
+    remedy: str = ""
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command's options."""
+    parser = commands.add_parser("doctor", help="what this machine lacks, and how to get it")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    findings = list(examine())
+    if options.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=1))
+    else:
+        print(report(findings))
+    return int(any(finding.state in _NEEDED for finding in findings))
+
+
+def report(findings: list[PartStatus]) -> str:
+    """One line for each part, then the remedies."""
+    rows = [(_MARKS[each.state], each.name, each.found, each.used_for) for each in findings]
+    remedies = [f"{each.name}: {each.remedy}" for each in findings if each.remedy]
+    return "\n".join([columns(rows), "", *(remedies or ["Nothing is missing."])])
+
+
+def examine() -> Iterator[PartStatus]:
+    """The state of each program and package that gpufaas uses."""
+    yield _python()
+    yield _packages("control plane packages", _CONTROL, "the scheduler", "control")
+    yield _torch()
+    yield _gpu()
+    yield _etcd()
+    yield _program(
+        "docker", ("docker", "version", "--format", "{{.Server.Version}}"), "functions in images",
+        "https://docs.docker.com/engine/install, and start the daemon",
+    )  # fmt: skip
+    yield _program(
+        "faas-cli", ("faas-cli", "version", "--short-version"), "deploying functions",
+        "curl -sSL https://cli.openfaas.com | sh",
+    )  # fmt: skip
+
+
+def _python() -> PartStatus:
+    version, used_for = platform.python_version(), "everything"
+    if not _OLDEST_PYTHON <= sys.version_info[:2] <= _NEWEST_PYTHON:
+        return PartStatus("python", "old", version, used_for, "install Python 3.11, 3.12 or 3.13")
+    if find_spec("ensurepip") is None:
+        remedy = "Debian and Ubuntu: apt-get install python3-venv"
+        return PartStatus("python", "lacks", f"{version} without ensurepip", used_for, remedy)
+    return PartStatus("python", "ok", version, used_for)
+
+
+def _packages(name: str, modules: tuple[str, ...], used_for: str, extra: str) -> PartStatus:
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        remedy = f"pip install 'gpufaas[{extra}]'"
+        return PartStatus(name, "lacks", f"no {', '.join(missing)}", used_for, remedy)
+    return PartStatus(name, "ok", "installed", used_for)
+
+
+def _torch() -> PartStatus:
+    used_for, remedy = "GPU managers and functions", "pip install 'gpufaas[gpu]'"
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return PartStatus("torch", "lacks", "not installed", used_for, remedy)
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    state = "ok" if numbers >= _OLDEST_TORCH else "old"
+    return PartStatus("torch", state, version, used_for, "" if state == "ok" else remedy)
+
+
+def _gpu() -> PartStatus:
+    """The GPU as nvidia-smi reports it, so that this process does not open the driver."""
+    name, used_for = "NVIDIA GPU", "speed; without one GPUs are emulated on the CPU"
+    found = output_of(
+        "nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"
+    )
+    if found:
+        return PartStatus(name, "ok", "; ".join(found.splitlines()), used_for)
+    if Path("/proc/driver/nvidia/version").exists():
+        remedy = "the driver is loaded, but nvidia-smi says nothing: match the driver's libraries"
+        return PartStatus(name, "optional", "driver without NVML", used_for, remedy)
+    remedy = "install the NVIDIA driver (nvidia-smi must list the GPU), or do without"
+    return PartStatus(name, "optional", "none", used_for, remedy)
+
+
+def _etcd() -> PartStatus:
+    used_for = "state that outlives the scheduler, and standbys"
+    sound = ".".join(map(str, OLDEST_SOUND))
+    remedy = f"etcd {sound} or newer on the PATH: https://github.com/etcd-io/etcd/releases"
+    program = find_etcd()
+    if program is None:
+        return PartStatus("etcd", "optional", "none", used_for, remedy)
+    version = asyncio.run(etcd_version(program))
+    found = ".".join(map(str, version)) or "unknown version"
+    if program.of_wheel:
+        return PartStatus("etcd", "ok", f"{found} of the wheel, for a trial", used_for, remedy)
+    if version < OLDEST_SOUND:
+        return PartStatus("etcd", "old", f"{found} ({program.path})", used_for, remedy)
+    return PartStatus("etcd", "ok", f"{found} ({program.path})", used_for)
+
+
+def _program(name: str, command: tuple[str, ...], used_for: str, remedy: str) -> PartStatus:
+    if shutil.which(name) is None:
+        return PartStatus(name, "optional", "none", used_for, remedy)
+    found = output_of(*command)
+    if not found:
+        return PartStatus(name, "optional", "it does not answer", used_for, remedy)
+    return PartStatus(name, "ok", found.splitlines()[0], used_for)

@@ -1,0 +1,189 @@
+"""`gpufaas gateway`: OpenFaaS's API, with GPUs for functions; builds the gateway's process."""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import uvloop
+
+from common.addresses import UnixAddress, parse_address
+from gateway_ext.api import (
+    CallTracer,
+    Gateway,
+    GatewayError,
+    GatewaySettings,
+    Posting,
+    TracerSettings,
+    make_provider,
+)
+from gpufaas.daemons.garbage_collection import freeze_started_objects
+from gpufaas.daemons.shim_environment import ShimEnvironment
+from gpufaas.daemons.trace_settings import span_exporter
+from gpufaas.errors import CommandError
+from gpufaas.local.log_format import configure_logs
+from gpufaas.local.stack_folder import state_folder
+from gpufaas.options.cluster_secret import add_secret_option, cluster_secret
+from gpufaas.options.configuration import TraceSettings, read_settings
+from gpufaas.options.subparsers import Commands, add_log_format_option
+from gpufaas.remote.manager_admin import default_address
+from gpufaas.remote.scheduler_api import SchedulerApi, scheduler_urls
+from scheduler.client.operator_client import OperatorClient
+from scheduler.client.scheduler_client import SchedulerClient
+from scheduler.service.http.access import ApiRole, token
+
+log = logging.getLogger(__name__)
+
+_STATE = "gateway"
+# How long a call waits for a leading scheduler.
+_PATIENCE_S = 30.0
+# Pinning waits less, because it is retried; the page reports a missing scheduler at once.
+_PINNING_PATIENCE_S = 5.0
+_PAGE_PATIENCE_S = 1.5
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command's options."""
+    parser = commands.add_parser("gateway", help="deploy and invoke functions, as OpenFaaS does")
+    add = parser.add_argument
+    add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
+    add("--listen", metavar="HOST:PORT", help="where to answer HTTP (127.0.0.1:8080)")
+    add("--role", help="gateway, or provider behind the gateway of OpenFaaS (gateway)")
+    add("--provider", help="who runs functions: process, docker or upstream (process)")
+    add("--upstream-url", metavar="URL", help="of the provider that runs functions")
+    add("--builds", metavar="DIR", help="where shrinkwrapped builds are (build)")
+    add("--state-dir", metavar="DIR", help="where functions, builds and jobs are kept")
+    add("--secrets-dir", metavar="DIR", help="of basic-auth-user and basic-auth-password")
+    add("--scheduler", metavar="URL[,URL]", help="who gives GPUs (GPUFAAS_SCHEDULER)")
+    add("--node", metavar="ADDRESS", help="of the GPU manager that functions talk to")
+    add("--log-level", choices=["debug", "info", "warning", "error"], help="(info)")
+    add_log_format_option(parser)
+    add_secret_option(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    environment: Mapping[str, str] = options.environment
+    flags = {
+        "gateway.listen": options.listen,
+        "gateway.role": options.role,
+        "gateway.provider": options.provider,
+        "gateway.upstream_url": options.upstream_url,
+        "gateway.builds_dir": options.builds,
+        "gateway.state_dir": options.state_dir,
+        "gateway.secrets_dir": options.secrets_dir or environment.get("secret_mount_path"),
+        "gateway.log_level": options.log_level,
+        "log_format": options.log_format,
+    }
+    settings = read_settings(options.config, environment, flags)
+    secret = cluster_secret(
+        options.secret_file or settings.scheduler.secret_file or None, environment
+    )
+    form = "json" if settings.gateway.log_json else settings.log_format
+    configure_logs(settings.gateway.log_level, form)
+    urls = scheduler_urls(options.scheduler, environment)
+    node = options.node or default_address(environment)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            chosen = _with_folders(settings.gateway, node, environment)
+            serving = _Serving(chosen, settings.tracing, secret, urls, node)
+            runner.run(_serve(serving, environment))
+        except GatewayError as error:
+            raise CommandError(str(error)) from error
+        except OSError as error:
+            raise CommandError(f"{settings.gateway.listen}: {error.strerror or error}") from error
+    return 0
+
+
+def _with_folders(
+    settings: GatewaySettings, node: str, environment: Mapping[str, str]
+) -> GatewaySettings:
+    """The settings with a state folder, and with the GPU manager's socket visible to functions."""
+    if not settings.state_dir:
+        settings = replace(settings, state_dir=str(state_folder(environment) / _STATE))
+    address = parse_address(node)
+    if not isinstance(address, UnixAddress) or address.abstract:
+        return settings
+    return replace(settings, visible=(*settings.visible, str(address.path.parent)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """What one gateway is built of."""
+
+    settings: GatewaySettings
+    tracing: TraceSettings
+    secret: bytes
+    urls: tuple[str, ...]
+    node: str
+
+
+async def _serve(serving: _Serving, environment: Mapping[str, str]) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    settings, secret, urls = serving.settings, serving.secret, serving.urls
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    Path(settings.state_dir).mkdir(parents=True, exist_ok=True)
+    shim = ShimEnvironment(serving.node, secret, SchedulerApi(urls, token(secret, ApiRole.CALLER)))
+    provider = make_provider(settings, shim, environment)
+    admin_token = token(secret, ApiRole.ADMIN)
+    async with (
+        _refreshed(shim),
+        _leases(urls, token(secret, ApiRole.CALLER)) as leases,
+        SchedulerClient(urls, admin_token, patience_s=_PINNING_PATIENCE_S) as pinning,
+        OperatorClient(urls, admin_token, patience_s=_PAGE_PATIENCE_S) as console,
+        _tracer(serving.tracing, environment) as tracer,
+        Gateway(
+            *(settings, provider, leases),
+            pinning=pinning,
+            capacity=shim,
+            tracer=tracer,
+            console=console,
+        ) as gateway,
+    ):
+        freeze_started_objects()
+        log.info("documentation at %s", gateway.url)
+        await stop.wait()
+        log.info("stopping: calls in flight have %g s", settings.drain_s)
+
+
+@asynccontextmanager
+async def _tracer(
+    tracing: TraceSettings, environment: Mapping[str, str]
+) -> AsyncIterator[CallTracer]:
+    """A tracer, which exports spans if a collector is configured."""
+    async with span_exporter(tracing, environment) as exporter:
+        yield CallTracer(TracerSettings(keep=tracing.keep, ratio=tracing.ratio), exporter)
+
+
+@asynccontextmanager
+async def _leases(urls: Sequence[str], bearer: str) -> AsyncIterator[SchedulerClient]:
+    """The client for leases; over our own HTTP client, which has no TLS, if no URL needs TLS."""
+    plain = all(url.startswith("http://") for url in urls)
+    posting = Posting() if plain else None
+    try:
+        async with SchedulerClient(urls, bearer, patience_s=_PATIENCE_S, post=posting) as leases:
+            yield leases
+    finally:
+        if posting is not None:
+            posting.close()
+
+
+@asynccontextmanager
+async def _refreshed(shim: ShimEnvironment) -> AsyncIterator[None]:
+    """Refresh the GPUs that functions see, as long as the context lasts."""
+    await shim.refresh()
+    refreshing = asyncio.create_task(shim.refresh_forever())
+    try:
+        yield
+    finally:
+        refreshing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await refreshing

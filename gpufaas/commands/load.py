@@ -1,0 +1,242 @@
+"""`gpufaas load`: calls functions at a rate, and reports latencies and failures."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import math
+import signal
+import sys
+import time
+from pathlib import Path
+
+import uvloop
+
+from gpu_manager.errors import GpuManagerError
+from gpufaas.errors import CommandError
+from gpufaas.load import arrivals, result_text
+from gpufaas.load.arrivals import Arrival, Choices
+from gpufaas.load.http_callers import LoadTarget, target_at
+from gpufaas.load.load_run import LoadOutcome, TrafficPlan, run
+from gpufaas.load.statistics import CacheCounts
+from gpufaas.options.subparsers import Commands
+from gpufaas.output import optional_pictures
+from gpufaas.remote.gateway_api import add_gateway_url_option, gateway_url
+from gpufaas.remote.scheduler_api import SchedulerApi, add_scheduler_options, scheduler_api
+from scheduler.sim import azure_trace
+from scheduler.sim.workload import Arrivals, Pattern
+
+_CONNECT_S = 5.0
+_LOOK_S = 2.0
+_EXIT_NONE_SUCCEEDED = 1
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command's options."""
+    parser = commands.add_parser("load", help="call functions at a rate, and measure")
+    add = parser.add_argument
+    add("--functions", required=True, metavar="A,B,C", help="by popularity, the first one most")
+    add("--rate", type=float, metavar="R", help="calls a second, answered or not (open loop)")
+    add("--clients", type=int, metavar="N", help="who call again once answered (closed loop)")
+    add("--seconds", type=float, default=10.0, metavar="S", help="for so long (10)")
+    add("--popularity", default="uniform", metavar="P", help="uniform, thesis or zipf:EXPONENT")
+    kinds = [kind.value for kind in Arrivals]
+    add("--arrivals", choices=kinds, default=Arrivals.POISSON.value, help="at a rate (poisson)")
+    add("--bunch-s", type=float, default=0.0, help="bunched: all in a minute's first S seconds")
+    add("--trace", metavar="FILE", help="calls as in an Azure trace; `azure`: the carried one")
+    add("--trace-start", type=int, default=0, metavar="MINUTE", help="first minute of it (0)")
+    add("--speed", type=float, default=1.0, metavar="X", help="times as fast as the trace (1)")
+    add("--body", metavar="FILE|JSON", help="what to send (functions/NAME/example.json)")
+    add("--timeout", type=float, default=60.0, metavar="S", help="of a call (60)")
+    add("--seed", type=int, default=1, metavar="N", help="of arrivals and choices (1)")
+    add_gateway_url_option(parser)
+    add("--out", default="out", metavar="DIR", help="where load.png goes (out)")
+    add_scheduler_options(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    plan = _plan(options)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        outcome, cache = runner.run(_load(plan, options))
+    picture = _draw(outcome, options.out)
+    if options.json:
+        print(json.dumps(result_text.as_json(outcome, cache, picture), indent=1))
+    else:
+        print(result_text.result_text(outcome, cache))
+        if picture is not None:
+            print(f"\npicture: {picture}")
+    return 0 if outcome.tally.figures().succeeded else _EXIT_NONE_SUCCEEDED
+
+
+# -- the plan -------------------------------------------------------------------------------------
+
+
+def _plan(options: argparse.Namespace) -> TrafficPlan:
+    names = tuple(name.strip() for name in options.functions.split(",") if name.strip())
+    _check(options, names)
+    target = target_at(gateway_url(options.gateway, options.environment))
+    closed = options.clients is not None
+    popularity = arrivals.shares(options.popularity, len(names))
+    return TrafficPlan(
+        target=target,
+        functions=names,
+        requests=[_request(target, name, options.body) for name in names],
+        seconds=options.seconds,
+        timeout_s=options.timeout,
+        arrivals=[] if closed else _arrivals(options, popularity),
+        clients=options.clients or 0,
+        choices=Choices(popularity, options.seed),
+    )
+
+
+def _check(options: argparse.Namespace, names: tuple[str, ...]) -> None:
+    if not names:
+        raise CommandError("--functions names no function")
+    if options.clients is not None and (options.trace or options.rate is not None):
+        raise CommandError("--clients is a load of its own: without --rate and --trace")
+    if options.clients is None and options.rate is None and not options.trace:
+        raise CommandError("say how much: --rate R, --clients N or --trace FILE")
+    if options.trace and options.popularity != "uniform":
+        raise CommandError("a trace has its own popularity: without --popularity")
+    for name in ("rate", "clients", "seconds", "speed", "timeout"):
+        value = getattr(options, name)
+        if value is not None and not 0 < value < math.inf:
+            raise CommandError(f"--{name} must be more than 0, not {value:g}")
+
+
+def _arrivals(options: argparse.Namespace, popularity: list[float]) -> list[Arrival]:
+    pattern = Pattern(Arrivals(options.arrivals), options.bunch_s)
+    if not options.trace:
+        return arrivals.at_rate(popularity, options.rate, options.seconds, pattern, options.seed)
+    azure_trace.read(options.trace)  # an invalid file is reported before other errors
+    found = arrivals.traced(
+        options.trace, len(popularity), options.trace_start, options.seconds, options.speed
+    )
+    return found.arrivals(options.rate, pattern, options.seed)
+
+
+def _request(target: LoadTarget, function: str, option: str | None) -> bytes:
+    body = _body(function, option)
+    try:
+        json.loads(body)
+    except ValueError:
+        return target.request(function, body, "application/octet-stream")
+    return target.request(function, body, "application/json")
+
+
+def _body(function: str, option: str | None) -> bytes:
+    """The option's file or JSON; else the example in the function's folder, or nothing."""
+    path = Path("functions", function.partition(".")[0], "example.json")
+    if option is None and not path.is_file():
+        return b""
+    try:
+        if option is None:
+            return path.read_bytes()
+        if _is_json(option):
+            return option.encode()
+        return Path(option).read_bytes()
+    except OSError as error:
+        raise CommandError(f"--body {option or path}: {error.strerror}, nor is it JSON") from error
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+# -- the run --------------------------------------------------------------------------------------
+
+
+async def _load(
+    plan: TrafficPlan, options: argparse.Namespace
+) -> tuple[LoadOutcome, CacheCounts | None]:
+    await _check_gateway(plan.target)
+    scheduler = _scheduler(options)
+    before = await _cache_counts(scheduler)
+    if before is None:
+        print("no hit ratio: no scheduler answers (--scheduler URL)", file=sys.stderr)
+    line = result_text.ProgressLine(wanted=not options.json)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    watching = loop.create_task(_watch_cache(scheduler, before, line))
+    try:
+        outcome = await run(
+            plan, stop, lambda now, in_flight: line.update(now, in_flight, time.monotonic())
+        )
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        line.close()
+    after = None if before is None else await _cache_counts(scheduler)
+    return outcome, None if before is None or after is None else after.since(before)
+
+
+async def _check_gateway(target: LoadTarget) -> None:
+    """CommandError if no server accepts a connection."""
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            _, writer = await asyncio.open_connection(
+                target.url.host, target.url.port, ssl=target.tls
+            )
+    except TimeoutError as error:
+        raise CommandError(f"no gateway answers at {target.url} within {_CONNECT_S:g} s") from error
+    except OSError as error:
+        why = error.strerror or error
+        raise CommandError(
+            f"no gateway answers at {target.url}: {why}; `gpufaas up` starts one, "
+            "--gateway URL names another"
+        ) from error
+    writer.close()
+    with contextlib.suppress(OSError):  # the connection was accepted, which is all we need to know
+        await writer.wait_closed()
+
+
+def _scheduler(options: argparse.Namespace) -> SchedulerApi | None:
+    try:
+        return scheduler_api(options)
+    except (CommandError, GpuManagerError) as error:
+        if options.scheduler:
+            raise
+        print(f"no hit ratio: {error}", file=sys.stderr)
+        return None
+
+
+async def _cache_counts(scheduler: SchedulerApi | None) -> CacheCounts | None:
+    if scheduler is None:
+        return None
+    try:
+        cluster = await asyncio.to_thread(scheduler.get, "/cluster")
+    except CommandError:
+        return None
+    return CacheCounts(cluster["hits"], cluster["misses"], cluster["evictions"])
+
+
+async def _watch_cache(
+    scheduler: SchedulerApi | None, before: CacheCounts | None, line: result_text.ProgressLine
+) -> None:
+    while line.shown and before is not None:
+        await asyncio.sleep(_LOOK_S)
+        now = await _cache_counts(scheduler)
+        line.cache = line.cache if now is None else now.since(before)
+
+
+# -- the picture ----------------------------------------------------------------------------------
+
+
+def _draw(outcome: LoadOutcome, out: str) -> str | None:
+    """Draw the picture; None, with a message, if that fails: the figures are still printed."""
+    if not len(outcome.tally):
+        return None
+    try:
+        path = optional_pictures.make_folder(out) / "load.png"
+        optional_pictures.load_pictures(optional_pictures.LATENCY).draw(outcome, path)
+    except (CommandError, OSError) as error:
+        print(f"no picture: {error}", file=sys.stderr)
+        return None
+    return str(path)

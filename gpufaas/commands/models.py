@@ -1,0 +1,130 @@
+"""`gpufaas models`, `evict`, `pin`, `unpin`, `prefetch`: models in a manager or a cluster."""
+
+import argparse
+import json
+import time
+from typing import Any
+
+from common.sizes import format_size
+from gpufaas.errors import CommandError
+from gpufaas.options.subparsers import Commands
+from gpufaas.output.columns import columns
+from gpufaas.remote.manager_admin import default_address, request_admin
+from gpufaas.remote.scheduler_api import add_scheduler_options, in_path, scheduler_api
+
+_HEAD = ("MODEL", "FUNCTIONS", "WHERE", "BYTES", "SINCE", "USES", "LAST USED", "PINNED")
+_CLUSTER_HEAD = ("MODEL", "NEEDS", "HELD BY", "LEASES", "WAITING", "LOAD", "RUN", "A MINUTE")
+_ORDERS = {
+    "evict": "take a model out of GPU memory",
+    "pin": "keep a model in GPU memory; with --gpu, load it there if need be",
+    "unpin": "let a pinned model be evicted again",
+    "prefetch": "load a model ahead of its requests (--scheduler)",
+}
+_MINUTE_S, _HOUR_S = 60, 3600
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the commands' options."""
+    parser = commands.add_parser("models", help="the models that a GPU manager or cluster holds")
+    _add_common_options(parser)
+    parser.set_defaults(run=_models)
+    for name, help_text in _ORDERS.items():
+        parser = commands.add_parser(name, help=help_text)
+        parser.add_argument("model", help="its id or digest, or their beginning, or a function")
+        parser.add_argument("--gpu", help="on this GPU alone")
+        _add_common_options(parser)
+        parser.set_defaults(run=_order)
+
+
+def _add_common_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--address", help="of the GPU manager (unix:/run/gpufaas/node.sock)")
+    add("--credential", default="", help="the administrator's, where it is another user's")
+    add_scheduler_options(parser)
+
+
+def _names_scheduler(options: argparse.Namespace) -> bool:
+    """Whether a cluster is meant, and not this machine's GPU manager."""
+    named: str | None = options.scheduler or options.environment.get("GPUFAAS_SCHEDULER")
+    return options.address is None and bool(named)
+
+
+def _models(options: argparse.Namespace) -> int:
+    if _names_scheduler(options):
+        found = scheduler_api(options).get("/models")
+        print(json.dumps(found, indent=1) if options.json else cluster_table(found))
+        return 0
+    rows = _request_manager(options, do="models")["models"]
+    print(json.dumps(rows, indent=1) if options.json else table(rows))
+    return 0
+
+
+def _order(options: argparse.Namespace) -> int:
+    if _names_scheduler(options):
+        path = f"/models/{in_path(options.model)}/{options.command}"
+        done = scheduler_api(options).post(path, gpu=options.gpu)
+        print(json.dumps(done) if options.json else f"{done['done']}: {done['model']}")
+        return 0
+    if options.command == "prefetch":
+        raise CommandError("a scheduler prefetches: name one with --scheduler URL")
+    answer = _request_manager(options, do=options.command, model=options.model, gpu=options.gpu)
+    print(json.dumps(answer) if options.json else f"{options.command}: {answer['model']}")
+    return 0
+
+
+def _request_manager(options: argparse.Namespace, **fields: str | None) -> dict[str, Any]:
+    address = options.address or default_address(options.environment)
+    return request_admin(address, options.credential, **fields)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """A GPU manager's models, one line for each model and GPU."""
+    return columns([_HEAD, *(_line(row) for row in rows)])
+
+
+def cluster_table(models: list[dict[str, Any]]) -> str:
+    """A cluster's models, one line each, with the GPUs that hold them (`*`: pinned)."""
+    return columns([_CLUSTER_HEAD, *(_cluster_line(model) for model in models)])
+
+
+def _cluster_line(model: dict[str, Any]) -> tuple[str, ...]:
+    holders = model["holders"]
+    held = ", ".join(f"{found['gpu']}{'*' if found['pinned'] else ''}" for found in holders)
+    return (
+        model["model"],
+        format_size(model["memory_bytes"]),
+        held or "-",
+        str(sum(found["leases"] for found in holders)),
+        str(model["waiting"] + sum(found["waiting"] for found in holders)),
+        _times(model["load_s"]),
+        _times(model["run_s"]),
+        f"{60 * model['rate']:.1f}",
+    )
+
+
+def _times(by: dict[str, float]) -> str:
+    """Measured seconds by tier or GPU type, as in `0.21 host, 1.4 disk`."""
+    return ", ".join(f"{seconds:.3g} {key}" for key, seconds in by.items()) or "-"
+
+
+def _line(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["model"],
+        row["label"],
+        row["gpu"] or row["tier"],
+        format_size(row["bytes"] or row["weights_bytes"]),
+        _ago(row["since"]),
+        str(row["uses"]),
+        _ago(row["used"]) if row["uses"] else "-",
+        "yes" if row["pinned"] else "",
+    )
+
+
+def _ago(moment_s: float | None) -> str:
+    """The time since that moment."""
+    if moment_s is None:
+        return "-"
+    seconds = max(0.0, time.time() - moment_s)
+    if seconds < _MINUTE_S:
+        return f"{seconds:.0f} s"
+    return f"{seconds / _MINUTE_S:.0f} min" if seconds < _HOUR_S else f"{seconds / _HOUR_S:.1f} h"

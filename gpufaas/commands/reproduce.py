@@ -1,0 +1,128 @@
+"""`gpufaas reproduce`: repeats the thesis's evaluation, and rewrites docs/evaluation.md."""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpufaas.errors import CommandError
+from gpufaas.options.subparsers import Commands
+from gpufaas.output.generated_blocks import page_of_blocks, with_blocks
+from gpufaas.output.optional_pictures import CHAPTER, load_pictures, make_folder
+from gpufaas.output.progress_bar import ProgressBar
+from scheduler.sim.latency_bound import average_latency_bound
+from scheduler.sim.papers.thesis import beyond, calibrate, experiments, printed_figures
+from scheduler.sim.papers.thesis.beyond import LoadFamily
+from scheduler.sim.papers.thesis.calibrate import Point
+from scheduler.sim.papers.thesis.experiments import Setting
+from scheduler.sim.papers.thesis.generated_parts import Evaluation, generated_parts
+from scheduler.sim.papers.thesis.printed_figures import Paper
+
+_TITLE = "Evaluation: the thesis's experiments, simulated"
+_BEST = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ReproductionPlan:
+    """The amount of simulation: seeds, settings around the chosen one, loads beyond the thesis."""
+
+    seeds: int
+    by_arrivals: Sequence[Setting]
+    by_memory: Sequence[Setting]
+    around_seeds: int
+    families: Sequence[LoadFamily]
+
+
+def default_plan(seeds: int) -> ReproductionPlan:
+    """The command's plan."""
+    by_arrivals, by_memory = calibrate.around(calibrate.CHOSEN)
+    families = beyond.families()
+    return ReproductionPlan(seeds, by_arrivals, by_memory, calibrate.AROUND_SEEDS, families)
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command's options."""
+    parser = commands.add_parser(
+        "reproduce", help="repeat the thesis's evaluation and write it down with pictures"
+    )
+    add = parser.add_argument
+    add("--seeds", type=int, default=5, metavar="K", help="seeds to average over (5)")
+    add("--out", default="docs", metavar="DIR", help="folder of evaluation.md (docs)")
+    add(
+        "--calibrate",
+        action="store_true",
+        help="only search for the setting nearest to the thesis's figures, and print the best",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.seeds < 1:
+        raise CommandError(f"seeds must be at least 1, not {options.seeds}")
+    started_s = time.monotonic()
+    if options.calibrate:
+        nearest = search(printed_figures.load(), calibrate.coarse(), calibrate.SEEDS)
+        print(f"Nearest: {nearest}; in use: {calibrate.CHOSEN}.")
+    else:
+        print(write(make_folder(options.out), default_plan(options.seeds)))
+    print(f"It took {time.monotonic() - started_s:.0f} s.", file=sys.stderr)
+    return 0
+
+
+def write(out: Path, plan: ReproductionPlan) -> Path:
+    """Simulate the plan, and write the page's generated parts and pictures into the folder."""
+    chapter_pictures = load_pictures(CHAPTER)
+    paper = printed_figures.load()
+    with ProgressBar("runs of chapter 5", shown=True) as bar:
+        (measured,) = experiments.measure([calibrate.CHOSEN], paper, plan.seeds, bar.update)
+    by_arrivals, by_memory = _around(paper, plan)
+    with ProgressBar("runs beyond the thesis", shown=True) as bar:
+        found = beyond.run(plan.families, average_latency_bound, bar.update)
+    chapter_pictures.draw_chapter(out / "pictures", measured, paper)
+    evaluation = Evaluation(
+        paper,
+        measured,
+        plan.seeds,
+        by_arrivals,
+        by_memory,
+        plan.around_seeds,
+        beyond.section(found),
+    )
+    parts = generated_parts(evaluation)
+    path = out / "evaluation.md"
+    page = path.read_text(encoding="utf-8") if path.exists() else page_of_blocks(_TITLE, parts)
+    path.write_text(with_blocks(page, parts), encoding="utf-8")
+    return path
+
+
+def search(paper: Paper, first: Sequence[Setting], seeds: tuple[int, int, int]) -> Setting:
+    """The nearest setting after three narrowing rounds, whose best settings are printed."""
+    coarse = _search("coarse grid", first, paper, seeds[0])
+    fine = _search("fine grid", calibrate.fine(coarse), paper, seeds[1])
+    last = _search("last round", calibrate.last(fine), paper, seeds[2])
+    return calibrate.best(last, 1)[0].setting
+
+
+def _around(paper: Paper, plan: ReproductionPlan) -> tuple[list[Point], list[Point]]:
+    both = list(dict.fromkeys((*plan.by_arrivals, *plan.by_memory)))
+    with ProgressBar("runs around the chosen setting", shown=True) as bar:
+        points = calibrate.points(both, paper, plan.around_seeds, bar.update)
+    found = {point.setting: point for point in points}
+    return [found[each] for each in plan.by_arrivals], [found[each] for each in plan.by_memory]
+
+
+def _search(name: str, settings: Sequence[Setting], paper: Paper, seeds: int) -> list[Point]:
+    with ProgressBar(f"runs of the {name}", shown=True) as bar:
+        found = calibrate.points(settings, paper, seeds, bar.update)
+    print(f"The best {_BEST} of {len(settings)} settings, {name}, {seeds} seeds:")
+    print(f"{'distance':>9}{'claims':>9}{'table 2':>9}{'table 3':>9}  setting")
+    for point in calibrate.best(found, _BEST):
+        apart = point.distance
+        print(
+            f"{apart.total:>9.3f}{apart.claims:>9.3f}{apart.table2:>9.3f}{apart.table3:>9.3f}"
+            f"  {point.setting}"
+        )
+    print()
+    return found

@@ -1,0 +1,23 @@
+"""`gpufaas token`: the bearer token for a scheduler's API."""
+
+import argparse
+
+from gpufaas.options.cluster_secret import add_secret_option, cluster_secret
+from gpufaas.options.subparsers import Commands
+from scheduler.service.http.access import ApiRole, token
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command's options."""
+    parser = commands.add_parser("token", help="print the token that a scheduler's API wants")
+    parser.add_argument(
+        "--caller", action="store_true", help="one that may acquire and look, and change nothing"
+    )
+    add_secret_option(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    secret = cluster_secret(options.secret_file, options.environment)
+    print(token(secret, ApiRole.CALLER if options.caller else ApiRole.ADMIN))
+    return 0

@@ -1,0 +1,159 @@
+"""`gpufaas trace`: the spans of one call, from the gateway to the GPU and back."""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from gpufaas.errors import CommandError
+from gpufaas.options.subparsers import Commands
+from gpufaas.remote.gateway_api import GatewayApi, add_gateway_options, gateway_api
+from gpufaas.remote.scheduler_api import SchedulerApi, add_scheduler_options, in_path, scheduler_api
+
+Shown = Mapping[str, Any]
+
+_TIME = "{:ms}"  # seconds that are shown as milliseconds
+_MS = 1e6  # nanoseconds
+_PATH = "/system/traces"
+_REQUEST = "gpufaas.request"
+# The attributes of a span that are shown, and their texts.
+_WORDS: Sequence[tuple[str, str]] = (
+    ("http.response.status_code", "status {}"),
+    ("gpufaas.running", "still running"),
+    ("gpufaas.first_byte_s", "first byte after {:ms}"),
+    ("gpufaas.outcome", "{}"),
+    ("gpufaas.rule", "{}"),
+    ("gpufaas.lease", "lease {}"),
+    ("gpufaas.gpu", "{}"),
+    ("gpufaas.node", "on {}"),
+    ("gpufaas.hit", "hit: {}"),
+    ("gpufaas.model", "model {}"),
+    ("gpufaas.batch", "batch {}"),
+    ("gpufaas.local", "by the function's own processor: {}"),
+    ("gpufaas.from", "from {}"),
+    ("gpufaas.ahead", "{} ahead"),
+    ("gpufaas.runs", "{} runs"),
+    ("gpufaas.run_s", "run {:ms}"),
+    ("gpufaas.queue_s", "queue {:ms}"),
+    ("gpufaas.load_s", "load {:ms}"),
+    ("gpufaas.expected_load_s", "expected load {:ms}"),
+    ("gpufaas.expected_run_s", "expected run {:ms}"),
+    ("gpufaas.queued_s", "waited {:ms} for a thread"),
+    ("gpufaas.calls_left_out", "{} graph calls are not listed"),
+    ("gpufaas.calls_left_out_s", "which took {:ms}"),
+)
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command's options."""
+    parser = commands.add_parser("trace", help="where a call went, and what took how long")
+    parser.add_argument("call", nargs="?", help="its X-Call-Id; without one, the latest calls")
+    add_gateway_options(parser)
+    add_scheduler_options(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    gateway = gateway_api(options)
+    if options.call is None:
+        found = gateway.get(_PATH)
+        print(json.dumps(found) if options.json else "\n".join(_latest(found)))
+        return 0
+    story = request_trace(gateway, scheduler_api(options), options.call)
+    print(json.dumps(story, indent=1) if options.json else "\n".join(trace_text(story)))
+    return 0
+
+
+def request_trace(gateway: GatewayApi, scheduler: SchedulerApi, call_id: str) -> dict[str, Any]:
+    """A call's spans; `missing` lists its requests whose spans are unknown."""
+    spans: list[dict[str, Any]] = gateway.get(f"{_PATH}/{quote(call_id, safe='')}")["spans"]
+    missing = []
+    for span in list(spans):
+        request = span["attributes"].get(_REQUEST)
+        if request is None:
+            continue
+        try:
+            found = scheduler.get(f"/traces/{in_path(request)}")["spans"]
+        except CommandError as error:
+            missing.append(f"of request {request} the scheduler says: {error}")
+        else:
+            spans += _attached_below(span, found)
+    return {"call_id": call_id, "spans": spans, "missing": missing}
+
+
+def trace_text(story: Shown) -> Iterator[str]:
+    """The spans as a tree, one line each: begin, duration, name and attributes."""
+    spans: Sequence[Shown] = sorted(story["spans"], key=lambda span: span["begin_ns"])
+    known = {span["span_id"] for span in spans}
+    roots = [span for span in spans if span["parent_id"] not in known]
+    begun_ns = spans[0]["begin_ns"]
+    traces = ", ".join(dict.fromkeys(span["trace_id"] for span in spans))
+    yield f"call {story['call_id']}, trace {traces}"
+    yield f"{'began':>12} {'took':>12}"
+    shown: set[int] = set()
+    # Spans that form a circle are below no root; they follow the tree.
+    for root in [*roots, *spans]:
+        for depth, span in _tree(root, spans, 0, shown):
+            yield _line(span, depth, begun_ns)
+    for missing in story["missing"]:
+        yield f"(missing: {missing})"
+
+
+def _attached_below(span: Shown, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The request's spans, attached below the gateway's span even if they have another trace."""
+    known = {each["span_id"] for each in found}
+    for each in found:
+        each["trace_id"] = span["trace_id"]
+        if each["parent_id"] not in known:
+            each["parent_id"] = span["span_id"]
+    return found
+
+
+def _tree(
+    span: Shown, spans: Sequence[Shown], depth: int, shown: set[int]
+) -> Iterator[tuple[int, Shown]]:
+    """A span and its descendants, each once: spans from functions may form a circle."""
+    if id(span) in shown:
+        return
+    shown.add(id(span))
+    yield depth, span
+    for each in spans:
+        if each["parent_id"] == span["span_id"]:
+            yield from _tree(each, spans, depth + 1, shown)
+
+
+def _line(span: Shown, depth: int, begun_ns: int) -> str:
+    began = _ms((span["begin_ns"] - begun_ns) / _MS)
+    took = _ms((span["end_ns"] - span["begin_ns"]) / _MS)
+    service = span["service"].removeprefix("gpufaas-")
+    details = ", ".join([*_facts(span["attributes"]), *_error(span)])
+    return f"{began:>12} {took:>12}  {'  ' * depth}{span['name']} [{service}] {details}".rstrip()
+
+
+def _facts(attributes: Shown) -> Iterator[str]:
+    for name, words in _WORDS:
+        value = attributes.get(name)
+        if isinstance(value, bool):
+            value = "yes" if value else "no"
+        if value is None or value == "":
+            continue
+        if _TIME in words:
+            yield words.replace(_TIME, _ms(float(value) * 1e3))
+        else:
+            yield words.format(value)
+
+
+def _error(span: Shown) -> list[str]:
+    return [f"FAILED: {span['error']}"] if span.get("error") else []
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:.3f} ms"
+
+
+def _latest(found: Shown) -> Iterator[str]:
+    for call in found["calls"]:
+        status = "running" if call["running"] else call["status"]
+        took = _ms(call["took_s"] * 1e3)
+        yield f"{call['call_id']}  {call['function']}  {status}  {took}"

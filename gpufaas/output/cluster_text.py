@@ -1,0 +1,89 @@
+"""A scheduler's cluster as text: figures, GPUs, models, queues."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from common.sizes import format_size
+
+_MOST_MODELS = 4
+_BAR = 20
+
+
+def cluster_text(cluster: dict[str, Any]) -> str:
+    """The cluster on one screen."""
+    return "\n".join([*_head(cluster), "", *_gpus(cluster)])
+
+
+def _head(cluster: dict[str, Any]) -> Iterator[str]:
+    parameters = " ".join(f"{name}={value:g}" for name, value in cluster["parameters"].items())
+    yield (
+        f"{cluster['name']} leads, term {cluster['term']}, state in {cluster['store']}; "
+        f"policy {cluster['policy']} {parameters}".rstrip()
+    )
+    ratio = cluster["hit_ratio"]
+    yield (
+        f"waiting {cluster['waiting']} (+{cluster['waiting_locally']} for one GPU)   "
+        f"hits {cluster['hits']}  misses {cluster['misses']}"
+        + ("" if ratio is None else f"  hit ratio {ratio:.3f}")
+        + f"   evictions {cluster['evictions']}  prefetches {cluster['prefetches']}"
+    )
+    ended = ", ".join(f"{outcome} {count}" for outcome, count in cluster["ended"].items())
+    yield f"ended: {ended or 'nothing yet'}"
+    for name, words in (("waits", "to a lease"), ("totals", "to the end")):
+        times = cluster[name]
+        if times is not None:
+            yield (
+                f"{words}: median {_ms(times['median_s'])}, 99th percentile "
+                f"{_ms(times['p99_s'])}, average {_ms(times['average_s'])}"
+            )
+    accuracy = cluster["accuracy"]
+    if accuracy is not None:
+        yield (
+            f"load and run: estimated {_ms(accuracy['estimated_s'])}, measured "
+            f"{_ms(accuracy['measured_s'])}, off by {_ms(accuracy['error_s'])} "
+            f"(average of {accuracy['leases']} leases)"
+        )
+
+
+def _gpus(cluster: dict[str, Any]) -> Iterator[str]:
+    gpus = cluster["gpus"]
+    if not gpus:
+        yield "no GPU is attached: gpufaas gpu-manager --scheduler URL"
+        return
+    width = max(len(gpu["id"]) for gpu in gpus)
+    yield f"{'GPU':<{width}}  {'MEMORY':<{_BAR + 20}}  {'STATE':<9} QUEUE  MODELS BY SIZE"
+    for gpu in gpus:
+        used, memory = gpu["used_bytes"], gpu["memory_bytes"]
+        filled = round(_BAR * used / memory) if memory else 0
+        bar = "#" * min(filled, _BAR) + "." * (_BAR - min(filled, _BAR))
+        sizes = f"{format_size(used)} of {format_size(memory)}"
+        queued = sum(len(slot["queue"]) for slot in gpu["slots"])
+        yield (
+            f"{gpu['id']:<{width}}  {bar} {sizes:<19}  {_state(gpu):<9} {queued:>5}  "
+            f"{_models(gpu['residents'])}"
+        ).rstrip()
+
+
+def _state(gpu: dict[str, Any]) -> str:
+    leases = [lease for slot in gpu["slots"] for lease in slot["leases"]]
+    if gpu["draining"]:
+        return "draining"
+    if gpu["silent"]:
+        return "silent"
+    if any(lease["loading"] for lease in leases):
+        return "loading"
+    return f"busy {len(leases)}" if leases else "idle"
+
+
+def _models(residents: list[dict[str, Any]]) -> str:
+    largest = sorted(residents, key=lambda found: -found["memory_bytes"])
+    shown = [
+        f"{found['model']} {format_size(found['memory_bytes'])}{'*' if found['pinned'] else ''}"
+        for found in largest[:_MOST_MODELS]
+    ]
+    left_out = len(largest) - len(shown)
+    return ", ".join(shown) + (f" and {left_out} more" if left_out else "")
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -1,0 +1,93 @@
+"""A request's decisions as text: the candidates that a policy compared, and the outcome."""
+
+from typing import Any
+
+from scheduler.model.values import Explanation, SlotCandidate
+
+_MOST_CANDIDATES = 16
+
+
+def decision_text(why: Explanation) -> str:
+    """A policy's decision with its candidates, chosen one marked."""
+    lines = [
+        f"{why.request} -> {why.chosen}  ({why.policy}, at {why.decided_s:.2f} s)",
+        f"  rule: {why.rule}",
+        f"  waited {why.waited_s:.2f} s, passed over {why.visits} times; "
+        f"{why.ahead} of {why.queue_length} waiting were ahead of it",
+    ]
+    if why.victims:
+        lines.append(f"  evicted for it: {', '.join(why.victims)}")
+    lines.append(
+        f"  {'candidate':<12}{'state':<7}{'model':<9}{'given':>6}"
+        f"{'wait s':>9}{'load s':>9}{'run s':>8}{'done in s':>11}"
+    )
+    lines += [_row(candidate, why) for candidate in why.candidates[:_MOST_CANDIDATES]]
+    left_out = len(why.candidates) - _MOST_CANDIDATES
+    if left_out > 0:
+        lines.append(f"  and {left_out} later ones")
+    return "\n".join(lines)
+
+
+def _row(candidate: SlotCandidate, why: Explanation) -> str:
+    return (
+        f"  {candidate.slot:<12}"
+        f"{'idle' if candidate.idle else 'busy':<7}"
+        f"{'cached' if candidate.cached else '-':<9}"
+        f"{candidate.frequency:>6}{candidate.wait_s:>9.2f}{candidate.load_s:>9.2f}"
+        f"{candidate.run_s:>8.2f}{candidate.finish_s:>11.2f}"
+        f"{'  <- chosen' if candidate.slot == why.chosen else ''}"
+    )
+
+
+def request_text(request: dict[str, Any]) -> str:
+    """A request with all its decisions and their outcomes."""
+    lines = [
+        f"{request['request']}  function {request['function']}, "
+        f"models {', '.join(request['models'])}, {request['arrived_ago_s']:.1f} s ago",
+        _ended(request),
+    ]
+    for decision in request["decisions"]:
+        lines += ["", *_decision(decision)]
+    return "\n".join(lines)
+
+
+def _ended(request: dict[str, Any]) -> str:
+    waited_s, total_s = request["waited_s"], request["total_s"]
+    waited = "no lease so far" if waited_s is None else f"first lease after {waited_s:.3f} s"
+    if request["outcome"] is None:
+        return f"  not ended yet; {waited}"
+    reason = f" ({request['reason']})" if request["reason"] else ""
+    return f"  {request['outcome']}{reason} after {total_s:.3f} s; {waited}"
+
+
+def _decision(decision: dict[str, Any]) -> list[str]:
+    where = f"{decision['what']}, {decision['slot']}, after {decision['after_s']:.3f} s"
+    lines = [f"{where}: {decision['rule']}"]
+    if decision["why"] is not None:
+        lines.append(decision_text(_explanation(decision["why"])))
+    came = decision["came"]
+    if came is not None:
+        lines += _came(decision, came)
+    return lines
+
+
+def _came(decision: dict[str, Any], came: dict[str, Any]) -> list[str]:
+    """Estimates beside measurements."""
+    estimate = decision["estimate"]
+    sources = ", ".join(f"{model} from {tier}" for model, tier in came["loaded_from"].items())
+    held_s = came["held_s"]
+    lines = [
+        f"  load {came['load_s']:.3f} s, expected {estimate['load_s']:.3f}"
+        f"{f' ({sources})' if sources else ''}",
+        f"  runs {came['run_s']:.3f} s in {came['runs']}, expected {estimate['run_s']:.3f}",
+        f"  lease {came['lease']}: "
+        + ("in force" if held_s is None else f"slot freed after {held_s:.3f} s"),
+    ]
+    lines += [f"  load of {model} failed: {why}" for model, why in came["failed_loads"].items()]
+    return lines
+
+
+def _explanation(why: dict[str, Any]) -> Explanation:
+    candidates = tuple(SlotCandidate(**candidate) for candidate in why["candidates"])
+    rest = {name: value for name, value in why.items() if name not in {"candidates", "victims"}}
+    return Explanation(**rest, candidates=candidates, victims=tuple(why["victims"]))

@@ -1,0 +1,47 @@
+"""Administrative requests to a running GPU manager on its own protocol."""
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common.addresses import parse_address
+from gpufaas.errors import CommandError
+from torch_shim.errors import ShimError
+from torch_shim.wire.dialing import connect
+from torch_shim.wire.frame_socket import Frame, FrameSocket
+from torch_shim.wire.protocol import VERSION, FrameKind
+
+
+def default_address(environment: Mapping[str, str]) -> str:
+    """The address at which this user's GPU manager listens by default."""
+    runtime = environment.get("XDG_RUNTIME_DIR")
+    folder = Path("/run/gpufaas") if os.geteuid() == 0 or not runtime else Path(runtime) / "gpufaas"
+    return f"unix:{folder / 'node.sock'}"
+
+
+def request_admin(address: str, credential: str, **fields: str | None) -> dict[str, Any]:
+    """The answer to one administrative request; CommandError says why there is none."""
+    hello = {"version": VERSION, "credential": credential, "session": secrets.token_hex(16)}
+    try:
+        wire = FrameSocket(connect(str(parse_address(address))))
+        try:
+            wire.send(FrameKind.HELLO, [1, hello | {"pid": os.getpid(), "role": "admin"}])
+            _answer(wire.receive())
+            wire.send(FrameKind.ADMIN, [2, fields])
+            return _answer(wire.receive())
+        finally:
+            wire.close()
+    except (OSError, ShimError) as error:
+        raise CommandError(f"no GPU manager answers at {address}: {error}") from error
+
+
+def _answer(frame: Frame) -> dict[str, Any]:
+    if frame.kind is FrameKind.REFUSED:
+        _, failure, message, _ = frame.meta
+        raise CommandError(f"{failure}: {message}")
+    if frame.kind is not FrameKind.ANSWER:
+        raise CommandError(f"the GPU manager sent {frame.kind.name} instead of an answer")
+    fields: dict[str, Any] = frame.meta[1]
+    return fields

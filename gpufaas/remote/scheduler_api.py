@@ -1,0 +1,126 @@
+"""Requests to a scheduler's API; a follower's redirection to the leader is followed."""
+
+import argparse
+import http.client
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from gpufaas.errors import CommandError
+from gpufaas.local.stack_folder import stack_folder
+from gpufaas.options.cluster_secret import add_secret_option, cluster_secret
+from gpufaas.options.http_url import HttpUrl, http_url
+from gpufaas.remote.http_request import NoAnswer, open_response
+from scheduler.service.http.access import ApiRole, token
+
+DEFAULT_URL = "http://127.0.0.1:7700"
+_MISDIRECTED = 421
+_MOST_REDIRECTIONS = 4
+# The request id of a gateway's call is the call's id, this character and a number.
+_AFTER_CALL_ID = "~"
+
+
+class SchedulerApi:
+    """The schedulers of one cluster; requests go to the leader, whichever URL leads to it."""
+
+    def __init__(self, urls: Sequence[str], bearer: str) -> None:
+        self._urls = [http_url(url, "scheduler") for url in urls]
+        self._bearer = bearer
+
+    def get(self, path: str, **query: object) -> Any:
+        """The answer to a GET; CommandError says why there is none."""
+        return self._request("GET", _with_query(path, query), None)
+
+    def post(self, path: str, **query: object) -> Any:
+        """The answer to a POST; CommandError says why there is none."""
+        return self._request("POST", _with_query(path, query), None)
+
+    def put(self, path: str, body: Mapping[str, object]) -> Any:
+        """The answer to a PUT of a JSON object; CommandError says why there is none."""
+        return self._request("PUT", path, json.dumps(body).encode())
+
+    def _request(self, method: str, path: str, body: bytes | None) -> Any:
+        failure: CommandError = NoAnswer("no scheduler named")
+        for url in self._urls:
+            try:
+                return self._request_leader(url, method, path, body)
+            except NoAnswer as error:
+                failure = error
+        raise failure
+
+    def _request_leader(self, url: HttpUrl, method: str, path: str, body: bytes | None) -> Any:
+        for _ in range(_MOST_REDIRECTIONS):
+            status, answer = self._request_once(url, method, path, body)
+            if status == _MISDIRECTED and "leader" in answer:
+                url = http_url(answer["leader"], "leader")
+                continue
+            if status >= http.client.BAD_REQUEST:
+                message = answer.get("message", "") if isinstance(answer, dict) else ""
+                kind = NoAnswer if status == http.client.SERVICE_UNAVAILABLE else CommandError
+                raise kind(message or f"{url} answers {status}")
+            return answer
+        raise NoAnswer(f"{url}: every scheduler names another one as the leader")
+
+    def _request_once(
+        self, url: HttpUrl, method: str, path: str, body: bytes | None
+    ) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {self._bearer}", "Content-Type": "application/json"}
+        with open_response(url, "scheduler", method, path, body=body, headers=headers) as response:
+            content = response.read()
+        try:
+            return response.status, json.loads(content) if content else {}
+        except ValueError as error:
+            raise NoAnswer(f"no scheduler answers at {url}: {error}") from error
+
+
+def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
+    """Options for the scheduler's URLs and for the cluster's secret."""
+    add = parser.add_argument
+    add(
+        "--scheduler",
+        metavar="URL[,URL]",
+        help=f"any scheduler of the cluster (GPUFAAS_SCHEDULER, else {DEFAULT_URL})",
+    )
+    add_secret_option(parser)
+    add("--json", action="store_true", help="print JSON")
+
+
+def scheduler_api(options: argparse.Namespace) -> SchedulerApi:
+    """The scheduler that the options and the environment name."""
+    environment: Mapping[str, str] = options.environment
+    urls = scheduler_urls(options.scheduler, environment)
+    bearer = environment.get("GPUFAAS_TOKEN")
+    if not bearer:
+        bearer = token(cluster_secret(options.secret_file, environment), ApiRole.ADMIN)
+    return SchedulerApi(urls, bearer)
+
+
+def scheduler_urls(option: str | None, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The URLs of the option or the variable; else those of this user's stack, or the default."""
+    found = option or environment.get("GPUFAAS_SCHEDULER")
+    if not found:
+        running = stack_folder(None, environment).running()
+        found = DEFAULT_URL if running is None else running.scheduler
+    urls = tuple(url.strip() for url in found.split(",") if url.strip())
+    for url in urls:
+        http_url(url, "scheduler")
+    return urls
+
+
+def in_path(name: str) -> str:
+    """A name, encoded as a part of a URL's path."""
+    return quote(name, safe="/")
+
+
+def request_story(scheduler: SchedulerApi, request: str) -> dict[str, Any]:
+    """A request's decisions, by the request's id or by the id of the gateway's call."""
+    ids: list[str] = scheduler.get("/explain")
+    of_call = (known for known in ids if known.partition(_AFTER_CALL_ID)[0] == request)
+    found: dict[str, Any] = scheduler.get(f"/explain/{in_path(next(of_call, request))}")
+    return found
+
+
+def _with_query(path: str, query: Mapping[str, object]) -> str:
+    text = urlencode({name: value for name, value in query.items() if value is not None})
+    return f"{path}?{text}" if text else path

@@ -1,0 +1,134 @@
+"""The programs of a stack: their command lines, and the checks that they are up."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from gpufaas.etcd.own_password import USER
+from gpufaas.local.stack_folder import StackFolder
+from gpufaas.options.configuration import AllSettings
+from gpufaas.options.http_url import http_url
+from gpufaas.remote.http_request import NoAnswer, open_response
+from gpufaas.stack.supervisor import Part
+
+_OK = 200
+_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class StackPlan:
+    """A stack's addresses, files and settings, before any part runs."""
+
+    settings: AllSettings
+    folder: StackFolder
+    environment: Mapping[str, str]
+    config: str | None
+    node_name: str
+    node_metrics: str
+    scheduler_url: str
+    gateway_url: str
+    etcd_urls: tuple[str, ...]
+    etcd_password: Path | None  # the file of the password, if the etcd is our own
+
+    @property
+    def node_address(self) -> str:
+        """The GPU manager's address for functions."""
+        return self.folder.node_address
+
+    @property
+    def gateway_credentials(self) -> Path:
+        """The folder of the gateway's user and password, in files named as OpenFaaS's."""
+        named = self.settings.gateway.secrets_dir or self.environment.get("secret_mount_path")
+        return Path(named) if named else self.folder.credentials
+
+    def scheduler(self) -> Part:
+        """The scheduler."""
+        options = [
+            *("--listen", urlsplit(self.scheduler_url).netloc),
+            *("--policy", self.settings.policy),
+            *(("--etcd", ",".join(self.etcd_urls)) if self.etcd_urls else ()),
+        ]
+        if self.etcd_password is not None:
+            options += ["--etcd-user", USER, "--etcd-password-file", str(self.etcd_password)]
+
+        async def ready() -> bool:
+            return bool((await _health(self.scheduler_url)).get("leading"))
+
+        return self._part("scheduler", options, ready)
+
+    def node(self) -> Part:
+        """The GPU manager."""
+        node = self.settings.node
+        options = [
+            *("--scheduler", self.scheduler_url, "--node", self.node_name),
+            *("--listen", self.node_address, "--devices", node.devices),
+            *("--gpu-overlap", str(node.gpu_overlap), "--host-eviction", node.host_eviction),
+            *("--emulate-load", node.emulate_load, "--emulate-run", node.emulate_run),
+            *(("--gpu-memory", node.gpu_memory) if node.gpu_memory else ()),
+            *(("--store-memory", node.store_memory) if node.store_memory else ()),
+            *(("--metrics", self.node_metrics) if self.node_metrics else ()),
+            *("--log-format", self.settings.log_format),
+        ]
+
+        async def ready() -> bool:
+            return int((await _health(self.scheduler_url)).get("gpus", 0)) > 0
+
+        return self._part("gpu-manager", options, ready, configured=False)
+
+    def gateway(self) -> Part:
+        """The gateway."""
+        options = [
+            *("--listen", self.settings.gateway.listen, "--scheduler", self.scheduler_url),
+            *("--node", self.node_address, "--state-dir", str(self.folder.gateway)),
+            *("--secrets-dir", str(self.gateway_credentials)),
+        ]
+
+        async def ready() -> bool:
+            return (await _get(self.gateway_url, "/readyz"))[0] == _OK
+
+        stop_s = self.settings.gateway.drain_s + 10.0
+        return self._part("gateway", options, ready, stop_s=stop_s)
+
+    def _part(
+        self,
+        name: str,
+        options: list[str],
+        ready: Callable[[], Awaitable[bool]],
+        *,
+        configured: bool = True,
+        stop_s: float = 10.0,
+    ) -> Part:
+        config = ["--config", self.config] if configured and self.config else []
+        secret = ["--secret-file", str(self.folder.secret_file)]
+        command = (sys.executable, "-P", "-m", "gpufaas.cli", name, *config, *options, *secret)
+        environment = {**self.environment, "PYTHONUNBUFFERED": "1"}
+        return Part(name, command, self.folder.log(name), ready, environment, stop_s)
+
+
+async def _health(url: str) -> Mapping[str, Any]:
+    """The answer to `/readyz` of a scheduler; empty if there is none."""
+    _, body = await _get(url, "/readyz")
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+async def _get(url: str, path: str) -> tuple[int, bytes]:
+    """Status and body; (0, empty) if there is no answer."""
+
+    def request() -> tuple[int, bytes]:
+        server = http_url(url, "part")
+        try:
+            with open_response(server, "part", "GET", path, timeout_s=_TIMEOUT_S) as response:
+                return response.status, response.read()
+        except NoAnswer:
+            return 0, b""
+
+    return await asyncio.to_thread(request)

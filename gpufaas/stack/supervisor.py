@@ -1,0 +1,154 @@
+"""Child processes that are started in order, kept running, and stopped in reverse."""
+
+import asyncio
+import os
+import signal
+import time
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from logging import Logger
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gpufaas.errors import StackFailed
+from gpufaas.local.child_programs import dies_with_us
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
+_STABLE_S = 30.0  # a process that ran this long is restarted after a short pause again
+_POLL_S = 0.05
+_LOG_BYTES = 16 << 20
+_LAST_LINES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One program of the stack; it is up once `ready` is true, and has `stop_s` to end."""
+
+    name: str
+    command: tuple[str, ...]
+    log: Path
+    ready: Callable[[], Awaitable[bool]]
+    environment: Mapping[str, str]
+    stop_s: float = 10.0
+    start_s: float = 60.0
+
+
+class Supervisor:
+    """Runs parts within its context; a part that ends is restarted after growing pauses."""
+
+    def __init__(self, log: Logger) -> None:
+        self._log = log
+        self._running: list[tuple[Part, asyncio.Task[None]]] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        while self._running:
+            part, keeping = self._running.pop()
+            keeping.cancel()
+            results = await asyncio.gather(keeping, return_exceptions=True)
+            if isinstance(results[0], Exception):
+                self._log.error("%s: %s", part.name, results[0])
+
+    async def start(self, part: Part) -> None:
+        """Start a part and wait until it is up; StackFailed says why it is not."""
+        process = await _spawn(part)
+        try:
+            await _wait_until_up(part, process)
+        except BaseException:
+            await _stop(part, process)
+            raise
+        keeping = asyncio.get_running_loop().create_task(self._keep(part, process))
+        self._running.append((part, keeping))
+
+    async def _keep(self, part: Part, process: Process) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            began_s = time.monotonic()
+            try:
+                status = await process.wait()
+            except asyncio.CancelledError:
+                await _stop(part, process)
+                raise
+            if time.monotonic() - began_s > _STABLE_S:
+                pause_s = _FIRST_PAUSE_S
+            self._log.warning(
+                "%s %s; it is started again in %g s; its log is %s",
+                part.name,
+                _exit_text(status),
+                pause_s,
+                part.log,
+            )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            process = await self._restart(part)
+
+    async def _restart(self, part: Part) -> Process:
+        """A new process; tried until the system has resources for it."""
+        while True:
+            try:
+                return await _spawn(part)
+            except OSError as error:
+                self._log.error("%s is not started: %s", part.name, error)
+                await asyncio.sleep(_LONGEST_PAUSE_S)
+
+
+async def _spawn(part: Part) -> Process:
+    """A process in its own session: a terminal's signals go to the supervisor alone."""
+    part.log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if part.log.exists() and part.log.stat().st_size > _LOG_BYTES:
+        part.log.replace(part.log.with_suffix(".log.1"))
+    with part.log.open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            *dies_with_us(part.command),
+            stdin=DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=dict(part.environment),
+            start_new_session=True,
+        )
+
+
+async def _wait_until_up(part: Part, process: Process) -> None:
+    try:
+        async with asyncio.timeout(part.start_s):
+            while not await part.ready():
+                if process.returncode is not None:
+                    raise StackFailed(part.name, _exit_text(process.returncode), _log_end(part))
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError as error:
+        late = f"is not ready after {part.start_s:g} s"
+        raise StackFailed(part.name, late, _log_end(part)) from error
+
+
+async def _stop(part: Part, process: Process) -> None:
+    """Terminate the part, then kill its whole process group."""
+    if process.returncode is None:
+        process.terminate()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(part.stop_s):
+                await process.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
+
+
+def _exit_text(status: int) -> str:
+    if status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
+
+
+def _log_end(part: Part) -> str:
+    with suppress(OSError):
+        return "\n".join(part.log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
+    return ""

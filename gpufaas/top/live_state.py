@@ -1,0 +1,50 @@
+"""The state of the page, kept up to date by its events (docs/page.md); pure."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+State = Mapping[str, Any]
+
+_ID_FIELDS = {"gpus": "id", "functions": "id", "decisions": "request"}
+_NUMBERS = re.compile(r"(\d+)")
+
+
+def changed(state: State, content: Mapping[str, Any]) -> State:
+    """The state after an event `change` or `ping`."""
+    new = dict(state)
+    for section, value in content.items():
+        if section == "history":
+            new["history"] = _longer(state["history"], value["added"])
+        elif section in _ID_FIELDS:
+            new[section] = _with_items(section, state[section], value)
+        else:
+            new[section] = value
+    return new
+
+
+def _longer(history: Mapping[str, Any], added: Mapping[str, list[Any]]) -> Mapping[str, Any]:
+    points = history["points"]
+    series = {
+        kind: (values + added.get(kind, []))[-points:] for kind, values in history["series"].items()
+    }
+    return {**history, "series": series}
+
+
+def _with_items(
+    section: str, before: list[Mapping[str, Any]], content: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
+    name = _ID_FIELDS[section]
+    items = {item[name]: item for item in before}
+    for gone in content["removed"]:
+        items.pop(gone, None)
+    items.update((item[name], item) for item in content["replaced"])
+    if section == "decisions":
+        return sorted(items.values(), key=lambda item: -item["number"])
+    return sorted(items.values(), key=lambda item: natural(item[name]))
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """A key that sorts node-9 before node-10."""
+    parts = (part for part in _NUMBERS.split(name) if part)
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]

@@ -1,1 +1,0 @@
-"""The outside systems that the scheduler uses, one file each."""

@@ -1,0 +1,372 @@
+"""The client for other processes: finds the leader, and asks again after the leader has changed."""
+
+import asyncio
+import json
+import logging
+import socket
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import Context
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import aiohttp
+
+from cache_manager.model.ids import GpuId, ModelId, NodeId
+from common.tcp import notice_silence
+from common.telemetry.traces import TraceContext, headers_of
+from scheduler.client.waits import Waits
+from scheduler.model.errors import (
+    CallerNotAllowed,
+    EventRefused,
+    GivenBack,
+    MalformedRequest,
+    ModelsTooLarge,
+    NoGpus,
+    QueueFull,
+    RequestExpired,
+    RequestFailed,
+    RequestWithdrawn,
+    SchedulerError,
+    SchedulerUnreachable,
+)
+from scheduler.model.values import Estimate, LeaseId, Placement, Request, RequestId, SlotId
+
+# A scheduler that took longer to answer than connecting may take had the request: it led.
+_HELD_S = 2.5
+# An answered release may wait so long for its node's stream, and its leader may die meanwhile.
+_REPEATED_S = 12.0
+_MOST_REPEATED = 4_000
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
+# A host that is cut off, or has died, ends no connection: its silence for so long does.
+_SILENCE_S = 4
+_OK, _DONE, _UNAUTHORIZED = 200, 204, 401
+_NOT_LEADING = "not-leading"
+LISTED = "listed"  # what an answer is called that is no object
+
+# Posts JSON with these headers to a URL, and returns the status and the body of the answer; what
+# goes wrong on the way is an OSError or a ValueError.
+Post = Callable[[str, Mapping[str, str], Mapping[str, object]], Awaitable[tuple[int, bytes]]]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedLease:
+    """A lease: where it is, and what to show there.
+
+    `addresses` are those of the node's GPU manager; `token` is for the header `X-Gpu-Lease`.
+    """
+
+    placement: Placement
+    term: int
+    addresses: tuple[str, ...]
+    token: str
+
+
+class SchedulerClient:
+    """Talks to any of several schedulers of a cluster, one of which leads; use as a context.
+
+    A request whose leader goes away is asked for again at the next one, with its id and its time
+    of arrival, until it is answered or nobody has answered for `patience_s`. The next leader is
+    told again of the last releases too: they may have died with the one that took them. A leader
+    that neither answers nor goes away is left as soon as another one leads. All times of requests
+    are those of `time.monotonic` in this process. `post` is another way to send than aiohttp.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        token: str,
+        *,
+        patience_s: float = 30.0,
+        connections: int = 0,
+        post: Post | None = None,
+    ) -> None:
+        self._urls = [url.rstrip("/") for url in urls]
+        self._at = self._urls[0]
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._patience_s = patience_s
+        self._connections = connections
+        self._post: Post = self._post_by_aiohttp if post is None else post
+        self._session: aiohttp.ClientSession | None = None
+        self._waits = Waits(self._urls, self._readiness, self._go_to)
+        self._term = 0
+        self._released: deque[tuple[float, Mapping[str, object]]] = deque(maxlen=_MOST_REPEATED)
+        self._to_repeat: deque[Mapping[str, object]] = deque()
+        self._repeated_some = False
+        self._repeating: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(limit=self._connections, socket_factory=_socket)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._repeating is not None:
+            self._repeating.cancel()
+            await asyncio.wait({self._repeating})
+        await self._waits.close()
+        if self._session is not None:
+            await self._session.close()
+
+    async def acquire(self, request: Request, trace: TraceContext | None = None) -> GrantedLease:
+        """Wait for a lease, for this trace; cancelling the task cancels the request.
+
+        Raises RequestEnded where the request ends instead, NoGpus where there is no GPU, Refused
+        where it makes no sense, Unreachable where no scheduler answers.
+        """
+        arrived_s = time.monotonic() if request.arrived_s is None else request.arrived_s
+
+        def fields() -> Mapping[str, object]:
+            return _fields(request, arrived_s, time.monotonic())
+
+        return _granted(await self._insist("/acquire", fields, request.id, trace))
+
+    async def wanted(self, request: RequestId) -> GrantedLease:
+        """Wait for another lease after one that was released with `may_return`."""
+        return _granted(await self._insist("/wanted", lambda: {"request": request}, request))
+
+    async def release(self, lease: LeaseId, *, may_return: bool = False) -> None:
+        """The holder needs the GPU no more, or (with `may_return`) perhaps later again."""
+        fields = {"lease": lease, "may_return": may_return}
+        await self._insist("/release", lambda: fields, RequestId(""))
+        self._released.append((time.monotonic(), fields))
+
+    async def cancel(self, request: RequestId) -> None:
+        """The request ends, wherever it is."""
+        await self._insist("/cancel", lambda: {"request": request}, request)
+
+    # -- what only administrators may -------------------------------------------------------------
+
+    async def pin(self, model: ModelId) -> None:
+        """Keep the model wherever it is in GPU memory; Refused where it is nowhere."""
+        await self._order(model, "pin")
+
+    async def unpin(self, model: ModelId) -> None:
+        """Let it be evicted again; Refused where it is nowhere."""
+        await self._order(model, "unpin")
+
+    async def pinned(self) -> frozenset[ModelId]:
+        """The models that are pinned on some GPU."""
+        said = await self._insist("/models", lambda: None, RequestId(""))
+        return frozenset(
+            ModelId(model["model"])
+            for model in said[LISTED]
+            if any(holder["pinned"] for holder in model["holders"])
+        )
+
+    async def _order(self, model: ModelId, verb: str) -> None:
+        await self._insist(f"/models/{quote(model)}/{verb}", dict, RequestId(""))
+
+    # -- asking until there is an answer ----------------------------------------------------------
+
+    async def _insist(
+        self,
+        path: str,
+        fields: Callable[[], Mapping[str, object] | None],
+        request: RequestId,
+        trace: TraceContext | None = None,
+    ) -> Mapping[str, Any]:
+        """The leader's answer; an error that concerns the request itself is raised at once."""
+        silent_since_s = time.monotonic()
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            at, asked_s = self._at, time.monotonic()
+            try:
+                status, said = await self._waits.answer(at, self._ask(at, path, fields(), trace))
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                trouble = f"{at}: {error!r}"
+                self._try_next(at)
+            else:
+                if status in {_OK, _DONE}:
+                    self._answered(at, said)
+                    return said
+                if said.get("error") != _NOT_LEADING:
+                    raise error_of(status, said, request)
+                trouble = str(said.get("message"))
+                leader = said.get("leader")
+                if isinstance(leader, str):
+                    pause_s = _FIRST_PAUSE_S if leader != at else pause_s
+                    self._at = leader
+                else:
+                    self._try_next(at)
+            self._repeat_releases()
+            if time.monotonic() - asked_s > _HELD_S:  # a scheduler led until now
+                silent_since_s = time.monotonic()
+            if time.monotonic() - silent_since_s > self._patience_s:
+                raise SchedulerUnreachable(f"no scheduler leads: {trouble}")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _ask(
+        self,
+        at: str,
+        path: str,
+        fields: Mapping[str, object] | None,
+        trace: TraceContext | None = None,
+    ) -> tuple[int, Mapping[str, Any]]:
+        """The status and answer to a POST of these fields, or to a GET where there are none."""
+        if fields is None:
+            status, body = await self._get(at + path)
+        else:
+            # A header, since unknown fields of the body are refused.
+            headers = self._headers if trace is None else self._headers | headers_of(trace)
+            status, body = await self._post(at + path, headers, fields)
+        said = {} if status == _DONE else json.loads(body)
+        if isinstance(said, list):
+            said = {LISTED: said}
+        if not isinstance(said, dict):
+            raise ValueError("it answers no JSON object")
+        return status, said
+
+    async def _post_by_aiohttp(
+        self, url: str, headers: Mapping[str, str], fields: Mapping[str, object]
+    ) -> tuple[int, bytes]:
+        assert self._session is not None, "use it as a context"
+        async with self._session.post(url, headers=headers, json=fields) as answer:
+            return answer.status, await answer.read()
+
+    async def _get(self, url: str) -> tuple[int, bytes]:
+        assert self._session is not None, "use it as a context"
+        async with self._session.get(url, headers=self._headers) as answer:
+            return answer.status, await answer.read()
+
+    async def _readiness(self, at: str) -> Mapping[str, Any]:
+        """The readiness answer of a scheduler; empty where it does not answer."""
+        try:
+            _, said = await self._ask(at, "/readyz", None)
+        except (aiohttp.ClientError, OSError, ValueError):
+            return {}
+        return said
+
+    def _go_to(self, leader: str) -> None:
+        self._at = leader
+
+    # -- releases that may have died with the leader that took them -------------------------------
+
+    def _answered(self, at: str, said: Mapping[str, Any]) -> None:
+        """Note a leader's answer; a leader of a new term receives the last releases again."""
+        term = said.get("term", 0)
+        if term:
+            self._waits.led(at, term)
+        if term < self._term or not term:
+            return
+        self._repeated_some = False
+        if term > self._term > 0:
+            self._repeat_releases()
+            self._repeated_some = False
+        self._term = term
+
+    def _repeat_releases(self) -> None:
+        """Send the last releases to the next leader, once however many calls met trouble."""
+        if self._repeated_some:
+            return
+        self._repeated_some = True
+        since_s = time.monotonic() - _REPEATED_S
+        self._to_repeat.extend(fields for at_s, fields in self._released if at_s >= since_s)
+        if self._to_repeat and (self._repeating is None or self._repeating.done()):
+            # In an empty context: the repetition belongs to no single call.
+            self._repeating = asyncio.create_task(self._repeat(), context=Context())
+
+    async def _repeat(self) -> None:
+        while self._to_repeat:
+            fields = self._to_repeat.popleft()
+            try:
+                await self._insist("/release", partial(dict, fields), RequestId(""))
+            except SchedulerUnreachable as error:
+                log.warning("releases were not repeated: %s", error)
+                self._to_repeat.clear()
+            except SchedulerError as error:
+                log.info("lease %s was not released again: %s", fields["lease"], error)
+
+    def _try_next(self, failed: str) -> None:
+        """Go on to the next configured scheduler, if the failed one is still the one that is asked.
+
+        Several calls may report the same failure: only the first one changes the scheduler.
+        """
+        if self._at == failed:
+            number = self._urls.index(failed) if failed in self._urls else -1
+            self._at = self._urls[(number + 1) % len(self._urls)]
+
+
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """One that fails when the other host is silent; waiting long for an answer is no silence."""
+    family, kind, protocol, *_ = address
+    found = socket.socket(family, kind, protocol)
+    notice_silence(found, _SILENCE_S)
+    return found
+
+
+def _fields(request: Request, arrived_s: float, now_s: float) -> Mapping[str, object]:
+    """The request as it is sent, with times relative to now, at their defaults left out."""
+    sent: dict[str, object] = {
+        "request": request.id,
+        "function": request.function,
+        "models": request.models,
+        "waited_s": max(0.0, now_s - arrived_s),
+    }
+    if request.deadline_s is not None:
+        sent["deadline_in_s"] = max(0.0, request.deadline_s - now_s)
+    optional = {
+        "batch": (request.batch, 1),
+        "priority": (request.priority, 0),
+        "application": (request.application, ""),
+        "stage": (request.stage, ""),
+        "slo_s": (request.slo_s, None),
+        "near": (request.near, None),
+    }
+    sent.update({name: value for name, (value, usual) in optional.items() if value != usual})
+    return sent
+
+
+def _granted(said: Mapping[str, Any]) -> GrantedLease:
+    estimate = said["estimate"]
+    placement = Placement(
+        lease=LeaseId(said["lease"]),
+        gpu=GpuId(said["gpu"]),
+        node=NodeId(said["node"]),
+        slot=SlotId(said["slot"]),
+        models=tuple(ModelId(model) for model in said["models"]),
+        hit=said["hit"],
+        estimate=Estimate(estimate["load_s"], estimate["run_s"]),
+    )
+    return GrantedLease(placement, said["term"], tuple(said["addresses"]), said["token"])
+
+
+_PLAIN: Mapping[str, type[RequestWithdrawn | RequestFailed | GivenBack]] = {
+    "cancelled": RequestWithdrawn,
+    "failed": RequestFailed,
+    "given-back": GivenBack,
+}
+
+
+def error_of(status: int, said: Mapping[str, Any], request: RequestId) -> SchedulerError:
+    """The error that the service raised, as its answer names it."""
+    code, message = said.get("error"), str(said.get("message", f"status {status}"))
+    reason = message.removeprefix(f"request {request}: ")
+    if code == "queue-full":
+        return QueueFull(request, reason, said.get("waiting", 0))
+    if code == "too-large":
+        needed_bytes, largest_bytes = said.get("needed_bytes", 0), said.get("largest_bytes", 0)
+        return ModelsTooLarge(request, reason, needed_bytes, largest_bytes)
+    if code == "expired":
+        return RequestExpired(request, reason, None)
+    if code == "no-gpus":
+        return NoGpus()
+    if code == "not-allowed":
+        return CallerNotAllowed(message, known=status != _UNAUTHORIZED)
+    if code == "bad-request":
+        return MalformedRequest(message)
+    plain = _PLAIN.get(str(code))
+    return EventRefused(None, message) if plain is None else plain(request, reason)

@@ -1,0 +1,1 @@
+"""The state machine that decides everything: one event in, actions out. Pure."""

@@ -1,0 +1,302 @@
+"""The core's state as policies see it; answers their questions from the cluster's orders."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from cache_manager.model.ids import ModelId, Tier
+from cache_manager.residency.cache_index import GpuCache
+from scheduler.core.state.cluster_state import ClusterState
+from scheduler.core.state.pending import Bundle, Pending
+from scheduler.core.state.rankings import SlotRanking
+from scheduler.core.state.request_queue import RequestQueue
+from scheduler.core.state.slots import Slot
+from scheduler.core.state.unmet_demand import UnmetDemand
+from scheduler.core.state.visits import Visits
+from scheduler.model.values import Estimate
+from scheduler.policies.placement_policy import ModelFacts, RequestView, SlotView
+
+
+class ClusterView:
+    """Implements the `View` of policies; the core sets `now` before each run of the policy."""
+
+    def __init__(self, cluster: ClusterState, visits: Visits) -> None:
+        self._cluster = cluster
+        self._visits = visits
+        self.now = 0.0
+
+    # -- slots ----------------------------------------------------------------------------------
+
+    def idle_slots(self) -> Iterator[SlotView]:
+        passed: set[Slot] = set()
+        aside: list[tuple[SlotRanking, Slot]] = []
+        try:
+            while (slot := self._next_idle(passed, aside)) is not None:
+                given = slot.frequency, len(slot.leases)
+                yield slot
+                if given == (slot.frequency, len(slot.leases)):
+                    passed.add(slot)
+        finally:
+            for ranking, slot in aside:
+                ranking.add(slot)
+
+    def _next_idle(self, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]) -> Slot | None:
+        """The least used slot with room that its local queue or the global one has work for."""
+        cluster = self._cluster
+        best = _first_with_local_work(cluster.ready, passed, aside) if cluster.ready else None
+        waiting = cluster.waiting
+        if waiting.count:
+            for size_class, ranking in enumerate(cluster.idle):
+                slot = _first(ranking, passed, aside)
+                if slot is None or (best is not None and _used(best) < _used(slot)):
+                    continue
+                if waiting.first(size_class) is not None:
+                    best = slot
+        return best
+
+    def least_used(self, request: RequestView) -> SlotView | None:
+        bundle, could_fit = _pending(request).bundle, self._cluster.index.could_fit
+
+        def could_hold(slot: Slot) -> bool:
+            cache = slot.gpu.cache
+            return not cache.pinned_bytes or could_fit(cache, bundle.needs)
+
+        best: Slot | None = None
+        for ranking in self._cluster.active[bundle.size_class :]:
+            slot = ranking.first_active(could_hold)
+            if slot is not None and (best is None or _used(slot) < _used(best)):
+                best = slot
+        return best
+
+    def idle_holder(self, request: RequestView) -> SlotView | None:
+        return self._cluster.idle_holder(_pending(request).bundle)
+
+    def busy_holder(self, request: RequestView) -> SlotView | None:
+        return self._cluster.busy_holder(_pending(request).bundle)
+
+    def is_hit(self, request: RequestView, slot: SlotView) -> bool:
+        return _own(slot).holds(request.models)
+
+    def wait_s(self, slot: SlotView) -> float:
+        return _own(slot).wait_s(self.now)
+
+    def load_s(self, request: RequestView, slot: SlotView) -> float:
+        return self._estimate(request, slot).load_s
+
+    def run_s(self, request: RequestView, slot: SlotView) -> float:
+        return self._estimate(request, slot).run_s
+
+    # -- the global queue -----------------------------------------------------------------------
+
+    def head(self, slot: SlotView | None = None) -> RequestView | None:
+        cluster = self._cluster
+        if slot is None:
+            return self._first_for_any()
+        gpu = _own(slot).gpu
+        first = cluster.waiting.first(gpu.size_class)
+        if first is None or self._has_room(gpu.cache, first.bundle):
+            return first
+        lanes = cluster.waiting.first_lanes(gpu.size_class)
+        return next((each for each in lanes if self._has_room(gpu.cache, each.bundle)), None)
+
+    def first_hit(self, slot: SlotView) -> RequestView | None:
+        return self._first_resident(self._cluster.waiting, _own(slot))
+
+    def waiting_like(self, request: RequestView, most: int) -> Sequence[RequestView]:
+        lane = self._cluster.waiting.lanes.get(_pending(request).bundle)
+        return list(islice(lane, most)) if lane is not None else []
+
+    def last_like(self, request: RequestView) -> RequestView:
+        last = self._cluster.waiting.lanes[_pending(request).bundle].last
+        assert last is not None
+        return last
+
+    def waiting(self, request: RequestView) -> int:
+        lane = self._cluster.waiting.lanes.get(_pending(request).bundle)
+        return lane.waiting if lane is not None else 0
+
+    def visits_reached(self, request: RequestView, limit: int) -> bool:
+        return self._visits.reached(_pending(request).seq, limit)
+
+    # -- unmet demand ------------------------------------------------------------------------
+
+    def hits(self) -> Iterator[tuple[RequestView, SlotView]]:
+        demand = self._demand()
+        while (slot := self._slot_with_hit(demand)) is not None:
+            hit = self._first_resident(self._cluster.waiting, slot)
+            assert hit is not None
+            yield hit, slot
+
+    def unheld(self, most: int) -> Sequence[RequestView]:
+        return self._demand().unheld(most)
+
+    def most_in_excess(self, most: int) -> Sequence[RequestView]:
+        return self._demand().most_in_excess(most)
+
+    def copies(self, request: RequestView) -> int:
+        return self._cluster.copies(_pending(request).bundle)
+
+    def few_idle(self, request: RequestView, most: int) -> Sequence[SlotView]:
+        bundle = _pending(request).bundle
+
+        def has_room(slot: Slot) -> bool:
+            return self._has_room(slot.gpu.cache, bundle)
+
+        slots = [
+            slot
+            for ranking in self._cluster.idle[bundle.size_class :]
+            for slot in ranking.few_idle(most, has_room)
+        ]
+        slots.sort(key=_used)
+        return slots[:most]
+
+    def any_idle(self) -> bool:
+        return self._cluster.idle_slots > 0
+
+    def slot_count(self) -> int:
+        return self._cluster.active_slots
+
+    def idle_share(self) -> float:
+        others = self._cluster.active_slots - 1
+        return (self._cluster.idle_slots - 1) / others if others > 0 else 0.0
+
+    def victims(self, request: RequestView, slot: SlotView) -> Sequence[ModelId]:
+        needs = _pending(request).bundle.needs
+        plan = self._cluster.index.plan(_own(slot).gpu.cache, needs, self.now)
+        assert plan is not None, f"{request.models} have no room on {slot.id}"
+        return plan.victims
+
+    def nearest_load_s(self, request: RequestView) -> float:
+        return self._cluster.profiles.all_loads_s(request.models, Tier.HOST)
+
+    def facts(self, model: ModelId) -> ModelFacts:
+        cluster = self._cluster
+        return ModelFacts(
+            cluster.profiles.load_s(model, Tier.DISK),
+            cluster.profiles.usual_run_s(model),
+            cluster.index.rate(model, self.now),
+            cluster.index.copies(model),
+        )
+
+    def rival_work_s(self, slot: SlotView, request: RequestView) -> float:
+        cluster, own = self._cluster, _own(slot)
+        total_s = 0.0
+        for model in own.residents:
+            if model in request.models:
+                continue
+            for bundle in cluster.bundles_of(model):
+                lane = cluster.waiting.lanes.get(bundle)
+                if lane is None or bundle.models[0] != model or not own.holds(bundle.models):
+                    continue
+                run_s = cluster.profiles.usual_runs_s(bundle.models)
+                total_s += lane.waiting * run_s / cluster.copies(bundle)
+        return total_s
+
+    def overtaken(self, head: RequestView) -> int:
+        cluster = self._cluster
+        return cluster.accepted - cluster.waiting.count - _pending(head).number
+
+    # -- local queues ---------------------------------------------------------------------------
+
+    def local_head(self, slot: SlotView) -> RequestView | None:
+        own = _own(slot)
+        first = own.local.first() if own.local.count else None
+        if first is None or own.holds(first.models):
+            return first
+        needs = first.bundle.needs
+        fits = self._cluster.index.fits(own.gpu.cache, needs, spare_waiting=False)
+        return first if fits else None
+
+    def local_hit(self, slot: SlotView) -> RequestView | None:
+        own = _own(slot)
+        return self._first_resident(own.local, own) if own.local.count else None
+
+    # -- parts ----------------------------------------------------------------------------------
+
+    def _estimate(self, request: RequestView, slot: SlotView) -> Estimate:
+        pending = _pending(request)
+        return self._cluster.estimate(pending.bundle, pending.request.batch, _own(slot))
+
+    def _has_room(self, cache: GpuCache, bundle: Bundle) -> bool:
+        """Whether the models fit a GPU of their size class, after evictions."""
+        return not cache.kept_bytes or self._cluster.index.fits(cache, bundle.needs)
+
+    def _demand(self) -> UnmetDemand:
+        demand = self._cluster.demand
+        if not demand.running:
+            demand.start(slot for slot in self._cluster.slots.values() if slot.idle)
+        return demand
+
+    def _slot_with_hit(self, demand: UnmetDemand) -> Slot | None:
+        """The least used idle slot that holds what a request waits for; forgets what has none."""
+        best: Slot | None = None
+        for slot in list(demand.fresh_slots):
+            if not slot.idle or self._first_resident(self._cluster.waiting, slot) is None:
+                del demand.fresh_slots[slot]
+            elif best is None or _used(slot) < _used(best):
+                best = slot
+        for bundle in list(demand.fresh_bundles):
+            waits = bundle in self._cluster.waiting.lanes
+            holder = self._cluster.idle_holder(bundle) if waits else None
+            if holder is None:
+                del demand.fresh_bundles[bundle]
+            elif best is None or _used(holder) < _used(best):
+                best = holder
+        return best
+
+    def _first_for_any(self) -> Pending | None:
+        cluster = self._cluster
+        largest = len(cluster.sizes) - 1
+        if not cluster.index.pinned_bytes:
+            return cluster.waiting.first(largest)
+        lanes = cluster.waiting.first_lanes(largest)
+        return next((request for request in lanes if self.least_used(request)), None)
+
+    def _first_resident(self, queue: RequestQueue, slot: Slot) -> Pending | None:
+        lanes = queue.lanes
+        best: Pending | None = None
+        for model in slot.residents:
+            for bundle in self._cluster.bundles_of(model):
+                lane = lanes.get(bundle)
+                if lane is None or lane.first is None:
+                    continue
+                first = lane.first
+                if (best is None or first.rank < best.rank) and slot.holds(bundle.models):
+                    best = first
+        return best
+
+
+def _first(
+    ranking: SlotRanking, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]
+) -> Slot | None:
+    slot = ranking.first_idle()
+    if not passed:
+        return slot
+    while slot is not None and slot in passed:
+        ranking.pop()
+        aside.append((ranking, slot))
+        slot = ranking.first_idle()
+    return slot
+
+
+def _first_with_local_work(
+    ready: SlotRanking, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]
+) -> Slot | None:
+    slot = _first(ready, passed, aside)
+    while slot is not None and not slot.local.count:
+        ready.pop()
+        slot = _first(ready, passed, aside)
+    return slot
+
+
+def _used(slot: Slot) -> tuple[int, str]:
+    return slot.frequency, slot.id
+
+
+def _own(slot: SlotView) -> Slot:
+    assert isinstance(slot, Slot)
+    return slot
+
+
+def _pending(request: RequestView) -> Pending:
+    assert isinstance(request, Pending)
+    return request

@@ -1,0 +1,149 @@
+"""The state machine that decides everything: `handle(event, now) -> actions`, and nothing else.
+
+No clock, no network, no log, no chance: the same events give the same actions. The live service
+and the simulator drive this same object.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cache_manager import eviction
+from cache_manager.eviction.eviction_rule import EvictionRule
+from scheduler import policies
+from scheduler.core.admin import AdminHandler
+from scheduler.core.cluster_view import ClusterView
+from scheduler.core.fleet import Fleet
+from scheduler.core.lifecycle import Lifecycle
+from scheduler.core.model_reports import ModelReports
+from scheduler.core.placer import Placer
+from scheduler.core.state.cluster_state import ClusterState
+from scheduler.core.state.pending import Pending
+from scheduler.core.state.visits import Visits
+from scheduler.estimates.profiles import Profiles
+from scheduler.model import events
+from scheduler.model.actions import Action, Refuse
+from scheduler.model.errors import BadEvent, SchedulerError
+from scheduler.model.events import Event, MemoryPressure, PolicySet, SlotFreed, TimerFired
+from scheduler.model.values import CoreSettings, RequestId
+from scheduler.policies.placement_policy import Policy
+
+# What one kind of event does; whether the policy has reason to run after it.
+_Handler = tuple[Callable[[Any, float, list[Action]], None], bool]
+
+
+class Core:
+    """Requests, GPUs and models in; placements out."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        rule: EvictionRule,
+        settings: CoreSettings | None = None,
+        *,
+        policy_name: str = "",
+    ) -> None:
+        settings = settings or CoreSettings()
+        self.cluster = ClusterState(Profiles(settings), rule)
+        self.cluster.largest_bytes = settings.largest_gpu_bytes
+        self.visits = Visits()
+        self.placer = Placer(self.cluster, self.visits, settings.explain, settings.first_lease)
+        self.placer.policy_name = policy_name
+        self.lifecycle = Lifecycle(self.cluster, self.placer, settings.max_waiting)
+        self._admin = AdminHandler(self.cluster, self.placer)
+        self.fleet = Fleet(self.cluster, self.placer, self.lifecycle, self._admin)
+        self._policy = policy
+        self._view = ClusterView(self.cluster, self.visits)
+        self._handlers = self._table()
+
+    @property
+    def requests(self) -> Mapping[RequestId, Pending]:
+        """Every request that was accepted and has not ended."""
+        return self.lifecycle.requests
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take one event in; the actions are to be carried out in their order."""
+        out: list[Action] = []
+        handler, decides = self._handlers[type(event)]
+        try:
+            handler(event, now, out)
+        except BadEvent as error:  # a late report from a GPU that was lost, say
+            out.append(Refuse(event, str(error)))
+            return out
+        if decides or self.placer.disturbed:
+            self.placer.disturbed = False
+            if self.cluster.waiting.count or self.cluster.has_ready():
+                self._decide(now, out)
+        return out
+
+    def _decide(self, now: float, out: list[Action]) -> None:
+        requests, apply = self.lifecycle.requests, self.placer.apply
+        self._view.now = now
+        for decision in self._policy.decide(self._view):
+            apply(decision, requests, now, out)
+
+    # -- events that concern the core itself ----------------------------------------------------
+
+    def _slot_freed(self, event: SlotFreed, now: float, out: list[Action]) -> None:
+        self.lifecycle.slot_freed(event, now, out)
+        slot = self.cluster.slots.get(event.slot)
+        if slot is not None and slot.gpu.draining:
+            self.fleet.leave_if_drained(slot.gpu)
+
+    def _memory_pressure(self, event: MemoryPressure, now: float, out: list[Action]) -> None:
+        self._admin.relieve(self.fleet.gpu(event.gpu), event.short_bytes, now, out)
+
+    def _policy_set(self, event: PolicySet, now: float, out: list[Action]) -> None:
+        try:
+            self._policy = policies.make(event.policy, event.parameters)
+        except SchedulerError as error:
+            out.append(Refuse(event, str(error)))
+            return
+        self.placer.policy_name = event.policy
+        self.cluster.demand.stop()
+        for slot in self.cluster.slots.values():
+            self.placer.recall(slot)
+
+    def _timer_fired(self, event: TimerFired, now: float, out: list[Action]) -> None:
+        """Only the policy, which runs after every event, has a use for it."""
+
+    def _table(self) -> dict[type, _Handler]:
+        life, fleet, admin = self.lifecycle, self.fleet, self._admin
+        reports = ModelReports(self.cluster, self.placer, life, fleet, admin)
+        return {
+            events.RequestArrived: (life.request_arrived, True),
+            events.RequestCancelled: (life.request_cancelled, True),
+            events.DeadlinePassed: (life.deadline_passed, True),
+            events.LeaseReleased: (life.lease_released, False),
+            events.LeaseWanted: (life.lease_wanted, True),
+            events.SlotFreed: (self._slot_freed, True),
+            events.RunFinished: (reports.run_finished, False),
+            events.RunFailed: (life.run_failed, True),
+            events.GpuJoined: (fleet.join, True),
+            events.GpuDraining: (fleet.drain, True),
+            events.GpuLost: (fleet.lose, True),
+            events.NodeSilent: (fleet.silence, True),
+            events.NodeHeard: (fleet.hear, True),
+            events.NodeSnapshot: (fleet.reconcile, True),
+            events.ModelRegistered: (reports.model_registered, True),
+            events.ModelLoaded: (reports.model_loaded, False),
+            events.LoadFailed: (reports.load_failed, True),
+            events.ModelDemoted: (reports.model_demoted, True),
+            events.MemoryPressure: (self._memory_pressure, True),
+            events.PinAsked: (admin.obey, True),
+            events.UnpinAsked: (admin.obey, True),
+            events.PrefetchAsked: (admin.obey, True),
+            events.EvictAsked: (admin.obey, True),
+            events.PolicySet: (self._policy_set, True),
+            events.TimerFired: (self._timer_fired, True),
+        }
+
+
+def make_core(
+    policy: str,
+    eviction_rule: str = "lru",
+    parameters: Mapping[str, float] | None = None,
+    settings: CoreSettings | None = None,
+) -> Core:
+    """A core by the names that a configuration uses."""
+    rule = eviction.make(eviction_rule)
+    return Core(policies.make(policy, parameters), rule, settings, policy_name=policy)

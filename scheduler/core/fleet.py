@@ -1,0 +1,189 @@
+"""GPUs that join, drain, are lost, or report what they hold."""
+
+from collections.abc import Mapping
+
+from cache_manager.model.ids import GpuId, NodeId
+from scheduler.core.admin import AdminHandler
+from scheduler.core.lifecycle import Lifecycle
+from scheduler.core.placer import Placer
+from scheduler.core.state.cluster_state import ClusterState
+from scheduler.core.state.slots import ActiveLease, Gpu, Slot
+from scheduler.model.actions import Action, Refuse
+from scheduler.model.errors import BadEvent
+from scheduler.model.events import (
+    GpuDraining,
+    GpuJoined,
+    GpuLost,
+    GpuSnapshot,
+    NodeHeard,
+    NodeSilent,
+    NodeSnapshot,
+)
+from scheduler.model.values import AfterLoss, LeaseId, SlotId
+
+
+class Fleet:
+    """Keeps the cluster's GPUs in step with the reports of their managers."""
+
+    def __init__(
+        self, cluster: ClusterState, placer: Placer, lifecycle: Lifecycle, admin: AdminHandler
+    ) -> None:
+        self._cluster = cluster
+        self._placer = placer
+        self._lifecycle = lifecycle
+        self._admin = admin
+
+    def gpu(self, gpu: GpuId) -> Gpu:
+        """The GPU of this id, which an event names."""
+        found = self._cluster.gpus.get(gpu)
+        if found is None:
+            raise BadEvent("GPU", gpu)
+        return found
+
+    def join(self, event: GpuJoined, now: float, out: list[Action]) -> None:
+        """Add a GPU, empty."""
+        spec = event.gpu
+        if spec.id in self._cluster.gpus:
+            out.append(Refuse(event, f"GPU {spec.id} is here already"))
+        elif any(slot.id in self._cluster.slots for slot in spec.slot_specs()):
+            out.append(Refuse(event, f"a slot of GPU {spec.id} is here already"))
+        elif len({slot.id for slot in spec.slot_specs()}) < len(spec.slot_specs()):
+            out.append(Refuse(event, f"GPU {spec.id} names a slot twice"))
+        else:
+            self._cluster.join(spec)
+            self._lifecycle.refuse_what_cannot_fit(out)
+
+    def drain(self, event: GpuDraining, now: float, out: list[Action]) -> None:
+        """Offer the GPU no more; what waits for it waits for any GPU again."""
+        gpu = self.gpu(event.gpu)
+        self._cluster.retire(gpu)
+        for slot in gpu.slots:
+            self._placer.recall(slot)
+        gpu.draining = True
+        self.leave_if_drained(gpu)
+
+    def leave_if_drained(self, gpu: Gpu) -> None:
+        """A draining GPU whose last lease has ended is forgotten."""
+        if gpu.draining and not any(slot.leases for slot in gpu.slots):
+            self._cluster.remove(gpu)
+
+    def lose(self, event: GpuLost, now: float, out: list[Action]) -> None:
+        """A GPU is gone: its queue waits elsewhere, what ran there fails or waits again."""
+        gpu = self.gpu(event.gpu)
+        self._cluster.retire(gpu)
+        for slot in gpu.slots:
+            self._placer.recall(slot)
+            for lease in list(slot.leases.values()):
+                reason = f"GPU {event.gpu} was lost"
+                self._lifecycle.cut_off(lease, event.running, reason, out)
+                self._placer.end(lease, now)
+        self._cluster.remove(gpu)
+
+    def silence(self, event: NodeSilent, now: float, out: list[Action]) -> None:
+        """Offer the node's GPUs no more for now; models and leases stay as they are.
+
+        Their local queues wait for any GPU again, at their old places, even where no other GPU is:
+        what another one can serve need not wait for a node that may be dead, and the rest loses
+        nothing by waiting in the global queue, from where the policy gives it out anew.
+        """
+        for gpu in self._of(event.node):
+            gpu.silent = True
+            self._cluster.retire(gpu)
+            for slot in gpu.slots:
+                self._placer.recall(slot)
+
+    def hear(self, event: NodeHeard, now: float, out: list[Action]) -> None:
+        """Offer a silent node's GPUs again, but for those that drain."""
+        for gpu in self._of(event.node):
+            if gpu.silent:
+                gpu.silent = False
+                if not gpu.draining:
+                    self._cluster.offer(gpu)
+
+    def _of(self, node: NodeId) -> list[Gpu]:
+        return [gpu for gpu in self._cluster.gpus.values() if gpu.spec.node == node]
+
+    def reconcile(self, event: NodeSnapshot, now: float, out: list[Action]) -> None:
+        """Take over a node's report: GPUs, residents, tiers and leases are as it says."""
+        _check_owners(event, self._cluster.gpus)
+        _check(event, self._cluster.slots, self._placer.leases)
+        reported = {snapshot.gpu.id for snapshot in event.gpus}
+        for gpu in self._of(event.node):
+            if gpu.spec.id not in reported:
+                self.lose(GpuLost(gpu.spec.id, event.lost_leases), now, out)
+        self.hear(NodeHeard(event.node), now, out)
+        self._cluster.index.replace_tiers(event.node, dict(event.stored))
+        for snapshot in event.gpus:
+            known = self._cluster.gpus.get(snapshot.gpu.id)
+            if known is not None and known.spec != snapshot.gpu:  # another partition, say
+                self.lose(GpuLost(snapshot.gpu.id, event.lost_leases), now, out)
+                known = None
+            if known is None:
+                self.join(GpuJoined(snapshot.gpu), now, out)
+            self._reconcile_gpu(snapshot, event.lost_leases, now, out)
+
+    def _reconcile_gpu(
+        self, snapshot: GpuSnapshot, lost: AfterLoss, now: float, out: list[Action]
+    ) -> None:
+        gpu = self.gpu(snapshot.gpu.id)
+        live = {lease.lease for lease in snapshot.leases}
+        for slot in gpu.slots:
+            for lease in list(slot.leases.values()):
+                if lease.id not in live:
+                    reason = "its GPU manager no longer has the lease"
+                    self._lifecycle.cut_off(lease, lost, reason, out)
+                    self._placer.end(lease, now)
+        self._reconcile_residents(gpu, snapshot, now, out)
+        for found in snapshot.leases:
+            slot = self._cluster.slots[found.slot]
+            if found.lease not in slot.leases:
+                self._placer.adopt(found, slot, now)
+                self._lifecycle.adopted(found, out)
+        self.leave_if_drained(gpu)
+
+    def _reconcile_residents(
+        self, gpu: Gpu, snapshot: GpuSnapshot, now: float, out: list[Action]
+    ) -> None:
+        index, cache = self._cluster.index, gpu.cache
+        index.withhold(cache, -cache.withheld_bytes)
+        reported = dict(snapshot.residents)
+        for model in [model for model in cache.residents if model not in reported]:
+            self._cluster.evict(gpu, model)
+        for model, size_bytes in snapshot.residents:  # the shrunk ones first make room
+            if model in cache.residents and size_bytes < cache.residents[model].bytes:
+                index.resize(cache, model, size_bytes)
+        for model, size_bytes in snapshot.residents:
+            if model in cache.residents:
+                index.resize(cache, model, size_bytes)
+            else:
+                self._admin.take_over(gpu, model, size_bytes, now, out)
+        for model, size_bytes in snapshot.residents:
+            if self._cluster.profiles.report_memory(model, size_bytes):
+                self._admin.resize(model, now, out)
+
+
+def _check_owners(event: NodeSnapshot, gpus: Mapping[GpuId, Gpu]) -> None:
+    """A node speaks of its own GPUs alone, or two of one name would take each other's away."""
+    for snapshot in event.gpus:
+        known = gpus.get(snapshot.gpu.id)
+        if event.node != snapshot.gpu.node or (known and known.spec.node != event.node):
+            raise BadEvent(f"GPU of node {event.node!r} alone", snapshot.gpu.id)
+
+
+def _check(
+    event: NodeSnapshot, slots: Mapping[SlotId, Slot], leases: Mapping[LeaseId, ActiveLease]
+) -> None:
+    """Nothing of a report is taken over if it contradicts itself or what others hold."""
+    owners: dict[SlotId, GpuId] = {slot.id: slot.gpu.spec.id for slot in slots.values()}
+    for snapshot in event.gpus:
+        named: set[SlotId] = set()
+        for spec in snapshot.gpu.slot_specs():
+            if spec.id in named or owners.setdefault(spec.id, snapshot.gpu.id) != snapshot.gpu.id:
+                raise BadEvent("slot of one GPU alone", spec.id)
+            named.add(spec.id)
+        for live in snapshot.leases:
+            if live.slot not in named:
+                raise BadEvent("slot", live.slot)
+            known = leases.get(live.lease)
+            if known is not None and known.slot.id != live.slot:
+                raise BadEvent("other lease of id", live.lease)

@@ -1,0 +1,288 @@
+"""A request's life: accepted, placed, paused, wanted again, and ended exactly once."""
+
+from scheduler.core.placer import Placer
+from scheduler.core.state.cluster_state import ClusterState
+from scheduler.core.state.pending import Pending, Standing
+from scheduler.core.state.slots import ActiveLease
+from scheduler.model.actions import Action, EndLease, Finish, Refuse, SetTimer
+from scheduler.model.errors import BadEvent
+from scheduler.model.events import (
+    DeadlinePassed,
+    LeaseReleased,
+    LeaseWanted,
+    LiveLease,
+    RequestArrived,
+    RequestCancelled,
+    RunFailed,
+    SlotFreed,
+)
+from scheduler.model.values import AfterLoss, LeaseId, RequestId, RequestOutcome
+
+# Arrivals in one microsecond keep their order, for as many of them as a core will ever see.
+_SEQ_STEP = 1 << 40
+# Requests that come back to the front stand before all others, and among themselves in order.
+_FRONT = -(1 << 80)
+# So many releases of leases that are not known, or not any more, are remembered, in case a node
+# reports them later.
+_MOST_RELEASED = 4096
+
+_IN_A_QUEUE = (Standing.WAITING, Standing.LOCAL)
+
+
+class Lifecycle:
+    """Keeps every accepted request until its one terminal state."""
+
+    def __init__(self, cluster: ClusterState, placer: Placer, max_waiting: int | None) -> None:
+        self.requests: dict[RequestId, Pending] = {}
+        self._cluster = cluster
+        self._placer = placer
+        self._max_waiting = max_waiting
+        self._paused: dict[LeaseId, list[Pending]] = {}
+        self._returned: dict[LeaseId, list[Pending]] = {}
+        self._released: dict[LeaseId, None] = {}
+        self._arrivals = 0
+        self._fronts = _FRONT
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def request_arrived(self, event: RequestArrived, now: float, out: list[Action]) -> None:
+        """Take a request in, or end it at once with the reason."""
+        request = event.request
+        if not request.models:
+            raise BadEvent("model named by request", request.id)
+        known = self.requests.get(request.id)
+        if known is not None:
+            self._repeat(known, out)
+            return
+        arrived_s = now if request.arrived_s is None else min(request.arrived_s, now)
+        if not arrived_s >= 0.0:
+            raise BadEvent("time of arrival", request.arrived_s)
+        self._arrivals += 1
+        seq = int(arrived_s * 1e6) * _SEQ_STEP + self._arrivals
+        bundle = self._cluster.bundle(request.models)
+        pending = Pending(request, bundle, seq, arrived_s)
+        limit = self._max_waiting
+        if self._cluster.too_large(bundle):
+            self._refuse_too_large(pending, out)
+        elif limit is not None and self._placer.queued >= limit:
+            reason = f"{limit} requests wait already"
+            out.append(Finish(request.id, RequestOutcome.QUEUE_FULL, reason))
+        elif request.deadline_s is not None and request.deadline_s <= now:
+            out.append(Finish(request.id, RequestOutcome.EXPIRED, "its deadline had passed"))
+        else:
+            if request.deadline_s is not None:
+                out.append(
+                    SetTimer(request.deadline_s, DeadlinePassed(request.id, request.deadline_s))
+                )
+            self._placer.latest_seq = max(seq, self._placer.latest_seq)
+            self.requests[request.id] = pending
+            pending.number = self._cluster.accepted
+            self._cluster.accepted += 1
+            for model in bundle.models:
+                self._cluster.index.asked(model, now)
+            lease = self._placer.promised(pending)
+            if lease is None:
+                self._placer.wait(pending)
+            else:
+                self._placer.rejoin(pending, lease, out)
+
+    def _repeat(self, pending: Pending, out: list[Action]) -> None:
+        """Asked again, after a lost answer: the lease that it holds already is the answer."""
+        lease = self._placer.leases.get(pending.lease) if pending.lease is not None else None
+        if lease is not None and lease.dispatch is not None:
+            out.append(lease.dispatch)
+
+    def _refuse_too_large(self, pending: Pending, out: list[Action]) -> None:
+        needs, largest = pending.bundle.bytes, self._cluster.largest_bytes
+        reason = f"its models need {needs} bytes; the largest GPU has {largest}"
+        self._finish(pending, RequestOutcome.TOO_LARGE, reason, out)
+
+    def request_cancelled(self, event: RequestCancelled, now: float, out: list[Action]) -> None:
+        """End a request whose caller went away."""
+        self._withdraw(event.request, RequestOutcome.CANCELLED, "the caller went away", out)
+
+    def deadline_passed(self, event: DeadlinePassed, now: float, out: list[Action]) -> None:
+        """End a request that was not done in time."""
+        pending = self.requests.get(event.request)
+        stale = event.deadline_s is not None and (
+            pending is None or pending.request.deadline_s != event.deadline_s
+        )
+        if not stale:  # else it is the timer of an earlier request of this id
+            self._withdraw(event.request, RequestOutcome.EXPIRED, "its deadline passed", out)
+
+    def _withdraw(
+        self, request: RequestId, outcome: RequestOutcome, reason: str, out: list[Action]
+    ) -> None:
+        """End a request that may be anywhere; one that ended already is left alone."""
+        pending = self.requests.get(request)
+        if pending is None:
+            return
+        if pending.standing is Standing.LEASED:
+            assert pending.lease is not None
+            lease = self._placer.leases[pending.lease]
+            lease.requests.remove(pending)
+            if not lease.requests:
+                lease.released = True
+                out.append(EndLease(lease.slot.id, lease.id, reason or "released"))
+        elif pending.standing is Standing.PAUSED:
+            self._unpause(pending)
+        else:
+            self._placer.take(pending)
+        self._finish(pending, outcome, reason, out)
+
+    def _finish(
+        self, pending: Pending, outcome: RequestOutcome, reason: str, out: list[Action]
+    ) -> None:
+        self.requests.pop(pending.request.id, None)
+        for lease in pending.gave_back:
+            _drop(self._returned, lease, pending)
+        out.append(Finish(pending.request.id, outcome, reason))
+
+    def cut_off(self, lease: ActiveLease, after: AfterLoss, reason: str, out: list[Action]) -> None:
+        """The GPU work of a lease is lost: its requests fail or wait again, if not done."""
+        if lease.released:
+            self._remember(lease.id)  # its manager may not have been told
+            self._conclude(lease, out)
+            lease.requests.clear()
+            return
+        for pending in lease.requests:
+            if after is AfterLoss.REQUEUE:
+                self._wait_again(pending, out)
+            else:
+                self._finish(pending, RequestOutcome.FAILED, reason, out)
+        lease.requests.clear()
+
+    # -- leases ---------------------------------------------------------------------------------
+
+    def lease_released(self, event: LeaseReleased, now: float, out: list[Action]) -> None:
+        """The holder is done; the manager is told to end the lease."""
+        lease = self._placer.leases.get(event.lease)
+        if not event.may_return:
+            self._done_for_good(event.lease, out)
+        if lease is None:
+            self._remember(event.lease)
+            return
+        lease.may_return = event.may_return and (lease.may_return or not lease.released)
+        lease.released = True
+        if not lease.may_return:
+            lease.wanted.clear()
+        out.append(EndLease(lease.slot.id, lease.id, "released"))
+
+    def adopted(self, found: LiveLease, out: list[Action]) -> None:
+        """A lease is in force on a node, though its holder may have released it by now.
+
+        Requests may have asked again before the lease was reported which they had been given.
+        """
+        if found.lease in self._released:
+            self._placer.leases[found.lease].released = True
+            out.append(EndLease(found.slot, found.lease, "released before its node said it"))
+            return
+        known = [self.requests[name] for name in found.requests if name in self.requests]
+        queued = [pending for pending in known if pending.standing in _IN_A_QUEUE]
+        for pending in queued:
+            lease = self._placer.promised(pending)
+            if lease is not None:
+                self._placer.take(pending)
+                self._placer.rejoin(pending, lease, out)
+        if known and not queued and len(known) == len(found.requests):
+            out.append(EndLease(found.slot, found.lease, "its requests were given other ones"))
+
+    def _remember(self, lease: LeaseId) -> None:
+        """Its node may be about to report it, to a new leader or after it was given up."""
+        self._released[lease] = None
+        if len(self._released) > _MOST_RELEASED:
+            del self._released[next(iter(self._released))]
+
+    def _done_for_good(self, lease: LeaseId, out: list[Action]) -> None:
+        """Requests that gave this lease back early are over, also where they have another one.
+
+        Whoever was given the first one may know of no other.
+        """
+        for pending in self._paused.pop(lease, ()):
+            self._finish(pending, RequestOutcome.COMPLETED, "", out)
+        for pending in self._returned.pop(lease, ()):
+            self._withdraw(pending.id, RequestOutcome.COMPLETED, "", out)
+
+    def slot_freed(self, event: SlotFreed, now: float, out: list[Action]) -> None:
+        """The manager has ended a lease: its requests are done, unless they may return."""
+        lease = self._placer.leases.get(event.lease)
+        if lease is None:
+            return  # freed twice, or known from before its GPU was lost
+        if lease.slot.id != event.slot:
+            raise BadEvent(f"lease {event.lease} on slot", event.slot)
+        self._placer.end(lease, now)
+        self._conclude(lease, out)
+
+    def lease_wanted(self, event: LeaseWanted, now: float, out: list[Action]) -> None:
+        """A request that gave its lease back early goes to the front of the queue."""
+        pending = self.requests.get(event.request)
+        lease = self._placer.leases.get(pending.lease) if pending and pending.lease else None
+        if pending is None:
+            out.append(Refuse(event, "this request has ended"))
+        elif pending.standing is Standing.PAUSED:
+            self._unpause(pending)
+            self._to_the_front(pending, out)
+        elif lease is not None and lease.may_return:
+            if pending not in lease.wanted:
+                lease.wanted.append(pending)
+        elif pending.gave_back:
+            self._repeat(pending, out)
+        else:
+            out.append(Refuse(event, "this request did not give its lease back early"))
+
+    def _conclude(self, lease: ActiveLease, out: list[Action]) -> None:
+        """What becomes of a lease's requests now that they need it no more."""
+        for pending in lease.requests:
+            if pending in lease.wanted:
+                self._to_the_front(pending, out)
+            elif lease.may_return:
+                pending.standing = Standing.PAUSED
+                self._paused.setdefault(lease.id, []).append(pending)
+            else:
+                self._finish(pending, RequestOutcome.COMPLETED, "", out)
+
+    def _unpause(self, pending: Pending) -> None:
+        assert pending.lease is not None
+        _drop(self._paused, pending.lease, pending)
+
+    def _to_the_front(self, pending: Pending, out: list[Action]) -> None:
+        assert pending.lease is not None
+        pending.gave_back.append(pending.lease)
+        self._returned.setdefault(pending.lease, []).append(pending)
+        self._fronts += 1
+        pending.seq = self._fronts
+        self._wait_again(pending, out)
+
+    def _wait_again(self, pending: Pending, out: list[Action]) -> None:
+        if self._cluster.too_large(pending.bundle):  # measured since it was accepted
+            self._refuse_too_large(pending, out)
+        else:
+            self._placer.wait(pending)
+
+    def run_failed(self, event: RunFailed, now: float, out: list[Action]) -> None:
+        """The GPU work of a lease failed."""
+        lease = self._placer.leases.get(event.lease)
+        if lease is not None:
+            self.cut_off(lease, event.requests, event.reason, out)
+
+    def refuse_what_cannot_fit(self, out: list[Action]) -> None:
+        """After sizes changed: end what no GPU can hold, and call back what waits in vain."""
+        cluster = self._cluster
+        for slot in cluster.slots.values():
+            for lane in slot.local.lanes.values():
+                if not cluster.index.could_fit(slot.gpu.cache, lane.bundle.needs):
+                    self._placer.recall(slot)
+                    break
+        lanes = [lane for lane in cluster.waiting.lanes.values() if cluster.too_large(lane.bundle)]
+        for lane in lanes:
+            for pending in list(lane):
+                self._placer.take(pending)
+                self._refuse_too_large(pending, out)
+
+
+def _drop(table: dict[LeaseId, list[Pending]], lease: LeaseId, pending: Pending) -> None:
+    others = table.get(lease, [])
+    if pending in others:
+        others.remove(pending)
+        if not others:
+            del table[lease]

@@ -1,0 +1,103 @@
+"""Reports of GPU managers about models: measured sizes and times, loads done, failed, undone."""
+
+from cache_manager.model.ids import ModelId, Tier
+from scheduler.core.admin import AdminHandler
+from scheduler.core.fleet import Fleet
+from scheduler.core.lifecycle import Lifecycle
+from scheduler.core.placer import Placer
+from scheduler.core.state.cluster_state import ClusterState
+from scheduler.core.state.slots import Gpu
+from scheduler.model.actions import Action, EndLease
+from scheduler.model.errors import BadEvent
+from scheduler.model.events import (
+    LoadFailed,
+    ModelDemoted,
+    ModelLoaded,
+    ModelRegistered,
+    RunFinished,
+)
+
+
+class ModelReports:
+    """Corrects profiles, residency and finish times by what really happened."""
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        placer: Placer,
+        lifecycle: Lifecycle,
+        fleet: Fleet,
+        admin: AdminHandler,
+    ) -> None:
+        self._cluster = cluster
+        self._placer = placer
+        self._lifecycle = lifecycle
+        self._fleet = fleet
+        self._admin = admin
+
+    def run_finished(self, event: RunFinished, now: float, out: list[Action]) -> None:
+        """Learn from one measured inference."""
+        slot = self._cluster.slots.get(event.slot)
+        if slot is None:
+            raise BadEvent("slot", event.slot)
+        gpu = slot.gpu
+        self._cluster.profiles.report_run(event.model, event.batch, gpu.spec.gpu_type, event.run_s)
+        if event.peak_bytes is not None:
+            self._measured(event.model, event.peak_bytes, now, out)
+
+    # -- models ---------------------------------------------------------------------------------
+
+    def model_registered(self, event: ModelRegistered, now: float, out: list[Action]) -> None:
+        """Take a model's declaration over."""
+        self._cluster.profiles.declare(event.model)
+        self._admin.resize(event.model.id, now, out)
+        self._lifecycle.refuse_what_cannot_fit(out)
+
+    def model_loaded(self, event: ModelLoaded, now: float, out: list[Action]) -> None:
+        """Learn from one measured load, and correct when its slot will be free."""
+        gpu = self._fleet.gpu(event.gpu)
+        self._cluster.profiles.report_load(event.model, event.source, event.load_s)
+        for slot in gpu.slots:
+            for lease in slot.leases.values():
+                self._placer.loaded(lease, event.model, now)
+        if event.model not in gpu.cache.residents:
+            self._admin.take_over(gpu, event.model, event.memory_bytes, now, out)
+        if event.memory_bytes is not None:
+            self._measured(event.model, event.memory_bytes, now, out)
+
+    def _measured(self, model: ModelId, peak_bytes: int, now: float, out: list[Action]) -> None:
+        """A model needs more (or, measured for the first time, less) than was thought."""
+        if not self._cluster.profiles.report_memory(model, peak_bytes):
+            return
+        self._admin.resize(model, now, out)
+        self._lifecycle.refuse_what_cannot_fit(out)
+
+    def load_failed(self, event: LoadFailed, now: float, out: list[Action]) -> None:
+        """A load failed: the requests that waited for it fail or wait again."""
+        gpu = self._fleet.gpu(event.gpu)
+        withdrawn = event.lease is not None and event.lease not in self._placer.leases
+        if withdrawn and not self._counted_on(gpu, event.model):
+            return
+        reason = f"loading {event.model} failed: {event.reason}"
+        for slot in gpu.slots:
+            for lease in slot.leases.values():
+                if event.model in lease.models:
+                    self._lifecycle.cut_off(lease, event.waiting, reason, out)
+                    out.append(EndLease(slot.id, lease.id, reason))
+        if event.model in gpu.cache.residents:
+            self._cluster.evict(gpu, event.model)
+
+    def model_demoted(self, event: ModelDemoted, now: float, out: list[Action]) -> None:
+        """Record in which tier a node keeps a model now."""
+        if event.tier is not Tier.GPU:
+            self._cluster.index.set_tier(event.node, event.model, event.tier)
+        if event.gpu is not None:
+            gpu = self._fleet.gpu(event.gpu)
+            if self._counted_on(gpu, event.model):  # else it left before that
+                self._cluster.evict(gpu, event.model)
+
+    def _counted_on(self, gpu: Gpu, model: ModelId) -> bool:
+        """Whether a GPU should hold a model, with no order under way that would bring it anew."""
+        leases = [lease for slot in gpu.slots for lease in slot.leases.values()]
+        on_its_way = any(model in lease.loading for lease in leases)
+        return model in gpu.cache.residents and not on_its_way

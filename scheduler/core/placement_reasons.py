@@ -1,0 +1,80 @@
+"""Explains a placement: the candidate slots as they were at the decision."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from operator import itemgetter
+
+from cache_manager.model.ids import ModelId
+from scheduler.core.state.cluster_state import ClusterState
+from scheduler.core.state.pending import Pending, Standing
+from scheduler.core.state.slots import Slot
+from scheduler.model.values import Estimate, Explanation, SlotCandidate, SlotId
+
+
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """Facts of a decision that only its placer knows."""
+
+    policy: str
+    rule: str
+    visits: int
+    victims: tuple[ModelId, ...]
+
+
+def explain(
+    cluster: ClusterState, pending: Pending, slot: Slot, now: float, reasons: Reasons
+) -> Explanation:
+    """All slots that could have taken the request, soonest finish first; costs a look at each."""
+    queue = cluster.waiting if pending.standing is Standing.WAITING else slot.local
+    return Explanation(
+        request=pending.request.id,
+        decided_s=now,
+        waited_s=now - pending.arrived_s,
+        policy=reasons.policy,
+        rule=reasons.rule,
+        chosen=slot.id,
+        visits=reasons.visits,
+        queue_length=len(queue),
+        ahead=sum(1 for other in queue if other.rank < pending.rank),
+        candidates=_candidates(cluster, pending, now),
+        victims=reasons.victims,
+    )
+
+
+def _candidates(cluster: ClusterState, pending: Pending, now: float) -> tuple[SlotCandidate, ...]:
+    """Every slot whose GPU could hold the models, by when the request would end there."""
+    models, size_class = pending.bundle.models, pending.bundle.size_class
+    found: list[tuple[float, SlotId, SlotCandidate]] = []
+    known: dict[Hashable, Estimate] = {}
+    for slot in cluster.slots.values():
+        gpu = slot.gpu
+        if not gpu.active or gpu.size_class < size_class:
+            continue
+        cached = slot.holds(models)
+        load_s, run_s = _estimate(cluster, pending, slot, known)
+        wait_s = 0.0 if slot.idle else slot.wait_s(now)
+        candidate = SlotCandidate(slot.id, slot.idle, cached, slot.frequency, wait_s, load_s, run_s)
+        found.append((wait_s + load_s + run_s, slot.id, candidate))
+    found.sort(key=_SOONEST)
+    return tuple([candidate for _, _, candidate in found])
+
+
+def _estimate(
+    cluster: ClusterState,
+    pending: Pending,
+    slot: Slot,
+    known: dict[Hashable, Estimate],
+) -> Estimate:
+    """The estimate of one slot, made once for all slots that are alike in what it depends on."""
+    bundle, batch = pending.bundle, pending.request.batch
+    if len(bundle.models) > 1:  # a slot may hold some of them
+        return cluster.estimate(bundle, batch, slot)
+    spec = slot.gpu.spec
+    key = spec.node, spec.gpu_type, slot.holds(bundle.models), slot.neighbours()
+    estimate = known.get(key)
+    if estimate is None:
+        estimate = known[key] = cluster.estimate(bundle, batch, slot)
+    return estimate
+
+
+_SOONEST = itemgetter(0, 1)

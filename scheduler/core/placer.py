@@ -1,0 +1,317 @@
+"""Carries out what a policy decides: placements, local queues, visits, prefetches."""
+
+from collections.abc import Container
+
+from cache_manager.model.ids import ModelId
+from cache_manager.residency.cache_index import LoadPlan
+from scheduler.core.placement_reasons import Reasons, explain
+from scheduler.core.state.cluster_state import ClusterState
+from scheduler.core.state.pending import Bundle, Pending, Standing
+from scheduler.core.state.slots import ActiveLease, Slot
+from scheduler.core.state.visits import Visits
+from scheduler.model.actions import Action, Dispatch, EnqueueLocally, Prepare, SetTimer
+from scheduler.model.events import LiveLease, TimerFired
+from scheduler.model.values import Estimate, Explanation, LeaseId, ModelLoad, RequestId
+from scheduler.policies.placement_policy import Decision, Place, Prefetch, Queue, Skip
+
+_NO_LEASE = LeaseId(0)
+
+
+class Placer:
+    """Applies one decision at a time to the cluster, and says what the world must do for it."""
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        visits: Visits,
+        watched: Container[RequestId],
+        first_lease: int,
+    ) -> None:
+        self.cluster = cluster
+        self.visits = visits
+        self.leases: dict[LeaseId, ActiveLease] = {}
+        self.policy_name = ""
+        self.latest_seq = 0
+        self._watched = watched
+        self.queued = 0
+        self.disturbed = False
+        self._last_lease = first_lease - 1
+        self._promised: dict[RequestId, LeaseId] = {}
+
+    def apply(
+        self, decision: Decision, requests: dict[RequestId, Pending], now: float, out: list[Action]
+    ) -> None:
+        """Carry out one decision."""
+        slots = self.cluster.slots
+        if isinstance(decision, Place):
+            chosen = tuple([requests[request.id] for request in decision.requests])
+            self.place(chosen, slots[decision.slot.id], decision.rule, now, out)
+        elif isinstance(decision, Queue):
+            pending = requests[decision.request.id]
+            self.enqueue(pending, slots[decision.slot.id], decision.rule, now, out)
+        elif isinstance(decision, Skip):
+            before = decision.before
+            boundary = self.latest_seq + 1 if before is None else requests[before.id].seq
+            self.visits.skip(boundary, decision.limit)
+        elif isinstance(decision, Prefetch):
+            self.prefetch(decision.model, slots[decision.slot.id], now, out)
+        else:
+            out.append(SetTimer(decision.at_s, TimerFired()))
+
+    # -- a lease for requests -------------------------------------------------------------------
+
+    def place(
+        self, chosen: tuple[Pending, ...], slot: Slot, rule: str, now: float, out: list[Action]
+    ) -> None:
+        """Give requests of the same models one lease on a slot with room."""
+        first = chosen[0]
+        bundle = first.bundle
+        assert slot.idle, f"{slot.id} has no room for another lease"
+        if len(chosen) > 1:
+            assert all(pending.bundle is bundle for pending in chosen), "a batch of several models"
+        from_local = first.standing is Standing.LOCAL
+        hit = slot.holds(bundle.models)
+        plan = None if hit else self._plan(bundle, slot, now, spare_waiting=not from_local)
+        held_elsewhere = not hit and self.cluster.index.held(bundle.models)
+        explanation = self._explain(first, slot, rule, now, plan)
+        for pending in chosen:
+            self.take(pending)
+        batch = first.request.batch if len(chosen) == 1 else sum(p.request.batch for p in chosen)
+        load_s, run_s = self.cluster.estimate(bundle, batch, slot)
+        lease = self._lease(slot, bundle.models)
+        if plan is not None:
+            self._load(lease, plan, now, out)
+        elif slot.leases or len(slot.gpu.slots) > 1:
+            load_s = self._load_under_way_s(slot, bundle.models, now)
+        for pending in chosen:
+            pending.standing = Standing.LEASED
+            pending.at = slot.id
+            pending.lease = lease.id
+        lease.requests.extend(chosen)
+        if not from_local:
+            slot.frequency += len(chosen)
+        self._occupy(lease, now, load_s, run_s)
+        lease.dispatch = Dispatch(
+            lease.id,
+            slot.id,
+            slot.gpu.spec.id,
+            slot.gpu.spec.node,
+            (first.request.id,) if len(chosen) == 1 else tuple(p.request.id for p in chosen),
+            hit,
+            held_elsewhere,
+            Estimate(load_s, run_s),
+            rule,
+            explanation,
+            bundle.models,
+        )
+        out.append(lease.dispatch)
+
+    def prefetch(self, model: ModelId, slot: Slot, now: float, out: list[Action]) -> bool:
+        """Load a model with no request; the slot is busy until its manager says it is not."""
+        bundle = self.cluster.bundle((model,))
+        if slot.holds(bundle.models) or not slot.idle:
+            return False
+        plan = self.cluster.index.plan(slot.gpu.cache, bundle.needs, now)
+        if plan is None:
+            return False
+        lease = self._lease(slot, bundle.models)
+        load_s = self._load(lease, plan, now, out, prefetch=True)
+        self._occupy(lease, now, load_s, 0.0)
+        return True
+
+    def promised(self, pending: Pending) -> ActiveLease | None:
+        """The lease that an earlier leader gave this request, if that is still in force."""
+        lease = self.leases.get(self._promised.pop(pending.id, _NO_LEASE))
+        if lease is None or lease.released or lease.models != pending.bundle.models:
+            return None
+        return lease
+
+    def rejoin(self, pending: Pending, lease: ActiveLease, out: list[Action]) -> None:
+        """Give a request that is in no queue its lease again."""
+        slot = lease.slot
+        pending.standing = Standing.LEASED
+        pending.at = slot.id
+        pending.lease = lease.id
+        lease.requests.append(pending)
+        lease.dispatch = Dispatch(
+            lease=lease.id,
+            slot=slot.id,
+            gpu=slot.gpu.spec.id,
+            node=slot.gpu.spec.node,
+            requests=tuple(each.id for each in lease.requests),
+            hit=True,
+            held_elsewhere=False,
+            estimate=Estimate(0.0, 0.0),
+            rule="it was given this lease before",
+            models=lease.models,
+        )
+        out.append(lease.dispatch)
+
+    def end(self, lease: ActiveLease, now: float) -> None:
+        """Take a lease off its slot: the one way in which a slot becomes idle."""
+        slot = lease.slot
+        if self._promised:
+            promised = self._promised.items()
+            self._promised = {request: held for request, held in promised if held != lease.id}
+        del self.leases[lease.id]
+        del slot.leases[lease.id]
+        cache = slot.gpu.cache
+        for model in lease.models:
+            self.cluster.index.use(cache, model, -1)
+        if slot.leases:
+            slot.free_s = max(now, slot.free_s - lease.left_s(now))
+        else:
+            slot.free_s = now
+        self.cluster.settle(slot)
+
+    def loaded(self, lease: ActiveLease, model: ModelId, now: float) -> None:
+        """A model that a lease waited for is there: correct when its slot will be free."""
+        if lease.loading.pop(model, None) is None or lease.loading:
+            return
+        due_s = max(now, lease.begins_s) + lease.run_s
+        if due_s != lease.due_s:
+            lease.slot.free_s = max(now, lease.slot.free_s + due_s - lease.due_s)
+            lease.due_s = due_s
+            self.cluster.settle(lease.slot)
+
+    def adopt(self, found: LiveLease, slot: Slot, now: float) -> None:
+        """Take over a lease that a manager reports and that this core did not give."""
+        lease_id, models = found.lease, found.models
+        self._promised.update(dict.fromkeys(found.requests, lease_id))
+        lease = ActiveLease(lease_id, slot, models)
+        lease.begins_s = lease.due_s = now
+        self.leases[lease_id] = lease
+        slot.leases[lease_id] = lease
+        self._last_lease = max(self._last_lease, lease_id)
+        for model in models:
+            self.cluster.index.use(slot.gpu.cache, model, +1)
+        slot.free_s = max(slot.free_s, now)
+        self.cluster.settle(slot)
+
+    # -- queues ---------------------------------------------------------------------------------
+
+    def enqueue(
+        self, pending: Pending, slot: Slot, rule: str, now: float, out: list[Action]
+    ) -> None:
+        """Move a waiting request to one slot's local queue."""
+        explanation = self._explain(pending, slot, rule, now, None)
+        self.take(pending)
+        cluster = self.cluster
+        pending.standing = Standing.LOCAL
+        pending.at = slot.id
+        pending.wait_s = cluster.estimate(pending.bundle, pending.request.batch, slot).run_s
+        slot.frequency += 1
+        slot.local_s += pending.wait_s
+        slot.given += 1
+        slot.local.add(pending, slot.given)
+        self.queued += 1
+        for model in pending.bundle.models:
+            cluster.index.wait(slot.gpu.cache, model, +1)
+        cluster.settle(slot)
+        out.append(EnqueueLocally(pending.request.id, slot.id, rule, explanation))
+
+    def take(self, pending: Pending) -> None:
+        """Take a request out of whichever queue it is in."""
+        self.queued -= 1
+        if pending.standing is Standing.WAITING:
+            self.cluster.waiting.remove(pending)
+            return
+        assert pending.standing is Standing.LOCAL, f"{pending.id} waits in no queue"
+        assert pending.at is not None
+        slot = self.cluster.slots[pending.at]
+        slot.local.remove(pending)
+        slot.local_s = slot.local_s - pending.wait_s if slot.local.count else 0.0
+        for model in pending.bundle.models:
+            self.cluster.index.wait(slot.gpu.cache, model, -1)
+        if not slot.idle:
+            self.cluster.settle(slot)  # it is free sooner than it was listed
+
+    def wait(self, pending: Pending) -> None:
+        """Put a request into the global queue, at its place by arrival."""
+        pending.standing = Standing.WAITING
+        pending.at = None
+        pending.lease = None
+        self.queued += 1
+        self.cluster.wait(pending)
+
+    def recall(self, slot: Slot) -> None:
+        """Move a whole local queue back to the global queue, each request to its old place."""
+        self.disturbed |= slot.local.count > 0
+        for pending in sorted(slot.local, key=lambda pending: pending.seq):
+            self.take(pending)
+            self.wait(pending)
+
+    # -- parts ----------------------------------------------------------------------------------
+
+    def _lease(self, slot: Slot, models: tuple[ModelId, ...]) -> ActiveLease:
+        self._last_lease += 1
+        lease = ActiveLease(LeaseId(self._last_lease), slot, models)
+        self.leases[lease.id] = lease
+        return lease
+
+    def _plan(self, bundle: Bundle, slot: Slot, now: float, *, spare_waiting: bool) -> LoadPlan:
+        plan = self.cluster.index.plan(
+            slot.gpu.cache, bundle.needs, now, spare_waiting=spare_waiting
+        )
+        assert plan is not None, f"{bundle.models} cannot fit {slot.gpu.spec.id} now"
+        return plan
+
+    def _load(
+        self,
+        lease: ActiveLease,
+        plan: LoadPlan,
+        now: float,
+        out: list[Action],
+        *,
+        prefetch: bool = False,
+    ) -> float:
+        """Let the victims go and reserve memory; the load seconds to expect."""
+        cluster, gpu = self.cluster, lease.slot.gpu
+        node = gpu.spec.node
+        for victim in plan.victims:
+            cluster.evict(gpu, victim)
+        total_s = 0.0
+        loads = []
+        for model, size_bytes in plan.loads:
+            source = cluster.index.tier(node, model)
+            load_s = cluster.profiles.load_s(model, source)
+            total_s += load_s
+            cluster.admit(gpu, model, size_bytes, now, load_s)
+            lease.loading[model] = now + total_s
+            loads.append(ModelLoad(model, size_bytes, source))
+        out.append(
+            Prepare(lease.slot.id, gpu.spec.id, lease.id, plan.victims, tuple(loads), prefetch)
+        )
+        return total_s
+
+    def _load_under_way_s(self, slot: Slot, models: tuple[ModelId, ...], now: float) -> float:
+        """Seconds until models that another lease on this GPU is loading will be there."""
+        ends = [
+            ends_s
+            for other in slot.gpu.slots
+            for lease in other.leases.values()
+            for model, ends_s in lease.loading.items()
+            if model in models
+        ]
+        return max(0.0, max(ends) - now) if ends else 0.0
+
+    def _occupy(self, lease: ActiveLease, now: float, load_s: float, run_s: float) -> None:
+        """The lease loads at once, and runs when it has loaded and the slot has come to it."""
+        slot, index = lease.slot, self.cluster.index
+        for model in lease.models:
+            index.touch(slot.gpu.cache, model, now)
+            index.use(slot.gpu.cache, model, +1)
+        lease.begins_s = max(now, slot.free_s)
+        lease.run_s = run_s
+        lease.due_s = slot.free_s = max(lease.begins_s, now + load_s) + run_s
+        slot.leases[lease.id] = lease
+        self.cluster.settle(slot)
+
+    def _explain(
+        self, pending: Pending, slot: Slot, rule: str, now: float, plan: LoadPlan | None
+    ) -> Explanation | None:
+        if pending.request.id not in self._watched:
+            return None
+        victims = plan.victims if plan is not None else ()
+        reasons = Reasons(self.policy_name, rule, self.visits.count(pending.seq), victims)
+        return explain(self.cluster, pending, slot, now, reasons)

@@ -1,0 +1,148 @@
+"""A live run as lines of JSON: what a core began with, its events, a digest of each answer.
+
+Pure: whoever records or replays owns the file. A leader's term begins with a line of its own, so
+that one file may hold several.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from cache_manager.model.ids import ModelId, Tier
+from scheduler.core.core import Core, make_core
+from scheduler.estimates.profiles import Profile
+from scheduler.model.actions import Action, Dispatch, EnqueueLocally
+from scheduler.model.errors import BadRecording, BadValue
+from scheduler.model.events import Event
+from scheduler.model.values import CoreSettings, LeaseId
+from scheduler.wire.codec import Codec
+
+VERSION = 1
+_DIGEST_BYTES = 8
+
+
+class RecordedProfile(NamedTuple):
+    """A model's profile as an earlier leader left it."""
+
+    model: ModelId
+    memory_bytes: int
+    measured_bytes: int
+    load_s: Mapping[Tier, float]
+    run_s: Mapping[tuple[int, str], float]
+    measured_loads: tuple[Tier, ...]
+    measured_runs: tuple[tuple[int, str], ...]
+    features: Mapping[str, float]
+    usual_run_s: float | None
+
+
+class Beginning(NamedTuple):
+    """Everything besides the events that a core's decisions depend on."""
+
+    version: int
+    policy: str
+    eviction: str
+    parameters: Mapping[str, float] = MappingProxyType({})
+    max_waiting: int | None = None
+    first_lease: LeaseId = LeaseId(1)
+    largest_gpu_bytes: int = 0
+    profiles: tuple[RecordedProfile, ...] = ()
+
+    def core(
+        self, policy: str | None = None, parameters: Mapping[str, float] | None = None
+    ) -> Core:
+        """A fresh core that begins so; by another policy, if one is named."""
+        settings = CoreSettings(
+            max_waiting=self.max_waiting,
+            first_lease=self.first_lease,
+            largest_gpu_bytes=self.largest_gpu_bytes,
+        )
+        chosen = self.parameters if policy is None else parameters
+        core = make_core(policy or self.policy, self.eviction, chosen, settings)
+        for recorded_profile in self.profiles:
+            core.cluster.profiles.restore(recorded_profile.model, _profile(recorded_profile))
+        return core
+
+
+class RecordedStep(NamedTuple):
+    """One event, when the core took it in, and the digest of what it answered."""
+
+    at_s: float
+    event: Event
+    digest: str
+
+
+_BEGINNINGS: Codec[Beginning] = Codec(Beginning)
+_EVENTS: Codec[Event] = Codec(Event)
+_ACTIONS: Codec[Action] = Codec(Action)
+
+
+def recorded_profile(model: ModelId, profile: Profile) -> RecordedProfile:
+    """A profile as it is recorded."""
+    return RecordedProfile(
+        model,
+        profile.memory_bytes,
+        profile.measured_bytes,
+        dict(profile.load_s),
+        dict(profile.run_s),
+        tuple(sorted(profile.measured_loads)),
+        tuple(sorted(profile.measured_runs)),
+        dict(profile.features),
+        profile.usual_run_s,
+    )
+
+
+def digest(actions: Iterable[Action]) -> str:
+    """A hash of the actions without their explanations."""
+    plain = [_ACTIONS.to_plain(_bare(action)) for action in actions]
+    if not plain:
+        return ""
+    return blake2b(_line(plain).encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def beginning_line(beginning: Beginning) -> str:
+    """The line with which a term begins."""
+    return _line({"begins": _BEGINNINGS.to_plain(beginning)})
+
+
+def step_line(at_s: float, event: Event, actions: Sequence[Action]) -> str:
+    """The line of one event."""
+    return _line([at_s, _EVENTS.to_plain(event), digest(actions)])
+
+
+def parsed(line: str) -> Beginning | RecordedStep:
+    """The content of a line; BadRecording where it is no line of a recording."""
+    try:
+        found = json.loads(line)
+        if isinstance(found, dict):
+            beginning = _BEGINNINGS.from_plain(found["begins"])
+            if beginning.version != VERSION:
+                raise BadRecording(f"version {beginning.version}; this is version {VERSION}")
+            return beginning
+        at_s, event, answer = found
+        return RecordedStep(float(at_s), _EVENTS.from_plain(event), str(answer))
+    except (ValueError, TypeError, KeyError, BadValue) as error:
+        raise BadRecording(f"no line of a recording: {error}") from error
+
+
+def _bare(action: Action) -> Action:
+    if isinstance(action, Dispatch | EnqueueLocally) and action.explanation is not None:
+        return action._replace(explanation=None)
+    return action
+
+
+def _profile(recorded_profile: RecordedProfile) -> Profile:
+    profile = Profile(recorded_profile.memory_bytes)
+    profile.measured_bytes = recorded_profile.measured_bytes
+    profile.load_s = dict(recorded_profile.load_s)
+    profile.run_s = dict(recorded_profile.run_s)
+    profile.measured_loads = set(recorded_profile.measured_loads)
+    profile.measured_runs = set(recorded_profile.measured_runs)
+    profile.features = dict(recorded_profile.features)
+    profile.usual_run_s = recorded_profile.usual_run_s
+    return profile
+
+
+def _line(plain: Any) -> str:
+    return json.dumps(plain, separators=(",", ":"), sort_keys=True)

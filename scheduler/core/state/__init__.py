@@ -1,0 +1,1 @@
+"""What the core keeps between events, with the orders that policies ask for. Pure."""

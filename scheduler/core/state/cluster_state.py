@@ -1,0 +1,328 @@
+"""GPUs, slots and who holds what, with the orders that policies ask for kept up to date."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from cache_manager.eviction.eviction_rule import EvictionRule
+from cache_manager.model.ids import GpuId, ModelId, Tier
+from cache_manager.residency.cache_index import CacheIndex
+from scheduler.core.state.pending import Bundle, Pending
+from scheduler.core.state.rankings import HolderRanking, SlotRanking
+from scheduler.core.state.request_queue import BundleLane, RequestQueue
+from scheduler.core.state.slots import Gpu, Slot
+from scheduler.core.state.unmet_demand import UnmetDemand
+from scheduler.estimates.estimate import SlotFacts, estimate
+from scheduler.estimates.profiles import Profiles
+from scheduler.model.values import Estimate, GpuSpec, SlotId
+
+
+class ClusterState:
+    """The state that a placement reads: residency, slots in their orders, waiting requests.
+
+    Distinct GPU sizes make the size classes: a request of class c fits every GPU of class >= c
+    on which nothing is locked.
+    """
+
+    def __init__(self, profiles: Profiles, rule: EvictionRule) -> None:
+        self.profiles = profiles
+        self.index = CacheIndex(rule)
+        self.gpus: dict[GpuId, Gpu] = {}
+        self.slots: dict[SlotId, Slot] = {}
+        self.sizes: list[int] = []
+        self.largest_bytes = 0
+        self.waiting = RequestQueue()
+        self.idle: list[SlotRanking] = []
+        self.active: list[SlotRanking] = []
+        self.ready = SlotRanking()
+        self.demand = UnmetDemand(self.waiting, self.is_held, self._excess_s)
+        self.accepted = 0
+        self.idle_slots = 0
+        self.active_slots = 0
+        self._idle_holders: dict[Bundle, HolderRanking] = {}
+        self._busy_holders: dict[Bundle, HolderRanking] = {}
+        self._bundles: dict[tuple[ModelId, ...], Bundle] = {}
+        self._bundles_of: dict[ModelId, list[Bundle]] = {}
+
+    # -- bundles --------------------------------------------------------------------------------
+
+    def bundle(self, models: tuple[ModelId, ...]) -> Bundle:
+        """The one bundle of these models, whatever their order was."""
+        bundle = self._bundles.get(models)
+        if bundle is None:
+            distinct = tuple(sorted(set(models)))
+            bundle = self._bundles.get(distinct) or self._new_bundle(distinct)
+            self._bundles[models] = bundle
+        return bundle
+
+    def bundles_of(self, model: ModelId) -> list[Bundle]:
+        """Every bundle that some request asked for and that contains this model."""
+        return self._bundles_of.get(model, _NO_BUNDLES)
+
+    def _new_bundle(self, models: tuple[ModelId, ...]) -> Bundle:
+        bundle = Bundle(models)
+        self._bundles[models] = bundle
+        for model in models:
+            self._bundles_of.setdefault(model, []).append(bundle)
+        self._measure(bundle)
+        return bundle
+
+    def remeasure(self, model: ModelId) -> None:
+        """A model's memory need has changed, for whatever will ask for it."""
+        for bundle in self.bundles_of(model):
+            before = bundle.size_class
+            self._measure(bundle)
+            if bundle.size_class != before and bundle in self.waiting.lanes:
+                self.waiting.regroup(len(self.sizes) + 1)
+
+    def too_large(self, bundle: Bundle) -> bool:
+        """Whether no GPU that was ever here could hold the models; False before the first one."""
+        return 0 < self.largest_bytes < bundle.bytes
+
+    def _measure(self, bundle: Bundle) -> None:
+        memory_bytes = self.profiles.memory_bytes
+        bundle.needs = tuple((model, memory_bytes(model)) for model in bundle.models)
+        bundle.bytes = sum(size for _, size in bundle.needs)
+        bundle.size_class = bisect_left(self.sizes, bundle.bytes)
+
+    # -- the global queue -----------------------------------------------------------------------
+
+    def wait(self, pending: Pending) -> None:
+        """Put a request into the global queue, at its place by arrival."""
+        self.waiting.add(pending, pending.seq)
+        if self.demand.running:
+            self.demand.waits(pending.bundle)
+
+    def is_held(self, bundle: Bundle) -> bool:
+        """Whether some GPU that takes requests holds all these models."""
+        return bool(
+            self.index.copies(bundle.models[0])
+            and (self.idle_holder(bundle) or self.busy_holder(bundle))
+        )
+
+    def copies(self, bundle: Bundle) -> int:
+        """On how many GPUs these models are; of several models, the rarest counts."""
+        return min(self.index.copies(model) for model in bundle.models)
+
+    def _excess_s(self, lane: BundleLane) -> float:
+        """By how much each holder's share of a lane's work exceeds the time of one more load."""
+        models = lane.bundle.models
+        work_s = lane.waiting * self.profiles.usual_runs_s(models)
+        share_s = work_s / max(1, self.copies(lane.bundle))
+        return share_s - self.profiles.all_loads_s(models, Tier.DISK)
+
+    # -- GPUs -----------------------------------------------------------------------------------
+
+    def join(self, spec: GpuSpec) -> Gpu:
+        """Add a GPU; its slots begin as the least used one here, not at zero."""
+        self.largest_bytes = max(self.largest_bytes, spec.memory_bytes)
+        cache = self.index.add_gpu(spec.id, spec.node, spec.memory_bytes)
+        gpu = Gpu(spec, cache)
+        lowest = min((slot.frequency for slot in self.slots.values()), default=0)
+        for slot_spec in spec.slot_specs():
+            slot = Slot(slot_spec.id, gpu, slot_spec.leases, RequestQueue())
+            slot.frequency = lowest
+            gpu.slots.append(slot)
+            self.idle_slots += 1
+            self.active_slots += 1
+            self.slots[slot.id] = slot
+        self.gpus[spec.id] = gpu
+        self._sort_sizes()
+        for slot in gpu.slots:
+            self.active[gpu.size_class].add(slot)
+            self.idle[gpu.size_class].add(slot)
+        if self.active[gpu.size_class].overgrown(self.active_slots):
+            self._rank_active()
+        if self.idle[gpu.size_class].overgrown(self.active_slots):
+            self._rank_idle()
+        return gpu
+
+    def retire(self, gpu: Gpu) -> None:
+        """Offer this GPU to no further request."""
+        if not gpu.active:
+            return
+        gpu.active = False
+        self.active_slots -= len(gpu.slots)
+        for slot in gpu.slots:
+            self.idle_slots -= slot.idle
+            slot.idle = False
+        for model in gpu.cache.residents:
+            self._residency_changed(model)
+        self._sort_sizes()
+
+    def offer(self, gpu: Gpu) -> None:
+        """Offer a GPU again that was retired for a while."""
+        if gpu.active:
+            return
+        gpu.active = True
+        self.active_slots += len(gpu.slots)
+        self._sort_sizes()
+        for slot in gpu.slots:
+            self.active[gpu.size_class].add(slot)
+            self.settle(slot)
+        if self.active[gpu.size_class].overgrown(self.active_slots):
+            self._rank_active()
+        for model in gpu.cache.residents:
+            self._list_holders(gpu, model)
+            self._residency_changed(model)
+
+    def remove(self, gpu: Gpu) -> None:
+        """Forget a GPU and what it held."""
+        self.retire(gpu)
+        self.index.remove_gpu(gpu.spec.id)
+        del self.gpus[gpu.spec.id]
+        for slot in gpu.slots:
+            del self.slots[slot.id]
+
+    def _sort_sizes(self) -> None:
+        sizes = sorted({gpu.spec.memory_bytes for gpu in self.gpus.values() if gpu.active})
+        if sizes != self.sizes:
+            self.sizes = sizes
+            self._regroup()
+        else:
+            for gpu in self.gpus.values():
+                gpu.size_class = bisect_left(sizes, gpu.spec.memory_bytes)
+
+    def _regroup(self) -> None:
+        for bundle in self._bundles.values():
+            bundle.size_class = bisect_left(self.sizes, bundle.bytes)
+        self.waiting.regroup(len(self.sizes) + 1)
+        for gpu in self.gpus.values():
+            gpu.size_class = bisect_left(self.sizes, gpu.spec.memory_bytes)
+        self._rank_active()
+        self._rank_idle()
+
+    def _rank_active(self) -> None:
+        self.active = [SlotRanking() for _ in self.sizes]
+        for slot in self.slots.values():
+            if slot.gpu.active:
+                self.active[slot.gpu.size_class].add(slot)
+
+    def _rank_idle(self) -> None:
+        self.idle = [SlotRanking() for _ in self.sizes]
+        self.ready = SlotRanking()
+        for slot in self.slots.values():
+            if slot.idle:
+                self.idle[slot.gpu.size_class].add(slot)
+                if slot.local.count:
+                    self.ready.add(slot)
+
+    # -- residency ------------------------------------------------------------------------------
+
+    def admit(self, gpu: Gpu, model: ModelId, size_bytes: int, now: float, load_s: float) -> None:
+        """Reserve memory for a model, which counts as held there from now on."""
+        times = load_s, self.profiles.usual_run_s(model)
+        self.index.admit(gpu.cache, model, size_bytes, now, times)
+        waiters = 0
+        for bundle in self.bundles_of(model):
+            for slot in gpu.slots:
+                lane = slot.local.lanes.get(bundle) if slot.local.count else None
+                waiters += lane.waiting if lane is not None else 0
+        self._list_holders(gpu, model)
+        if waiters:
+            self.index.wait(gpu.cache, model, waiters)
+        users = sum(model in lease.models for s in gpu.slots for lease in s.leases.values())
+        if users:  # leases whose own copy of the model was lost
+            self.index.use(gpu.cache, model, users)
+        self._residency_changed(model)
+
+    def evict(self, gpu: Gpu, model: ModelId) -> None:
+        """Give back a model's memory; the GPU no longer counts as a holder."""
+        self.index.evict(gpu.cache, model)
+        self._residency_changed(model)
+
+    def _residency_changed(self, model: ModelId) -> None:
+        if self.demand.running:
+            for bundle in self.bundles_of(model):
+                self.demand.residency_changed(bundle)
+
+    def idle_holder(self, bundle: Bundle) -> Slot | None:
+        """The least used idle slot that holds all these models."""
+        return self._ranking(self._idle_holders, bundle, idle=True).best()
+
+    def busy_holder(self, bundle: Bundle) -> Slot | None:
+        """The busy slot that holds all these models and is free soonest."""
+        return self._ranking(self._busy_holders, bundle, idle=False).best()
+
+    def _ranking(
+        self, rankings: dict[Bundle, HolderRanking], bundle: Bundle, *, idle: bool
+    ) -> HolderRanking:
+        """The order of a bundle's holders, kept from the first time that it is asked for."""
+        ranking = rankings.get(bundle)
+        if ranking is None:
+            ranking = rankings[bundle] = HolderRanking(bundle.models, idle=idle)
+            ranking.rebuild(self._holders(bundle))
+        return ranking
+
+    def _list_holders(self, gpu: Gpu, model: ModelId) -> None:
+        """Enter a GPU's slots wherever holders of this model are ordered."""
+        for bundle in self.bundles_of(model):
+            for slot in gpu.slots:
+                if slot.holds(bundle.models):
+                    self._list(self._idle_holders, bundle, slot)
+                    self._list(self._busy_holders, bundle, slot)
+
+    def _list(self, rankings: dict[Bundle, HolderRanking], bundle: Bundle, slot: Slot) -> None:
+        ranking = rankings.get(bundle)
+        if ranking is not None:
+            ranking.list(slot)
+            if ranking.overgrown(self.index.copies(bundle.models[0]) * len(slot.gpu.slots)):
+                ranking.rebuild(self._holders(bundle))
+
+    def _holders(self, bundle: Bundle) -> Iterator[Slot]:
+        for gpu_id in self.index.holders(bundle.models[0]):
+            for slot in self.gpus[gpu_id].slots:
+                if slot.holds(bundle.models):
+                    yield slot
+
+    # -- estimates ------------------------------------------------------------------------------
+
+    def estimate(self, bundle: Bundle, batch: int, slot: Slot) -> Estimate:
+        """The expected seconds of a batch of these models on a slot, beside its neighbours."""
+        spec = slot.gpu.spec
+        residents = slot.residents
+        missing = tuple(
+            [
+                (model, self.index.tier(spec.node, model))
+                for model in bundle.models
+                if model not in residents
+            ]
+        )
+        facts = SlotFacts(spec.gpu_type, missing)
+        return estimate(self.profiles, bundle.models, batch, facts, slot.neighbours())
+
+    # -- slots ----------------------------------------------------------------------------------
+
+    def has_ready(self) -> bool:
+        """Whether an idle slot's local queue may have work."""
+        return bool(self.ready) and self.ready.first_idle() is not None
+
+    def settle(self, slot: Slot) -> None:
+        """Bring the orders up to date after a slot's leases, times or local queue changed."""
+        idle = len(slot.leases) < slot.capacity and slot.gpu.active
+        if idle != slot.idle:
+            slot.idle = idle
+            self.idle_slots += 1 if idle else -1
+        if slot.unlisted:
+            for order in slot.unlisted:
+                order.list(slot)
+            slot.unlisted.clear()
+        if slot.idle:
+            ranking = self.idle[slot.gpu.size_class]
+            ranking.add(slot)
+            if slot.local.count:
+                self.ready.add(slot)
+            if ranking.overgrown(self.active_slots) or self.ready.overgrown(self.active_slots):
+                self._rank_idle()
+            if self.demand.running:
+                self.demand.fresh_slots[slot] = None
+            return
+        available_s = slot.available_s
+        if available_s < slot.highest_listed_s and self._busy_holders:
+            for model in slot.residents:
+                for bundle in self.bundles_of(model):
+                    if slot.holds(bundle.models):
+                        self._list(self._busy_holders, bundle, slot)
+        slot.highest_listed_s = available_s
+
+
+_NO_BUNDLES: list[Bundle] = []

@@ -1,0 +1,78 @@
+"""Requests as the core holds them, and the sets of models that they need."""
+
+from enum import Enum, auto
+
+from cache_manager.model.ids import ModelId
+from scheduler.model.values import LeaseId, Request, RequestId, SlotId
+
+
+class Standing(Enum):
+    """Where an accepted request is."""
+
+    WAITING = auto()
+    LOCAL = auto()
+    LEASED = auto()
+    PAUSED = auto()
+
+
+class Bundle:
+    """The models that one request needs together; interned, so that it is compared by identity.
+
+    `needs` holds each model's memory; `size_class` is the smallest GPU size that has room.
+    """
+
+    __slots__ = ("bytes", "models", "needs", "size_class")
+
+    def __init__(self, models: tuple[ModelId, ...]) -> None:
+        self.models = models
+        self.needs: tuple[tuple[ModelId, int], ...] = ()
+        self.bytes = 0
+        self.size_class = 0
+
+
+class Pending:
+    """One request that the core has accepted and not finished yet.
+
+    `seq` is its place in the order of arrival, `number` how many were accepted before it, `rank`
+    its place in the queue it is in now; `wait_s` is what it adds to the wait of a local queue;
+    `gave_back` are the leases that it ended early and came back from.
+    """
+
+    __slots__ = (
+        "arrived_s",
+        "at",
+        "bundle",
+        "following",
+        "gave_back",
+        "leading",
+        "lease",
+        "number",
+        "rank",
+        "request",
+        "seq",
+        "standing",
+        "wait_s",
+    )
+
+    def __init__(self, request: Request, bundle: Bundle, seq: int, arrived_s: float) -> None:
+        self.request = request
+        self.bundle = bundle
+        self.seq = seq
+        self.arrived_s = arrived_s
+        self.rank = seq
+        self.number = 0
+        self.leading: Pending | None = None
+        self.following: Pending | None = None
+        self.standing = Standing.WAITING
+        self.at: SlotId | None = None
+        self.lease: LeaseId | None = None
+        self.gave_back: list[LeaseId] = []
+        self.wait_s = 0.0
+
+    @property
+    def id(self) -> RequestId:
+        return self.request.id
+
+    @property
+    def models(self) -> tuple[ModelId, ...]:
+        return self.bundle.models

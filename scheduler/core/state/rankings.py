@@ -1,0 +1,133 @@
+"""Slots ordered by how often they were used or when they are free, kept without re-sorting.
+
+All of these are heaps whose entries may be older than the truth. A key only ever grows (how often
+a slot was given work; when it will be free), so that an outdated entry lies too near to the top,
+is found there, and is then corrected or dropped.
+"""
+
+from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush, heapreplace
+
+from cache_manager.model.ids import ModelId
+from scheduler.core.state.slots import Slot
+from scheduler.model.values import SlotId
+
+_COMPACT_BEYOND = 16
+
+
+class HolderRanking:
+    """The idle (or the busy) slots that hold one set of models, the best one first."""
+
+    __slots__ = ("_entries", "_idle", "_models")
+
+    def __init__(self, models: tuple[ModelId, ...], *, idle: bool) -> None:
+        self._models = models
+        self._idle = idle
+        self._entries: list[tuple[float, SlotId, Slot]] = []
+
+    def best(self) -> Slot | None:
+        """Least used among the idle, soonest free among the busy; ties to the lowest id."""
+        entries = self._entries
+        while entries:
+            key, slot_id, slot = entries[0]
+            if not slot.gpu.active or not slot.holds(self._models):
+                heappop(entries)
+            elif slot.idle != self._idle:
+                heappop(entries)
+                slot.unlisted.append(self)
+            else:
+                present = self._key(slot)
+                if present == key:
+                    return slot
+                heapreplace(entries, (present, slot_id, slot))
+        return None
+
+    def list(self, slot: Slot) -> None:
+        """Enter a slot that has begun to hold the models, or whose key has shrunk."""
+        heappush(self._entries, self._entry(slot))
+
+    def overgrown(self, holders: int) -> bool:
+        """Whether doubled and outdated entries outnumber the holders."""
+        return _overgrown(len(self._entries), holders)
+
+    def rebuild(self, holders: Iterable[Slot]) -> None:
+        """Begin anew with one entry a holder."""
+        self._entries = [self._entry(slot) for slot in holders]
+        heapify(self._entries)
+
+    def _entry(self, slot: Slot) -> tuple[float, SlotId, Slot]:
+        key = self._key(slot)
+        if not self._idle and key > slot.highest_listed_s:
+            slot.highest_listed_s = key
+        return key, slot.id, slot
+
+    def _key(self, slot: Slot) -> float:
+        return slot.frequency if self._idle else slot.available_s
+
+
+class SlotRanking:
+    """Slots by how many requests each was given; ties to the lowest id."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, SlotId, Slot]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def overgrown(self, slots: int) -> bool:
+        """Whether outdated entries outnumber the slots."""
+        return _overgrown(len(self._entries), slots)
+
+    def add(self, slot: Slot) -> None:
+        heappush(self._entries, (slot.frequency, slot.id, slot))
+
+    def first_idle(self) -> Slot | None:
+        """The least used idle slot; a slot is entered anew whenever it is idle after a change."""
+        entries = self._entries
+        while entries:
+            frequency, _, slot = entries[0]
+            if slot.idle and slot.frequency == frequency:
+                return slot
+            heappop(entries)
+        return None
+
+    def few_idle(self, most: int, accepts: Callable[[Slot], bool]) -> list[Slot]:
+        """The least used idle slots that are accepted, in order."""
+        accepted: list[Slot] = []
+        aside: dict[Slot, tuple[int, SlotId, Slot]] = {}
+        while len(accepted) < most and (slot := self.first_idle()) is not None:
+            entry = heappop(self._entries)
+            if slot not in aside and accepts(slot):
+                accepted.append(slot)
+            aside[slot] = entry
+        for entry in aside.values():
+            heappush(self._entries, entry)
+        return accepted
+
+    def first_active(self, accepts: Callable[[Slot], bool]) -> Slot | None:
+        """The least used slot, idle or not, that is accepted."""
+        entries, aside = self._entries, []
+        found: Slot | None = None
+        while entries and found is None:
+            frequency, slot_id, slot = entries[0]
+            if not slot.gpu.active:
+                heappop(entries)
+            elif slot.frequency != frequency:
+                heapreplace(entries, (slot.frequency, slot_id, slot))
+            elif accepts(slot):
+                found = slot
+            else:
+                aside.append(heappop(entries))
+        for entry in aside:
+            heappush(entries, entry)
+        return found
+
+    def pop(self) -> None:
+        """Take the first entry out."""
+        heappop(self._entries)
+
+
+def _overgrown(entries: int, live: int) -> bool:
+    return entries > 2 * live + _COMPACT_BEYOND

@@ -1,0 +1,161 @@
+"""Waiting requests, one lane per set of models, in order of arrival over all lanes."""
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from scheduler.core.state.pending import Bundle, Pending
+
+_COMPACT_BEYOND = 64
+
+
+class BundleLane:
+    """The requests that wait for the same models, in order."""
+
+    __slots__ = ("bundle", "first", "heads", "last", "waiting")
+
+    def __init__(self, bundle: Bundle, heads: "list[tuple[int, BundleLane]]") -> None:
+        self.bundle = bundle
+        self.heads = heads
+        self.first: Pending | None = None
+        self.last: Pending | None = None
+        self.waiting = 0
+
+    def __lt__(self, other: "BundleLane") -> bool:
+        """Two entries of one rank: at least one is outdated, so that any order will do."""
+        return False
+
+    def __iter__(self) -> Iterator[Pending]:
+        pending = self.first
+        while pending is not None:
+            yield pending
+            pending = pending.following
+
+
+class RequestQueue:
+    """A queue that finds its first request, and the first one of a lane, without a scan.
+
+    Lanes are kept apart by size class (the smallest GPU size with room for the models), so that
+    a GPU finds the first request it has room for. The heaps of lane heads are pruned when read.
+    """
+
+    __slots__ = ("_heads", "count", "lanes")
+
+    def __init__(self, size_classes: int = 1) -> None:
+        self.lanes: dict[Bundle, BundleLane] = {}
+        self.count = 0
+        self._heads: list[list[tuple[int, BundleLane]]] = [[] for _ in range(size_classes)]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Pending]:
+        """All requests in order; costs a sort, so never on the path of a placement."""
+        return iter(sorted((p for lane in self.lanes.values() for p in lane), key=_rank))
+
+    def first(self, size_class: int = 0) -> Pending | None:
+        """The first request whose models are of this size class or a smaller one."""
+        heads = self._heads
+        if size_class == 0 or len(heads) == 1:
+            return self._first_of(heads[0])
+        best: Pending | None = None
+        for lane_heads in heads[: size_class + 1]:
+            head = self._first_of(lane_heads)
+            if head is not None and (best is None or head.rank < best.rank):
+                best = head
+        return best
+
+    def first_lanes(self, size_class: int) -> list[Pending]:
+        """The first request of every lane of this size class or a smaller one, in order."""
+        last = min(size_class, len(self._heads) - 1)
+        heads = (
+            lane.first
+            for lane in self.lanes.values()
+            if lane.first is not None and lane.bundle.size_class <= last
+        )
+        return sorted(heads, key=_rank)
+
+    def add(self, pending: Pending, rank: int) -> None:
+        """Put a request at its rank; at the end of its lane at no cost, elsewhere by a walk."""
+        bundle = pending.bundle
+        lane = self.lanes.get(bundle)
+        if lane is None:
+            heads = self._heads[bundle.size_class if len(self._heads) > 1 else 0]
+            lane = self.lanes[bundle] = BundleLane(bundle, heads)
+        pending.rank = rank
+        lane.waiting += 1
+        self.count += 1
+        last = lane.last
+        if last is None:
+            lane.first = lane.last = pending
+            self._enter(lane)
+        elif last.rank < rank:
+            last.following = pending
+            pending.leading = last
+            lane.last = pending
+        else:
+            _insert(lane, pending)
+
+    def remove(self, pending: Pending) -> None:
+        """Take a request out, wherever in its lane it is."""
+        lane = self.lanes[pending.bundle]
+        before, after = pending.leading, pending.following
+        if after is None:
+            lane.last = before
+        else:
+            after.leading = before
+        if before is not None:
+            before.following = after
+        else:
+            lane.first = after
+            if after is not None:
+                self._enter(lane)
+            else:
+                del self.lanes[lane.bundle]
+        pending.leading = pending.following = None
+        lane.waiting -= 1
+        self.count -= 1
+
+    def regroup(self, size_classes: int) -> None:
+        """Sort the lanes into their size classes anew."""
+        self._heads = [[] for _ in range(size_classes)]
+        for lane in self.lanes.values():
+            lane.heads = self._heads[lane.bundle.size_class if size_classes > 1 else 0]
+            assert lane.first is not None
+            heappush(lane.heads, (lane.first.rank, lane))
+
+    def _enter(self, lane: BundleLane) -> None:
+        assert lane.first is not None
+        heappush(lane.heads, (lane.first.rank, lane))
+        if len(lane.heads) > 2 * len(self.lanes) + _COMPACT_BEYOND:
+            self.regroup(len(self._heads))
+
+    @staticmethod
+    def _first_of(heads: list[tuple[int, BundleLane]]) -> Pending | None:
+        while heads:
+            rank, lane = heads[0]
+            first = lane.first
+            if first is not None and first.rank == rank and lane.heads is heads:
+                return first
+            heappop(heads)
+        return None
+
+
+def _insert(lane: BundleLane, pending: Pending) -> None:
+    """Into the lane by rank: only requests that come back from a slot take this way."""
+    after = lane.first
+    assert after is not None
+    while after.rank < pending.rank:
+        assert after.following is not None
+        after = after.following
+    before = after.leading
+    pending.leading, pending.following = before, after
+    after.leading = pending
+    if before is None:
+        lane.first = pending
+        heappush(lane.heads, (pending.rank, lane))
+    else:
+        before.following = pending
+
+
+def _rank(pending: Pending) -> int:
+    return pending.rank

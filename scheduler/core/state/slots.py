@@ -1,0 +1,155 @@
+"""GPUs, their slots and the leases in force on them."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from cache_manager.model.ids import ModelId
+from cache_manager.residency.cache_index import GpuCache
+from scheduler.core.state.pending import Pending
+from scheduler.core.state.request_queue import RequestQueue
+from scheduler.model.actions import Dispatch
+from scheduler.model.values import GpuSpec, LeaseId, SlotId
+
+
+class Relisting(Protocol):
+    """An order of slots that dropped this one until its state changes."""
+
+    def list(self, slot: "Slot") -> None: ...
+
+
+class ActiveLease:
+    """One dispatch in force on a slot; without requests it is a prefetch, or was adopted.
+
+    `loading` holds, for each model on its way, when it is expected to be there. Its run may begin
+    at `begins_s`, when the slot comes to it, and should be over at `due_s`.
+    """
+
+    __slots__ = (
+        "begins_s",
+        "dispatch",
+        "due_s",
+        "id",
+        "loading",
+        "may_return",
+        "models",
+        "released",
+        "requests",
+        "run_s",
+        "slot",
+        "wanted",
+    )
+
+    def __init__(self, lease: LeaseId, slot: "Slot", models: tuple[ModelId, ...]) -> None:
+        self.id = lease
+        self.slot = slot
+        self.models = models
+        self.requests: list[Pending] = []
+        self.loading: dict[ModelId, float] = {}
+        self.released = False
+        self.may_return = False
+        self.wanted: list[Pending] = []
+        self.dispatch: Dispatch | None = None
+        self.begins_s = 0.0
+        self.run_s = 0.0
+        self.due_s = 0.0
+
+    def left_s(self, now: float) -> float:
+        """Seconds of the slot's work that end with this lease; below zero where it is overdue."""
+        return self.due_s - max(now, self.begins_s)
+
+
+class Gpu:
+    """One GPU: its memory, as the cache index keeps it, and its slots.
+
+    `active` says whether it takes requests: neither `draining`, which is for good, nor `silent`.
+    """
+
+    __slots__ = ("active", "cache", "draining", "silent", "size_class", "slots", "spec")
+
+    def __init__(self, spec: GpuSpec, cache: GpuCache) -> None:
+        self.spec = spec
+        self.cache = cache
+        self.active = True
+        self.draining = False
+        self.silent = False
+        self.size_class = 0
+        self.slots: list[Slot] = []
+
+
+class Slot:
+    """One schedulable unit, the leases it holds, and its local queue.
+
+    `frequency` counts the requests it was given. `free_s` is when its leased work should be done.
+    `idle` says whether there is room for one more lease; the cluster keeps it up to date.
+    """
+
+    __slots__ = (
+        "capacity",
+        "free_s",
+        "frequency",
+        "given",
+        "gpu",
+        "highest_listed_s",
+        "id",
+        "idle",
+        "leases",
+        "local",
+        "local_s",
+        "unlisted",
+    )
+
+    def __init__(self, slot: SlotId, gpu: Gpu, capacity: int, local: RequestQueue) -> None:
+        self.id = slot
+        self.gpu = gpu
+        self.capacity = capacity
+        self.idle = True
+        self.leases: dict[LeaseId, ActiveLease] = {}
+        self.local = local
+        self.local_s = 0.0
+        self.free_s = 0.0
+        self.frequency = 0
+        self.given = 0
+        self.highest_listed_s = 0.0
+        self.unlisted: list[Relisting] = []
+
+    def __lt__(self, other: "Slot") -> bool:
+        """Two slots of one id: one is of a lost GPU and soon dropped, so that any order will do."""
+        return False
+
+    @property
+    def available_s(self) -> float:
+        """When it could start a request that joined its local queue now, if nothing is overdue."""
+        return self.free_s + self.local_s
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until it could: what is overdue ends any moment, the local queue comes on top."""
+        return max(0.0, self.free_s - now) + self.local_s
+
+    def neighbours(self) -> tuple[ModelId, ...]:
+        """The models of the leases beside which one more lease of this slot would run.
+
+        A slot with room for one lease runs its next one after, not beside, the lease that it holds.
+        """
+        slots = self.gpu.slots
+        if len(slots) == 1 and self.capacity == 1:
+            return ()
+        return tuple(
+            [
+                model
+                for slot in slots
+                if slot is not self or self.capacity > 1
+                for lease in slot.leases.values()
+                for model in lease.models
+            ]
+        )
+
+    @property
+    def residents(self) -> Mapping[ModelId, object]:
+        return self.gpu.cache.residents
+
+    def holds(self, models: tuple[ModelId, ...]) -> bool:
+        """Whether all these models are resident on its GPU, or being loaded there."""
+        residents = self.gpu.cache.residents
+        if len(models) == 1:
+            return models[0] in residents
+        return all(model in residents for model in models)

@@ -1,0 +1,126 @@
+"""Which waiting requests could be served at once, by whom, and which models lack GPUs.
+
+Kept only once a policy has asked for it, so that the policies that do not ask pay nothing. Like
+the rankings, the heaps here hold entries that may be older than the truth, on the side where they
+come up too early, and are corrected when they do.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from typing import TypeVar
+
+from scheduler.core.state.pending import Bundle, Pending
+from scheduler.core.state.request_queue import BundleLane, RequestQueue
+from scheduler.core.state.slots import Slot
+
+_COMPACT_BEYOND = 64
+
+Key = TypeVar("Key", int, float)
+
+
+class UnmetDemand:
+    """Follows the global queue, residency and idle slots from the moment it is started."""
+
+    def __init__(
+        self,
+        waiting: RequestQueue,
+        is_held: Callable[[Bundle], bool],
+        excess_s: Callable[[BundleLane], float],
+    ) -> None:
+        self.running = False
+        self.fresh_slots: dict[Slot, None] = {}
+        self.fresh_bundles: dict[Bundle, None] = {}
+        self._waiting = waiting
+        self._is_held = is_held
+        self._excess_s = excess_s
+        self._unheld: list[tuple[int, BundleLane]] = []
+        self._excesses: list[tuple[float, BundleLane]] = []
+
+    def start(self, idle_slots: Iterable[Slot]) -> None:
+        """Begin to follow; everything that is there already counts as fresh."""
+        self.running = True
+        self.fresh_slots = dict.fromkeys(idle_slots)
+        self.fresh_bundles = dict.fromkeys(self._waiting.lanes)
+        self._rebuild()
+
+    def stop(self) -> None:
+        """Forget everything, until a policy asks again."""
+        self.running = False
+        self.fresh_slots.clear()
+        self.fresh_bundles.clear()
+        self._unheld.clear()
+        self._excesses.clear()
+
+    # -- what has changed -----------------------------------------------------------------------
+
+    def waits(self, bundle: Bundle) -> None:
+        """One more request waits for these models."""
+        self.fresh_bundles[bundle] = None
+        self.residency_changed(bundle)
+
+    def residency_changed(self, bundle: Bundle) -> None:
+        """A GPU has begun to hold these models, or one no longer does."""
+        lane = self._waiting.lanes.get(bundle)
+        if lane is None or lane.first is None:
+            return
+        if self._is_held(bundle):
+            heappush(self._excesses, (-self._excess_s(lane), lane))
+        else:
+            heappush(self._unheld, (lane.first.rank, lane))
+        if len(self._excesses) + len(self._unheld) > self._most_entries():
+            self._rebuild()
+
+    # -- questions ------------------------------------------------------------------------------
+
+    def unheld(self, most: int) -> Sequence[Pending]:
+        """First requests of lanes whose models no GPU holds, the oldest first."""
+        return _first(self._unheld, most, self._rank_if_unheld)
+
+    def most_in_excess(self, most: int) -> Sequence[Pending]:
+        """First requests of lanes whose holders have more to do than a load would take."""
+        return _first(self._excesses, most, self._excess_if_held)
+
+    # -- parts ----------------------------------------------------------------------------------
+
+    def _held(self, lane: BundleLane) -> bool:
+        return self._is_held(lane.bundle)
+
+    def _rank_if_unheld(self, lane: BundleLane) -> int | None:
+        return None if self._held(lane) else _first_rank(lane)
+
+    def _excess_if_held(self, lane: BundleLane) -> float | None:
+        return -self._excess_s(lane) if self._held(lane) else None
+
+    def _most_entries(self) -> int:
+        return 4 * len(self._waiting.lanes) + _COMPACT_BEYOND
+
+    def _rebuild(self) -> None:
+        lanes = self._waiting.lanes.values()
+        self._unheld = [(_first_rank(lane), lane) for lane in lanes if not self._held(lane)]
+        self._excesses = [(-self._excess_s(lane), lane) for lane in lanes if self._held(lane)]
+        heapify(self._unheld)
+        heapify(self._excesses)
+
+
+def _first_rank(lane: BundleLane) -> int:
+    assert lane.first is not None
+    return lane.first.rank
+
+
+def _first(
+    heap: list[tuple[Key, BundleLane]], most: int, present_key: Callable[[BundleLane], Key | None]
+) -> list[Pending]:
+    """The first lanes of a heap by their present keys; outdated and doubled entries go."""
+    found: dict[BundleLane, Key] = {}
+    while heap and len(found) < most:
+        entry, lane = heappop(heap)
+        present = present_key(lane) if lane.first is not None and lane not in found else None
+        if present is None:
+            continue
+        if present > entry:
+            heappush(heap, (present, lane))
+        else:
+            found[lane] = present
+    for lane, present in found.items():
+        heappush(heap, (present, lane))
+    return [lane.first for lane in found if lane.first is not None]

@@ -1,0 +1,1 @@
+"""What models cost: sizes and times, declared, measured or assumed. Pure."""

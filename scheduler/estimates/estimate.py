@@ -1,0 +1,40 @@
+"""The one estimate of how long a request takes on a slot, beside what runs there already.
+
+Every placement decision reads its seconds here: what a policy compares, what a lease is expected to
+take, what a local queue adds up, and what an explanation shows. Interference between models that
+share a GPU therefore belongs into `estimate` alone.
+"""
+
+from typing import NamedTuple
+
+from cache_manager.model.ids import ModelId, Tier
+from scheduler.estimates.profiles import Profiles
+from scheduler.model.values import Estimate
+
+
+class SlotFacts(NamedTuple):
+    """The GPU type of a slot, and each model that it lacks with the tier to load it from."""
+
+    gpu_type: str
+    missing: tuple[tuple[ModelId, Tier], ...]
+
+
+def estimate(
+    profiles: Profiles,
+    models: tuple[ModelId, ...],
+    batch: int,
+    slot: SlotFacts,
+    neighbours: tuple[ModelId, ...],
+) -> Estimate:
+    """The expected seconds to load what is missing, and to run all models once, one by one.
+
+    `neighbours` are the models of the leases that would run beside this one on the same GPU. They
+    change nothing yet: the profiles are taken to hold whatever else runs.
+    """
+    del neighbours  # until the interference study's model is here
+    load_s = 0.0
+    for model, source in slot.missing:
+        load_s += profiles.load_s(model, source)
+    if len(models) == 1:
+        return Estimate(load_s, profiles.run_s(models[0], batch, slot.gpu_type))
+    return Estimate(load_s, sum(profiles.run_s(model, batch, slot.gpu_type) for model in models))

@@ -1,0 +1,159 @@
+"""What is known of every model's size and times: declared, measured, or a default."""
+
+from collections.abc import Mapping
+
+from cache_manager.model.ids import ModelId, Tier
+from scheduler.model.values import ANY_GPU_TYPE, CoreSettings, ModelSpec
+
+
+class Profile:
+    """One model's memory, load seconds by source tier and run seconds by batch and GPU type."""
+
+    __slots__ = (
+        "features",
+        "load_s",
+        "measured_bytes",
+        "measured_loads",
+        "measured_runs",
+        "memory_bytes",
+        "run_s",
+        "usual_run_s",
+    )
+
+    def __init__(self, memory_bytes: int) -> None:
+        self.memory_bytes = memory_bytes
+        self.measured_bytes = 0
+        self.measured_loads: set[Tier] = set()
+        self.measured_runs: set[tuple[int, str]] = set()
+        self.load_s: dict[Tier, float] = {}
+        self.run_s: dict[tuple[int, str], float] = {}
+        self.features: dict[str, float] = {}
+        self.usual_run_s: float | None = None
+
+
+class Profiles:
+    """The profiles of all models; every report corrects one (exponentially weighted)."""
+
+    def __init__(self, settings: CoreSettings) -> None:
+        self._settings = settings
+        self._profiles: dict[ModelId, Profile] = {}
+        self._changed: set[ModelId] = set()
+
+    def of(self, model: ModelId) -> Profile:
+        """The model's profile; one never seen begins with the defaults."""
+        profile = self._profiles.get(model)
+        if profile is None:
+            profile = self._profiles[model] = Profile(self._settings.default_memory_bytes)
+        return profile
+
+    def known(self) -> Mapping[ModelId, Profile]:
+        """Every model that was declared, asked for or reported."""
+        return self._profiles
+
+    def take_changed(self) -> set[ModelId]:
+        """The models whose profiles have changed since this was asked last."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def restore(self, model: ModelId, profile: Profile) -> None:
+        """Take over what an earlier scheduler knew, unless more is known already."""
+        self._profiles.setdefault(model, profile)
+
+    def declare(self, spec: ModelSpec) -> None:
+        """Take over a declaration; what was measured already stays."""
+        self._changed.add(spec.id)
+        profile = self.of(spec.id)
+        if spec.memory_bytes is not None and not profile.measured_bytes:
+            profile.memory_bytes = spec.memory_bytes
+        for tier, load_s in spec.load_s.items():
+            if tier not in profile.measured_loads:
+                profile.load_s[tier] = load_s
+        for key, run_s in spec.run_s.items():
+            if key not in profile.measured_runs:
+                profile.run_s[key] = run_s
+        if spec.run_s and not profile.measured_runs:
+            profile.usual_run_s = spec.run_s[min(spec.run_s)]
+        profile.features = {**profile.features, **spec.features}
+
+    # -- questions ------------------------------------------------------------------------------
+
+    def memory_bytes(self, model: ModelId) -> int:
+        return self.of(model).memory_bytes
+
+    def load_s(self, model: ModelId, source: Tier) -> float:
+        """Seconds to load from this tier: as known, else as known of the next slower tier."""
+        known = self.of(model).load_s
+        if not known:
+            return self._settings.default_load_s
+        exact = known.get(source)
+        if exact is not None:
+            return exact
+        slower = [tier for tier in known if tier > source]
+        return known[min(slower)] if slower else known[max(known)]
+
+    def run_s(self, model: ModelId, batch: int, gpu_type: str) -> float:
+        """Seconds of one run: as known, else scaled from what is nearest to it."""
+        known = self.of(model).run_s
+        exact = known.get((batch, gpu_type))
+        return exact if exact is not None else self._nearest_run_s(known, batch, gpu_type)
+
+    def usual_run_s(self, model: ModelId) -> float:
+        """Seconds of a run as it was last reported, whatever the batch and the GPU."""
+        usual = self.of(model).usual_run_s
+        return self._settings.default_run_s if usual is None else usual
+
+    def usual_runs_s(self, models: tuple[ModelId, ...]) -> float:
+        """Seconds of one usual run of each of these models."""
+        return sum(self.usual_run_s(model) for model in models)
+
+    def all_loads_s(self, models: tuple[ModelId, ...], source: Tier) -> float:
+        """Seconds to load all these models from this tier."""
+        return sum(self.load_s(model, source) for model in models)
+
+    def _nearest_run_s(
+        self, known: Mapping[tuple[int, str], float], batch: int, gpu_type: str
+    ) -> float:
+        if not known:
+            return self._settings.default_run_s
+        same_type = [key for key in known if key[1] == gpu_type]
+        any_type = [key for key in known if key[1] == ANY_GPU_TYPE]
+        nearest = min(
+            same_type or any_type or list(known), key=lambda key: (abs(key[0] - batch), key)
+        )
+        return known[nearest] * max(1.0, batch / nearest[0])
+
+    # -- reports --------------------------------------------------------------------------------
+
+    def report_load(self, model: ModelId, source: Tier, load_s: float) -> None:
+        self._changed.add(model)
+        profile = self.of(model)
+        profile.measured_loads.add(source)
+        times = profile.load_s
+        times[source] = self._blend(times.get(source), load_s)
+
+    def report_run(self, model: ModelId, batch: int, gpu_type: str, run_s: float) -> None:
+        self._changed.add(model)
+        profile = self.of(model)
+        times = profile.run_s
+        key = (batch, gpu_type)
+        known = times.get(key)
+        if known is None:
+            known = times.get((batch, ANY_GPU_TYPE))
+        times[key] = run_s if known == run_s else self._blend(known, run_s)
+        profile.measured_runs.add(key)
+        profile.usual_run_s = times[key]
+
+    def report_memory(self, model: ModelId, peak_bytes: int) -> bool:
+        """Take over a measured peak: the first replaces the declaration; True if it changed."""
+        profile = self.of(model)
+        needed = max(profile.measured_bytes, peak_bytes)
+        changed = needed != profile.memory_bytes
+        if needed != profile.measured_bytes:
+            self._changed.add(model)
+        profile.measured_bytes = profile.memory_bytes = needed
+        return changed
+
+    def _blend(self, known: float | None, measured: float) -> float:
+        if known is None:
+            return measured
+        return known + self._settings.report_weight * (measured - known)

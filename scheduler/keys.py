@@ -1,8 +1,0 @@
-"""Keys for every purpose out of the one secret that a cluster shares."""
-
-import hmac
-
-
-def derived_key(secret: bytes, purpose: str) -> bytes:
-    """The key for one purpose; whoever knows it learns neither the secret nor another key."""
-    return hmac.digest(secret, f"gpufaas: {purpose}".encode(), "sha256")

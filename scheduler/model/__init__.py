@@ -1,0 +1,1 @@
+"""The scheduler's vocabulary: values, events, actions and errors. Pure."""

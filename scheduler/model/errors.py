@@ -1,0 +1,215 @@
+"""What can go wrong in the scheduler.
+
+SchedulerError
+├── UnknownPolicy        no policy of that name
+├── BadParameter         a policy parameter that does not exist, or a value it cannot take
+├── BadEvent             an event about a slot, GPU or lease that the core does not know
+├── BadWorkload          a workload or trace that cannot be simulated
+├── BadValue             a value from outside that does not decode
+├── BadToken             a lease token that is forged or expired
+├── BadRecording         a file that is no recording of a live run, or cannot be written
+├── Refused              an event that could not be carried out, or not everywhere
+├── StoreError           the datastore refused or failed an operation
+│   ├── StoreUnavailable it cannot be reached, or does not answer; a write may have happened
+│   ├── Fenced           a write of a scheduler that no longer leads
+│   └── LeaseGone        the datastore's lease has expired, with every key that was under it
+├── ServiceError         the service, or its client, cannot carry a call out
+│   ├── BadRequest       the body or query of a call is invalid
+│   ├── NotAllowed       no credentials, wrong ones, or insufficient rights
+│   ├── Unknown          no object of that name
+│   ├── NotLeading       another scheduler leads, or none
+│   ├── NoGpus           no GPU is attached
+│   └── Unreachable      no scheduler answered
+└── RequestEnded         a request ended while its caller waited for a GPU
+    ├── QueueFull        too many requests wait already
+    ├── TooLarge         no GPU can hold its models
+    ├── Expired          its deadline passed
+    ├── Cancelled        its caller or the scheduler cancelled it
+    ├── Failed           its GPU work failed or its GPU was lost
+    └── GivenBack        its last lease was released for good
+"""
+
+from scheduler.model.values import RequestId
+
+
+class SchedulerError(Exception):
+    """Base of every error that the scheduler raises."""
+
+
+class UnknownPolicy(SchedulerError):
+    """No policy answers to this name."""
+
+    def __init__(self, name: str, known: tuple[str, ...]) -> None:
+        self.name = name
+        self.known = known
+        super().__init__(f"unknown policy {name!r}; known: {', '.join(known)}")
+
+
+class BadParameter(SchedulerError):
+    """A policy has no such parameter, or the value is outside its range."""
+
+    def __init__(self, policy: str, parameter: str, detail: str) -> None:
+        self.policy = policy
+        self.parameter = parameter
+        super().__init__(f"policy {policy!r}, parameter {parameter!r}: {detail}")
+
+
+class BadEvent(SchedulerError):
+    """The driver reported something about a slot, GPU or lease that does not exist."""
+
+    def __init__(self, what: str, identity: object) -> None:
+        self.what = what
+        self.identity = identity
+        super().__init__(f"no {what} {identity!r}")
+
+
+class BadWorkload(SchedulerError):
+    """The workload or its trace file is wrong; the text says where and why."""
+
+
+class BadValue(SchedulerError):
+    """A plain value does not decode; `path` leads to the wrong part."""
+
+    def __init__(self, detail: str, path: tuple[str, ...] = ()) -> None:
+        self.detail = detail
+        self.path = path
+        super().__init__(f"{'.'.join(path)}: {detail}" if path else detail)
+
+
+class BadToken(SchedulerError):
+    """A lease token gives no right to anything (any more, where it is only `late`)."""
+
+    def __init__(self, reason: str, *, late: bool = False) -> None:
+        self.late = late
+        super().__init__(reason)
+
+
+class BadRecording(SchedulerError):
+    """The recording is none, is of another version, or cannot be written; the text says why."""
+
+
+class EventRefused(SchedulerError):
+    """An event could not be carried out, or not everywhere."""
+
+    def __init__(self, event: object, reason: str) -> None:
+        self.event = event
+        self.reason = reason
+        super().__init__(reason)
+
+
+class DatastoreError(SchedulerError):
+    """The datastore did not do what was asked; the text says why."""
+
+
+class StoreUnavailable(DatastoreError):
+    """The datastore cannot be reached or does not answer; a write may have been done, or not."""
+
+
+class Fenced(DatastoreError):
+    """Nothing was written: the key of the fence is gone, or another process made it anew."""
+
+    def __init__(self, key: str, revision: int) -> None:
+        self.key = key
+        self.revision = revision
+        super().__init__(f"{key!r} is no longer the one that was made at revision {revision}")
+
+
+class LeaseGone(DatastoreError):
+    """The datastore's lease has expired or was revoked, and its keys went with it."""
+
+    def __init__(self, lease: int) -> None:
+        self.lease = lease
+        super().__init__(f"lease {lease:x} is gone")
+
+
+class RequestEnded(SchedulerError):
+    """A request ended while its caller waited for a GPU."""
+
+    def __init__(self, request: RequestId, reason: str) -> None:
+        self.request = request
+        self.reason = reason
+        super().__init__(f"request {request}: {reason}")
+
+
+class QueueFull(RequestEnded):
+    """So many requests wait already that no further one is accepted."""
+
+    def __init__(self, request: RequestId, reason: str, waiting: int) -> None:
+        self.waiting = waiting
+        super().__init__(request, reason)
+
+
+class ModelsTooLarge(RequestEnded):
+    """The models of the request need more memory than the largest GPU has."""
+
+    def __init__(
+        self, request: RequestId, reason: str, needed_bytes: int, largest_bytes: int
+    ) -> None:
+        self.needed_bytes = needed_bytes
+        self.largest_bytes = largest_bytes
+        super().__init__(request, reason)
+
+
+class RequestExpired(RequestEnded):
+    """The time until which the caller would wait is over."""
+
+    def __init__(self, request: RequestId, reason: str, deadline_s: float | None) -> None:
+        self.deadline_s = deadline_s
+        super().__init__(request, reason)
+
+
+class RequestWithdrawn(RequestEnded):
+    """The request was cancelled, or the scheduler stops."""
+
+
+class RequestFailed(RequestEnded):
+    """The GPU work of the request failed, or its GPU was lost."""
+
+
+class GivenBack(RequestEnded):
+    """The request's last lease was released for good while it waited for another one."""
+
+
+class ServiceError(SchedulerError):
+    """A call to the service that was invalid, or that could not be made."""
+
+
+class MalformedRequest(ServiceError):
+    """The call is invalid; the text says why."""
+
+
+class CallerNotAllowed(ServiceError):
+    """The caller has no valid credentials (`known` is False), or lacks the right."""
+
+    def __init__(self, message: str, *, known: bool) -> None:
+        self.known = known
+        super().__init__(message)
+
+
+class UnknownName(ServiceError):
+    """There is no object of that name."""
+
+    def __init__(self, what: str, name: str) -> None:
+        self.what = what
+        self.name = name
+        super().__init__(f"no {what} {name!r}")
+
+
+class NotLeading(ServiceError):
+    """This scheduler does not lead; the one at `leader` does, where that is known."""
+
+    def __init__(self, leader: str | None) -> None:
+        self.leader = leader
+        where = "none does yet" if leader is None else f"ask {leader}"
+        super().__init__(f"this scheduler does not lead: {where}")
+
+
+class NoGpus(ServiceError):
+    """Nothing can be placed: no GPU manager with a GPU is attached."""
+
+    def __init__(self) -> None:
+        super().__init__("no GPU is attached to the scheduler")
+
+
+class SchedulerUnreachable(ServiceError):
+    """No scheduler answered, for as long as the caller would wait."""

@@ -1,0 +1,263 @@
+"""Everything that can happen to the core; a recorded list of these replays to the same actions.
+
+Events are named tuples: as immutable as frozen dataclasses, and made three times as fast.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
+from scheduler.model.values import (
+    AfterLoss,
+    GpuSpec,
+    LeaseId,
+    ModelSpec,
+    Request,
+    RequestId,
+    SlotId,
+)
+
+# -- requests -----------------------------------------------------------------------------------
+
+
+class RequestArrived(NamedTuple):
+    """Asking again with the same id changes nothing: acquire is idempotent."""
+
+    request: Request
+
+
+class RequestCancelled(NamedTuple):
+    """The caller went away; the request may be anywhere."""
+
+    request: RequestId
+
+
+class DeadlinePassed(NamedTuple):
+    """The time until which the caller would wait is over; `deadline_s` says which time that was."""
+
+    request: RequestId
+    deadline_s: float | None = None
+
+
+# -- GPUs ---------------------------------------------------------------------------------------
+
+
+class GpuJoined(NamedTuple):
+    """A GPU is there, empty."""
+
+    gpu: GpuSpec
+
+
+class GpuDraining(NamedTuple):
+    """Takes no new request; what runs there ends in peace."""
+
+    gpu: GpuId
+
+
+class GpuLost(NamedTuple):
+    """A GPU is gone, and all that was on it."""
+
+    gpu: GpuId
+    running: AfterLoss = AfterLoss.FAIL
+
+
+class NodeSilent(NamedTuple):
+    """The way to a node is broken: its GPUs take nothing new until it is heard, or given up."""
+
+    node: NodeId
+
+
+class NodeHeard(NamedTuple):
+    """The way to a silent node is there again; a snapshot of the node says so too."""
+
+    node: NodeId
+
+
+class LiveLease(NamedTuple):
+    """A lease that a GPU manager says is in force, and the requests that it was given for."""
+
+    lease: LeaseId
+    slot: SlotId
+    models: tuple[ModelId, ...]
+    requests: tuple[RequestId, ...] = ()
+
+
+class GpuSnapshot(NamedTuple):
+    """One GPU as its manager sees it.
+
+    Residents run from the least to the most recently used; what is being loaded is among them.
+    """
+
+    gpu: GpuSpec
+    residents: tuple[tuple[ModelId, int], ...] = ()
+    leases: tuple[LiveLease, ...] = ()
+
+
+class NodeSnapshot(NamedTuple):
+    """A node's whole truth, on attaching: on residency and leases the manager wins."""
+
+    node: NodeId
+    gpus: tuple[GpuSnapshot, ...]
+    stored: tuple[tuple[ModelId, Tier], ...] = ()
+    lost_leases: AfterLoss = AfterLoss.FAIL
+
+
+class MemoryPressure(NamedTuple):
+    """A GPU lacks this many bytes that the core believed to be there, until its next snapshot."""
+
+    gpu: GpuId
+    short_bytes: int
+
+
+# -- models -------------------------------------------------------------------------------------
+
+
+class ModelRegistered(NamedTuple):
+    """A model was declared, perhaps with its size and times."""
+
+    model: ModelSpec
+
+
+class ModelLoaded(NamedTuple):
+    """A model is in GPU memory; the load is measured."""
+
+    gpu: GpuId
+    model: ModelId
+    load_s: float
+    source: Tier
+    memory_bytes: int | None = None
+
+
+class LoadFailed(NamedTuple):
+    """A model could not be brought into GPU memory; `lease` is that of the order to load it."""
+
+    gpu: GpuId
+    model: ModelId
+    reason: str
+    waiting: AfterLoss = AfterLoss.FAIL
+    lease: LeaseId | None = None
+
+
+class ModelDemoted(NamedTuple):
+    """A node keeps the model in this tier now; a GPU that is named lost it unasked.
+
+    The answer to a Demote or a Prepare names no GPU: the core counted those victims as gone.
+    """
+
+    node: NodeId
+    gpu: GpuId | None
+    model: ModelId
+    tier: Tier
+
+
+# -- runs and leases ----------------------------------------------------------------------------
+
+
+class RunFinished(NamedTuple):
+    """One measured inference."""
+
+    slot: SlotId
+    model: ModelId
+    batch: int
+    run_s: float
+    peak_bytes: int | None = None
+
+
+class RunFailed(NamedTuple):
+    """The GPU work of a lease failed; its slot is freed by a later report."""
+
+    lease: LeaseId
+    reason: str
+    requests: AfterLoss = AfterLoss.FAIL
+
+
+class LeaseReleased(NamedTuple):
+    """The holder needs the GPU no more; with `may_return` it may want it again."""
+
+    lease: LeaseId
+    may_return: bool = False
+
+
+class LeaseWanted(NamedTuple):
+    """A request that gave its lease back early calls the GPU again: to the queue's front."""
+
+    request: RequestId
+
+
+class SlotFreed(NamedTuple):
+    """The GPU manager has ended a lease; nothing else makes a slot idle."""
+
+    slot: SlotId
+    lease: LeaseId
+
+
+# -- administration -----------------------------------------------------------------------------
+
+
+class PinAsked(NamedTuple):
+    """Keep a model on one GPU (loading it if need be), or wherever it is now."""
+
+    model: ModelId
+    gpu: GpuId | None = None
+
+
+class UnpinAsked(NamedTuple):
+    """Let a pinned model be evicted again, on one GPU or everywhere."""
+
+    model: ModelId
+    gpu: GpuId | None = None
+
+
+class PrefetchAsked(NamedTuple):
+    """Load a model ahead of its requests, onto one idle GPU or the least used one that has room."""
+
+    model: ModelId
+    gpu: GpuId | None = None
+
+
+class EvictAsked(NamedTuple):
+    """Take a model out of the memory of one GPU, or of every GPU, where it is not in use."""
+
+    model: ModelId
+    gpu: GpuId | None = None
+
+
+class PolicySet(NamedTuple):
+    """Decide by this policy from now on; every waiting request stays waiting."""
+
+    policy: str
+    parameters: Mapping[str, float] = MappingProxyType({})
+
+
+class TimerFired(NamedTuple):
+    """The policy asked to be run again at this time."""
+
+
+Event = (
+    RequestArrived
+    | RequestCancelled
+    | DeadlinePassed
+    | GpuJoined
+    | GpuDraining
+    | GpuLost
+    | NodeSilent
+    | NodeHeard
+    | NodeSnapshot
+    | MemoryPressure
+    | ModelRegistered
+    | ModelLoaded
+    | LoadFailed
+    | ModelDemoted
+    | RunFinished
+    | RunFailed
+    | LeaseReleased
+    | LeaseWanted
+    | SlotFreed
+    | PinAsked
+    | UnpinAsked
+    | PrefetchAsked
+    | EvictAsked
+    | PolicySet
+    | TimerFired
+)

@@ -1,0 +1,171 @@
+"""The scheduler's values: requests, GPUs and slots, placements and how a request may end."""
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, NewType
+
+from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
+
+RequestId = NewType("RequestId", str)
+SlotId = NewType("SlotId", str)
+LeaseId = NewType("LeaseId", int)
+
+ANY_GPU_TYPE = "any"
+
+
+class RequestOutcome(StrEnum):
+    """The one terminal state in which every request ends."""
+
+    COMPLETED = "completed"
+    QUEUE_FULL = "queue full"
+    TOO_LARGE = "too large"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class AfterLoss(StrEnum):
+    """What becomes of requests whose GPU work was cut off."""
+
+    FAIL = "fail"
+    REQUEUE = "requeue"
+
+
+class Request(NamedTuple):
+    """One wish for GPU time; `models` are placed together, on one GPU."""
+
+    id: RequestId
+    function: str
+    models: tuple[ModelId, ...]
+    batch: int = 1
+    deadline_s: float | None = None
+    priority: int = 0
+    arrived_s: float | None = None
+    application: str = ""
+    stage: str = ""
+    slo_s: float | None = None
+    near: NodeId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSpec:
+    """The schedulable unit: room for `leases` leases at a time on its GPU."""
+
+    id: SlotId
+    leases: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """One GPU, or one slice with memory of its own; by default it is one slot of its own name."""
+
+    id: GpuId
+    node: NodeId
+    memory_bytes: int
+    gpu_type: str = ANY_GPU_TYPE
+    slots: tuple[SlotSpec, ...] = ()
+
+    def slot_specs(self) -> tuple[SlotSpec, ...]:
+        return self.slots or (SlotSpec(SlotId(self.id)),)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What is declared of a model before anything was measured; all of it may be left out."""
+
+    id: ModelId
+    memory_bytes: int | None = None
+    load_s: Mapping[Tier, float] = field(default_factory=dict)
+    run_s: Mapping[tuple[int, str], float] = field(default_factory=dict)
+    features: Mapping[str, float] = field(default_factory=dict)
+
+
+class Estimate(NamedTuple):
+    """The expected seconds of one dispatch on one slot."""
+
+    load_s: float
+    run_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.load_s + self.run_s
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A lease in force on one slot; on a miss its models are being loaded meanwhile."""
+
+    lease: LeaseId
+    gpu: GpuId
+    node: NodeId
+    slot: SlotId
+    models: tuple[ModelId, ...]
+    hit: bool
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoad:
+    """One model to bring into GPU memory, and the nearest tier that has it."""
+
+    model: ModelId
+    memory_bytes: int
+    source: Tier
+
+
+@dataclass(slots=True)
+class SlotCandidate:
+    """One slot that a request could have gone to, as the policy saw it; not to be changed.
+
+    Frozen it would take thrice as long to make, and one is made for every slot and request.
+    """
+
+    slot: SlotId
+    idle: bool
+    cached: bool
+    frequency: int
+    wait_s: float
+    load_s: float
+    run_s: float
+
+    @property
+    def finish_s(self) -> float:
+        """The seconds until the request would be done there."""
+        return self.wait_s + self.load_s + self.run_s
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why one request went where it went."""
+
+    request: RequestId
+    decided_s: float
+    waited_s: float
+    policy: str
+    rule: str
+    chosen: SlotId
+    visits: int
+    queue_length: int
+    ahead: int
+    candidates: tuple[SlotCandidate, ...]
+    victims: tuple[ModelId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """The core's own knobs; everything about placement belongs to the policy.
+
+    A new leader counts its leases from `first_lease`, above all that an earlier one can have given.
+    `largest_gpu_bytes` is the largest GPU that is expected: with it a request for a GPU that has
+    not joined yet waits, where it would be refused as too large.
+    """
+
+    max_waiting: int | None = None
+    report_weight: float = 0.3
+    default_memory_bytes: int = 1024 * MIB
+    default_load_s: float = 3.0
+    default_run_s: float = 0.5
+    explain: Container[RequestId] = frozenset()
+    first_lease: int = 1
+    largest_gpu_bytes: int = 0

@@ -1,0 +1,231 @@
+"""What a policy is shown and what it may decide."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from cache_manager.model.ids import ModelId
+from scheduler.model.values import RequestId, SlotId
+
+
+class RequestView(Protocol):
+    """One waiting request, read only."""
+
+    @property
+    def id(self) -> RequestId: ...
+    @property
+    def models(self) -> tuple[ModelId, ...]: ...
+    @property
+    def arrived_s(self) -> float: ...
+
+
+class SlotView(Protocol):
+    """One slot, read only."""
+
+    @property
+    def id(self) -> SlotId: ...
+    @property
+    def idle(self) -> bool:
+        """Whether it has room for another lease."""
+        ...
+
+    @property
+    def frequency(self) -> int:
+        """How many requests it was given."""
+        ...
+
+
+class Place(NamedTuple):
+    """Give these requests of the same models to a slot with room, now."""
+
+    requests: Sequence[RequestView]
+    slot: SlotView
+    rule: str
+
+
+class Queue(NamedTuple):
+    """Let a request wait for this one slot."""
+
+    request: RequestView
+    slot: SlotView
+    rule: str
+
+
+class Skip(NamedTuple):
+    """Count one visit of every waiting request before `before` (of all, where it is None)."""
+
+    before: RequestView | None
+    limit: int
+
+
+class ModelFacts(NamedTuple):
+    """What is known of a model over the whole cluster."""
+
+    load_s: float
+    run_s: float
+    rate: float
+    copies: int
+
+
+class Prefetch(NamedTuple):
+    """Load a model onto an idle slot ahead of its requests."""
+
+    model: ModelId
+    slot: SlotView
+
+
+class Wake(NamedTuple):
+    """Run the policy again at this time, even if nothing has happened."""
+
+    at_s: float
+
+
+Decision = Place | Queue | Skip | Prefetch | Wake
+
+
+class View(Protocol):
+    """The core's state as a policy may see it: always present, never to be changed.
+
+    Every question costs at most the logarithm of the cluster, or one GPU's residents; where models
+    are pinned or a GPU is shared, at most a look at each set of models that waits.
+    """
+
+    @property
+    def now(self) -> float: ...
+
+    # -- slots ----------------------------------------------------------------------------------
+
+    def idle_slots(self) -> Iterator[SlotView]:
+        """Slots with room, least used first, while something waits that they could take.
+
+        A slot that was given nothing is not offered again in this run.
+        """
+        ...
+
+    def least_used(self, request: RequestView) -> SlotView | None:
+        """The least used slot, idle or not, whose GPU could hold the request's models."""
+        ...
+
+    def idle_holder(self, request: RequestView) -> SlotView | None:
+        """The least used idle slot that holds all the request's models."""
+        ...
+
+    def busy_holder(self, request: RequestView) -> SlotView | None:
+        """The busy slot that holds all the request's models and is free soonest."""
+        ...
+
+    def is_hit(self, request: RequestView, slot: SlotView) -> bool:
+        """Whether the slot's GPU holds all the request's models."""
+        ...
+
+    def wait_s(self, slot: SlotView) -> float:
+        """Seconds until the slot could begin one more request: its finish time."""
+        ...
+
+    def load_s(self, request: RequestView, slot: SlotView) -> float:
+        """Seconds to load there what of the request's models is missing there."""
+        ...
+
+    def run_s(self, request: RequestView, slot: SlotView) -> float:
+        """Seconds of the request's inference there."""
+        ...
+
+    # -- the global queue -----------------------------------------------------------------------
+
+    def head(self, slot: SlotView | None = None) -> RequestView | None:
+        """The first waiting request: of all that some GPU could hold, or that has room here."""
+        ...
+
+    def first_hit(self, slot: SlotView) -> RequestView | None:
+        """The first waiting request whose models are all on this slot's GPU."""
+        ...
+
+    def waiting_like(self, request: RequestView, most: int) -> Sequence[RequestView]:
+        """The first `most` waiting requests of the same models."""
+        ...
+
+    def last_like(self, request: RequestView) -> RequestView:
+        """The last waiting request of the same models."""
+        ...
+
+    def waiting(self, request: RequestView) -> int:
+        """How many requests wait for the same models."""
+        ...
+
+    def visits_reached(self, request: RequestView, limit: int) -> bool:
+        """Whether the request was passed over `limit` times."""
+        ...
+
+    # -- what is lacking (these cost nothing until a policy asks for the first time) --------------
+
+    def hits(self) -> Iterator[tuple[RequestView, SlotView]]:
+        """Waiting requests that an idle slot could serve with no load, least used slot first.
+
+        A policy that asks for them must place each one, or end its run.
+        """
+        ...
+
+    def unheld(self, most: int) -> Sequence[RequestView]:
+        """Of each set of models that no GPU holds, the first request; the oldest ones first."""
+        ...
+
+    def most_in_excess(self, most: int) -> Sequence[RequestView]:
+        """Of each held set of models, the first request; most work a holder, less a load, first."""
+        ...
+
+    def copies(self, request: RequestView) -> int:
+        """How many GPUs hold the request's models."""
+        ...
+
+    def few_idle(self, request: RequestView, most: int) -> Sequence[SlotView]:
+        """The least used idle slots where the request's models have room, after evictions."""
+        ...
+
+    def any_idle(self) -> bool:
+        """Whether any slot has room."""
+        ...
+
+    def slot_count(self) -> int:
+        """How many slots take requests, idle or not."""
+        ...
+
+    def idle_share(self) -> float:
+        """How many of the other slots are idle beside one that is, from 0 to 1."""
+        ...
+
+    def victims(self, request: RequestView, slot: SlotView) -> Sequence[ModelId]:
+        """What would be evicted for the request there; it must have room."""
+        ...
+
+    def nearest_load_s(self, request: RequestView) -> float:
+        """Seconds to load all the request's models where they are in host memory."""
+        ...
+
+    def facts(self, model: ModelId) -> ModelFacts:
+        """A model's times, its requests a second and its copies."""
+        ...
+
+    def rival_work_s(self, slot: SlotView, request: RequestView) -> float:
+        """The slot's share of the work that waits for the other models on its GPU, in seconds."""
+        ...
+
+    def overtaken(self, head: RequestView) -> int:
+        """How many later requests have left the queue while this one, the first, waited."""
+        ...
+
+    # -- local queues ---------------------------------------------------------------------------
+
+    def local_head(self, slot: SlotView) -> RequestView | None:
+        """The first request of the slot's local queue, if it could begin now."""
+        ...
+
+    def local_hit(self, slot: SlotView) -> RequestView | None:
+        """The first request of the slot's local queue whose models are all there."""
+        ...
+
+
+class Policy(Protocol):
+    """Which request goes where; its fields are its parameters, its memory is the core's."""
+
+    def decide(self, view: View) -> Iterator[Decision]:
+        """Decisions in order; each is carried out before the next one is asked for."""
+        ...

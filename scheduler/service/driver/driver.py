@@ -1,0 +1,375 @@
+"""The core on real time: takes events from callers and nodes, and carries out what it decides."""
+
+from asyncio import CancelledError, Future, get_running_loop
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from logging import Logger
+from types import MappingProxyType
+from typing import NamedTuple
+
+from cache_manager.model.ids import GpuId, ModelId, NodeId
+from common.clock import Clock
+from scheduler.api import Acquired, AcquireEnded, Placement
+from scheduler.core.core import Core
+from scheduler.core.state.pending import Standing
+from scheduler.model import events
+from scheduler.model.actions import (
+    Action,
+    Demote,
+    Dispatch,
+    EndLease,
+    Finish,
+    Prepare,
+    Refuse,
+    SetTimer,
+)
+from scheduler.model.errors import (
+    EventRefused,
+    GivenBack,
+    ModelsTooLarge,
+    QueueFull,
+    RequestEnded,
+    RequestExpired,
+    RequestFailed,
+    RequestWithdrawn,
+)
+from scheduler.model.events import Event, GpuJoined, NodeSnapshot, RunFailed
+from scheduler.model.values import AfterLoss, LeaseId, Request, RequestId, RequestOutcome, SlotId
+from scheduler.service.driver.callers import WaitingCallers
+from scheduler.service.driver.contention import Contention
+from scheduler.service.driver.event_log import DecisionLog
+from scheduler.service.driver.node_links import NodeLinks
+from scheduler.service.driver.survey import gpus_of
+from scheduler.service.driver.timers import Timers
+from scheduler.wire.cluster_status import DecisionCounts, Status
+from scheduler.wire.node_link import NodeLink
+
+EventRecorder = Callable[[float, Event], None]
+Observer = Callable[[float, Event, Sequence[Action]], None]
+
+_STOPPING = "the scheduler is stopping"
+
+
+class _Reported(NamedTuple):
+    """An event, and the callback for its refusal, or None once it was handled."""
+
+    event: Event
+    handled: Callable[[EventRefused | None], None] | None = None
+
+
+class Driver:
+    """Drives one core, for callers and for the nodes that are attached.
+
+    Everything here runs on one event loop. Events are handled one after the other in the order in
+    which they come, also those that are reported while an earlier one is being handled.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        clock: Clock,
+        log: Logger,
+        recorder: EventRecorder | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self._core = core
+        self._clock = clock
+        self._log = log
+        self._recorder = recorder
+        self._observer = observer
+        self._events: deque[_Reported] = deque()
+        self._handling = False
+        self._closed = False
+        self._callers = WaitingCallers()
+        self._journal = DecisionLog(log)
+        self._links = NodeLinks(log)
+        self._timers = Timers(clock, self.report)
+        self._contention = Contention(clock, self._links, self._drain)
+        self._undelivered: set[LeaseId] = set()
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def attach(self, node: NodeId, link: NodeLink) -> None:
+        """Give this node's orders to this link; its GPUs are used once it has reported them."""
+        self._log.info("node %s is attached", node)
+        self._links.attach(node, link)
+        self._contention.joined(node)
+        self._drain()
+
+    @property
+    def connected(self) -> bool:
+        """Always: for nodes in this process."""
+        return not self._closed
+
+    def detach(self, node: NodeId, running: AfterLoss = AfterLoss.FAIL) -> None:
+        """The node is gone with its GPUs; `running` is for requests that hold leases there.
+
+        What waits again holds no lease: its caller has to acquire it once more, or cancel it.
+        """
+        if node in self._links:
+            self._log.info("node %s is detached", node)
+            self._links.lose(node, running)
+            self._drain()
+
+    def report(self, event: Event) -> None:
+        """Take one event in, from a node or on behalf of somebody."""
+        self._submit(_Reported(event))
+
+    # -- callers --------------------------------------------------------------------------------
+
+    async def acquire(self, request: Request) -> Placement:
+        """Wait for a lease; see `Scheduler.acquire`."""
+        event = events.RequestArrived(request)
+        if self._gives_back(request.id):
+            raise EventRefused(event, "it has given its lease back")
+        return await self._placement(request, event)
+
+    async def wanted(self, request: RequestId) -> Placement:
+        """Wait for another lease after an early return; see `Scheduler.wanted`."""
+        event = events.LeaseWanted(request)
+        pending = self._core.requests.get(request)
+        if pending is None:
+            raise EventRefused(event, "this request has ended")
+        return await self._placement(pending.request, event)
+
+    def release(self, lease: LeaseId, *, may_return: bool = False) -> None:
+        """The holder needs the GPU no more, or (with `may_return`) perhaps later again."""
+        self.report(events.LeaseReleased(lease, may_return))
+
+    def cancel(self, request: RequestId) -> None:
+        """The caller went away: the request ends, wherever it is."""
+        self.report(events.RequestCancelled(request))
+
+    # -- administration: each raises Refused where it cannot be done ------------------------------
+
+    async def pin(self, model: ModelId, gpu: GpuId | None = None) -> None:
+        """Keep a model on one GPU, loading it if need be, or wherever it is now."""
+        await self._ask(events.PinAsked(model, gpu))
+
+    async def unpin(self, model: ModelId, gpu: GpuId | None = None) -> None:
+        """Let a pinned model be evicted again, on one GPU or everywhere."""
+        await self._ask(events.UnpinAsked(model, gpu))
+
+    async def prefetch(self, model: ModelId, gpu: GpuId | None = None) -> None:
+        """Load a model ahead of its requests; the load goes on after this returns."""
+        await self._ask(events.PrefetchAsked(model, gpu))
+
+    async def evict(self, model: ModelId, gpu: GpuId | None = None) -> None:
+        """Take a model out of GPU memory, wherever it is not in use."""
+        await self._ask(events.EvictAsked(model, gpu))
+
+    async def set_policy(
+        self, policy: str, parameters: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
+        """Decide by this policy from now on; no request is lost."""
+        await self._ask(events.PolicySet(policy, parameters))
+
+    def status(self) -> Status:
+        """GPUs with their residents and leases, queues and counts, as they are now."""
+        placer = self._core.placer
+        waiting = self._core.cluster.waiting.count
+        return Status(
+            now_s=self._clock.now_s(),
+            policy=placer.policy_name,
+            gpus=gpus_of(self._core),
+            nodes=self._links.nodes(),
+            waiting=waiting,
+            waiting_locally=placer.queued - waiting,
+            counts=self.counts(),
+        )
+
+    def counts(self) -> DecisionCounts:
+        """What was decided since the start."""
+        return self._journal.counts()
+
+    async def survey(self) -> Status:
+        """The status; asynchronous, as with a scheduler in another process."""
+        return self.status()
+
+    def close(self) -> None:
+        """Take no further event, set no timer; waiting callers get Cancelled."""
+        self._closed = True
+        self._timers.close()
+        self._contention.close()
+        for request in self._callers.requests():
+            self._callers.answer(AcquireEnded(request, RequestOutcome.CANCELLED, _STOPPING))
+        for event, handled in self._events:
+            if handled is not None:
+                handled(EventRefused(event, _STOPPING))
+        self._events.clear()
+
+    # -- waiting --------------------------------------------------------------------------------
+
+    async def _placement(self, request: Request, event: Event) -> Placement:
+        if self._closed:
+            raise RequestWithdrawn(request.id, _STOPPING)
+        call = self._callers.join(request.id)
+        try:
+            self._submit(_Reported(event, call.handled))
+            answer = await call.waiter
+        except CancelledError:
+            if self._callers.leave(request.id, call):
+                self.report(events.RequestCancelled(request.id))
+            raise
+        except BaseException:
+            self._callers.leave(request.id, call)
+            raise
+        if isinstance(answer, AcquireEnded):
+            raise self._error(request, answer)
+        return answer.placement
+
+    def _gives_back(self, request: RequestId) -> bool:
+        """Whether the request holds no lease any more, or one that is only waited for to end."""
+        pending = self._core.requests.get(request)
+        if pending is None or pending.lease is None:
+            return False
+        lease = self._core.placer.leases.get(pending.lease)
+        return pending.standing is Standing.PAUSED or (lease is not None and lease.released)
+
+    def _error(self, request: Request, ended: AcquireEnded) -> RequestEnded:
+        outcome, reason = ended.outcome, ended.reason
+        if outcome is RequestOutcome.QUEUE_FULL:
+            return QueueFull(request.id, reason, self._core.placer.queued)
+        if outcome is RequestOutcome.TOO_LARGE:
+            cluster = self._core.cluster
+            needed_bytes = cluster.bundle(request.models).bytes
+            return ModelsTooLarge(request.id, reason, needed_bytes, cluster.largest_bytes)
+        if outcome is RequestOutcome.EXPIRED:
+            return RequestExpired(request.id, reason, request.deadline_s)
+        if outcome is RequestOutcome.CANCELLED:
+            return RequestWithdrawn(request.id, reason)
+        if outcome is RequestOutcome.FAILED:
+            return RequestFailed(request.id, reason)
+        return GivenBack(request.id, "its last lease was released for good")
+
+    async def _ask(self, event: Event) -> None:
+        """Submit one order and wait until it was handled; raises its refusal."""
+        answered: Future[EventRefused | None] = get_running_loop().create_future()
+
+        def handled(refused: EventRefused | None) -> None:
+            if not answered.done():  # else the caller has gone
+                answered.set_result(refused)
+
+        if self._closed:
+            raise EventRefused(event, _STOPPING)
+        self._submit(_Reported(event, handled))
+        refused = await answered
+        if refused is not None:
+            raise refused
+
+    # -- one event after the other ----------------------------------------------------------------
+
+    def _submit(self, reported: _Reported) -> None:
+        if not self._closed:
+            self._events.append(reported)
+            self._drain()
+
+    def _drain(self) -> None:
+        """Handle all events, and those that follow from them, unless a call further up does."""
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while not self._closed:
+                self._lose_nodes()
+                if self._events:
+                    self._handle(self._events.popleft())
+                elif not self._contention.notify(waiting=self._core.placer.queued > 0):
+                    break
+        finally:
+            self._handling = False
+
+    def _handle(self, reported: _Reported) -> None:
+        event, now = reported.event, self._clock.now_s()
+        refused: EventRefused | None = None
+        if self._from_stranger(event):
+            actions: list[Action] = [Refuse(event, "this node is not attached")]
+        else:
+            if self._recorder is not None:
+                self._recorder(now, event)
+            self._journal.happened(event)
+            actions = self._core.handle(event, now)
+            if self._observer is not None:
+                self._observer(now, event, actions)
+        for action in actions:
+            if isinstance(action, Refuse):
+                refused = EventRefused(event, action.reason)
+            self._journal.decided(action)
+            self._carry_out(action)
+        if reported.handled is not None:
+            reported.handled(refused)
+
+    def _from_stranger(self, event: Event) -> bool:
+        """Whether the event brings GPUs of a node that is not attached."""
+        if isinstance(event, GpuJoined):
+            return event.gpu.node not in self._links
+        return (
+            isinstance(event, NodeSnapshot) and bool(event.gpus) and event.node not in self._links
+        )
+
+    # -- carrying out -----------------------------------------------------------------------------
+
+    def _carry_out(self, action: Action) -> None:
+        if isinstance(action, Dispatch):
+            self._dispatch(action)
+        elif isinstance(action, Prepare | Demote):
+            self._order(action.gpu, action)
+        elif isinstance(action, EndLease):
+            self._end_lease(action.slot, action)
+        elif isinstance(action, Finish):
+            self._timers.ended(action.request)
+            self._callers.answer(AcquireEnded(action.request, action.outcome, action.reason))
+        elif isinstance(action, SetTimer):
+            self._timers.set(action)
+
+    def _dispatch(self, action: Dispatch) -> None:
+        """Order the node first: no caller may hold a lease that its node does not know."""
+        if not self._links.give(action.node, action):
+            self._undelivered.add(action.lease)
+            return
+        placement = Placement(
+            lease=action.lease,
+            gpu=action.gpu,
+            node=action.node,
+            slot=action.slot,
+            models=action.models,
+            hit=action.hit,
+            estimate=action.estimate,
+        )
+        for request in action.requests:
+            self._callers.answer(Acquired(request, placement))
+
+    def _order(self, gpu_id: GpuId, order: Prepare | Demote) -> None:
+        gpu = self._core.cluster.gpus.get(gpu_id)
+        if gpu is not None:  # else it left in this very step
+            self._links.give(gpu.spec.node, order)
+
+    def _end_lease(self, slot_id: SlotId, order: EndLease) -> None:
+        slot = self._core.cluster.slots.get(slot_id)
+        if slot is not None:
+            self._links.give(slot.gpu.spec.node, order)
+
+    # -- losses ---------------------------------------------------------------------------------
+
+    def _lose_nodes(self) -> None:
+        """Report lost nodes to the core before any other event, so that it places nothing there."""
+        while self._links.lost:
+            node, running = self._links.lost.popitem()
+            losses = self._losses(node, running)
+            self._events.extendleft(_Reported(event) for event in reversed(losses))
+
+    def _losses(self, node: NodeId, running: AfterLoss) -> list[Event]:
+        """The events of a lost node; requests whose lease was never delivered wait again."""
+        leases = self._core.placer.leases
+        self._undelivered &= leases.keys()
+        losses: list[Event] = []
+        if running is AfterLoss.FAIL:
+            losses += [
+                RunFailed(lease.id, f"node {node} was lost")
+                for lease in leases.values()
+                if lease.slot.gpu.spec.node == node
+                and lease.requests
+                and lease.id not in self._undelivered
+            ]
+        losses.append(NodeSnapshot(node, (), (), AfterLoss.REQUEUE))
+        return losses

@@ -1,0 +1,124 @@
+"""Logs what happened and what was decided, and counts it."""
+
+from collections import Counter
+from logging import DEBUG, INFO, WARNING, Logger
+
+from scheduler.model import events
+from scheduler.model.actions import (
+    Action,
+    Demote,
+    Dispatch,
+    EnqueueLocally,
+    Finish,
+    Prepare,
+    Refuse,
+)
+from scheduler.model.events import Event
+from scheduler.model.values import LeaseId, RequestOutcome
+from scheduler.wire.cluster_status import DecisionCounts
+
+# Faults and what people ask for are rare and wanted in a log; the rest comes with every request.
+_LEVELS: dict[type, int] = {
+    events.GpuJoined: INFO,
+    events.GpuDraining: INFO,
+    events.GpuLost: WARNING,
+    events.NodeSilent: WARNING,
+    events.NodeHeard: INFO,
+    events.MemoryPressure: WARNING,
+    events.LoadFailed: WARNING,
+    events.RunFailed: WARNING,
+    events.PinAsked: INFO,
+    events.UnpinAsked: INFO,
+    events.PrefetchAsked: INFO,
+    events.EvictAsked: INFO,
+    events.PolicySet: INFO,
+}
+
+
+class DecisionLog:
+    """The log and the counters of one driver."""
+
+    def __init__(self, log: Logger) -> None:
+        self._log = log
+        self._latest_lease = LeaseId(0)
+        self._hits = 0
+        self._misses = 0
+        self._evictions = 0
+        self._prefetches = 0
+        self._refusals = 0
+        self._finished: Counter[RequestOutcome] = Counter()
+
+    def happened(self, event: Event) -> None:
+        """One event was taken in."""
+        level = _LEVELS.get(type(event), DEBUG)
+        if self._log.isEnabledFor(level):
+            self._log.log(level, "%s", event)
+
+    def refused(self, event: Event, reason: str) -> None:
+        """One event was not obeyed."""
+        self._refusals += 1
+        self._log.warning("refused %s: %s", event, reason)
+
+    def decided(self, action: Action) -> None:
+        """One action is about to be carried out."""
+        if isinstance(action, Dispatch):
+            self._dispatched(action)
+        elif isinstance(action, Prepare):
+            self._prepares(action)
+        elif isinstance(action, Demote):
+            self._evictions += 1
+            self._log.info("%s leaves %s: %s", action.model, action.gpu, action.reason)
+        elif isinstance(action, Finish):
+            self._finished[action.outcome] += 1
+            about = {"request": action.request}
+            text = "request %s: %s %s"
+            self._log.debug(text, action.request, action.outcome, action.reason, extra=about)
+        elif isinstance(action, EnqueueLocally):
+            about = {"request": action.request}
+            text = "request %s waits for %s: %s"
+            self._log.debug(text, action.request, action.slot, action.rule, extra=about)
+            self._explain(action)
+        elif isinstance(action, Refuse):
+            self.refused(action.event, action.reason)
+
+    def counts(self) -> DecisionCounts:
+        """What was counted so far."""
+        return DecisionCounts(
+            hits=self._hits,
+            misses=self._misses,
+            evictions=self._evictions,
+            prefetches=self._prefetches,
+            refusals=self._refusals,
+            finished=dict(self._finished),
+        )
+
+    def _dispatched(self, action: Dispatch) -> None:
+        if action.lease <= self._latest_lease:  # said again to a caller that asked again
+            return
+        self._latest_lease = action.lease
+        if action.hit:
+            self._hits += len(action.requests)
+        else:
+            self._misses += len(action.requests)
+        self._log.debug(
+            "requests %s: lease %d on %s, %s: %s",
+            action.requests,
+            action.lease,
+            action.slot,
+            "hit" if action.hit else "miss",
+            action.rule,
+            # One placement may follow from what happened to somebody else's request.
+            extra={"request": ",".join(action.requests), "lease": action.lease},
+        )
+        self._explain(action)
+
+    def _prepares(self, action: Prepare) -> None:
+        self._evictions += len(action.victims)
+        self._prefetches += action.prefetch
+        level = INFO if action.prefetch else DEBUG
+        loads = [load.model for load in action.loads]
+        self._log.log(level, "%s loads %s, evicts %s", action.gpu, loads, action.victims)
+
+    def _explain(self, action: Dispatch | EnqueueLocally) -> None:
+        if action.explanation is not None:
+            self._log.debug("%s", action.explanation)

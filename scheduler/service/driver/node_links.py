@@ -1,0 +1,78 @@
+"""The links to the nodes: orders go out, and a link that fails has lost its node."""
+
+from logging import Logger
+
+from cache_manager.model.ids import NodeId
+from scheduler.model.actions import Demote, Dispatch, EndLease, Prepare
+from scheduler.model.values import AfterLoss
+from scheduler.wire.node_link import NodeLink
+
+Order = Prepare | Dispatch | Demote | EndLease
+
+
+class NodeLinks:
+    """One link for each attached node; `lost` holds nodes whose GPUs the core still counts on."""
+
+    def __init__(self, log: Logger) -> None:
+        self._log = log
+        self._links: dict[NodeId, NodeLink] = {}
+        self.lost: dict[NodeId, AfterLoss] = {}
+
+    def __contains__(self, node: NodeId) -> bool:
+        return node in self._links
+
+    def nodes(self) -> tuple[NodeId, ...]:
+        """The nodes that are attached, in the order in which they came."""
+        return tuple(self._links)
+
+    def attach(self, node: NodeId, link: NodeLink) -> None:
+        """Orders for this node go this way from now on."""
+        self._links[node] = link
+
+    def lose(self, node: NodeId, running: AfterLoss) -> None:
+        """No order reaches this node any more; `running` is for what it was given already."""
+        self._links.pop(node, None)
+        self.lost.setdefault(node, running)
+
+    def give(self, node: NodeId, order: Order) -> bool:
+        """Hand one order over; False where the node is lost, which is then known."""
+        link = self._links.get(node)
+        if link is None:
+            self.lose(node, AfterLoss.FAIL)
+            return False
+        try:
+            _hand_over(link, order)
+        except Exception:  # noqa: BLE001 - a fault of one link must not stop the other nodes
+            self._failed(node, order)
+            return False
+        return True
+
+    def contended(self, *, waiting: bool) -> None:
+        """Notify every node whether requests wait for a GPU."""
+        for node in self.nodes():
+            self.contended_at(node, waiting=waiting)
+
+    def contended_at(self, node: NodeId, *, waiting: bool) -> None:
+        """Notify one node whether requests wait for a GPU."""
+        link = self._links.get(node)
+        if link is None:  # it was lost while other nodes were notified
+            return
+        try:
+            link.contended(waiting=waiting)
+        except Exception:  # noqa: BLE001 - as above
+            self._failed(node, "contended")
+
+    def _failed(self, node: NodeId, order: object) -> None:
+        self._log.exception("node %s is lost: it could not take %s", node, order)
+        self.lose(node, AfterLoss.FAIL)
+
+
+def _hand_over(link: NodeLink, order: Order) -> None:
+    if isinstance(order, Dispatch):
+        link.grant(order)
+    elif isinstance(order, Prepare):
+        link.prepare(order)
+    elif isinstance(order, EndLease):
+        link.end_lease(order)
+    else:
+        link.demote(order)

@@ -1,0 +1,57 @@
+"""Projects the core's GPUs to `GpuStatus`, the base of every report but the page's feed."""
+
+from scheduler.core.core import Core
+from scheduler.core.state.slots import ActiveLease, Gpu, Slot
+from scheduler.wire.cluster_status import GpuStatus, LeaseStatus, ResidentStatus, SlotStatus
+
+
+def gpus_of(core: Core) -> tuple[GpuStatus, ...]:
+    """Every GPU of the core as it is now."""
+    return tuple(_gpu(gpu) for gpu in core.cluster.gpus.values())
+
+
+def _gpu(gpu: Gpu) -> GpuStatus:
+    cache = gpu.cache
+    residents = tuple(
+        ResidentStatus(
+            model=resident.model,
+            memory_bytes=resident.bytes,
+            used_s=resident.used_s,
+            leases=resident.users,
+            waiting=resident.waiters,
+            pinned=resident.pinned,
+        )
+        for resident in cache.residents.values()
+    )
+    return GpuStatus(
+        id=gpu.spec.id,
+        node=gpu.spec.node,
+        gpu_type=gpu.spec.gpu_type,
+        memory_bytes=cache.memory_bytes,
+        used_bytes=cache.used_bytes,
+        withheld_bytes=cache.withheld_bytes,
+        draining=gpu.draining,
+        residents=residents,
+        slots=tuple(_slot(slot) for slot in gpu.slots),
+        silent=gpu.silent,
+    )
+
+
+def _slot(slot: Slot) -> SlotStatus:
+    return SlotStatus(
+        id=slot.id,
+        capacity=slot.capacity,
+        leases=tuple(_lease(lease) for lease in slot.leases.values()),
+        queue=tuple(pending.id for pending in slot.local),
+        given=slot.frequency,
+    )
+
+
+def _lease(lease: ActiveLease) -> LeaseStatus:
+    return LeaseStatus(
+        id=lease.id,
+        models=lease.models,
+        requests=tuple(pending.id for pending in lease.requests),
+        loading=tuple(lease.loading),
+        released=lease.released,
+    )

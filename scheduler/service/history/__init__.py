@@ -1,0 +1,1 @@
+"""What happened to the last requests, kept in memory for a while."""

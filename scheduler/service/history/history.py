@@ -1,0 +1,262 @@
+"""The last requests: the decisions about them, and their measured outcomes."""
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from cache_manager.model.ids import GpuId, ModelId, Tier
+from scheduler.model.actions import Action, Dispatch, EnqueueLocally, Finish, Prepare, Refuse
+from scheduler.model.events import (
+    Event,
+    GpuLost,
+    LoadFailed,
+    ModelLoaded,
+    NodeSnapshot,
+    RequestArrived,
+    RunFinished,
+    SlotFreed,
+)
+from scheduler.model.values import LeaseId, Request, RequestId, RequestOutcome, SlotId
+
+_MOST_DECISIONS = 32
+
+
+class Decided(NamedTuple):
+    """A decision about a request, and when it was made."""
+
+    at_s: float
+    action: Dispatch | EnqueueLocally
+
+
+@dataclass(slots=True)
+class Happened:
+    """The course of one lease, by its GPU manager's measurements and reports."""
+
+    lease: LeaseId
+    slot: SlotId
+    gpu: GpuId
+    dispatched_s: float
+    missing: frozenset[ModelId]
+    load_s: float = 0.0
+    sources: dict[ModelId, Tier] = field(default_factory=dict)
+    failed_loads: dict[ModelId, str] = field(default_factory=dict)
+    run_s: float = 0.0
+    runs: int = 0
+    freed_s: float | None = None
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request from its arrival on."""
+
+    request: Request
+    arrived_s: float
+    decided: list[Decided] = field(default_factory=list)
+    happened: list[Happened] = field(default_factory=list)
+    outcome: RequestOutcome | None = None
+    reason: str = ""
+    ended_s: float | None = None
+
+    @property
+    def granted_s(self) -> float | None:
+        """When it was given its first lease."""
+        return self.happened[0].dispatched_s if self.happened else None
+
+
+class HistoryListener:
+    """Receives what the history notices; each method does nothing by default."""
+
+    def granted(self, waited_s: float) -> None:
+        """A request was given its first lease."""
+
+    def freed(self, dispatch: Dispatch, happened: Happened) -> None:
+        """A lease has ended, with its dispatch and its measured course."""
+
+    def loaded(self, load_s: float) -> None:
+        """A model was loaded."""
+
+    def ended(self, record: RequestRecord) -> None:
+        """A request has ended."""
+
+
+class _Held(NamedTuple):
+    """A lease in force: its dispatch and its course so far."""
+
+    dispatch: Dispatch
+    happened: Happened
+
+
+Watcher = Callable[[Decided], None]
+
+
+class History:
+    """The last `limit` requests; the driver's observer. `alive` holds the leases in force."""
+
+    def __init__(self, limit: int, listener: HistoryListener, alive: Container[LeaseId]) -> None:
+        self._limit = limit
+        self._alive = alive
+        self._listener = listener
+        self._records: dict[RequestId, RequestRecord] = {}
+        self._held: dict[LeaseId, _Held] = {}
+        self._by_slot: dict[SlotId, dict[LeaseId, _Held]] = {}
+        self._missing: dict[LeaseId, frozenset[ModelId]] = {}
+        self._watchers: dict[RequestId, list[Watcher]] = {}
+        self._happens: Mapping[type, Callable[[Any, float], None]] = {
+            RequestArrived: self._arrived,
+            ModelLoaded: self._loaded,
+            LoadFailed: self._load_failed,
+            RunFinished: self._run_finished,
+            SlotFreed: self._slot_freed,
+            GpuLost: self._fleet_changed,
+            NodeSnapshot: self._fleet_changed,
+        }
+        self._decided: Mapping[type, Callable[[Any, float], None]] = {
+            Dispatch: self._dispatched,
+            EnqueueLocally: self._enqueued,
+            Finish: self._finished,
+            Prepare: self._prepared,
+        }
+
+    def __call__(self, now: float, event: Event, actions: Sequence[Action]) -> None:
+        """One event was handled; these actions follow from it."""
+        happens = self._happens.get(type(event))
+        if happens is not None and not (actions and isinstance(actions[0], Refuse)):
+            happens(event, now)
+        for action in actions:
+            decided = self._decided.get(type(action))
+            if decided is not None:
+                decided(action, now)
+
+    def get(self, request: RequestId) -> RequestRecord | None:
+        """The record of a request; None where it is forgotten or was never seen."""
+        return self._records.get(request)
+
+    def latest(self, most: int) -> list[RequestRecord]:
+        """The requests that arrived last, the latest first."""
+        records = list(self._records.values())
+        return records[: -most - 1 : -1]
+
+    def newest(self) -> Iterator[RequestRecord]:
+        """All of them, the latest first; nothing may be taken in meanwhile."""
+        return reversed(self._records.values())
+
+    def dispatched_s(self, lease: LeaseId) -> float | None:
+        """When a lease that is in force was given; None for one that an earlier leader gave."""
+        held = self._held.get(lease)
+        return None if held is None else held.happened.dispatched_s
+
+    def watch(self, request: RequestId, watcher: Watcher) -> None:
+        """Call the watcher at every decision about this request."""
+        self._watchers.setdefault(request, []).append(watcher)
+
+    def unwatch(self, request: RequestId, watcher: Watcher) -> None:
+        """Stop calling the watcher."""
+        watchers = self._watchers[request]
+        watchers.remove(watcher)
+        if not watchers:
+            del self._watchers[request]
+
+    # -- what happened --------------------------------------------------------------------------
+
+    def _arrived(self, event: RequestArrived, now: float) -> None:
+        request = event.request
+        known = self._records.get(request.id)
+        if known is not None:
+            if known.outcome is None:
+                return  # asked again
+            del self._records[request.id]
+        arrived_s = now if request.arrived_s is None else request.arrived_s
+        self._records[request.id] = RequestRecord(request, arrived_s)
+        if len(self._records) > self._limit:
+            del self._records[next(iter(self._records))]
+
+    def _loaded(self, event: ModelLoaded, now: float) -> None:
+        del now
+        self._listener.loaded(event.load_s)
+        for held in self._held.values():
+            happened = held.happened
+            if happened.gpu == event.gpu and event.model in happened.missing:
+                happened.load_s += event.load_s
+                happened.sources[event.model] = event.source
+
+    def _load_failed(self, event: LoadFailed, now: float) -> None:
+        del now
+        for held in self._held.values():
+            if held.happened.gpu == event.gpu and event.model in held.dispatch.models:
+                held.happened.failed_loads[event.model] = event.reason
+
+    def _run_finished(self, event: RunFinished, now: float) -> None:
+        """Runs of a slot that several leases share cannot be told apart, but by their models."""
+        del now
+        for held in self._by_slot.get(event.slot, _NO_LEASES).values():
+            if event.model in held.dispatch.models:
+                held.happened.run_s += event.run_s
+                held.happened.runs += 1
+                return
+
+    def _slot_freed(self, event: SlotFreed, now: float) -> None:
+        held = self._forget(event.lease)
+        if held is not None:
+            held.happened.freed_s = now
+            self._listener.freed(held.dispatch, held.happened)
+
+    def _fleet_changed(self, event: GpuLost | NodeSnapshot, now: float) -> None:
+        """Leases that went with their GPU are never reported as freed."""
+        del event, now
+        for lease in [lease for lease in self._held if lease not in self._alive]:
+            self._forget(lease)
+
+    def _forget(self, lease: LeaseId) -> _Held | None:
+        held = self._held.pop(lease, None)
+        if held is not None:
+            on_slot = self._by_slot[held.dispatch.slot]
+            del on_slot[lease]
+            if not on_slot:
+                del self._by_slot[held.dispatch.slot]
+        return held
+
+    # -- what was decided -----------------------------------------------------------------------
+
+    def _prepared(self, action: Prepare, now: float) -> None:
+        del now
+        if not action.prefetch:  # its dispatch follows at once
+            self._missing[action.lease] = frozenset([load.model for load in action.loads])
+
+    def _dispatched(self, action: Dispatch, now: float) -> None:
+        lease = action.lease
+        if lease in self._held:
+            return  # repeated for a caller that asked again
+        missing = self._missing.pop(lease, _NOTHING)
+        happened = Happened(lease, action.slot, action.gpu, now, missing)
+        held = self._held[lease] = _Held(action, happened)
+        self._by_slot.setdefault(action.slot, {})[lease] = held
+        for request in action.requests:
+            record = self._records.get(request)
+            if record is not None:
+                if not record.happened:
+                    self._listener.granted(now - record.arrived_s)
+                record.happened.append(happened)
+                self._note(record, Decided(now, action))
+
+    def _enqueued(self, action: EnqueueLocally, now: float) -> None:
+        record = self._records.get(action.request)
+        if record is not None:
+            self._note(record, Decided(now, action))
+
+    def _note(self, record: RequestRecord, decided: Decided) -> None:
+        record.decided.append(decided)
+        if len(record.decided) > _MOST_DECISIONS:
+            del record.decided[0]
+        if self._watchers:
+            for watcher in self._watchers.get(record.request.id, ()):
+                watcher(decided)
+
+    def _finished(self, action: Finish, now: float) -> None:
+        record = self._records.get(action.request)
+        if record is not None:
+            record.outcome, record.reason, record.ended_s = action.outcome, action.reason, now
+            self._listener.ended(record)
+
+
+_NO_LEASES: dict[LeaseId, _Held] = {}
+_NOTHING: frozenset[ModelId] = frozenset()

@@ -1,0 +1,123 @@
+"""What became of the latest requests: rows of the last decisions, and times of the last minute.
+
+It reads the history when it is asked to, so that requests pay nothing for being watched.
+"""
+
+from typing import NamedTuple
+
+from cache_manager.model.ids import ModelId
+from scheduler.model.actions import Dispatch
+from scheduler.model.values import RequestId, RequestOutcome
+from scheduler.service.history.history import History, RequestRecord
+from scheduler.service.history.percentiles import Percentiles
+
+_ROWS = 100
+_LEASE_NUMBER = (1 << 32) - 1  # what comes above it is the leader's term
+
+
+class DecisionRow(NamedTuple):
+    """The last lease that a request was given, and what came of it; `number` rises."""
+
+    request: RequestId
+    number: int
+    function: str
+    models: tuple[ModelId, ...]
+    at: float
+    gpu: str
+    hit: bool
+    false_miss: bool
+    waited_s: float
+    load_s: float
+    run_s: float
+    rule: str
+    outcome: RequestOutcome | None
+    reason: str
+
+
+class RecentRequests:
+    """Follows the history; `since_1970_s` is what to add to the core's times."""
+
+    def __init__(self, history: History, since_1970_s: float) -> None:
+        self._history = history
+        self._since_1970_s = since_1970_s
+        self._last: RequestRecord | None = None
+        self._open: dict[RequestId, RequestRecord] = {}
+        self._decided: dict[RequestId, RequestRecord] = {}
+        self._final: dict[RequestId, DecisionRow] = {}
+        self._leases: dict[RequestId, int] = {}
+        self.times = Percentiles()
+
+    def update(self, now_s: float) -> None:
+        """Take in what happened since the last time."""
+        for record in reversed(self._new()):
+            self._open[record.request.id] = record
+        granted: list[RequestRecord] = []
+        for request, record in list(self._open.items()):
+            if len(record.happened) > self._leases.get(request, 0):
+                self._leases[request] = len(record.happened)
+                granted.append(record)
+            if record.outcome is not None or self._history.get(request) is not record:
+                del self._open[request]
+                self._leases.pop(request, None)
+                self._ended(record, now_s)
+        granted.sort(key=lambda record: record.happened[-1].lease)
+        for record in granted:
+            self._decided.pop(record.request.id, None)  # it came back for another lease
+            self._decided[record.request.id] = record
+            self._final.pop(record.request.id, None)
+        for request in list(self._decided)[:-_ROWS]:
+            del self._decided[request]
+            self._final.pop(request, None)
+
+    def rows(self) -> dict[str, DecisionRow]:
+        """The last decisions as they stand, the oldest first."""
+        rows: dict[str, DecisionRow] = {}
+        for request, record in self._decided.items():
+            row = self._final.get(request) or self._row(record)
+            if row is None:
+                continue
+            rows[request] = row
+            if row.outcome is not None and record.happened[-1].freed_s is not None:
+                self._final[request] = row
+        return rows
+
+    def _new(self) -> list[RequestRecord]:
+        """Records that were not seen yet, the newest first."""
+        new: list[RequestRecord] = []
+        for record in self._history.newest():
+            if record is self._last:
+                break
+            new.append(record)
+        if new:
+            self._last = new[0]
+        return new
+
+    def _ended(self, record: RequestRecord, now_s: float) -> None:
+        ended_s = record.ended_s
+        if record.outcome is RequestOutcome.COMPLETED and ended_s is not None:
+            self.times.add(ended_s - record.arrived_s, min(ended_s, now_s))
+
+    def _row(self, record: RequestRecord) -> DecisionRow | None:
+        dispatch = next(
+            (each.action for each in reversed(record.decided) if isinstance(each.action, Dispatch)),
+            None,
+        )
+        if dispatch is None:
+            return None
+        happened, request = record.happened[-1], record.request
+        return DecisionRow(
+            request=request.id,
+            number=dispatch.lease & _LEASE_NUMBER,
+            function=request.function,
+            models=request.models,
+            at=round(happened.dispatched_s + self._since_1970_s, 3),
+            gpu=dispatch.gpu,
+            hit=dispatch.hit,
+            false_miss=dispatch.held_elsewhere,
+            waited_s=round(happened.dispatched_s - record.arrived_s, 6),
+            load_s=round(happened.load_s, 6),
+            run_s=round(happened.run_s, 6),
+            rule=dispatch.rule,
+            outcome=record.outcome,
+            reason=record.reason,
+        )

@@ -1,0 +1,92 @@
+"""The one table of errors: the HTTP status of each, and its code in the body."""
+
+from typing import Any, NamedTuple
+
+from scheduler.model.errors import (
+    BadEvent,
+    BadParameter,
+    CallerNotAllowed,
+    EventRefused,
+    GivenBack,
+    MalformedRequest,
+    ModelsTooLarge,
+    NoGpus,
+    NotLeading,
+    QueueFull,
+    RequestExpired,
+    RequestFailed,
+    RequestWithdrawn,
+    SchedulerError,
+    StoreUnavailable,
+    UnknownName,
+    UnknownPolicy,
+)
+
+RETRY_S = 1
+
+
+class ErrorResponse(NamedTuple):
+    """The answer to an error; `again_s` is when the caller may try again."""
+
+    status: int
+    code: str
+    again_s: int | None = None
+
+
+# The first row whose type fits is taken.
+TABLE: tuple[tuple[type[SchedulerError], ErrorResponse], ...] = (
+    (QueueFull, ErrorResponse(429, "queue-full", RETRY_S)),
+    (RequestExpired, ErrorResponse(504, "expired")),
+    (ModelsTooLarge, ErrorResponse(507, "too-large")),
+    (RequestWithdrawn, ErrorResponse(409, "cancelled")),
+    (GivenBack, ErrorResponse(409, "given-back")),
+    (RequestFailed, ErrorResponse(502, "failed")),
+    (NoGpus, ErrorResponse(503, "no-gpus", RETRY_S)),
+    (EventRefused, ErrorResponse(409, "refused")),
+    (UnknownName, ErrorResponse(404, "unknown")),
+    (CallerNotAllowed, ErrorResponse(403, "not-allowed")),
+    (UnknownPolicy, ErrorResponse(422, "unknown-policy")),
+    (BadParameter, ErrorResponse(422, "bad-parameter")),
+    (MalformedRequest, ErrorResponse(400, "bad-request")),
+    (StoreUnavailable, ErrorResponse(503, "store-away", RETRY_S)),
+    (BadEvent, ErrorResponse(400, "bad-request")),
+)
+_OTHER = ErrorResponse(500, "error")
+_UNKNOWN_CALLER = ErrorResponse(401, "not-allowed")
+_ELSEWHERE = ErrorResponse(421, "not-leading")
+_NO_LEADER = ErrorResponse(503, "not-leading", RETRY_S)
+
+
+def failure(error: SchedulerError) -> ErrorResponse:
+    """How this error is answered."""
+    if isinstance(error, NotLeading):
+        return _NO_LEADER if error.leader is None else _ELSEWHERE
+    if isinstance(error, CallerNotAllowed) and not error.known:
+        return _UNKNOWN_CALLER
+    return next((answer for kind, answer in TABLE if isinstance(error, kind)), _OTHER)
+
+
+def body(error: SchedulerError) -> dict[str, Any]:
+    """What the answer says, with the facts that a program may want."""
+    said: dict[str, Any] = {"error": failure(error).code, "message": str(error)}
+    for fact in _FACTS:
+        value = getattr(error, fact, None)
+        if value is not None:
+            said[fact] = value
+    return said
+
+
+def headers(error: SchedulerError) -> dict[str, str]:
+    """The headers of an error: when to retry, the leader's URL, or the authentication scheme."""
+    answer = failure(error)
+    found = {}
+    if answer.again_s is not None:
+        found["retry-after"] = str(answer.again_s)
+    if answer.status == _UNKNOWN_CALLER.status:
+        found["www-authenticate"] = 'Basic realm="gpufaas", charset="UTF-8"'
+    if isinstance(error, NotLeading) and error.leader is not None:
+        found["location"] = error.leader
+    return found
+
+
+_FACTS = ("request", "leader", "waiting", "needed_bytes", "largest_bytes")

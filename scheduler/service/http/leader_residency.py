@@ -1,0 +1,80 @@
+"""The cache manager of the scheduler that leads, as its routes see it."""
+
+from collections.abc import Callable
+
+from cache_manager.http.residency_routes import Holder, ModelShown
+from cache_manager.model.ids import GpuId, ModelId
+from scheduler.core.core import Core
+from scheduler.estimates.profiles import Profile
+from scheduler.model.errors import MalformedRequest, UnknownName
+from scheduler.service.leadership.term import Office
+from scheduler.service.views.explanation import tier_name
+
+
+class LeaderResidency:
+    """Asks whoever leads at the moment."""
+
+    def __init__(self, office: Callable[[], Office]) -> None:
+        self._office = office
+
+    def models(self) -> list[ModelShown]:
+        """Every model that was declared, asked for or reported."""
+        office = self._office()
+        core, now_s = office.core, office.clock.now_s()
+        known = core.cluster.profiles.known()
+        return [_model(core, model, known[model], now_s) for model in sorted(known)]
+
+    def named(self, name: str) -> ModelId:
+        """By its id, or by the beginning of that or of its last part."""
+        known = self._office().core.cluster.profiles.known()
+        if name in known:
+            return ModelId(name)
+        found = [m for m in known if m.startswith(name) or m.rpartition("/")[2].startswith(name)]
+        if not found:
+            raise UnknownName("model", name)
+        if len(found) > 1:
+            raise MalformedRequest(f"{name!r} may be any of {', '.join(sorted(found))}")
+        return found[0]
+
+    async def pin(self, model: ModelId, gpu: GpuId | None) -> None:
+        await self._on(gpu).driver.pin(model, gpu)
+
+    async def unpin(self, model: ModelId, gpu: GpuId | None) -> None:
+        await self._on(gpu).driver.unpin(model, gpu)
+
+    async def prefetch(self, model: ModelId, gpu: GpuId | None) -> None:
+        await self._on(gpu).driver.prefetch(model, gpu)
+
+    async def evict(self, model: ModelId, gpu: GpuId | None) -> None:
+        await self._on(gpu).driver.evict(model, gpu)
+
+    def _on(self, gpu: GpuId | None) -> Office:
+        office = self._office()
+        if gpu is not None and gpu not in office.core.cluster.gpus:
+            raise UnknownName("GPU", gpu)
+        return office
+
+
+def _model(core: Core, model: ModelId, profile: Profile, now_s: float) -> ModelShown:
+    index = core.cluster.index
+    residents = ((cache, cache.residents[model]) for cache in index.holders(model).values())
+    lanes = (core.cluster.waiting.lanes.get(b) for b in core.cluster.bundles_of(model))
+    return ModelShown(
+        model=model,
+        memory_bytes=profile.memory_bytes,
+        load_s={tier_name(tier): seconds for tier, seconds in sorted(profile.load_s.items())},
+        run_s={f"{batch} on {kind}": s for (batch, kind), s in sorted(profile.run_s.items())},
+        rate=index.rate(model, now_s),
+        waiting=sum(lane.waiting for lane in lanes if lane is not None),
+        holders=[
+            Holder(
+                gpu=cache.id,
+                memory_bytes=resident.bytes,
+                used_ago_s=now_s - resident.used_s,
+                leases=resident.users,
+                waiting=resident.waiters,
+                pinned=resident.pinned,
+            )
+            for cache, resident in residents
+        ],
+    )

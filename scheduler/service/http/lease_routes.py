@@ -1,0 +1,275 @@
+"""The routes that every request takes, as plain ASGI: acquire, wanted, release, cancel."""
+
+from asyncio import CancelledError, Task, current_task, get_running_loop
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+from pydantic_core import to_json
+
+from common.http.asgi import Receive, Scope, Send
+from common.telemetry.traces import TRACEPARENT, TRACESTATE, TraceContext, trace_of
+from common.telemetry.work_context import ABOUT, Work
+from scheduler.api import Placement
+from scheduler.model.errors import (
+    CallerNotAllowed,
+    MalformedRequest,
+    NotLeading,
+    RequestWithdrawn,
+    SchedulerError,
+)
+from scheduler.model.values import Request, RequestId
+from scheduler.service.http import error_table, request_bodies
+from scheduler.service.http.access import ApiAccess
+from scheduler.service.leadership.term import Office
+from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.views.wait_progress import WaitProgress
+
+_MOST_BYTES = 1 << 20
+_JSON = (b"content-type", b"application/json")
+_LINES = (b"content-type", b"application/jsonl")
+_TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()
+_EMPTY = {"type": "http.response.body"}
+
+
+class Leading(Protocol):
+    """The service, as far as these routes use it."""
+
+    def office(self) -> Office:
+        """What the leader works with; NotLeading where we do not lead."""
+        ...
+
+    def lease_fields(self, placement: Placement, request: Request) -> dict[str, Any]:
+        """The fields of an answer beside the placement: term, addresses and a signed token."""
+        ...
+
+
+class HotPath:
+    """Serves the four routes of `routes` and no other."""
+
+    def __init__(self, leading: Leading, access: ApiAccess, meters: SchedulerCounters) -> None:
+        self._leading = leading
+        self._access = access
+        self._meters = meters
+        self.routes: Mapping[str, Callable[[Scope, Receive, Send], Awaitable[int]]] = {
+            "/acquire": self._acquire,
+            "/wanted": self._wanted,
+            "/release": self._release,
+            "/cancel": self._cancel,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request to one of the routes; a POST is wanted."""
+        path = scope["path"]
+        try:
+            if scope["method"] != "POST":
+                raise MalformedRequest(f"{path} takes POST only")
+            if self._access.role(_header(scope, b"authorization")) is None:
+                raise CallerNotAllowed(
+                    "no valid credentials in the Authorization header", known=False
+                )
+            status = await self.routes[path](scope, receive, send)
+        except SchedulerError as error:
+            status = await _fail(send, error)
+        self._meters.answered[path, status] += 1
+
+    async def _acquire(self, scope: Scope, receive: Receive, send: Send) -> int:
+        office = self._leading.office()
+        body = await _body(receive)
+        request = request_bodies.acquire(body, office.clock.now_s())
+        ABOUT.set(Work(_trace(scope), function=request.function, request=request.id))
+        if b"progress=1" in scope["query_string"]:
+            return await self._tell_progress(office, request, receive, send)
+        presence = CallerPresence(receive)
+        try:
+            if not office.has_gpus:
+                await office.some_gpu()
+            placement = await office.driver.acquire(request)
+        except CancelledError:
+            return presence.lost()
+        except RequestWithdrawn as error:
+            raise self._ended(office, error) from error
+        finally:
+            presence.end()
+        return await self._placed(send, placement, request)
+
+    async def _wanted(self, scope: Scope, receive: Receive, send: Send) -> int:
+        office = self._leading.office()
+        request_id = request_bodies.request(await _body(receive))
+        ABOUT.set(Work(_trace(scope), request=request_id))
+        presence = CallerPresence(receive)
+        try:
+            placement = await office.driver.wanted(request_id)
+        except CancelledError:
+            return presence.lost()
+        except RequestWithdrawn as error:
+            raise self._ended(office, error) from error
+        finally:
+            presence.end()
+        return await self._placed(send, placement, _request(office, request_id))
+
+    async def _release(self, scope: Scope, receive: Receive, send: Send) -> int:
+        del scope
+        office = self._leading.office()
+        lease, may_return = request_bodies.release(await _body(receive))
+        office.driver.release(lease, may_return=may_return)
+        return await _nothing(send)
+
+    async def _cancel(self, scope: Scope, receive: Receive, send: Send) -> int:
+        del scope
+        office = self._leading.office()
+        office.driver.cancel(request_bodies.request(await _body(receive)))
+        return await _nothing(send)
+
+    async def _tell_progress(
+        self, office: Office, request: Request, receive: Receive, send: Send
+    ) -> int:
+        """Stream lines of progress; the last one is the placement or the error."""
+        presence = CallerPresence(receive)
+
+        async def line(said: Mapping[str, Any]) -> None:
+            part = _json(said) + b"\n"
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+
+        await send({"type": "http.response.start", "status": 200, "headers": [_LINES]})
+        try:
+            async with WaitProgress(office, request.id, line):
+                if not office.has_gpus:
+                    await office.some_gpu()
+                placement = await office.driver.acquire(request)
+            await line({"state": "placed"} | self._answer(placement, request))
+        except CancelledError:
+            return presence.lost()
+        except SchedulerError as error:
+            ended = self._ended(office, error) if isinstance(error, RequestWithdrawn) else error
+            status = {"status": error_table.failure(ended).status}
+            await line({"state": "ended"} | status | error_table.body(ended))
+        finally:
+            presence.end()
+        await send(_EMPTY)
+        return 200
+
+    async def _placed(self, send: Send, placement: Placement, request: Request) -> int:
+        return await _answer(send, 200, self._answer(placement, request))
+
+    def _answer(self, placement: Placement, request: Request) -> dict[str, Any]:
+        estimate = placement.estimate
+        return {
+            "request": request.id,
+            "lease": placement.lease,
+            "gpu": placement.gpu,
+            "node": placement.node,
+            "slot": placement.slot,
+            "models": placement.models,
+            "hit": placement.hit,
+            "estimate": {"load_s": estimate.load_s, "run_s": estimate.run_s},
+            **self._leading.lease_fields(placement, request),
+        }
+
+    def _ended(self, office: Office, error: RequestWithdrawn) -> SchedulerError:
+        """A request that ended with its leader's term is to be asked for again elsewhere."""
+        if not office.closed:
+            return error
+        try:
+            self._leading.office()
+        except NotLeading as moved:
+            return moved
+        return NotLeading(None)
+
+
+class CallerPresence:
+    """Cancels the current task once its caller has disconnected, if the task waits at all.
+
+    The watch begins when the loop comes to it: a request that is answered at once pays nothing.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        task = current_task()
+        assert task is not None, "only a task can be cancelled"
+        self._task = task
+        self._receive = receive
+        self._gone = False
+        self._watch: Task[None] | None = None
+        self._begin = get_running_loop().call_soon(self._start)
+
+    def end(self) -> None:
+        """Stop watching."""
+        self._begin.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def lost(self) -> int:
+        """The status to count for a caller that has gone; re-raises any other cancellation."""
+        if not self._gone:
+            raise CancelledError
+        self._task.uncancel()
+        return 499
+
+    def _start(self) -> None:
+        self._watch = get_running_loop().create_task(self._until_gone())
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._task.cancel()
+
+
+def _request(office: Office, request_id: RequestId) -> Request:
+    pending = office.core.requests.get(request_id)
+    if pending is None:  # it ended in the moment in which it was answered
+        raise RequestWithdrawn(request_id, "it has ended")
+    return pending.request
+
+
+def _trace(scope: Scope) -> TraceContext | None:
+    said = _header(scope, _TRACEPARENT)
+    if not said:
+        return None
+    state = _header(scope, _TRACESTATE)
+    return trace_of(said.decode("latin-1"), state.decode("latin-1"))
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return b""
+
+
+async def _body(receive: Receive) -> bytes:
+    message = await receive()
+    body = message.get("body", b"")
+    while message.get("more_body", False):
+        message = await receive()
+        body += message.get("body", b"")
+        if len(body) > _MOST_BYTES:
+            break
+    if len(body) > _MOST_BYTES:
+        raise MalformedRequest(f"more than {_MOST_BYTES} bytes")
+    return bytes(body)
+
+
+def _json(said: Mapping[str, Any]) -> bytes:
+    return to_json(said, inf_nan_mode="constants")
+
+
+async def _answer(
+    send: Send, status: int, said: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> int:
+    body = _json(said)
+    shown = [_JSON, (b"content-length", b"%d" % len(body))]
+    shown += [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+    await send({"type": "http.response.start", "status": status, "headers": shown})
+    await send({"type": "http.response.body", "body": body})
+    return status
+
+
+async def _nothing(send: Send) -> int:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send(_EMPTY)
+    return 204
+
+
+async def _fail(send: Send, error: SchedulerError) -> int:
+    status = error_table.failure(error).status
+    return await _answer(send, status, error_table.body(error), error_table.headers(error))

@@ -1,0 +1,132 @@
+"""The routes of people and their tools: policy, cluster, queue, explanations."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Protocol
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from common.telemetry.traces import plain_span
+from scheduler import policies
+from scheduler.model.errors import UnknownName
+from scheduler.model.values import RequestId
+from scheduler.service.leadership.term import Office
+from scheduler.service.views import cluster_report
+from scheduler.service.views.cluster_report import ClusterShown, QueueShown
+from scheduler.service.views.explanation import RequestShown, explained
+
+_SHOWN = 100
+_MOST_SHOWN = 10_000
+
+
+class OperatorService(Protocol):
+    """What the routes ask of the service."""
+
+    name: str
+
+    def office(self) -> Office:
+        """What the leader works with; NotLeading where this is not the leader."""
+        ...
+
+    def store_state(self) -> str:
+        """In a word, how the datastore is."""
+        ...
+
+    async def set_policy(self, policy: str, parameters: Mapping[str, float]) -> None:
+        """Decide by this policy from now on, here and after a restart."""
+        ...
+
+
+class PolicyBody(BaseModel):
+    """A policy and its parameters; those left out have their defaults."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    policy: Annotated[str, Field(examples=["lalbo3"])]
+    parameters: Annotated[dict[str, float], Field(examples=[{"o3_limit": 25}])] = {}
+
+
+class PolicyShown(BaseModel):
+    """A policy in its own words; `parameters` holds the defaults, `meanings` what they are for."""
+
+    name: str
+    summary: str
+    rule: str
+    parameters: dict[str, int | float]
+    meanings: dict[str, str]
+
+
+def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any]) -> APIRouter:
+    """The routes; `view` and `change` are dependencies: who may look, and who may act."""
+    routes = APIRouter()
+    get = routes.get
+
+    _add_policy(routes, service, view, change)
+
+    @get("/cluster", tags=["cluster"], dependencies=view, summary="GPUs, counts, latencies")
+    async def cluster() -> ClusterShown:
+        return cluster_report.cluster(service.office(), service.name, service.store_state())
+
+    @get("/queue", tags=["cluster"], dependencies=view, summary="Who waits, in order")
+    async def queue(most: Annotated[int, Query(ge=0, le=_MOST_SHOWN)] = _SHOWN) -> QueueShown:
+        return cluster_report.queue(service.office(), most)
+
+    @get("/explain", tags=["explain"], dependencies=view, summary="The latest requests")
+    async def latest(most: Annotated[int, Query(ge=0, le=_MOST_SHOWN)] = _SHOWN) -> list[str]:
+        return [record.request.id for record in service.office().history.latest(most)]
+
+    @get(
+        "/explain/{request:path}",
+        tags=["explain"],
+        dependencies=view,
+        summary="Why a request went where it went, and what came of it",
+    )
+    async def explain(request: str) -> RequestShown:
+        office = service.office()
+        record = office.history.get(RequestId(request))
+        if record is None:
+            raise UnknownName("request among the latest:", request)
+        return explained(record, office.clock.now_s())
+
+    @get(
+        "/traces/{request:path}",
+        tags=["explain"],
+        dependencies=view,
+        summary="The spans of a request: its wait, decisions, leases and loads",
+    )
+    async def traces(request: str) -> dict[str, Any]:
+        spans = service.office().traces.spans(RequestId(request))
+        if not spans:
+            raise UnknownName("request among the latest:", request)
+        return {"request": request, "spans": [plain_span(span) for span in spans]}
+
+    return routes
+
+
+def _add_policy(
+    routes: APIRouter, service: OperatorService, view: Sequence[Any], change: Sequence[Any]
+) -> None:
+    """What decides, and what could."""
+
+    @routes.get("/policy", tags=["policy"], dependencies=view, summary="The policy in force")
+    async def policy() -> PolicyBody:
+        office = service.office()
+        name = office.driver.status().policy
+        parameters = policies.describe(name).parameters | office.parameters
+        return PolicyBody(policy=name, parameters=parameters)
+
+    # POST too: our client for programs, which finds the leader, posts.
+    @routes.post("/policy", dependencies=change, include_in_schema=False)
+    @routes.put("/policy", tags=["policy"], dependencies=change, summary="Decide by another one")
+    async def set_policy(choice: PolicyBody) -> PolicyBody:
+        service.office()
+        policies.make(choice.policy, choice.parameters)
+        await service.set_policy(choice.policy, choice.parameters)
+        return choice
+
+    @routes.get(
+        "/policies", tags=["policy"], dependencies=view, summary="What there is to choose from"
+    )
+    async def every_policy() -> list[PolicyShown]:
+        every = (policies.describe(name) for name in policies.available())
+        return [PolicyShown(**described._asdict()) for described in every]

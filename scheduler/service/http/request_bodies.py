@@ -1,0 +1,122 @@
+"""What callers send, read strictly: JSON objects with known fields of the right types."""
+
+from typing import Any
+
+from pydantic_core import from_json
+
+from cache_manager.model.ids import ModelId, NodeId
+from scheduler.model.errors import MalformedRequest
+from scheduler.model.values import LeaseId, Request, RequestId
+
+_ACQUIRE = frozenset(
+    {
+        "request",
+        "function",
+        "models",
+        "batch",
+        "deadline_in_s",
+        "waited_s",
+        "priority",
+        "application",
+        "stage",
+        "slo_s",
+        "near",
+    }
+)
+_LONGEST_NAME = 512
+_MOST_MODELS = 64
+
+Fields = dict[str, Any]
+
+
+def acquire(body: bytes, now_s: float) -> Request:
+    """The request; times of the caller are relative, those of the request are the scheduler's."""
+    fields = _fields(body, _ACQUIRE)
+    models = fields.get("models")
+    if not isinstance(models, list) or not 0 < len(models) <= _MOST_MODELS:
+        raise MalformedRequest(f"models: from 1 to {_MOST_MODELS} names")
+    deadline_in_s = _seconds(fields, "deadline_in_s")
+    waited_s = _seconds(fields, "waited_s")
+    near = _text(fields, "near", None)
+    return Request(
+        id=RequestId(_name(fields, "request")),
+        function=_name(fields, "function"),
+        models=tuple([ModelId(_checked_name("models", each)) for each in models]),
+        batch=_whole(fields, "batch", 1, least=1),
+        deadline_s=None if deadline_in_s is None else now_s + deadline_in_s,
+        priority=_whole(fields, "priority", 0),
+        arrived_s=now_s if waited_s is None else max(0.0, now_s - waited_s),
+        application=_text(fields, "application", "") or "",
+        stage=_text(fields, "stage", "") or "",
+        slo_s=_seconds(fields, "slo_s"),
+        near=None if near is None else NodeId(near),
+    )
+
+
+def request(body: bytes) -> RequestId:
+    """The request that is wanted again, or cancelled."""
+    return RequestId(_name(_fields(body, frozenset({"request"})), "request"))
+
+
+def release(body: bytes) -> tuple[LeaseId, bool]:
+    """The lease that is given back, and whether its request may come back."""
+    fields = _fields(body, frozenset({"lease", "may_return"}))
+    may_return = fields.get("may_return", False)
+    if not isinstance(may_return, bool):
+        raise MalformedRequest("may_return: true or false")
+    if "lease" not in fields:
+        raise MalformedRequest("lease: missing")
+    return LeaseId(_whole(fields, "lease", 0, least=1)), may_return
+
+
+def _fields(body: bytes, known: frozenset[str]) -> Fields:
+    try:
+        fields = from_json(body)
+    except ValueError as error:
+        raise MalformedRequest(f"no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise MalformedRequest("a JSON object is wanted")
+    if not fields.keys() <= known:
+        strangers = ", ".join(sorted(fields.keys() - known))
+        raise MalformedRequest(f"unknown: {strangers}; known: {', '.join(sorted(known))}")
+    return fields
+
+
+def _name(fields: Fields, field: str) -> str:
+    if field not in fields:
+        raise MalformedRequest(f"{field}: missing")
+    return _checked_name(field, fields[field])
+
+
+def _checked_name(field: str, value: object) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_NAME:
+        raise MalformedRequest(f"{field}: a text of 1 to {_LONGEST_NAME} characters is wanted")
+    return value
+
+
+def _text(fields: Fields, field: str, missing: str | None) -> str | None:
+    value = fields.get(field)
+    return missing if value is None else _checked_name(field, value) if value else missing
+
+
+def _whole(fields: Fields, field: str, missing: int, least: int | None = None) -> int:
+    value = fields.get(field, missing)
+    if type(value) is not int or (least is not None and value < least):
+        raise MalformedRequest(
+            f"{field}: a whole number{'' if least is None else f' from {least}'}"
+        )
+    return value
+
+
+def _seconds(fields: Fields, field: str) -> float | None:
+    value = fields.get(field)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise MalformedRequest(f"{field}: seconds")
+    if not 0.0 <= value <= _MOST_S:  # nor is NaN
+        raise MalformedRequest(f"{field}: from 0 to {_MOST_S:g} seconds")
+    return float(value)
+
+
+_MOST_S = 1e9

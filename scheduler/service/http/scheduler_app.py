@@ -1,0 +1,151 @@
+"""The HTTP application: the hot path in front, FastAPI for everything else."""
+
+from collections.abc import Awaitable, Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Protocol
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBasic, HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.websockets import WebSocket
+
+from cache_manager.http.residency_routes import router as models_router
+from common.http.asgi import App, Receive, Scope, Send
+from common.telemetry import process_metrics
+from common.telemetry.metrics import CONTENT_TYPE
+from scheduler.model.errors import CallerNotAllowed, MalformedRequest, SchedulerError
+from scheduler.service.http import error_table
+from scheduler.service.http.access import ApiAccess, ApiRole
+from scheduler.service.http.feed_routes import feed_router
+from scheduler.service.http.health import Health
+from scheduler.service.http.leader_residency import LeaderResidency
+from scheduler.service.http.lease_routes import HotPath, Leading
+from scheduler.service.http.operator_routes import OperatorService, router
+from scheduler.service.metrics.counters import SchedulerCounters
+
+_ABOUT = """Places requests on GPUs. Programs call `POST /acquire` (JSON: `request`, `function`,
+`models`, and if wanted `batch`, `deadline_in_s`, `waited_s`, `priority`, `application`, `stage`,
+`slo_s`, `near`), which waits and answers with a lease, its GPU, its node's addresses and a signed
+token; `?progress=1` streams JSON lines meanwhile. `POST /wanted` and `/cancel` take `request`,
+`POST /release` takes `lease` and `may_return`. Going away cancels the request.
+
+Credentials: `Authorization: Bearer TOKEN`, or basic with the user `admin` or `caller` and the
+token as password; `gpufaas token` prints it. Errors say `error`, `message` and facts."""
+
+
+class ServiceApplication(OperatorService, Leading, Protocol):
+    """The service as its application sees it."""
+
+    def health(self) -> Health:
+        """Whether it could answer a caller."""
+        ...
+
+    def metrics(self) -> bytes:
+        """The metrics in the text format of Prometheus."""
+        ...
+
+    async def node_stream(self, websocket: WebSocket) -> None:
+        """Serve one GPU manager's stream."""
+        ...
+
+
+def make_app(
+    service: ServiceApplication,
+    access: ApiAccess,
+    meters: SchedulerCounters,
+    *,
+    metrics_auth: bool = False,
+) -> App:
+    """The whole application; with `metrics_auth`, Prometheus has to show credentials too."""
+    hot = HotPath(service, access, meters)
+    management = _management(service, access, meters, metrics_auth=metrics_auth)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] in hot.routes:
+            await hot(scope, receive, send)
+        else:
+            await management(scope, receive, send)
+
+    return app
+
+
+def _management(
+    service: ServiceApplication, access: ApiAccess, meters: SchedulerCounters, *, metrics_auth: bool
+) -> FastAPI:
+    app = FastAPI(title="gpufaas scheduler", description=_ABOUT, version=_version())
+    schemes = [Depends(scheme(auto_error=False)) for scheme in (HTTPBearer, HTTPBasic)]
+    view = [*schemes, Depends(_lets_in(access, ApiRole.CALLER))]
+    change = [*schemes, Depends(_lets_in(access, ApiRole.ADMIN))]
+    app.include_router(router(service, view, change))
+    app.include_router(feed_router(service, meters, view))
+    app.include_router(models_router(LeaderResidency(service.office), view, change))
+    _add_health(app, service, view if metrics_auth else [])
+    app.add_api_websocket_route("/nodes/{node}/stream", service.node_stream)
+    app.add_exception_handler(SchedulerError, _failed)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _no_route)
+    return app
+
+
+def _add_health(app: FastAPI, service: ServiceApplication, may_measure: list[Any]) -> None:
+    @app.get("/healthz", tags=["health"], summary="Whether the process is alive")
+    async def healthz() -> dict[str, bool]:
+        return {"alive": True}
+
+    @app.get("/readyz", tags=["health"], summary="Whether callers are served, here or elsewhere")
+    async def readyz(response: Response) -> Health:
+        health = service.health()
+        response.status_code = 200 if health.ready else 503
+        return health
+
+    @app.get(
+        "/metrics",
+        tags=["health"],
+        summary="For Prometheus",
+        response_class=Response,
+        dependencies=may_measure,
+    )
+    async def metrics() -> Response:
+        return Response(service.metrics() + process_metrics.page(), media_type=CONTENT_TYPE)
+
+
+def _lets_in(access: ApiAccess, least: ApiRole) -> Callable[[Request], Awaitable[None]]:
+    # No plain function: it would be called in another thread.
+    async def check(request: Request) -> None:
+        role = access.role(request.headers.get("authorization", "").encode("latin-1"))
+        if role is None:
+            raise CallerNotAllowed("no valid credentials in the Authorization header", known=False)
+        if least is ApiRole.ADMIN and role is not ApiRole.ADMIN:
+            raise CallerNotAllowed("only administrators may", known=True)
+
+    return check
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    del request
+    assert isinstance(error, SchedulerError), "registered for no other"
+    status = error_table.failure(error).status
+    return JSONResponse(error_table.body(error), status, error_table.headers(error))
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    del request
+    assert isinstance(error, HTTPException), "registered for no other"
+    said = {"error": "no-route", "message": str(error.detail)}
+    return JSONResponse(said, error.status_code, error.headers)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError), "registered for no other"
+    problems: list[Any] = list(error.errors())
+    said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in problems)
+    return await _failed(request, MalformedRequest(said))
+
+
+def _version() -> str:
+    try:
+        return version("gpufaas")
+    except PackageNotFoundError:  # run from a folder that was not installed
+        return "0"

@@ -1,0 +1,20 @@
+"""The scheduler's HTTP server: the common one, with the scheduler's options."""
+
+import socket
+from contextlib import AbstractAsyncContextManager
+
+from common.http import server
+from common.http.asgi import App
+from common.http.buffered_websocket import BufferedWebsocket
+
+_DRAIN_S = 3.0
+
+
+def serving(app: App, listener: socket.socket) -> AbstractAsyncContextManager[None]:
+    """Serve HTTP and the websockets of nodes and gateways for as long as the context lasts."""
+    return server.serving(app, listener, _DRAIN_S, websocket=BufferedWebsocket)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket that notices callers whose host vanished; port 0 is any free one."""
+    return server.listen(host, port, probe_clients=True)

@@ -1,0 +1,293 @@
+"""Which of several schedulers leads: an election in the datastore, and the term that it gives.
+
+The leader holds the key `leader` under a lease that it refreshes. Terms rise by one with every
+election, and are recorded in `election`, which outlives the leader.
+
+A leader whose lease cannot be refreshed does not know whether the datastore is gone or only the way
+to it is cut. It leads on, since it alone holds the queue, until it learns of another leader: from
+the datastore, once it is back, or from a GPU manager that has seen a higher term. Until then
+another leader may be elected, so a lease of the datastore excludes nobody: what does is that every
+GPU manager refuses the orders of a lower term than the highest that it has seen.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from logging import Logger
+from math import inf
+from typing import NamedTuple, Self
+from uuid import uuid4
+
+from scheduler.model.errors import DatastoreError, Fenced, LeaseGone, StoreUnavailable
+from scheduler.service.leadership.process_identity import has_ended, name_of_this_process
+from scheduler.store.datastore import Fence, Store, StoreLease
+
+LEADER = "leader"
+ELECTION = "election"
+
+LEASE_TTL_S = 3
+_REFRESH_S = 1.0
+_TRY_AGAIN_S = 0.5
+# A leader finds out within a second that the datastore is back.
+_GIVE_WAY_S = 2.0
+
+
+class LeaderInfo(NamedTuple):
+    """The leader as others see it; `id` is new with every candidacy, `process` may be empty."""
+
+    name: str
+    url: str
+    term: int
+    id: str
+    process: str = ""
+
+
+class Leadership:
+    """One candidacy: wait in `campaign`, lead until `lost` is set, then make another.
+
+    `async with` resigns at the end, so that the next one leads at once. A term may rise while it
+    leads: its lease ran out while nobody else was elected.
+    """
+
+    def __init__(
+        self, store: Store, name: str, advertise_url: str, log: Logger, *, floor: int = 0
+    ) -> None:
+        self._store = store
+        self._log = log
+        process = name_of_this_process()
+        self._me = LeaderInfo(name, advertise_url, floor, uuid4().hex, process)
+        self._lease: StoreLease | None = None
+        self._fence: Fence | None = None
+        self._refreshing: asyncio.Task[None] | None = None
+        self._doubted = asyncio.Event()
+        self._seen_term = 0
+        self._back_s = -inf
+        self._forget_health = store.on_health_change(self._health_changed)
+        self.confirmed = False
+        self.lost = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        await self.resign()
+
+    @property
+    def term(self) -> int:
+        """The term of this leader; before it is one, the highest that it knows of."""
+        return self._me.term
+
+    @property
+    def leading(self) -> bool:
+        """Whether it was elected, and knows of no other leader since."""
+        return self._fence is not None and not self.lost.is_set()
+
+    @property
+    def fence(self) -> Fence | None:
+        """What the leader's writes are to be fenced with; it changes when the term rises."""
+        return self._fence
+
+    async def campaign(self) -> int:
+        """Wait until this scheduler leads; the term."""
+        assert self._fence is None, "a candidacy is for one election"
+        while not await self._elected():
+            await asyncio.sleep(_TRY_AGAIN_S)
+        self._refreshing = asyncio.create_task(self._refresh())
+        return self.term
+
+    async def resign(self) -> None:
+        """Lead no more, and let another one lead at once."""
+        self.lost.set()
+        self._forget_health()
+        self._forget_health = _nothing
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)
+        await self._give_lease_back()
+
+    def saw(self, term: int) -> None:
+        """A node or scheduler has met this term: if it is later than ours, find out who leads.
+
+        While the datastore is away that is taken for another leader's. Where it says that we lead
+        it has lost its data, and our term rises above the one that was seen.
+        """
+        if term > self.term:
+            self._seen_term = max(self._seen_term, term)
+            self._doubted.set()
+
+    def doubt(self) -> None:
+        """A write was fenced off: find out at once who leads."""
+        self._doubted.set()
+
+    async def leader(self) -> LeaderInfo | None:
+        """Who leads, as the datastore has it."""
+        found = decoded(await self._store.get(LEADER))
+        return found if found is not None and found.term else None
+
+    async def leaders(self) -> AsyncGenerator[LeaderInfo | None, None]:
+        """Who leads, and every change of it from then on."""
+        async with aclosing(self._store.watch(LEADER)) as found:
+            async for changes in found:
+                if changes.complete or LEADER in changes.values:
+                    leader = decoded(changes.values.get(LEADER))
+                    if leader is None or leader.term:
+                        yield leader
+
+    # -- being elected --------------------------------------------------------------------------
+
+    async def _elected(self) -> bool:
+        """Try until it is, or until the datastore fails."""
+        try:
+            while not await self._stand():
+                await self._wait_for_vacancy()
+                await self._give_way()
+        except (StoreUnavailable, LeaseGone, Fenced) as error:
+            self._log.warning("no election: %s", error)
+            await self._give_lease_back()
+            return False
+        return True
+
+    async def _stand(self) -> bool:
+        """Take the office if it is vacant."""
+        lease = self._lease = await self._store.grant(LEASE_TTL_S)
+        # Term 0: others do not take it for the leader yet.
+        revision = await self._store.create(LEADER, _encoded(self._me._replace(term=0)), lease)
+        if revision is None:
+            await self._give_lease_back()
+            return False
+        await self._take_office(lease, Fence(LEADER, revision))
+        return True
+
+    async def _take_office(self, lease: StoreLease, fence: Fence) -> None:
+        """Make the term known: one higher than any before, as recorded or seen."""
+        latest = decoded(await self._store.get(ELECTION))
+        recorded = 0 if latest is None else latest.term
+        me = self._me._replace(term=max(recorded, self.term, self._seen_term) + 1)
+        await self._store.write({ELECTION: _encoded(me)}, fence=fence)
+        await self._store.write({LEADER: _encoded(me)}, fence=fence, lease=lease)
+        self._me, self._lease, self._fence = me, lease, fence
+        self.confirmed = True
+        self._log.info("%s leads in term %d", me.name, me.term)
+
+    async def _wait_for_vacancy(self) -> None:
+        async with aclosing(self._store.watch(LEADER)) as found:
+            async for changes in found:
+                value = changes.values.get(LEADER)
+                if value is None and (changes.complete or LEADER in changes.values):
+                    return
+                leader = decoded(value)
+                if leader is not None:
+                    self._me = self._me._replace(term=max(self.term, leader.term))
+                    if has_ended(leader.process):
+                        await self._depose(leader)
+
+    async def _give_way(self) -> None:
+        """Where the datastore was away, its leases ran out: whoever leads may go on first."""
+        back_s = asyncio.get_running_loop().time() - self._back_s
+        if not self._store.healthy or back_s < _GIVE_WAY_S:
+            await asyncio.sleep(_GIVE_WAY_S)
+
+    def _health_changed(self, healthy: bool) -> None:  # noqa: FBT001  # the port's callback
+        if healthy:
+            self._back_s = asyncio.get_running_loop().time()
+
+    async def _depose(self, leader: LeaderInfo) -> None:
+        """Do not wait for the lease of a leader on this machine that was killed.
+
+        Should another one be elected in between, it is elected again: the term is what counts.
+        """
+        latest = decoded(await self._store.get(LEADER))
+        if latest is not None and latest.id == leader.id:
+            self._log.info("the process of %s has ended without resigning", leader.name)
+            await self._store.delete(LEADER)
+
+    # -- staying it -----------------------------------------------------------------------------
+
+    async def _refresh(self) -> None:
+        """Until the office is lost."""
+        while not self.lost.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_REFRESH_S):
+                    await self._doubted.wait()
+            try:
+                await self._stay()
+            except (StoreUnavailable, LeaseGone, Fenced) as error:
+                self._lead_on(str(error))
+            except DatastoreError as error:
+                self._lose(str(error))
+
+    def _lead_on(self, why: str) -> None:
+        """The datastore says nothing: it is gone, or only we are cut off from it."""
+        if self._seen_term > self.term:
+            self._lose(f"term {self._seen_term} has begun")
+        elif self.confirmed:
+            self._log.warning("%s leads on without the datastore: %s", self._me.name, why)
+            self.confirmed = False
+
+    async def _stay(self) -> None:
+        """Refresh the lease; where it or the key is gone, be elected again unless another was."""
+        alive = self._lease is not None and await self._store.refresh(self._lease)
+        if alive and self.confirmed and not self._doubted.is_set():
+            return
+        holder = decoded(await self._store.get(LEADER))
+        if not alive or holder is None or (holder.id, holder.term) != (self._me.id, self.term):
+            await self._regain()
+        elif self._seen_term > self.term:
+            assert self._lease is not None
+            assert self._fence is not None
+            await self._take_office(self._lease, self._fence)
+        self._doubted.clear()
+        self.confirmed = not self.lost.is_set()
+
+    async def _regain(self) -> None:
+        """Be elected again, unless another one was meanwhile."""
+        await self._give_lease_back()
+        lease = self._lease = await self._store.grant(LEASE_TTL_S)
+        revision = await self._store.create(LEADER, _encoded(self._me._replace(term=0)), lease)
+        latest = decoded(await self._store.get(LEADER if revision is None else ELECTION))
+        if latest is not None and latest.id != self._me.id:
+            await self._give_lease_back()
+            self._lose("another scheduler was elected")
+        elif revision is None:
+            raise StoreUnavailable("an earlier try stands in the way until its lease expires")
+        else:
+            await self._take_office(lease, Fence(LEADER, revision))
+
+    def _lose(self, why: str) -> None:
+        if not self.lost.is_set():
+            self._log.warning("%s leads no more: %s", self._me.name, why)
+            self.lost.set()
+            self.confirmed = False
+
+    async def _give_lease_back(self) -> None:
+        """So that its key does not stand in the way; else it expires by itself."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            with suppress(DatastoreError):
+                await self._store.revoke(lease)
+
+
+def _nothing() -> None:
+    """There is nothing left to forget."""
+
+
+def decoded(value: bytes | None) -> LeaderInfo | None:
+    """The leader whose record this is; None where there is none, or it is no such record."""
+    if value is None:
+        return None
+    try:
+        found = json.loads(value)
+        return LeaderInfo(
+            name=str(found["name"]),
+            url=str(found["url"]),
+            term=int(found["term"]),
+            id=str(found["id"]),
+            process=str(found["process"]),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _encoded(leader: LeaderInfo) -> bytes:
+    return json.dumps(leader._asdict()).encode()

@@ -1,0 +1,75 @@
+"""The other schedulers: known from the datastore, and asked directly when that is away.
+
+A leader that cannot reach the datastore cannot tell whether another one was elected meanwhile. GPU
+managers would tell it, but those that are attached to it have met no other; so it asks the
+schedulers that stood by when it last could see them.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from logging import Logger
+
+from scheduler.model.errors import DatastoreError
+from scheduler.service.leadership.election import Leadership
+from scheduler.store.datastore import Store, StoreLease
+from scheduler.store.stored_records import key
+
+CANDIDATES = "candidates/"
+
+_TTL_S = 10
+_REFRESH_S = 3.0
+_LOOK_S = 1.0
+
+# In which term the scheduler at this URL leads; 0 where it does not, or does not answer.
+Ask = Callable[[str], Awaitable[int]]
+
+
+@asynccontextmanager
+async def standing_by(store: Store, name: str, url: str, log: Logger) -> AsyncIterator[None]:
+    """Be known to the leader as one that may follow it."""
+    task = asyncio.create_task(_stay_known(store, name, url, log))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        with suppress(DatastoreError):
+            await store.delete(key(CANDIDATES, url))
+
+
+async def watch_rivals(store: Store, leadership: Leadership, ask: Ask, log: Logger) -> None:
+    """As long as this scheduler leads: find out if another one does, also without the datastore."""
+    urls: list[str] = []
+    while True:
+        if leadership.confirmed:
+            with suppress(DatastoreError):
+                urls = _urls((await store.list(CANDIDATES)).values.values())
+        else:
+            for term in await asyncio.gather(*map(ask, urls)):
+                if term > leadership.term:
+                    log.warning("another scheduler leads, in term %d", term)
+                    leadership.saw(term)
+        await asyncio.sleep(_LOOK_S)
+
+
+async def _stay_known(store: Store, name: str, url: str, log: Logger) -> None:
+    lease: StoreLease | None = None
+    record = json.dumps({"name": name, "url": url}).encode()
+    while True:
+        try:
+            if lease is None or not await store.refresh(lease):
+                lease = await store.grant(_TTL_S)
+                await store.put(key(CANDIDATES, url), record, lease)
+        except DatastoreError as error:
+            log.debug("not known as a candidate: %s", error)
+        await asyncio.sleep(_REFRESH_S)
+
+
+def _urls(values: Iterable[bytes]) -> list[str]:
+    found: list[str] = []
+    for value in values:
+        with suppress(ValueError, TypeError, KeyError):
+            found.append(str(json.loads(value)["url"]))
+    return found

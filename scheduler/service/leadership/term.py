@@ -1,0 +1,184 @@
+"""What a leader works with: one core for its term, the driver of it, and its history."""
+
+import logging
+from asyncio import AbstractEventLoop, Event
+from collections.abc import Callable, Sequence, Sized
+
+from common.telemetry.traces import Sink
+from scheduler.core.core import Core, make_core
+from scheduler.core.recording import VERSION, Beginning, recorded_profile
+from scheduler.model.actions import Action, Refuse
+from scheduler.model.errors import NoGpus
+from scheduler.model.events import Event as CoreEvent
+from scheduler.model.events import GpuJoined, NodeSnapshot, PolicySet
+from scheduler.model.values import CoreSettings, LeaseId
+from scheduler.service.driver.driver import Driver, Observer
+from scheduler.service.driver.loop_clocks import MonotonicClock
+from scheduler.service.history.history import History
+from scheduler.service.history.recorder import RunRecorder
+from scheduler.service.history.request_spans import RequestTraces
+from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.metrics.decision_counts import DecisionCounting
+from scheduler.service.settings import Settings
+from scheduler.store.recovery import Recovered
+from scheduler.store.stored_records import PolicyChoice
+
+log = logging.getLogger("scheduler")
+
+_TERM_BITS = 32
+
+
+def first_lease(term: int) -> LeaseId:
+    """Above every lease that an earlier leader can have given."""
+    return LeaseId(term << _TERM_BITS)
+
+
+class Office:
+    """Made when a term begins, closed when it ends; leases of a later one are always higher."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        term: int,
+        loop: AbstractEventLoop,
+        meters: SchedulerCounters,
+        recovered: Recovered | None = None,
+        recorder: RunRecorder | None = None,
+        sink: Sink | None = None,
+    ) -> None:
+        serving = settings.scheduler
+        explained = _WhileFew(serving.explain_slots)
+        self._term: Callable[[], int] = lambda: term
+        self.core: Core = make_core(
+            settings.policy,
+            settings.eviction,
+            settings.parameters,
+            CoreSettings(
+                max_waiting=serving.max_waiting,
+                explain=explained,
+                first_lease=first_lease(term),
+                largest_gpu_bytes=serving.largest_gpu_bytes,
+            ),
+        )
+        explained.slots = self.core.cluster.slots
+        self.parameters = dict(settings.parameters)
+        self.clock = MonotonicClock(loop)
+        self.began_s = self.clock.now_s()
+        self.closed = False
+        self.observers: list[Callable[[], None]] = []
+        self.history = History(serving.history, meters, self.core.placer.leases)
+        self.traces = RequestTraces(self.history, serving.history, self.clock.now_s, sink)
+        self._counting = DecisionCounting(self.core, meters, self.clock.now_s)
+        meters.terms.add(())
+        self.placed_before = meters.placements()
+        recovered = recovered or Recovered()
+        recovered.restore(self.core)
+        self._recorder = recorder
+        if recorder is not None:
+            recorder.begins(self._beginning(settings))
+        self.driver: Driver = _Restoring(recovered, self.core, self.clock, log, self._observe)
+        self._grace = Event()
+        self._grace_over = loop.call_later(serving.attach_grace_s, self._grace.set)
+
+    @property
+    def term(self) -> int:
+        """The term as it is now; it may rise while nobody else was elected."""
+        return self._term()
+
+    def rises_with(self, term: Callable[[], int]) -> None:
+        """Whom to ask for the term."""
+        self._term = term
+
+    def close(self) -> None:
+        """The term is over: whoever waits is told so, and nothing is decided any more."""
+        self.closed = True
+        self._grace_over.cancel()
+        self._grace.set()
+        self.driver.close()
+
+    async def decide_by(self, choice: PolicyChoice) -> None:
+        """Decide by this policy, if that is not what is in force already; no request is lost."""
+        name, parameters = choice.name, choice.parameters
+        if self.core.placer.policy_name != name or self.parameters != parameters:
+            await self.driver.set_policy(name, parameters)
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether some GPU takes requests, or will as soon as its node is heard again."""
+        cluster = self.core.cluster
+        return cluster.active_slots > 0 or any(
+            gpu.silent and not gpu.draining for gpu in cluster.gpus.values()
+        )
+
+    async def some_gpu(self) -> None:
+        """Wait for the first GPU, but not for long; NoGpus where none came."""
+        while not self.has_gpus and not self.closed:
+            if self._grace.is_set():
+                raise NoGpus
+            await self._grace.wait()
+
+    def _beginning(self, settings: Settings) -> Beginning:
+        profiles = self.core.cluster.profiles.known()
+        return Beginning(
+            version=VERSION,
+            policy=settings.policy,
+            eviction=settings.eviction,
+            parameters=dict(settings.parameters),
+            max_waiting=settings.scheduler.max_waiting,
+            first_lease=first_lease(self.term),
+            largest_gpu_bytes=settings.scheduler.largest_gpu_bytes,
+            profiles=tuple(recorded_profile(model, profile) for model, profile in profiles.items()),
+        )
+
+    def _observe(self, now: float, event: CoreEvent, actions: Sequence[Action]) -> None:
+        took_s = self.clock.now_s() - now
+        self._counting(now, event, actions)
+        self.history(now, event, actions)
+        self.traces(now, event, actions, took_s)
+        if self._recorder is not None:
+            self._recorder(now, event, actions)
+        kind = type(event)
+        if kind in _BRING_GPUS and self.has_gpus:
+            self._grace.set()
+        elif isinstance(event, PolicySet) and not any(isinstance(a, Refuse) for a in actions):
+            self.parameters = dict(event.parameters)
+        for observer in self.observers:
+            observer()
+
+
+_BRING_GPUS = frozenset({GpuJoined, NodeSnapshot})
+
+
+class _Restoring(Driver):
+    """Lets a node's first report have its models in the order in which they were used of old."""
+
+    def __init__(
+        self,
+        recovered: Recovered,
+        core: Core,
+        clock: MonotonicClock,
+        logger: logging.Logger,
+        observer: Observer,
+    ) -> None:
+        super().__init__(core, clock, logger, observer=observer)
+        self._recovered = recovered
+
+    def report(self, event: CoreEvent) -> None:
+        if not isinstance(event, NodeSnapshot):
+            super().report(event)
+            return
+        snapshot, pins = self._recovered.take(event)
+        super().report(snapshot)
+        for pin in pins:
+            super().report(pin)
+
+
+class _WhileFew:
+    """Every request, while there are few slots; what is told of it then costs little."""
+
+    def __init__(self, most_slots: int) -> None:
+        self._most_slots = most_slots
+        self.slots: Sized = ()
+
+    def __contains__(self, request: object) -> bool:
+        return len(self.slots) <= self._most_slots

@@ -1,0 +1,1 @@
+"""What a scheduler counts for Prometheus."""

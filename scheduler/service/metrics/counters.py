@@ -1,0 +1,182 @@
+"""What a scheduler counts for Prometheus, in plain dicts, from the start of its process on."""
+
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from common.telemetry.metrics import BoundedNames, BucketCounts, Histogram, MetricFamily, Values
+from scheduler.model.actions import Dispatch
+from scheduler.model.values import LeaseId
+from scheduler.service.history.history import Happened, HistoryListener
+from scheduler.service.metrics import scheduler_metrics
+
+MOST_NAMES = 1_000
+# GPUs, models and functions that were not met for so long (up to twice) make room for others.
+_FORGET_S = 86_400.0
+
+
+class SchedulerCounters(HistoryListener):
+    """Counters and histograms.
+
+    At most so many GPUs, models and functions have numbers of their own; others are `other`.
+    """
+
+    def __init__(self, most_names: int = MOST_NAMES) -> None:
+        self.gpus = BoundedNames(most_names)
+        self.models = BoundedNames(most_names)
+        self.functions = BoundedNames(most_names)
+        self._names = {"gpu": self.gpus, "model": self.models, "function": self.functions}
+        self._swept_s = time.monotonic()
+        self.started_unix_s = time.time()
+        self.answered: Counter[tuple[str, int]] = Counter()
+        self.terms = Values(scheduler_metrics.TERMS)
+        self.loads = Values(scheduler_metrics.LOADS)
+        self.gpu_loads = Values(scheduler_metrics.GPU_LOADS)
+        self.gpu_load = Values(scheduler_metrics.GPU_LOAD)
+        self.model_loads = Values(scheduler_metrics.MODEL_LOADS)
+        self.model_load = Values(scheduler_metrics.MODEL_LOAD)
+        self.load_failures = Values(scheduler_metrics.LOAD_FAILURES)
+        self.run_failures = Values(scheduler_metrics.RUN_FAILURES)
+        self.gpu_evictions = Values(scheduler_metrics.GPU_EVICTIONS)
+        self.model_evictions = Values(scheduler_metrics.MODEL_EVICTIONS)
+        self.fleet_events = Values(scheduler_metrics.FLEET_EVENTS)
+        self.pressure = Values(scheduler_metrics.PRESSURE)
+        self._leases = Values(scheduler_metrics.LEASES)
+        self._policy_placements = Values(scheduler_metrics.POLICY_PLACEMENTS)
+        self._gpu_placements = Values(scheduler_metrics.GPU_PLACEMENTS)
+        self._model_placements = Values(scheduler_metrics.MODEL_PLACEMENTS)
+        self._function_placements = Values(scheduler_metrics.FUNCTION_PLACEMENTS)
+        self._gpu_waited = Values(scheduler_metrics.GPU_WAITED)
+        self._model_waited = Values(scheduler_metrics.MODEL_WAITED)
+        self._function_waited = Values(scheduler_metrics.FUNCTION_WAITED)
+        self._gpu_held = Values(scheduler_metrics.GPU_HELD)
+        self._model_held = Values(scheduler_metrics.MODEL_HELD)
+        self._function_held = Values(scheduler_metrics.FUNCTION_HELD)
+        self._model_estimated = Values(scheduler_metrics.MODEL_ESTIMATED)
+        self._model_measured = Values(scheduler_metrics.MODEL_MEASURED)
+        self._policy_waited = Histogram(scheduler_metrics.POLICY_WAITED)
+        self._held = Histogram(scheduler_metrics.HELD)
+        self._load = Histogram(scheduler_metrics.LOAD)
+        self._decided = Histogram(scheduler_metrics.DECIDED)
+        self._late = Histogram(scheduler_metrics.ESTIMATE_ERROR)
+        self._ratio = Histogram(scheduler_metrics.ESTIMATE_RATIO)
+        self._of_lease: dict[LeaseId, Sequence[str]] = {}
+
+        for event in ("joined", "lost", "draining", "silent", "heard"):
+            self.fleet_events.put((event,), 0.0)
+
+    def met(self, gpu: str) -> None:
+        """A GPU is there: an increase is only seen of what was there before."""
+        labels = (self.gpus.of(gpu),)
+        for each in (self.load_failures, self.pressure, self.gpu_loads, self.gpu_load):
+            each.add(labels, 0.0)
+        self._gpu_held.add(labels, 0.0)
+        for reason in ("room", "pressure", "asked"):
+            self.gpu_evictions.add((*labels, reason), 0.0)
+
+    # -- what was decided -----------------------------------------------------------------------
+
+    def decisions(self, policy: str) -> BucketCounts:
+        """How long the core takes under this policy; to be added to with every event."""
+        return self._decided.of((policy,))
+
+    def placed(
+        self,
+        policy: str,
+        gpu: str,
+        models: Sequence[str],
+        function: str,
+        result: str,
+        waited_s: float | None,
+    ) -> None:
+        """A request was given a lease; its first one, if it is said how long it has waited."""
+        self._policy_placements.add((policy, result))
+        self._gpu_placements.add((gpu, result))
+        self._function_placements.add((function, result))
+        for model in models:
+            self._model_placements.add((model, result))
+        if waited_s is None:
+            return
+        self._policy_waited.add((policy,), waited_s)
+        self._gpu_waited.add((gpu,), waited_s)
+        self._function_waited.add((function,), waited_s)
+        for model in models:
+            self._model_waited.add((model,), waited_s)
+
+    def leased(self, lease: LeaseId, functions: Sequence[str]) -> None:
+        """This lease is in force, for requests of these functions."""
+        self._leases.add(())
+        self._of_lease[lease] = functions
+
+    @property
+    def leases(self) -> int:
+        """How many leases are remembered."""
+        return len(self._of_lease)
+
+    def forget_leases(self, alive: Collection[LeaseId]) -> None:
+        """Leases that went with their GPU are never reported as freed."""
+        for lease in [lease for lease in self._of_lease if lease not in alive]:
+            del self._of_lease[lease]
+
+    def compared(self, what: str, model: str, estimated_s: float, measured_s: float) -> None:
+        """What was expected of a model's load or run, and what came."""
+        if measured_s > 0.0:
+            self._ratio.add((what,), estimated_s / measured_s)
+        self._model_estimated.add((model,), estimated_s)
+        self._model_measured.add((model,), measured_s)
+
+    # -- what the history notices ---------------------------------------------------------------
+
+    def loaded(self, load_s: float) -> None:
+        self._load.add((), load_s)
+
+    def freed(self, dispatch: Dispatch, happened: Happened) -> None:
+        functions = self._of_lease.pop(dispatch.lease, ())
+        models = [self.models.of(model) for model in dispatch.models]
+        if happened.freed_s is not None:
+            held_s = happened.freed_s - happened.dispatched_s
+            self._held.add((), held_s)
+            self._gpu_held.add((self.gpus.of(dispatch.gpu),), held_s)
+            for model in models:
+                self._model_held.add((model,), held_s)
+            for function in functions:
+                self._function_held.add((function,), held_s / len(functions))
+        if happened.runs:
+            measured_s = happened.load_s + happened.run_s
+            self._late.add((), abs(measured_s - dispatch.estimate.total_s))
+
+    # -- what is shown --------------------------------------------------------------------------
+
+    def gpu_seconds(self) -> Mapping[str, float]:
+        """What each function's leases that have ended took of GPUs."""
+        return {function: held_s for (function,), held_s in self._function_held.values.items()}
+
+    def placements(self) -> Counter[str]:
+        """How many requests were given a lease, by result: hit, miss, false_miss."""
+        found: Counter[str] = Counter()
+        for (_, result), count in self._policy_placements.values.items():
+            found[result] += int(count)
+        return found
+
+    def families(self) -> Iterator[MetricFamily]:
+        """Everything that was counted."""
+        if time.monotonic() - self._swept_s > _FORGET_S:
+            self.sweep()
+        yield from self._counted()
+        yield self._policy_waited.pooled(scheduler_metrics.WAITED)
+        answered = Values(scheduler_metrics.HTTP_REQUESTS)
+        for (route, status), count in self.answered.items():
+            answered.put((route, str(status)), count)
+        yield answered
+
+    def sweep(self) -> None:
+        """Let go of what was not met since this was last called."""
+        self._swept_s = time.monotonic()
+        for label, names in self._names.items():
+            for name in names.sweep():
+                for family in self._counted():
+                    if label in family.metric.labels:
+                        family.forget(label, name)
+
+    def _counted(self) -> list[Values | Histogram]:
+        return [each for each in vars(self).values() if isinstance(each, Values | Histogram)]

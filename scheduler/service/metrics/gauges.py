@@ -1,0 +1,127 @@
+"""What a scheduler tells Prometheus: what it counted, and what is true at the moment of asking."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from common.telemetry.metrics import BoundedNames, Labels, Metric, MetricFamily, Values, gauge, page
+from common.telemetry.traces import NO_COUNTS, Sink
+from scheduler.service.metrics import scheduler_metrics
+from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.wire.cluster_status import GpuStatus, Status
+
+Own = Callable[[], Mapping[str, float]]
+
+
+class MetricsPage:
+    """Answers a scrape; a standby has only what it knows of itself.
+
+    `own` has the values of metrics without labels, by name.
+    """
+
+    def __init__(
+        self,
+        meters: SchedulerCounters,
+        status: Callable[[], Status | None],
+        own: Own,
+        sink: Sink | None = None,
+    ) -> None:
+        self._sink = sink
+        self._meters = meters
+        self._status = status
+        self._own = own
+
+    def text(self) -> bytes:
+        """Everything in Prometheus's text format."""
+        return page(self._families())
+
+    def _families(self) -> Iterator[MetricFamily]:
+        own = self._own()
+        for metric in _OWN:
+            yield gauge(metric, [((), own[metric.name])])
+        yield gauge(scheduler_metrics.STARTED, [((), self._meters.started_unix_s)])
+        told = NO_COUNTS if self._sink is None else self._sink.counts()
+        yield gauge(
+            scheduler_metrics.TRACE_SPANS, [((name,), count) for name, count in told.items()]
+        )
+        yield from self._meters.families()
+        status = self._status()
+        if status is not None:
+            yield from _counts(status)
+            yield from _cluster(status)
+            yield from _gpus(status)
+            yield from _copies(status, self._meters.models)
+
+
+_OWN = (
+    scheduler_metrics.LEADING,
+    scheduler_metrics.TERM,
+    scheduler_metrics.CONFIRMED,
+    scheduler_metrics.STORE_BEHIND,
+    scheduler_metrics.STORE_HEALTHY,
+)
+
+
+def _counts(status: Status) -> Iterator[Values]:
+    counts = status.counts
+    results: list[tuple[Labels, float]] = [(("hit",), counts.hits), (("miss",), counts.misses)]
+    yield gauge(scheduler_metrics.PLACEMENTS, results)
+    finished = counts.finished.items()
+    yield gauge(scheduler_metrics.ENDED, [((outcome,), count) for outcome, count in finished])
+    yield gauge(scheduler_metrics.EVICTIONS, [((), counts.evictions)])
+    yield gauge(scheduler_metrics.PREFETCHES, [((), counts.prefetches)])
+    yield gauge(scheduler_metrics.REFUSALS, [((), counts.refusals)])
+
+
+def _cluster(status: Status) -> Iterator[Values]:
+    waiting: list[tuple[Labels, float]] = [
+        (("global",), status.waiting),
+        (("local",), status.waiting_locally),
+    ]
+    yield gauge(scheduler_metrics.WAITING, waiting)
+    yield gauge(scheduler_metrics.POLICY, [((status.policy,), 1)])
+    yield gauge(scheduler_metrics.NODES, [((), len(status.nodes))])
+    yield gauge(scheduler_metrics.GPUS, [((), len(status.gpus))])
+
+
+def _gpus(status: Status) -> Iterator[Values]:
+    yield gauge(scheduler_metrics.MEMORY, [each for gpu in status.gpus for each in _memory(gpu)])
+    ages = [((gpu.id,), status.now_s - gpu.residents[0].used_s) for gpu in _holding(status)]
+    yield gauge(scheduler_metrics.LRU_AGE, ages)
+    for metric, number in _NUMBERS.items():
+        yield gauge(metric, [((gpu.id,), number(gpu)) for gpu in status.gpus])
+
+
+def _memory(gpu: GpuStatus) -> list[tuple[Labels, float]]:
+    return [
+        ((gpu.id, "total"), gpu.memory_bytes),
+        ((gpu.id, "used"), gpu.used_bytes),
+        ((gpu.id, "withheld"), gpu.withheld_bytes),
+    ]
+
+
+def _holding(status: Status) -> list[GpuStatus]:
+    return [gpu for gpu in status.gpus if gpu.residents]
+
+
+_NUMBERS: Mapping[Metric, Callable[[GpuStatus], float]] = {
+    scheduler_metrics.RESIDENTS: lambda gpu: len(gpu.residents),
+    scheduler_metrics.GPU_SLOTS: lambda gpu: sum(slot.capacity for slot in gpu.slots),
+    scheduler_metrics.GPU_LEASES: lambda gpu: sum(len(slot.leases) for slot in gpu.slots),
+    scheduler_metrics.GPU_WAITING: lambda gpu: sum(len(slot.queue) for slot in gpu.slots),
+    scheduler_metrics.SILENT: lambda gpu: float(gpu.silent),
+    scheduler_metrics.DRAINING: lambda gpu: float(gpu.draining),
+}
+
+
+def _copies(status: Status, names: BoundedNames) -> Iterator[Values]:
+    """Each model on how many GPUs; a copy beyond the first is a duplicate."""
+    copies: dict[str, int] = {}
+    duplicates = duplicate_bytes = 0
+    for gpu in status.gpus:
+        for resident in gpu.residents:
+            copies[resident.model] = copies.get(resident.model, 0) + 1
+            if copies[resident.model] > 1:
+                duplicates += 1
+                duplicate_bytes += resident.memory_bytes
+    yield gauge(scheduler_metrics.COPIES, [((names.of(model),), n) for model, n in copies.items()])
+    yield gauge(scheduler_metrics.DUPLICATES, [((), duplicates)])
+    yield gauge(scheduler_metrics.DUPLICATE_BYTES, [((), duplicate_bytes)])

@@ -1,0 +1,1 @@
+"""The scheduler's end of the streams from GPU managers."""

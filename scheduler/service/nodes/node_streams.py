@@ -1,0 +1,223 @@
+"""The scheduler's end of the node streams: GPU managers come, break off, come back, and leave."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from logging import DEBUG, WARNING, Logger
+
+from starlette.websockets import WebSocket
+
+from cache_manager.model.ids import NodeId
+from common.line import LineBroken, MessageLine
+from scheduler.model.errors import BadValue
+from scheduler.service.driver.driver import Driver
+from scheduler.service.nodes.accepted_socket import AcceptedSocket
+from scheduler.service.nodes.attached_manager import AttachedManager
+from scheduler.wire.node_stream import (
+    VERSION,
+    Challenge,
+    Hello,
+    StreamTimes,
+    TurnedAway,
+    Welcome,
+    is_proven,
+    pack_greeting,
+    proven,
+    read_greeting,
+    stream_key,
+)
+
+_TIMES = StreamTimes()
+
+
+class _Refused(Exception):
+    """A manager is turned away; the text is what it is told."""
+
+
+class NodeStreams:
+    """Attaches to a driver every GPU manager that comes and knows the cluster's secret.
+
+    A node whose stream breaks keeps its GPUs and leases for a grace, and is detached after it.
+    `fenced` is told of a term above this scheduler's own that a manager has met: it leads no more.
+    Close it before the driver, or managers are told that their requests were cancelled.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        term: Callable[[], int],
+        secret: bytes,
+        log: Logger,
+        *,
+        times: StreamTimes = _TIMES,
+        fenced: Callable[[int], None] | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._driver = driver
+        self._term = term
+        self._key = stream_key(secret)
+        self._log = log
+        self._times = times
+        self._fenced = fenced
+        self._now_s = now_s
+        self._run = secrets.token_hex(16)
+        self._nodes: dict[NodeId, AttachedManager] = {}
+        self._addresses: dict[NodeId, tuple[str, ...]] = {}
+        self._closed = False
+
+    @property
+    def nodes(self) -> dict[NodeId, bool]:
+        """The nodes that are attached; False where the stream is broken at the moment."""
+        return {name: node.connected for name, node in self._nodes.items()}
+
+    def addresses(self, node: NodeId) -> tuple[str, ...]:
+        """Where a node's GPU manager listens for functions, as it said itself."""
+        return self._addresses.get(node, ())
+
+    def listens_at(self, node: NodeId, addresses: tuple[str, ...]) -> None:
+        """Remember where functions reach the node's manager, as the node has said."""
+        self._addresses[node] = addresses
+
+    @property
+    def attached(self) -> Mapping[NodeId, AttachedManager]:
+        """The nodes that have a stream or had one lately."""
+        return self._nodes
+
+    async def serve(self, websocket: WebSocket) -> None:
+        """One socket of one manager, from the greeting to its end."""
+        name = NodeId(websocket.path_params["node"])
+        await websocket.accept()
+        hello = None
+        async with MessageLine(AcceptedSocket(websocket)) as line:
+            try:
+                async with asyncio.timeout(self._times.greeting_s):
+                    hello = await self._greet(line, name)
+                await self._attend(line, self._seat(name, hello, line))
+            except _Refused as error:
+                self._log.warning("turned node %s away: %s", name, error)
+                line.greet(pack_greeting(TurnedAway(str(error))))
+                await line.flush()
+            except (LineBroken, BadValue) as error:
+                level = DEBUG if hello is None else WARNING  # managers look who leads, and hang up
+                self._log.log(level, "the stream of node %s: %s", name, error)
+            except TimeoutError:
+                self._log.warning("node %s was silent for too long", name)
+
+    async def close(self) -> None:
+        """Hang up on every manager; they keep what they have, and look for the next leader."""
+        self._closed = True
+        for node in self._nodes.values():
+            node.close()
+        self._nodes.clear()
+
+    # -- the greeting ---------------------------------------------------------------------------
+
+    async def _greet(self, line: MessageLine, name: NodeId) -> Hello:
+        """Who it is, once it has shown that it knows the secret."""
+        nonce = secrets.token_hex(16)
+        challenge = Challenge(VERSION, nonce, self._term(), self._run)
+        line.greet(pack_greeting(proven(challenge, self._key, name)))
+        hello = read_greeting(await line.receive())
+        if not isinstance(hello, Hello):
+            raise BadValue("it said no Hello")
+        if hello.version != VERSION:
+            raise _Refused(f"it speaks version {hello.version}, this scheduler {VERSION}")
+        if hello.node != name or not is_proven(hello, self._key, nonce):
+            raise _Refused("it does not know the cluster's secret")
+        self._met(hello.term)
+        if hello.term > self._term() or self._closed:
+            raise _Refused(f"this scheduler leads no more: term {hello.term} has begun")
+        return hello
+
+    def _met(self, term: int) -> None:
+        """A manager has met a leader of this term, earlier or elsewhere."""
+        if term > self._term() and self._fenced is not None:
+            self._fenced(term)
+
+    def _seat(self, name: NodeId, hello: Hello, line: MessageLine) -> AttachedManager:
+        """Where its stream goes on, or begins."""
+        known = self._nodes.get(name)
+        if known is not None and known.connected and known.run != hello.run:
+            raise _Refused("another manager is attached under this name")
+        self.listens_at(name, hello.addresses)
+        unsent = None
+        if known is not None and known.run == hello.run and hello.resume is not None:
+            unsent = known.unsent(hello.resume) if hello.resume.run == self._run else None
+        if known is None or unsent is None:
+            node = AttachedManager(
+                name,
+                hello.run,
+                self._driver,
+                self._term,
+                self._now_s,
+                self._log,
+                self._met,
+                self.addresses,
+            )
+            if known is not None:
+                node.succeeds(known)
+            self._nodes[name] = node
+            welcome = Welcome(resumed=False)
+        else:
+            node, welcome = known, Welcome(resumed=True, seen=known.seen)
+        line.greet(pack_greeting(proven(welcome, self._key, name, hello.nonce)))
+        node.connect(line, unsent or [])
+        self._log.info(
+            "the stream of node %s %s", name, "goes on" if unsent is not None else "begins"
+        )
+        return node
+
+    # -- the stream -----------------------------------------------------------------------------
+
+    async def _attend(self, line: MessageLine, node: AttachedManager) -> None:
+        loop = asyncio.get_running_loop()
+        beats: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.timeout(self._times.silence_s) as patience:
+                beats = loop.create_task(_beat(node, self._times, patience))
+                while not node.left:
+                    node.heard(await line.receive())
+                    node.heard_s = loop.time()
+            self._log.info("node %s leaves", node.node)
+            node.beat()
+            await line.flush()
+        except BadValue:
+            self._over(node)  # it would only be said again
+            raise
+        finally:
+            if beats is not None:
+                beats.cancel()
+            self._gone(line, node)
+
+    def _gone(self, line: MessageLine, node: AttachedManager) -> None:
+        if self._nodes.get(node.node) is not node:
+            return
+        if node.left:
+            self._over(node)
+        else:
+            node.broken(line, self._times.grace_s, lambda: self._over(node))
+
+    def _over(self, node: AttachedManager) -> None:
+        """The node is given up."""
+        if self._nodes.get(node.node) is node:
+            del self._nodes[node.node]
+            self._addresses.pop(node.node, None)
+            node.close()
+            self._driver.detach(node.node)
+
+
+async def turn_away(websocket: WebSocket, leader: str | None) -> None:
+    """What a scheduler that does not lead says to a GPU manager."""
+    await websocket.accept()
+    async with MessageLine(AcceptedSocket(websocket)) as line:
+        line.greet(pack_greeting(TurnedAway("it does not lead", leader)))
+        await line.flush()
+
+
+async def _beat(node: AttachedManager, times: StreamTimes, patience: asyncio.Timeout) -> None:
+    """Say that this end is there; the other one has to have been heard not long ago."""
+    while True:
+        await asyncio.sleep(times.beat_s)
+        patience.reschedule(node.heard_s + times.silence_s)
+        node.beat()

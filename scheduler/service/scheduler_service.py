@@ -1,0 +1,276 @@
+"""One scheduler process: campaigns, serves while it leads, and else names the leader to callers."""
+
+import logging
+import time
+from asyncio import TaskGroup, get_running_loop
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from starlette.websockets import WebSocket
+
+from cache_manager.model.ids import NodeId
+from common.http.asgi import App
+from common.telemetry.traces import Sink
+from scheduler.api import Placement
+from scheduler.model.errors import DatastoreError, NotLeading
+from scheduler.model.values import Request
+from scheduler.service.history.recorder import RunRecorder
+from scheduler.service.http.access import ApiAccess
+from scheduler.service.http.health import Health
+from scheduler.service.http.scheduler_app import make_app
+from scheduler.service.leadership.election import LeaderInfo, Leadership
+from scheduler.service.leadership.leader_query import term_at
+from scheduler.service.leadership.policy_in_force import PolicyInForce, follow_policy
+from scheduler.service.leadership.rivals import standing_by, watch_rivals
+from scheduler.service.leadership.term import Office
+from scheduler.service.metrics import scheduler_metrics
+from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.metrics.gauges import MetricsPage
+from scheduler.service.nodes.node_streams import NodeStreams, turn_away
+from scheduler.service.settings import Settings
+from scheduler.store.datastore import Store
+from scheduler.store.keeper import Keeper
+from scheduler.store.memory_store import MemoryStore
+from scheduler.store.recovery import Recovered, recover
+from scheduler.store.stored_records import PolicyChoice
+from scheduler.wire.cluster_status import Status
+from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens, addresses_for_token
+
+log = logging.getLogger(__name__)
+
+_EPOCH_S = 1_704_067_200  # 2024
+
+
+class SchedulerService:
+    """Serves callers, people and nodes under one secret."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        secret: bytes,
+        name: str,
+        url: str,
+        recorder: RunRecorder | None = None,
+        sink: Sink | None = None,
+    ) -> None:
+        """`sink` receives the spans of sampled requests."""
+        self.name = name
+        self.url = url
+        self._settings = settings
+        self._secret = secret
+        self._recorder = recorder
+        self._sink = sink
+        self._tokens = LeaseTokens(secret)
+        self._store: Store = MemoryStore()
+        self._office: Office | None = None
+        self.streams: NodeStreams | None = None
+        self.leader: LeaderInfo | None = None
+        self._candidacy: Leadership | None = None
+        self._policy: PolicyInForce | None = None
+        self._keeper: Keeper | None = None
+        self._met = 0
+        self.meters = SchedulerCounters(settings.scheduler.metric_names)
+        self.metrics = MetricsPage(self.meters, self._status, self._own, sink).text
+        guarded = settings.scheduler.metrics_auth
+        self.app: App = make_app(self, ApiAccess(secret), self.meters, metrics_auth=guarded)
+
+    async def run(self, store: Store) -> None:
+        """Campaign and lead, again and again, until this is cancelled; then hand over."""
+        self._store = store
+        if isinstance(store, MemoryStore):
+            self._met = _seconds()  # nothing else remembers the last term from start to start
+        async with TaskGroup() as tasks:
+            tasks.create_task(self._follow())
+            while True:
+                async with Leadership(
+                    store, self.name, self.url, log, floor=self._met
+                ) as candidacy:
+                    async with standing_by(store, self.name, self.url, log):
+                        await candidacy.campaign()
+                    try:
+                        await self._lead_on(candidacy, store)
+                    except DatastoreError as error:
+                        log.warning("%s gives up its term: %s", self.name, error)
+                self._met = max(self._met, candidacy.term)
+
+    async def _lead_on(self, candidacy: Leadership, store: Store) -> None:
+        """Lead from the election until another scheduler leads."""
+        keep_s = self._settings.etcd.models_keep_s
+        recovered = await recover(store, log, time.time() - keep_s)
+        choice = recovered.begin_with(self._configured())
+        async with AsyncExitStack() as stack:
+            office = await stack.enter_async_context(
+                self.lead(candidacy.term, choice, recovered, candidacy)
+            )
+            if not isinstance(store, MemoryStore):
+                await self._keep(office, candidacy, store, stack)
+            assert self._policy is not None, "it leads"
+            policy = follow_policy(store, self._policy, lambda: candidacy.fence, log)
+            async with TaskGroup() as tasks:
+                watching = watch_rivals(store, candidacy, term_at, log)
+                beside = [tasks.create_task(each) for each in (policy, watching)]
+                await candidacy.lost.wait()
+                for task in beside:
+                    task.cancel()
+
+    async def _keep(
+        self, office: Office, candidacy: Leadership, store: Store, stack: AsyncExitStack
+    ) -> None:
+        """Write everything through, for as long as the stack lasts."""
+        keeper = Keeper(
+            office.core,
+            office.clock,
+            store,
+            lambda: candidacy.fence,
+            candidacy.doubt,
+            log,
+            self._settings.etcd.models_keep_s,
+        )
+        office.observers.append(keeper.touched)
+        await stack.enter_async_context(keeper)
+        self._keeper = keeper
+        stack.callback(self._keep_no_more)
+
+    def _keep_no_more(self) -> None:
+        self._keeper = None
+
+    @asynccontextmanager
+    async def lead(
+        self,
+        term: int,
+        choice: PolicyChoice | None = None,
+        recovered: Recovered | None = None,
+        candidacy: Leadership | None = None,
+    ) -> AsyncIterator[Office]:
+        """Be the leader of this term for as long as the context lasts."""
+        choice = choice or self._configured()
+        settings = replace(self._settings, policy=choice.name, parameters=choice.parameters)
+        loop, recorder = get_running_loop(), self._recorder
+        office = Office(settings, term, loop, self.meters, recovered, recorder, self._sink)
+        if candidacy is not None:
+            office.rises_with(lambda: candidacy.term)
+
+        def fenced(met: int) -> None:
+            self._met = max(self._met, met)
+            if candidacy is not None:
+                candidacy.saw(met)
+
+        streams = NodeStreams(office.driver, lambda: office.term, self._secret, log, fenced=fenced)
+        self._office, self.streams, self._candidacy = office, streams, candidacy
+        self._policy = PolicyInForce(choice, office.decide_by)
+        log.info("%s decides by %s", self.name, choice.name)
+        try:
+            yield office
+        finally:
+            self._office = self.streams = self._candidacy = self._policy = None
+            await streams.close()
+            office.close()
+
+    def _configured(self) -> PolicyChoice:
+        return PolicyChoice(self._settings.policy, self._settings.parameters)
+
+    async def _follow(self) -> None:
+        """Keep track of the leader, to refer callers to it."""
+        reader = Leadership(self._store, self.name, self.url, log)
+        async with aclosing(reader.leaders()) as found:
+            async for leader in found:
+                self.leader = leader if leader is not None and leader.term else None
+
+    # -- what the application asks ----------------------------------------------------------------
+
+    def office(self) -> Office:
+        """What the leader works with; NotLeading where this is not the leader."""
+        office = self._office
+        if office is None:
+            raise NotLeading(self._elsewhere())
+        return office
+
+    def lease_fields(self, placement: Placement, request: Request) -> dict[str, Any]:
+        """The fields of an answer beside the placement: term, addresses and a signed token."""
+        term = self.office().term
+        addresses = self._addresses(placement.node)
+        claims = LeaseClaims(
+            lease=placement.lease,
+            request=request.id,
+            function=request.function,
+            node=placement.node,
+            gpu=placement.gpu,
+            slot=placement.slot,
+            term=term,
+            expires_s=time.time() + self._settings.scheduler.token_s,
+            addresses=addresses_for_token(addresses),
+        )
+        return {
+            "term": term,
+            "addresses": addresses,
+            "token": self._tokens.sign(claims),
+        }
+
+    async def set_policy(self, policy: str, parameters: Mapping[str, float]) -> None:
+        """Decide by this policy from now on, here and after a restart."""
+        in_force = self._policy
+        if in_force is None:
+            raise NotLeading(self._elsewhere())
+        await in_force.choose(self._store, policy, parameters)
+
+    def store_state(self) -> str:
+        """In a word, how the datastore is."""
+        if isinstance(self._store, MemoryStore):
+            return "memory"
+        return "ok" if self._store.healthy else "lost"
+
+    def health(self) -> Health:
+        """Whether it could answer a caller."""
+        office, leader = self._office, self._elsewhere()
+        return Health(
+            ready=office is not None or leader is not None,
+            leading=office is not None,
+            confirmed=office is not None and self._confirmed(),
+            term=None if office is None else office.term,
+            leader=self.url if office is not None else leader,
+            store=self.store_state(),
+            gpus=0 if office is None else len(office.core.cluster.gpus),
+        )
+
+    async def node_stream(self, websocket: WebSocket) -> None:
+        """Serve one GPU manager's stream."""
+        if self.streams is None:
+            await turn_away(websocket, self._elsewhere())
+        else:
+            await self.streams.serve(websocket)
+
+    def _confirmed(self) -> bool:
+        return self._candidacy is None or self._candidacy.confirmed
+
+    def _elsewhere(self) -> str | None:
+        """The URL of another scheduler that leads."""
+        leader = self.leader
+        return None if leader is None or leader.url == self.url else leader.url
+
+    def _addresses(self, node: NodeId) -> tuple[str, ...]:
+        """Where the node's GPU manager listens, by its own report."""
+        return () if self.streams is None else self.streams.addresses(node)
+
+    # -- metrics --------------------------------------------------------------------------------
+
+    def _status(self) -> Status | None:
+        return None if self._office is None else self._office.driver.status()
+
+    def _own(self) -> dict[str, float]:
+        health = self.health()
+        return {
+            scheduler_metrics.LEADING.name: float(health.leading),
+            scheduler_metrics.TERM.name: float(health.term or 0),
+            scheduler_metrics.CONFIRMED.name: float(health.confirmed),
+            scheduler_metrics.STORE_BEHIND.name: 0.0
+            if self._keeper is None
+            else self._keeper.behind_s,
+            scheduler_metrics.STORE_HEALTHY.name: float(health.store != "lost"),
+        }
+
+
+def _seconds() -> int:
+    """Rises from one start to the next, where nothing remembers the last term: see `run`."""
+    return int(time.time()) - _EPOCH_S

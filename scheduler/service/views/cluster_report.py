@@ -1,0 +1,166 @@
+"""What the API shows of a leader: the cluster, its queue, latencies, estimates against truth."""
+
+from dataclasses import dataclass
+from statistics import fmean, median, quantiles
+
+from cache_manager.model.ids import ModelId, NodeId
+from scheduler.core.state.pending import Standing
+from scheduler.model.actions import Dispatch
+from scheduler.model.values import LeaseId, RequestId, RequestOutcome, SlotId
+from scheduler.service.history.history import Happened, RequestRecord
+from scheduler.service.leadership.term import Office
+from scheduler.wire.cluster_status import GpuStatus
+
+_LATEST = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyFigures:
+    """Seconds of the latest requests that have completed."""
+
+    median_s: float
+    p99_s: float
+    average_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """The load and run that were estimated for the latest leases, and those that were measured."""
+
+    leases: int
+    estimated_s: float
+    measured_s: float
+    error_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterShown:
+    """The scheduler at one moment."""
+
+    name: str
+    term: int
+    store: str
+    now_s: float
+    policy: str
+    parameters: dict[str, float]
+    waiting: int
+    waiting_locally: int
+    hits: int
+    misses: int
+    hit_ratio: float | None
+    evictions: int
+    prefetches: int
+    refusals: int
+    ended: dict[RequestOutcome, int]
+    waits: LatencyFigures | None
+    totals: LatencyFigures | None
+    accuracy: Accuracy | None
+    nodes: tuple[NodeId, ...]
+    gpus: tuple[GpuStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedShown:
+    """One request that waits: for any GPU, or (`slot`) for one."""
+
+    request: RequestId
+    function: str
+    models: tuple[ModelId, ...]
+    waited_s: float
+    visits: int
+    priority: int
+    slot: SlotId | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueShown:
+    """How many wait, and the first of them in the order of their queues."""
+
+    waiting: int
+    waiting_locally: int
+    requests: list[QueuedShown]
+
+
+def cluster(office: Office, name: str, store: str) -> ClusterShown:
+    """Everything that a person wants to see at a glance."""
+    status = office.driver.status()
+    counts = status.counts
+    placed = counts.hits + counts.misses
+    latest = office.history.latest(_LATEST)
+    completed = [record for record in latest if record.outcome is RequestOutcome.COMPLETED]
+    return ClusterShown(
+        name=name,
+        term=office.term,
+        store=store,
+        now_s=status.now_s,
+        policy=status.policy,
+        parameters=office.parameters,
+        waiting=status.waiting,
+        waiting_locally=status.waiting_locally,
+        hits=counts.hits,
+        misses=counts.misses,
+        hit_ratio=counts.hits / placed if placed else None,
+        evictions=counts.evictions,
+        prefetches=counts.prefetches,
+        refusals=counts.refusals,
+        ended=dict(counts.finished),
+        waits=_times([r.granted_s - r.arrived_s for r in latest if r.granted_s is not None]),
+        totals=_times([r.ended_s - r.arrived_s for r in completed if r.ended_s is not None]),
+        accuracy=_accuracy(latest),
+        nodes=status.nodes,
+        gpus=status.gpus,
+    )
+
+
+def queue(office: Office, most: int) -> QueueShown:
+    """The first `most` waiting requests of the global queue, then of the local ones."""
+    core, now_s = office.core, office.clock.now_s()
+    standing = {Standing.WAITING: 0, Standing.LOCAL: 1}
+    waiting = [p for p in core.requests.values() if p.standing in standing]
+    waiting.sort(key=lambda pending: (standing[pending.standing], pending.at or "", pending.rank))
+    local = sum(pending.standing is Standing.LOCAL for pending in waiting)
+    shown = [
+        QueuedShown(
+            request=pending.id,
+            function=pending.request.function,
+            models=pending.models,
+            waited_s=now_s - pending.arrived_s,
+            visits=core.visits.count(pending.seq),
+            priority=pending.request.priority,
+            slot=pending.at if pending.standing is Standing.LOCAL else None,
+        )
+        for pending in waiting[:most]
+    ]
+    return QueueShown(len(waiting) - local, local, shown)
+
+
+def _times(seconds: list[float]) -> LatencyFigures | None:
+    if not seconds:
+        return None
+    p99_s = quantiles(seconds, n=100, method="inclusive")[98] if len(seconds) > 1 else seconds[0]
+    return LatencyFigures(median(seconds), p99_s, fmean(seconds))
+
+
+def _accuracy(latest: list[RequestRecord]) -> Accuracy | None:
+    """Over leases that ran something: of the others nothing was measured."""
+    pairs = [
+        (decided.action.estimate.total_s, happened.load_s + happened.run_s)
+        for record in latest
+        for decided in record.decided
+        if isinstance(decided.action, Dispatch)
+        and (happened := of_lease(record, decided.action.lease)) is not None
+        and happened.runs
+    ]
+    if not pairs:
+        return None
+    return Accuracy(
+        leases=len(pairs),
+        estimated_s=fmean(estimated for estimated, _ in pairs),
+        measured_s=fmean(measured for _, measured in pairs),
+        error_s=fmean(abs(measured - estimated) for estimated, measured in pairs),
+    )
+
+
+def of_lease(record: RequestRecord, lease: LeaseId) -> Happened | None:
+    """What came of one of a request's leases."""
+    return next((found for found in record.happened if found.lease == lease), None)

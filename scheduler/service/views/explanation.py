@@ -1,0 +1,139 @@
+"""The answer of /explain: why a request was placed where it was, and what was measured."""
+
+from dataclasses import dataclass
+
+from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
+from scheduler.model.actions import Dispatch
+from scheduler.model.values import Explanation, LeaseId, RequestId, RequestOutcome, SlotId
+from scheduler.service.history.history import Decided, Happened, RequestRecord
+from scheduler.service.views.cluster_report import of_lease
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateShown:
+    """The seconds that were expected when the lease was given."""
+
+    load_s: float
+    run_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseShown:
+    """The course of one lease: measured seconds, and how long the slot was held.
+
+    `held_s` is None while the lease is in force, and where it went with its GPU.
+    """
+
+    lease: LeaseId
+    load_s: float
+    loaded_from: dict[ModelId, str]
+    failed_loads: dict[ModelId, str]
+    run_s: float
+    runs: int
+    held_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionShown:
+    """One decision, seconds after the arrival: a lease, or a place in a slot's own queue.
+
+    `why` holds the candidates with their estimates, where the cluster is small enough to keep them.
+    """
+
+    after_s: float
+    what: str
+    rule: str
+    slot: SlotId
+    gpu: GpuId | None
+    node: NodeId | None
+    hit: bool | None
+    held_elsewhere: bool | None
+    estimate: EstimateShown | None
+    why: Explanation | None
+    came: LeaseShown | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestShown:
+    """One request from its arrival to its end."""
+
+    request: RequestId
+    function: str
+    models: tuple[ModelId, ...]
+    batch: int
+    priority: int
+    arrived_ago_s: float
+    waited_s: float | None
+    outcome: RequestOutcome | None
+    reason: str
+    total_s: float | None
+    decisions: list[DecisionShown]
+
+
+def explained(record: RequestRecord, now_s: float) -> RequestShown:
+    """The record in words and numbers."""
+    request, arrived_s = record.request, record.arrived_s
+    granted_s, ended_s = record.granted_s, record.ended_s
+    return RequestShown(
+        request=request.id,
+        function=request.function,
+        models=request.models,
+        batch=request.batch,
+        priority=request.priority,
+        arrived_ago_s=now_s - arrived_s,
+        waited_s=None if granted_s is None else granted_s - arrived_s,
+        outcome=record.outcome,
+        reason=record.reason,
+        total_s=None if ended_s is None else ended_s - arrived_s,
+        decisions=[_decision(record, decided) for decided in record.decided],
+    )
+
+
+def _decision(record: RequestRecord, decided: Decided) -> DecisionShown:
+    action, after_s = decided.action, decided.at_s - record.arrived_s
+    if not isinstance(action, Dispatch):
+        return DecisionShown(
+            after_s=after_s,
+            what="queued",
+            rule=action.rule,
+            slot=action.slot,
+            gpu=None,
+            node=None,
+            hit=None,
+            held_elsewhere=None,
+            estimate=None,
+            why=action.explanation,
+            came=None,
+        )
+    happened = of_lease(record, action.lease)
+    return DecisionShown(
+        after_s=after_s,
+        what="placed",
+        rule=action.rule,
+        slot=action.slot,
+        gpu=action.gpu,
+        node=action.node,
+        hit=action.hit,
+        held_elsewhere=action.held_elsewhere,
+        estimate=EstimateShown(*action.estimate),
+        why=action.explanation,
+        came=None if happened is None else _lease(happened),
+    )
+
+
+def _lease(happened: Happened) -> LeaseShown:
+    freed_s = happened.freed_s
+    return LeaseShown(
+        lease=happened.lease,
+        load_s=happened.load_s,
+        loaded_from={model: tier_name(tier) for model, tier in happened.sources.items()},
+        failed_loads=dict(happened.failed_loads),
+        run_s=happened.run_s,
+        runs=happened.runs,
+        held_s=None if freed_s is None else freed_s - happened.dispatched_s,
+    )
+
+
+def tier_name(tier: Tier) -> str:
+    """As people write it."""
+    return tier.name.lower()

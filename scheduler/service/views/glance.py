@@ -1,0 +1,189 @@
+"""GPUs and the queue as the page shows them: small values that are equal while nothing changed."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heapreplace
+from itertools import islice
+from typing import Any, NamedTuple
+
+from cache_manager.model.ids import ModelId
+from scheduler.core.core import Core
+from scheduler.core.state.pending import Pending
+from scheduler.core.state.request_queue import RequestQueue
+from scheduler.core.state.slots import ActiveLease, Gpu
+from scheduler.model.values import RequestId
+from scheduler.service.history.history import History
+
+_QUEUED = 20
+# Of so many looks it is told in which part a GPU was busy, in steps that seldom change.
+_LOOKS, _FEWEST_LOOKS, _STEPS = 60, 10, 20
+
+
+class ResidentGlance(NamedTuple):
+    """A model on a GPU."""
+
+    model: ModelId
+    bytes: int
+    busy: bool
+    loading: bool
+    pinned: bool
+    last_used_s: float
+    uses: int
+
+
+class LeaseGlance(NamedTuple):
+    """A lease in force; None where an earlier leader gave it."""
+
+    request: RequestId | None
+    function: str | None
+    models: tuple[ModelId, ...]
+    since_s: float | None
+    expected_end_s: float | None
+
+
+class QueuedGlance(NamedTuple):
+    """A request that waits for one GPU."""
+
+    request: RequestId
+    function: str
+    models: tuple[ModelId, ...]
+
+
+class GpuGlance(NamedTuple):
+    """One GPU; `queue` has the first that wait for it, of `queue_length`."""
+
+    id: str
+    node: str
+    kind: str
+    total_bytes: int
+    used_bytes: int
+    free_bytes: int
+    withheld_bytes: int
+    state: str
+    utilisation: float | None
+    queue_length: int
+    queue: tuple[QueuedGlance, ...]
+    residents: tuple[ResidentGlance, ...]
+    leases: tuple[LeaseGlance, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        parts = {
+            name: [part._asdict() for part in getattr(self, name)]
+            for name in ("queue", "residents", "leases")
+        }
+        return self._asdict() | parts
+
+
+class Glances:
+    """Looks at the GPUs of one core; `since_1970_s` is what to add to its times."""
+
+    def __init__(self, core: Core, history: History, since_1970_s: float) -> None:
+        self._core = core
+        self._history = history
+        self._since_1970_s = since_1970_s
+        self._busy: dict[str, deque[bool]] = {}
+
+    def gpus(self) -> dict[str, GpuGlance]:
+        """Every GPU, by its id."""
+        gpus = self._core.cluster.gpus
+        for gone in self._busy.keys() - gpus.keys():
+            del self._busy[gone]
+        return {gpu_id: self._gpu(gpu) for gpu_id, gpu in gpus.items()}
+
+    def _gpu(self, gpu: Gpu) -> GpuGlance:
+        cache, spec = gpu.cache, gpu.spec
+        leases = [lease for slot in gpu.slots for lease in slot.leases.values()]
+        loading = {model for lease in leases for model in lease.loading}
+        locals_ = [slot.local for slot in gpu.slots if slot.local.count]
+        since_1970_s = self._since_1970_s
+        return GpuGlance(
+            spec.id,
+            spec.node,
+            spec.gpu_type,
+            cache.memory_bytes,
+            cache.used_bytes,
+            cache.free_bytes,
+            cache.withheld_bytes,
+            _state(gpu, busy=bool(leases)),
+            self._utilisation(spec.id, busy=bool(leases)),
+            sum(queue.count for queue in locals_),
+            tuple([_queued(each) for each in islice(_all_of(locals_), _QUEUED)]),
+            tuple(
+                [
+                    ResidentGlance(
+                        model,
+                        resident.bytes,
+                        resident.users > 0,
+                        model in loading,
+                        resident.pinned,
+                        round(resident.used_s + since_1970_s, 3),
+                        resident.uses,
+                    )
+                    for model, resident in cache.residents.items()
+                ]
+            ),
+            tuple([self._lease(lease) for lease in leases]),
+        )
+
+    def _lease(self, lease: ActiveLease) -> LeaseGlance:
+        since_s = self._history.dispatched_s(lease.id)
+        first = lease.requests[0] if lease.requests else None
+        return LeaseGlance(
+            request=None if first is None else first.id,
+            function=None if first is None else first.request.function,
+            models=lease.models,
+            since_s=None if since_s is None else round(since_s + self._since_1970_s, 3),
+            expected_end_s=round(lease.due_s + self._since_1970_s, 3) if lease.due_s else None,
+        )
+
+    def _utilisation(self, gpu: str, *, busy: bool) -> float | None:
+        looks = self._busy.get(gpu)
+        if looks is None:
+            looks = self._busy[gpu] = deque(maxlen=_LOOKS)
+        looks.append(busy)
+        if len(looks) < _FEWEST_LOOKS:
+            return None
+        return round(_STEPS * sum(looks) / len(looks)) / _STEPS
+
+
+def _state(gpu: Gpu, *, busy: bool) -> str:
+    if gpu.draining:
+        return "draining"
+    if gpu.silent:
+        return "silent"
+    return "busy" if busy else "idle"
+
+
+def _all_of(queues: Iterable[RequestQueue]) -> Iterator[Pending]:
+    for queue in queues:
+        yield from in_order(queue)
+
+
+def _queued(pending: Pending) -> QueuedGlance:
+    return QueuedGlance(pending.id, pending.request.function, pending.models)
+
+
+def in_order(queue: RequestQueue) -> Iterator[Pending]:
+    """Those that wait, in their order; the first few cost no look at the others."""
+    lanes = [lane.first for lane in queue.lanes.values() if lane.first is not None]
+    heads: list[tuple[int, int, Pending]] = [(head.rank, n, head) for n, head in enumerate(lanes)]
+    heapify(heads)
+    while heads:
+        _, lane, pending = heads[0]
+        following = pending.following
+        if following is None:
+            heappop(heads)
+        else:
+            heapreplace(heads, (following.rank, lane, following))
+        yield pending
+
+
+def lengths(queue: RequestQueue) -> Sequence[tuple[str, int]]:
+    """How many wait of each function, most first; requests for the same models count together."""
+    found: dict[str, int] = {}
+    for lane in queue.lanes.values():
+        if lane.first is not None:
+            function = lane.first.request.function
+            found[function] = found.get(function, 0) + lane.waiting
+    return sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))

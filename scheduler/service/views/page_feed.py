@@ -1,0 +1,173 @@
+"""The feed of the page and of `gpufaas top`: the whole state first, then changes."""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+from pydantic_core import to_json
+
+from scheduler.service.history.recent_requests import DecisionRow, RecentRequests
+from scheduler.service.leadership.term import Office
+from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.views.glance import Glances, GpuGlance, in_order, lengths
+from scheduler.service.views.versions import Versions
+
+_HEAD = 50
+_MOST_FUNCTIONS = 50
+_SHARES = (0.5, 0.95, 0.99)
+_MINUTE_S, _SHORT_S = 60.0, 10.0
+# Two who watch share what was found so shortly before.
+_AGAIN_S = 0.25
+
+
+class _Counted(NamedTuple):
+    """How much there had been at that time."""
+
+    at_s: float
+    ended: int
+    hits: int
+    placed: int
+
+
+class PageFeed:
+    """The state of one leader; an answer carries a mark, the next one the changes since it."""
+
+    def __init__(self, office: Office, meters: SchedulerCounters) -> None:
+        self._office = office
+        self._meters = meters
+        since_1970_s = time.time() - office.clock.now_s()
+        self._name = f"{office.term}.{time.time_ns():x}"
+        self._number = 0
+        self._looked_s = -_AGAIN_S
+        self._glances = Glances(office.core, office.history, since_1970_s)
+        self._recent = RecentRequests(office.history, since_1970_s)
+        self._gpus: Versions[GpuGlance] = Versions()
+        self._rows: Versions[DecisionRow] = Versions()
+        self._gpu_seconds: Versions[float] = Versions()
+        self._counted = deque([_Counted(office.began_s, 0, 0, 0)], maxlen=300)
+
+    def look(self, since: str, about: Mapping[str, str]) -> bytes:
+        """Everything small, and of GPUs, decisions and functions what is new since that mark.
+
+        `about` holds facts of the scheduler itself, which are added.
+        """
+        began_s = time.thread_time()
+        self._count()
+        if self._office.clock.now_s() - self._looked_s >= _AGAIN_S:
+            self._take_in()
+        seen = self._seen(since)
+        told: dict[str, Any] = {
+            **about,
+            "now": time.time(),
+            "term": self._office.term,
+            "mark": f"{self._name}-{self._number}",
+            "whole": not seen,
+            "policy": self._office.core.placer.policy_name,
+            "parameters": self._office.parameters,
+            "queue": self._queue(),
+            "totals": self._totals(),
+            "gpus": [gpu.plain() for gpu in self._gpus.since(seen).values()],
+            "gpus_gone": self._gpus.gone_since(seen) if seen else [],
+            "decisions": [row._asdict() for row in self._rows.since(seen).values()],
+            "gpu_seconds": self._gpu_seconds.since(seen),
+        }
+        body = to_json(told)
+        return b'{"took_s":%.6f,' % (time.thread_time() - began_s) + body[1:]
+
+    def point(self) -> bytes:
+        """A point of the charts: of the last seconds."""
+        self._count()
+        core, now_s = self._office.core, self._office.clock.now_s()
+        rate, hit_ratio = self._rates(_SHORT_S)
+        p50, p95, p99 = self._recent.times.of(_SHARES, now_s, _SHORT_S)
+        return to_json({
+            "throughput": rate, "hit_ratio": hit_ratio, "p50": p50, "p95": p95, "p99": p99,
+            "queue": core.placer.queued,
+        })  # fmt: skip
+
+    def _take_in(self) -> None:
+        self._number += 1
+        self._looked_s = self._office.clock.now_s()
+        self._gpus.update(self._glances.gpus(), self._number)
+        self._rows.update(self._recent.rows(), self._number)
+        seconds = self._meters.gpu_seconds()
+        rounded = {function: round(held_s, 3) for function, held_s in seconds.items()}
+        self._gpu_seconds.update(rounded, self._number)
+
+    def _seen(self, since: str) -> int:
+        """Which look this is the mark of; 0 where there is none, or too much was forgotten."""
+        name, _, number = since.rpartition("-")
+        if name != self._name or not (number.isascii() and number.isdecimal()):
+            return 0
+        seen = int(number[:18])
+        return seen if seen <= self._number and self._gpus.knows(seen) else 0
+
+    # -- the parts --------------------------------------------------------------------------------
+
+    def _queue(self) -> dict[str, Any]:
+        core, now_s = self._office.core, self._office.clock.now_s()
+        waiting, visits = core.cluster.waiting, core.visits
+        return {
+            "length": waiting.count,
+            "local": core.placer.queued - waiting.count,
+            "head": [
+                {
+                    "request": pending.id,
+                    "function": pending.request.function,
+                    "models": pending.models,
+                    "waited_s": round(now_s - pending.arrived_s, 3),
+                    "visits": visits.count(pending.seq),
+                }
+                for pending in islice(in_order(waiting), _HEAD)
+            ],
+            "by_function": [
+                {"function": function, "length": count}
+                for function, count in lengths(waiting)[:_MOST_FUNCTIONS]
+            ],
+        }
+
+    def _totals(self) -> dict[str, Any]:
+        counts = self._office.driver.counts()
+        placed, before = self._meters.placements(), self._office.placed_before
+        rate, hit_ratio = self._rates(_MINUTE_S)
+        now_s = self._office.clock.now_s()
+        p50, p95, p99 = self._recent.times.of(_SHARES, now_s, _MINUTE_S)
+        return {
+            "requests": sum(counts.finished.values()),
+            "hits": counts.hits,
+            "misses": counts.misses,
+            "false_misses": placed["false_miss"] - before["false_miss"],
+            "evictions": counts.evictions,
+            "prefetches": counts.prefetches,
+            "ended": dict(counts.finished),
+            "rate": rate,
+            "hit_ratio": hit_ratio,
+            "p50_s": p50,
+            "p95_s": p95,
+            "p99_s": p99,
+        }
+
+    def _count(self) -> None:
+        """Note what there is by now, at most about once a second."""
+        now_s = self._office.clock.now_s()
+        self._recent.update(now_s)
+        if now_s - self._counted[-1].at_s < _AGAIN_S:
+            return
+        counts = self._office.driver.counts()
+        ended, placed = sum(counts.finished.values()), counts.hits + counts.misses
+        self._counted.append(_Counted(now_s, ended, counts.hits, placed))
+
+    def _rates(self, last_s: float) -> tuple[float | None, float | None]:
+        """Requests that ended a second, and the part of those placed that were hits."""
+        newest = self._counted[-1]
+        since_s = newest.at_s - last_s
+        before = next((one for one in self._counted if one.at_s >= since_s), newest)
+        if before is newest and len(self._counted) > 1:  # nobody has looked for longer than that
+            before = self._counted[-2]
+        span_s, placed = newest.at_s - before.at_s, newest.placed - before.placed
+        return (
+            round((newest.ended - before.ended) / span_s, 3) if span_s > 0 else None,
+            round((newest.hits - before.hits) / placed, 4) if placed else None,
+        )

@@ -1,0 +1,76 @@
+"""The thesis's models (Table 1), and how functions are spread over them."""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import count
+
+from cache_manager.model.ids import MIB, ModelId, Tier
+from scheduler.model.values import ANY_GPU_TYPE, ModelSpec
+
+MOST_USED = ("vgg19", "densenet161", "resnet152", "resnet18", "alexnet")
+BATCH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class SimModel:
+    """One model with the times that it really takes in the simulation."""
+
+    id: ModelId
+    size_class: str
+    memory_bytes: int
+    load_s: float
+    run_s: float
+
+    def spec(self) -> ModelSpec:
+        """What the core is told of it beforehand."""
+        return ModelSpec(
+            self.id,
+            self.memory_bytes,
+            {Tier.DISK: self.load_s},
+            {(BATCH, ANY_GPU_TYPE): self.run_s},
+        )
+
+
+def table1() -> dict[str, SimModel]:
+    """The 22 models of Table 1, by name, in the table's order."""
+    text = files("scheduler.sim").joinpath("data/thesis-table1.csv").read_text(encoding="utf-8")
+    return {
+        row["model"]: SimModel(
+            ModelId(row["model"]),
+            row["size_class"],
+            int(row["gpu_memory_mb"]) * MIB,
+            float(row["load_s"]),
+            float(row["inference_s"]),
+        )
+        for row in csv.DictReader(text.splitlines())
+    }
+
+
+def working_set(size: int) -> list[SimModel]:
+    """One model a function, from the most to the least used, sizes spread evenly.
+
+    The five most used are the thesis's. Each further function takes the next unused model of the
+    size class that has the fewest so far; when a class has no more, its models come again as
+    copies of their own (`vgg11#2`), since each function has weights of its own.
+    """
+    table = table1()
+    chosen = [table[name] for name in MOST_USED[:size]]
+    classes = list(dict.fromkeys(model.size_class for model in table.values()))
+    unused = {size_class: _endless(table, size_class) for size_class in classes}
+    counts = {name: sum(model.size_class == name for model in chosen) for name in classes}
+    while len(chosen) < size:
+        fewest = min(classes, key=lambda name: counts[name])
+        chosen.append(next(unused[fewest]))
+        counts[fewest] += 1
+    return chosen
+
+
+def _endless(table: dict[str, SimModel], size_class: str) -> Iterator[SimModel]:
+    members = [model for model in table.values() if model.size_class == size_class]
+    yield from (model for model in members if model.id not in MOST_USED)
+    for round_ in count(2):
+        for model in members:
+            copy = ModelId(f"{model.id}#{round_}")
+            yield SimModel(copy, size_class, model.memory_bytes, model.load_s, model.run_s)

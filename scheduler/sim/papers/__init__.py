@@ -1,0 +1,1 @@
+"""One folder for each paper whose figures we reproduce."""

@@ -1,0 +1,1 @@
+"""The thesis's evaluation: its printed figures beside ours."""

@@ -1,0 +1,166 @@
+"""The thesis's claims beside our figures, each with a verdict."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from scheduler.sim.papers.thesis.calibrate import utilisation_ratio
+from scheduler.sim.papers.thesis.experiments import Measured, PolicyFigures
+from scheduler.sim.papers.thesis.printed_figures import SWEEP_WORKING_SET, USUAL_LIMIT, Claim, Paper
+
+# Reproduced: within this share of the thesis's figure; partly: half to twice its effect.
+_CLOSE = 0.10
+_HALF = 0.50
+
+# The least change of LALBO3 against LB at working set 35.
+LATENCY_PERCENT = -85.0
+MISS_PERCENT = -75.0
+
+_METRICS = {
+    "avg_latency_s": "average latency",
+    "miss_ratio": "miss ratio",
+    "false_miss_ratio": "false-miss ratio",
+    "top_copies": "GPUs that hold vgg19",
+}
+
+
+class Verdict(StrEnum):
+    """The degree to which our figures show a claim."""
+
+    REPRODUCED = "reproduced"
+    PARTLY = "partly"
+    NOT = "not"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A claim, both figures as printed, their difference, and the verdict."""
+
+    text: str
+    thesis: str
+    ours: str
+    difference: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One requirement on a faithful reproduction."""
+
+    text: str
+    thesis: str
+    ours: str
+    met: bool
+
+
+def judge(measured: Measured, paper: Paper) -> list[Judged]:
+    """Verdicts on the numeric claims of chapter 5, and on the decrease along the O3 limit."""
+    judged = [_judge_change(measured, claim) for claim in paper.claims]
+    judged += [
+        _judge_utilisation(measured, paper, policy)
+        for policy in paper.sm_utilisation
+        if policy != paper.policies[0]
+    ]
+    return [*judged, *_judge_sweep(measured, paper)]
+
+
+def minimum(measured: Measured) -> list[Check]:
+    """The requirements on a faithful reproduction at working set 35."""
+    at = {
+        policy: figures
+        for (policy, size), figures in measured.figures.items()
+        if size == SWEEP_WORKING_SET
+    }
+    latency = _change(at, "avg_latency_s")
+    miss = _change(at, "miss_ratio")
+    first, last = measured.sweep[0], measured.sweep[USUAL_LIMIT]
+    checks = [
+        Check(
+            "LALBO3 against LB, average latency",
+            "-97 %",
+            f"{latency:+.1f} %",
+            latency <= LATENCY_PERCENT,
+        ),
+        Check("LALBO3 against LB, miss ratio", "-81 %", f"{miss:+.1f} %", miss <= MISS_PERCENT),
+    ]
+    checks += [
+        Check(
+            f"{above.upper()} above {below.upper()}, average latency",
+            "yes",
+            f"{at[above].avg_latency_s:.1f} s, {at[below].avg_latency_s:.1f} s",
+            at[above].avg_latency_s > at[below].avg_latency_s,
+        )
+        for above, below in (("rr", "lalb"), ("lb", "lalb"), ("rro3", "lalb"), ("lalb", "lalbo3"))
+    ]
+    fall = Check(
+        f"miss ratio falls from O3 limit 0 to {USUAL_LIMIT}",
+        "0.24 to 0.13",
+        f"{first.miss_ratio:.2f} to {last.miss_ratio:.2f}",
+        last.miss_ratio < first.miss_ratio,
+    )
+    return [*checks, fall]
+
+
+def verdict(ours: float, theirs: float) -> Verdict:
+    """The verdict by our share of the thesis's effect in the same direction."""
+    share = ours / theirs
+    if abs(share - 1.0) <= _CLOSE:
+        return Verdict.REPRODUCED
+    return Verdict.PARTLY if _HALF <= share <= 1.0 / _HALF else Verdict.NOT
+
+
+def _judge_change(measured: Measured, claim: Claim) -> Judged:
+    ours, theirs = measured.change_percent(claim), claim.change_percent
+    sizes = " and ".join(str(size) for size in claim.working_sets)
+    note = f" ({claim.note})" if claim.note else ""
+    return Judged(
+        f"{claim.subject.upper()} against {claim.reference.upper()}, "
+        f"{_METRICS[claim.metric]}, working set {sizes}{note}",
+        f"{theirs:+.0f} %",
+        f"{ours:+.0f} %",
+        f"{ours - theirs:+.0f} points",
+        verdict(ours, theirs),
+    )
+
+
+def _judge_utilisation(measured: Measured, paper: Paper, policy: str) -> Judged:
+    reference = paper.policies[0]
+    ratios = [
+        measured.ratio(policy, reference, "gpu_busy_ratio", size) for size in paper.working_sets
+    ]
+    ours, theirs = sum(ratios) / len(ratios), utilisation_ratio(paper, policy)
+    return Judged(
+        f"{policy.upper()} against {reference.upper()}, GPU utilisation, all working sets",
+        f"× {theirs:.2f}",
+        f"× {ours:.2f}",
+        f"{ours - theirs:+.2f}",
+        verdict(ours, theirs),
+    )
+
+
+def _judge_sweep(measured: Measured, paper: Paper) -> list[Judged]:
+    metrics = {
+        "avg_latency_s": "average latency",
+        "miss_ratio": "miss ratio",
+        "latency_variance": "variance of the latency",
+    }
+    judged = []
+    for metric, name in metrics.items():
+        strict, loose = paper.limit(0), paper.limit(USUAL_LIMIT)
+        theirs = 100.0 * (getattr(loose, metric) / getattr(strict, metric) - 1.0)
+        before, after = measured.sweep[0].metric(metric), measured.sweep[USUAL_LIMIT].metric(metric)
+        ours = 100.0 * (after / before - 1.0)
+        judged.append(
+            Judged(
+                f"O3 limit {USUAL_LIMIT} against 0, {name}, working set {SWEEP_WORKING_SET}",
+                f"{theirs:+.0f} %",
+                f"{ours:+.0f} %",
+                f"{ours - theirs:+.0f} points",
+                verdict(ours, theirs),
+            )
+        )
+    return judged
+
+
+def _change(at: Mapping[str, PolicyFigures], metric: str) -> float:
+    return 100.0 * (at["lalbo3"].metric(metric) / at["lb"].metric(metric) - 1.0)

@@ -1,0 +1,96 @@
+"""The generated parts of docs/evaluation.md, by name: tables, verdicts and pictures."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from scheduler.sim.papers.thesis import tables
+from scheduler.sim.papers.thesis.calibrate import Point, distance
+from scheduler.sim.papers.thesis.claims import Verdict, judge, minimum
+from scheduler.sim.papers.thesis.experiments import Measured
+from scheduler.sim.papers.thesis.printed_figures import Paper
+
+# Settings whose distances differ by less than this are equally near.
+_FLAT = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """All results that the page shows."""
+
+    paper: Paper
+    measured: Measured
+    seeds: int
+    by_arrivals: Sequence[Point]
+    by_memory: Sequence[Point]
+    grid_seeds: int
+    beyond: str
+
+
+def generated_parts(evaluation: Evaluation) -> Mapping[str, str]:
+    """Each part in Markdown, in the order of the page."""
+    measured, paper = evaluation.measured, evaluation.paper
+    return {
+        "summary": _summary(evaluation),
+        "minimum": tables.checks(minimum(measured)),
+        "claims": tables.claims(judge(measured, paper)),
+        "setting": _setting(evaluation),
+        "figure 5": (
+            _picture("Average latency", "figure05-average-latency")
+            + tables.metric(measured, paper, "avg_latency_s", 2)
+            + "\n\nLowest and highest average among the seeds:\n\n"
+            + tables.spread(measured, paper)
+        ),
+        "figure 6": (
+            _picture("Miss ratio", "figure06-miss-ratio")
+            + tables.metric(measured, paper, "miss_ratio", 3)
+        ),
+        "figure 7": (
+            _picture("Busy ratio over RR's", "figure07-busy-ratio")
+            + tables.utilisation(measured, paper)
+        ),
+        "figure 8": (
+            _picture("False-miss ratio", "figure08-false-miss-ratio")
+            + tables.metric(measured, paper, "false_miss_ratio", 3)
+        ),
+        "figure 9": _picture("Copies of vgg19", "figure09-duplicates"),
+        "figure 10": _picture("Latency and miss ratio along the O3 limit", "figure10-o3-limit"),
+        "table 2": tables.copies(measured, paper),
+        "table 3": tables.sweep(measured, paper),
+        "beyond": evaluation.beyond,
+    }
+
+
+def _picture(title: str, name: str) -> str:
+    return f"![{title}](pictures/{name}.png)\n\n"
+
+
+def _summary(evaluation: Evaluation) -> str:
+    judged = judge(evaluation.measured, evaluation.paper)
+    count = Counter(each.verdict for each in judged)
+    verdicts = ", ".join(f"{count[verdict]} {verdict}" for verdict in Verdict)
+    return (
+        f"Mean of {evaluation.seeds} seeds; the setting is **{evaluation.measured.setting}** "
+        "a request, for all policies.\n"
+        f"Claims of the thesis in figures: {len(judged)}, of which {verdicts}."
+    )
+
+
+def _setting(evaluation: Evaluation) -> str:
+    chosen = distance(evaluation.measured, evaluation.paper)
+    totals = {
+        point.setting: point.distance.total
+        for point in (*evaluation.by_arrivals, *evaluation.by_memory)
+    }
+    lowest = min(totals.values())
+    near = sorted(str(setting) for setting, total in totals.items() if total <= lowest + _FLAT)
+    return f"""\
+The chosen setting's distance is {chosen.total:.3f} (claims {chosen.claims:.3f}, \
+Table 2 {chosen.table2:.3f}, Table 3 {chosen.table3:.3f}). Distances of
+settings around it, with {evaluation.grid_seeds} seeds and the lowest of each table in bold:
+
+{tables.grid(evaluation.by_arrivals, "arrivals")}
+
+{tables.grid(evaluation.by_memory, "memory")}
+
+Settings within {_FLAT} of the lowest distance, {len(near)} of {len(totals)}: {"; ".join(near)}."""

@@ -1,0 +1,146 @@
+"""Bars and curves in one style; needs matplotlib, so imported only by commands that draw."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart by colour-blind readers too.
+_COLOURS = ("#999999", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#CC79A7", "#D55E00", "#000000")
+_INK = "#333333"
+_THESIS = "thesis"
+_WIDTH_IN = 8.0
+_HEIGHT_IN = 4.2
+_DOTS_PER_INCH = 120
+
+_Place = Literal["outside upper center", "outside lower center"]
+
+mpl.use("agg")
+mpl.rcParams.update(
+    {
+        "axes.axisbelow": True,
+        "axes.edgecolor": _INK,
+        "axes.grid": True,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titlelocation": "left",
+        "axes.titlesize": 12,
+        "font.size": 11,
+        "grid.alpha": 0.3,
+        "legend.frameon": False,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """A bar for each policy in each group, and the thesis's figure where it gives one."""
+
+    title: str
+    unit: str
+    groups: Sequence[str]
+    ours: Mapping[str, Sequence[float]]
+    thesis: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    logarithmic: bool = False
+    whole: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One quantity along the O3 limit, ours and the thesis's."""
+
+    unit: str
+    ours: Sequence[float]
+    thesis: Sequence[float]
+
+
+def draw_bars(path: Path, picture: Bars) -> None:
+    """One group of bars beside the other."""
+    figure, axes = _figure(1, _HEIGHT_IN)
+    _draw_panel(axes[0], picture)
+    axes[0].set_xlabel("working set (functions)")
+    _legend(figure, axes[0], "outside upper center")
+    _save(figure, path)
+
+
+def draw_curves(path: Path, title: str, limits: Sequence[int], panels: Sequence[Curve]) -> None:
+    """Quantities along the O3 limit, one above the other."""
+    figure, axes = _figure(len(panels), 2.4 * len(panels) + 1.0)
+    for panel, curve in zip(axes, panels, strict=True):
+        panel.plot(limits, curve.ours, "o-", color=_COLOURS[4], label="simulated")
+        panel.plot(limits, curve.thesis, "s--", color=_INK, markerfacecolor="white", label=_THESIS)
+        panel.set_ylabel(curve.unit)
+        panel.set_ylim(bottom=0)
+        panel.grid(visible=False, axis="x")
+    axes[0].set_title(title)
+    axes[0].legend()
+    axes[-1].set_xlabel("O3 limit (times that a request may be passed over)")
+    axes[-1].set_xticks(list(limits))
+    _save(figure, path)
+
+
+def draw_side_by_side(path: Path, title: str, pictures: Sequence[Bars]) -> None:
+    """One bar a policy, in a panel for each metric."""
+    figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained")
+    figure.suptitle(title, x=0.02, ha="left", fontsize=12)
+    panels = figure.subplots(1, len(pictures), squeeze=False)[0]
+    for panel, picture in zip(panels, pictures, strict=True):
+        _draw_panel(panel, picture)
+        panel.set_xticks([])
+    _legend(figure, panels[0], "outside lower center")
+    _save(figure, path)
+
+
+def _figure(panels: int, height_in: float) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(_WIDTH_IN, height_in), layout="constrained")
+    return figure, list(figure.subplots(panels, 1, squeeze=False, sharex=True)[:, 0])
+
+
+def _draw_panel(panel: Axes, picture: Bars) -> None:
+    width = 0.84 / len(picture.ours)
+    for place, (name, values) in enumerate(picture.ours.items()):
+        offset = (place - (len(picture.ours) - 1) / 2) * width
+        at = [group + offset for group in range(len(picture.groups))]
+        colour = _COLOURS[place % len(_COLOURS)]
+        panel.bar(at, values, width * 0.9, color=colour, label=name.upper())
+        _draw_thesis(panel, at, picture.thesis.get(name, ()))
+    _label_thesis(panel, picture)
+    panel.set_title(picture.title)
+    panel.set_ylabel(picture.unit)
+    panel.set_xticks(range(len(picture.groups)), picture.groups)
+    panel.grid(visible=False, axis="x")
+    if picture.logarithmic:
+        panel.set_yscale("log")
+        panel.set_ylim(bottom=1)
+        panel.yaxis.set_major_formatter("{x:g}")
+    if picture.whole is not None:
+        panel.set_ylim(0, picture.whole)
+
+
+def _draw_thesis(panel: Axes, at: Sequence[float], values: Sequence[float | None]) -> None:
+    known = [(x, y) for x, y in zip(at, values, strict=False) if y is not None]
+    if known:
+        xs, ys = zip(*known, strict=True)
+        panel.scatter(xs, ys, s=48, marker="D", facecolor="white", edgecolor=_INK, zorder=3)
+
+
+def _label_thesis(panel: Axes, picture: Bars) -> None:
+    if any(value is not None for values in picture.thesis.values() for value in values):
+        panel.scatter([], [], s=48, marker="D", facecolor="white", edgecolor=_INK, label=_THESIS)
+
+
+def _legend(figure: Figure, panel: Axes, place: _Place) -> None:
+    found = dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
+    names = sorted(found, key=lambda name: name == _THESIS)
+    handles = [found[name] for name in names]
+    figure.legend(handles, names, loc=place, ncols=len(names), fontsize=10)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # No version or time in the file: the same figures give the same bytes.
+    figure.savefig(path, dpi=_DOTS_PER_INCH, metadata={"Software": None})

@@ -1,0 +1,1 @@
+"""Recorded live runs: read, rebuilt, and run again under other policies."""

@@ -1,0 +1,276 @@
+"""What a recording says of the world: who asked for what and when, and how long it all took.
+
+Pure of decisions: the events of a live run came when they did because of what its policy decided.
+What is kept here came from outside (arrivals, callers that gave up, GPUs, administrators), or is a
+duration (loads, holds, runs), so that another policy can be given the same world.
+"""
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cache_manager.model.ids import GpuId, ModelId, Tier
+from scheduler.core.recording import Beginning
+from scheduler.model.events import Event, LoadFailed, PolicySet
+from scheduler.model.values import AfterLoss, LeaseId, Request, RequestId, RequestOutcome
+
+
+class MeasuredRun(NamedTuple):
+    """One measured run: when it was over, counted from when its lease's models were there."""
+
+    after_s: float
+    model: ModelId
+    batch: int
+    run_s: float
+    peak_bytes: int | None
+
+
+class RecordedFailure(NamedTuple):
+    """GPU work that failed, as long after its models were there."""
+
+    after_s: float
+    reason: str
+    requests: AfterLoss
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedHold:
+    """One lease of a request: what its holder did with it, and for how long.
+
+    `held_s` runs from when the models were there, or from the lease on for a holder that does not
+    wait for them (`waits`). Without `released` the GPU manager
+    ended the lease by itself. One that may return came back after `wanted_after_s`, or was done
+    after `done_after_s`, both counted from its release.
+    """
+
+    held_s: float
+    gpu_type: str
+    waits: bool = True
+    released: bool = True
+    may_return: bool = False
+    wanted_after_s: float | None = None
+    done_after_s: float | None = None
+    ending_s: float | None = None
+    runs: tuple[MeasuredRun, ...] = ()
+    failure: RecordedFailure | None = None
+
+
+@dataclass(slots=True)
+class RecordedRequest:
+    """One request as its caller sent it; `retry_of` was sent before and did not complete."""
+
+    at_s: float
+    request: Request
+    cancelled_after_s: float | None = None
+    retry_of: RequestId | None = None
+    holds: list[RecordedHold] = field(default_factory=list)
+
+
+class KeyedMeans:
+    """Averages by key."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Hashable, tuple[float, int]] = {}
+
+    def add(self, key: Hashable, seconds: float) -> None:
+        """One more."""
+        total_s, count = self._sums.get(key, (0.0, 0))
+        self._sums[key] = total_s + seconds, count + 1
+
+    def of(self, key: Hashable) -> float | None:
+        """The average; None where there was none."""
+        total_s, count = self._sums.get(key, (0.0, 0))
+        return total_s / count if count else None
+
+
+@dataclass(slots=True)
+class RecordedTimes:
+    """How long loads, holds and the ends of leases took, and what loads and victims came to."""
+
+    loads: KeyedMeans = field(default_factory=KeyedMeans)
+    reported_loads: KeyedMeans = field(default_factory=KeyedMeans)
+    runs: KeyedMeans = field(default_factory=KeyedMeans)
+    holds: KeyedMeans = field(default_factory=KeyedMeans)
+    endings: KeyedMeans = field(default_factory=KeyedMeans)
+    memory_bytes: dict[ModelId, int] = field(default_factory=dict)
+    loaded: set[ModelId] = field(default_factory=set)
+    failed_loads: dict[ModelId, LoadFailed] = field(default_factory=dict)
+    failures: Counter[ModelId] = field(default_factory=Counter)
+    tiers: dict[ModelId, Counter[Tier]] = field(default_factory=dict)
+    callers_wait: bool = True
+
+    def add_load(self, model: ModelId, source: Tier, gpu_type: str, seconds: float) -> None:
+        """One load, from its order until it was reported, or until the one before it was."""
+        for key in ((model, source, gpu_type), (model, source), model):
+            self.loads.add(key, seconds)
+
+    def load_s(self, model: ModelId, source: Tier, gpu_type: str) -> float | None:
+        """How long this load took, or the one most like it; None where nothing was measured."""
+        keys: tuple[Hashable, ...] = ((model, source, gpu_type), (model, source), model)
+        return next((s for key in keys if (s := self.loads.of(key)) is not None), None)
+
+    def add_hold(self, models: tuple[ModelId, ...], batch: int, seconds: float) -> None:
+        """One lease that was held so long."""
+        self.holds.add((models, batch), seconds)
+        self.holds.add(models, seconds)
+
+    def hold_s(self, models: tuple[ModelId, ...], batch: int) -> float | None:
+        """How long such a request held its lease; None where none did."""
+        exact = self.holds.of((models, batch))
+        return self.holds.of(models) if exact is None else exact
+
+    def slower_by_s(self, runs: tuple[MeasuredRun, ...], measured_on: str, gpu_type: str) -> float:
+        """What the same runs take longer on the other type of GPU, where both were measured."""
+        if measured_on == gpu_type:
+            return 0.0
+        return sum(self.run_s(run, measured_on, gpu_type) - run.run_s for run in runs)
+
+    def run_s(self, run: MeasuredRun, measured_on: str, gpu_type: str) -> float:
+        """The same run on a GPU of this type."""
+        there = self.runs.of((run.model, run.batch, gpu_type))
+        here = self.runs.of((run.model, run.batch, measured_on))
+        if measured_on == gpu_type or there is None or not here:
+            return run.run_s
+        return run.run_s * there / here
+
+    @property
+    def ending_s(self) -> float:
+        """How long a GPU manager took to end a lease, on average."""
+        return self.endings.of(None) or 0.0
+
+    def tier(self, model: ModelId) -> Tier | None:
+        """Where nodes kept the model once it had left a GPU, most often."""
+        found = self.tiers.get(model)
+        return found.most_common(1)[0][0] if found else None
+
+
+@dataclass(slots=True)
+class RecordedWorld:
+    """One term's traffic and surroundings; `outside` happens whatever is decided."""
+
+    beginning: Beginning
+    asked: dict[RequestId, RecordedRequest] = field(default_factory=dict)
+    outside: list[tuple[float, Event]] = field(default_factory=list)
+    policies: list[tuple[float, PolicySet]] = field(default_factory=list)
+    times: RecordedTimes = field(default_factory=RecordedTimes)
+
+
+class RequestNames:
+    """Tells requests apart that came with the same id one after the other."""
+
+    def __init__(self) -> None:
+        self._now: dict[RequestId, RequestId] = {}
+        self._times: Counter[RequestId] = Counter()
+        self._outcomes: dict[RequestId, RequestOutcome] = {}
+
+    def arrived(self, request: RequestId) -> bool:
+        """Whether this is another request, and not the same one asked again."""
+        if request in self._now:
+            return False
+        self._times[request] += 1
+        count = self._times[request]
+        name = request if count == 1 else RequestId(f"{request}~{count}")
+        self._now[request] = name
+        return True
+
+    def of(self, request: RequestId) -> RequestId | None:
+        """Its name, while it has not ended."""
+        return self._now.get(request)
+
+    def ended(self, request: RequestId, outcome: RequestOutcome) -> RequestId | None:
+        """Its name until now."""
+        self._outcomes[request] = outcome
+        return self._now.pop(request, None)
+
+    def unfinished(self) -> frozenset[RequestId]:
+        """The names of all that have not ended."""
+        return frozenset(self._now.values())
+
+    def latest_outcome(self, request: RequestId) -> RequestOutcome | None:
+        """How the one before of this id ended, if there was one."""
+        return self._outcomes.get(request)
+
+    def earlier(self, request: RequestId) -> RequestId:
+        """The name of the one before."""
+        count = self._times[request] - 1
+        return request if count == 1 else RequestId(f"{request}~{count}")
+
+
+@dataclass(slots=True)
+class FollowedLease:
+    """A lease while it is followed through a recording."""
+
+    lease: LeaseId
+    gpu: GpuId
+    gpu_type: str
+    models: tuple[ModelId, ...]
+    names: tuple[RequestId, ...]
+    batch: int
+    ready_s: float
+    given_s: float
+    awaits: set[ModelId]
+    awaited: bool
+    runs: list[tuple[float, MeasuredRun]] = field(default_factory=list)
+    released_s: float | None = None
+    may_return: bool = False
+    told_to_end_s: float | None = None
+    freed_s: float | None = None
+    failure: tuple[float, str, AfterLoss] | None = None
+    wanted_after_s: float | None = None
+    done_after_s: float | None = None
+
+    @property
+    def waited(self) -> bool | None:
+        """Whether its holder kept it until its models were there; None: they were, or it is cut."""
+        over_s = self.released_s
+        return None if over_s is None or not self.awaited else not self.awaits
+
+    def hold(self, end_s: float, usual_s: float, *, callers_wait: bool) -> RecordedHold | None:
+        """What its holder did with it; None where it was cut off, so that nobody can say.
+
+        One that was still in force when the recording ended is held for at least as long as that.
+        """
+        if self.is_open:
+            from_s = self.ready_s if callers_wait else self.given_s
+            held_s = max(usual_s, end_s - from_s)
+            return RecordedHold(held_s, self.gpu_type, callers_wait)
+        return self._whole(callers_wait=callers_wait)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing has been heard of its end."""
+        times = (self.released_s, self.told_to_end_s, self.freed_s)
+        return times == (None, None, None) and self.failure is None
+
+    def _whole(self, *, callers_wait: bool) -> RecordedHold | None:
+        over_s = self.released_s
+        if over_s is None and self.told_to_end_s is None:
+            over_s = self.freed_s
+        if over_s is None and self.failure is not None:
+            over_s = self.failure[0]
+        if over_s is None:
+            return None
+        waits = callers_wait and self.waited is not False
+        from_s = self.ready_s if waits else self.given_s
+        ended_s = None
+        if self.told_to_end_s is not None and self.freed_s is not None:
+            ended_s = self.freed_s - self.told_to_end_s
+        return RecordedHold(
+            held_s=max(0.0, over_s - from_s),
+            gpu_type=self.gpu_type,
+            waits=waits,
+            released=self.released_s is not None,
+            may_return=self.may_return,
+            wanted_after_s=self.wanted_after_s,
+            done_after_s=self.done_after_s,
+            ending_s=ended_s,
+            runs=tuple(run._replace(after_s=max(0.0, at_s - from_s)) for at_s, run in self.runs),
+            failure=self._failure(from_s),
+        )
+
+    def _failure(self, from_s: float) -> RecordedFailure | None:
+        if self.failure is None:
+            return None
+        at_s, reason, requests = self.failure
+        return RecordedFailure(max(0.0, at_s - from_s), reason, requests)

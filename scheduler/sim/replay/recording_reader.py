@@ -1,0 +1,271 @@
+"""Reads a recording event by event, with what a fresh core answered, and rebuilds its world."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cache_manager.model.ids import GpuId, ModelId
+from scheduler.core.core import Core
+from scheduler.core.recording import Beginning
+from scheduler.model.actions import Action, Dispatch, EndLease, Finish, Prepare
+from scheduler.model.events import (
+    DeadlinePassed,
+    Event,
+    GpuDraining,
+    GpuLost,
+    LeaseReleased,
+    LeaseWanted,
+    LoadFailed,
+    ModelDemoted,
+    ModelLoaded,
+    NodeSilent,
+    NodeSnapshot,
+    PolicySet,
+    RequestArrived,
+    RequestCancelled,
+    RunFailed,
+    RunFinished,
+    SlotFreed,
+    TimerFired,
+)
+from scheduler.model.values import LeaseId, RequestId, RequestOutcome
+from scheduler.sim.replay.rebuilt_world import (
+    FollowedLease,
+    MeasuredRun,
+    RecordedRequest,
+    RecordedWorld,
+    RequestNames,
+)
+
+# Who uses a GPU waits for its model. Where more callers than this let go of their lease before it
+# was there, they are none that wait, and the others held it longer for reasons of their own.
+_FEW = 0.1
+_LEAVING = (GpuLost, GpuDraining, NodeSilent, NodeSnapshot)
+
+
+class _Loading:
+    """The loads of one order, one after the other: since when the next one is under way."""
+
+    def __init__(self, since_s: float) -> None:
+        self.since_s = since_s
+
+
+class RecordingReader:
+    """One term: `take` every event, then `world`."""
+
+    def __init__(self, beginning: Beginning, core: Core) -> None:
+        self._core = core
+        self._world = RecordedWorld(beginning)
+        self._names = RequestNames()
+        self._seen: dict[LeaseId, FollowedLease] = {}
+        self._live: dict[LeaseId, FollowedLease] = {}
+        self._last: dict[RequestId, FollowedLease] = {}
+        self._loading: dict[tuple[GpuId, ModelId], _Loading] = {}
+        self._last_end_s = self._end_s = float("-inf")
+        self._of_events: dict[type, Callable[[Any, float], None]] = {
+            RequestArrived: self._arrived,
+            RequestCancelled: self._cancelled,
+            LeaseReleased: self._released,
+            LeaseWanted: self._wanted,
+            SlotFreed: self._freed,
+            ModelLoaded: self._loaded,
+            LoadFailed: self._load_failed,
+            ModelDemoted: self._demoted,
+            RunFinished: self._ran,
+            RunFailed: self._failed,
+            PolicySet: lambda event, at_s: self._world.policies.append((at_s, event)),
+            DeadlinePassed: _of_its_own,
+            TimerFired: _of_its_own,
+        }
+        self._of_actions: dict[type, Callable[[Any, float], None]] = {
+            Prepare: self._prepared,
+            Dispatch: self._dispatched,
+            EndLease: self._told_to_end,
+            Finish: self._finished,
+        }
+
+    def take(self, at_s: float, event: Event, actions: Sequence[Action]) -> None:
+        """One event, and what the core that had it answered."""
+        self._end_s = at_s
+        self._of_events.get(type(event), self._outside)(event, at_s)
+        for action in actions:
+            note = self._of_actions.get(type(action))
+            if note is not None:
+                note(action, at_s)
+
+    def world(self) -> RecordedWorld:
+        """All that was rebuilt; who leaves after the last request's end is the run's own end."""
+        world, times = self._world, self._world.times
+        world.outside = [
+            (at_s, event)
+            for at_s, event in world.outside
+            if at_s <= self._last_end_s or not isinstance(event, _LEAVING)
+        ]
+        waited = Counter(seen.waited for seen in self._seen.values())
+        times.callers_wait = waited[False] <= _FEW * (waited[True] + waited[False])
+        for seen in self._seen.values():
+            if not seen.is_open:
+                self._keep(seen)
+        for seen in self._seen.values():  # whose usual time is known now
+            if seen.is_open:
+                self._keep(seen)
+        return world
+
+    def _keep(self, seen: FollowedLease) -> None:
+        times = self._world.times
+        usual_s = times.hold_s(seen.models, seen.batch) or 0.0
+        hold = seen.hold(self._end_s, usual_s, callers_wait=times.callers_wait)
+        if hold is None:
+            return
+        for name in seen.names:
+            self._world.asked[name].holds.append(hold)
+        if hold.failure is None and not seen.is_open:
+            times.add_hold(seen.models, seen.batch, hold.held_s)
+        if hold.ending_s is not None:
+            times.endings.add(None, hold.ending_s)
+
+    # -- callers --------------------------------------------------------------------------------
+
+    def _arrived(self, event: RequestArrived, at_s: float) -> None:
+        before = event.request.id
+        if not self._names.arrived(before):
+            return
+        name = self._names.of(before)
+        assert name is not None, "it has just arrived"
+        asked = RecordedRequest(at_s, event.request._replace(id=name))
+        if self._names.latest_outcome(before) not in (None, RequestOutcome.COMPLETED):
+            asked.retry_of = self._names.earlier(before)
+        self._world.asked[name] = asked
+
+    def _cancelled(self, event: RequestCancelled, at_s: float) -> None:
+        name = self._names.of(event.request)
+        if name is not None:
+            asked = self._world.asked[name]
+            asked.cancelled_after_s = at_s - asked.at_s
+
+    def _released(self, event: LeaseReleased, at_s: float) -> None:
+        seen = self._seen.get(event.lease)
+        if seen is None:
+            self._outside(event, at_s)
+        elif seen.released_s is None:
+            seen.released_s, seen.may_return = at_s, event.may_return
+        elif not event.may_return and seen.done_after_s is None:
+            seen.done_after_s = at_s - seen.released_s
+
+    def _wanted(self, event: LeaseWanted, at_s: float) -> None:
+        name = self._names.of(event.request)
+        seen = None if name is None else self._last.get(name)
+        if seen is not None and seen.released_s is not None and seen.wanted_after_s is None:
+            seen.wanted_after_s = at_s - seen.released_s
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def _outside(self, event: Event, at_s: float) -> None:
+        self._world.outside.append((at_s, event))
+
+    def _freed(self, event: SlotFreed, at_s: float) -> None:
+        self._live.pop(event.lease, None)
+        seen = self._seen.get(event.lease)
+        if seen is None:
+            if event.lease < self._world.beginning.first_lease:  # of an earlier leader
+                self._outside(event, at_s)
+        elif seen.freed_s is None:
+            seen.freed_s = at_s
+
+    def _loaded(self, event: ModelLoaded, at_s: float) -> None:
+        times = self._world.times
+        loading = self._loading.pop((event.gpu, event.model), None)
+        if loading is not None:
+            gpu_type = self._gpu_type(event.gpu)
+            times.add_load(event.model, event.source, gpu_type, at_s - loading.since_s)
+            loading.since_s = at_s
+        times.reported_loads.add((event.model, event.source), event.load_s)
+        times.loaded.add(event.model)
+        times.failed_loads.pop(event.model, None)
+        if event.memory_bytes is not None:
+            times.memory_bytes[event.model] = event.memory_bytes
+        for seen in self._live.values():
+            if seen.gpu == event.gpu and event.model in seen.awaits and seen.released_s is None:
+                seen.awaits.discard(event.model)
+                seen.ready_s = at_s
+
+    def _load_failed(self, event: LoadFailed, at_s: float) -> None:
+        times = self._world.times
+        loading = self._loading.pop((event.gpu, event.model), None)
+        times.failures[event.model] += 1
+        if event.model not in times.loaded:
+            times.failed_loads[event.model] = event
+        if loading is not None:
+            loading.since_s = at_s
+        for seen in self._live.values():
+            if seen.gpu == event.gpu and event.model in seen.awaits:
+                seen.awaits.clear()
+                seen.awaited = False  # whether it would have waited, nobody knows
+
+    def _demoted(self, event: ModelDemoted, at_s: float) -> None:
+        if event.gpu is not None:  # lost unasked: a worker that died
+            self._outside(event, at_s)
+            return
+        self._world.times.tiers.setdefault(event.model, Counter())[event.tier] += 1
+
+    def _ran(self, event: RunFinished, at_s: float) -> None:
+        slot = self._core.cluster.slots.get(event.slot)
+        if slot is None:
+            return
+        key = event.model, event.batch, slot.gpu.spec.gpu_type
+        self._world.times.runs.add(key, event.run_s)
+        run = MeasuredRun(0.0, event.model, event.batch, event.run_s, event.peak_bytes)
+        holders = [self._seen[lease] for lease in slot.leases if lease in self._seen]
+        for seen in holders:
+            if event.model in seen.models:
+                seen.runs.append((at_s, run))
+                return
+
+    def _failed(self, event: RunFailed, at_s: float) -> None:
+        seen = self._seen.get(event.lease)
+        if seen is not None and seen.failure is None:
+            seen.failure = at_s, event.reason, event.requests
+
+    # -- what the core answered -----------------------------------------------------------------
+
+    def _prepared(self, action: Prepare, at_s: float) -> None:
+        loading = _Loading(at_s)
+        for load in action.loads:
+            self._loading[action.gpu, load.model] = loading
+
+    def _dispatched(self, action: Dispatch, at_s: float) -> None:
+        if action.lease in self._seen:
+            return  # said again
+        names = [name for each in action.requests if (name := self._names.of(each)) is not None]
+        awaits = {model for model in action.models if (action.gpu, model) in self._loading}
+        seen = FollowedLease(
+            lease=action.lease,
+            gpu=action.gpu,
+            gpu_type=self._gpu_type(action.gpu),
+            models=action.models,
+            names=tuple(names),
+            batch=sum(self._world.asked[name].request.batch for name in names),
+            ready_s=at_s,
+            given_s=at_s,
+            awaits=awaits,
+            awaited=bool(awaits),
+        )
+        self._seen[action.lease] = self._live[action.lease] = seen
+        self._last.update(dict.fromkeys(names, seen))
+
+    def _told_to_end(self, action: EndLease, at_s: float) -> None:
+        seen = self._seen.get(action.lease)
+        if seen is not None and seen.told_to_end_s is None:
+            seen.told_to_end_s = at_s
+
+    def _finished(self, action: Finish, at_s: float) -> None:
+        self._names.ended(action.request, action.outcome)
+        self._last_end_s = at_s
+
+    def _gpu_type(self, gpu: GpuId) -> str:
+        found = self._core.cluster.gpus.get(gpu)
+        return "" if found is None else found.spec.gpu_type
+
+
+def _of_its_own(event: Event, at_s: float) -> None:
+    """A timer: whoever decides sets it."""

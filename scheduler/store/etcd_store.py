@@ -1,0 +1,235 @@
+"""The datastore etcd, reached through aetcd's calls."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing, suppress
+from logging import Logger
+from typing import Any, Self
+
+from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
+
+from scheduler.model.errors import DatastoreError, Fenced, LeaseGone, StoreUnavailable
+from scheduler.store.datastore import MAX_CHANGES, Fence, KeyChanges, Listing, StoreLease
+from scheduler.store.etcd_channel import CALL_S, EtcdChannel, EtcdSettings, PassExpired, explained
+from scheduler.store.etcd_watch import Compacted, EtcdWatch, prefix_end
+
+HEARTBEAT = "heartbeat"
+_BEAT_EVERY_S = 1.0
+_TRY_AGAIN_S = 0.25
+
+
+class EtcdStore:
+    """Keys under the settings' prefix; `async with` keeps a heartbeat going, which watches need.
+
+    Health is what the heartbeat finds, a write a second: an etcd that is gone is noticed within
+    a second, one that is frozen or cut off within `_BEAT_EVERY_S + CALL_S`, 3 s.
+    """
+
+    def __init__(self, settings: EtcdSettings, log: Logger) -> None:
+        self._root = settings.prefix
+        self._log = log
+        self._channel = EtcdChannel(settings, log)
+        self._healthy = True
+        self._health_changed: list[Callable[[bool], None]] = []
+        self._beating: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        self._beating = asyncio.create_task(self._beat())
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        await self.close()
+
+    @property
+    def healthy(self) -> bool:
+        """See Store."""
+        return self._healthy
+
+    def on_health_change(self, callback: Callable[[bool], None]) -> Callable[[], None]:
+        """See Store."""
+        self._health_changed.append(callback)
+        return lambda: self._health_changed.remove(callback)
+
+    # -- reading --------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> bytes | None:
+        """See Store."""
+        answer = await self._kv("Range", rpc.RangeRequest(key=self._key(key)))
+        return bytes(answer.kvs[0].value) if answer.kvs else None
+
+    async def list(self, prefix: str) -> Listing:
+        """See Store."""
+        begin = self._key(prefix)
+        request = rpc.RangeRequest(key=begin, range_end=prefix_end(begin))
+        answer = await self._kv("Range", request)
+        values = {self._name(entry): bytes(entry.value) for entry in answer.kvs}
+        return Listing(int(answer.header.revision), values)
+
+    async def watch(
+        self, prefix: str, from_revision: int | None = None
+    ) -> AsyncGenerator[KeyChanges, None]:
+        """See Store."""
+        assert self._beating is not None, "a watch needs the heartbeat: `async with store`"
+        wanted = from_revision
+        while not self._closed:
+            try:
+                if wanted is None:
+                    listing = await self.list(prefix)
+                    wanted = listing.revision + 1
+                    yield KeyChanges(listing.revision, listing.values, complete=True)
+                calls = self._channel.calls
+                await self._channel.enter(calls)
+                stream = EtcdWatch(calls, self._root, HEARTBEAT)
+                async with aclosing(stream.changes(prefix, wanted)) as found:
+                    async for changes in found:
+                        wanted = changes.revision + 1
+                        yield changes
+            except Compacted as error:
+                self._log.info("the watch of %s begins anew: %s", prefix, error)
+                wanted = None
+            except StoreUnavailable as error:
+                self._log.debug("the watch of %s broke: %s", prefix, error)
+                await asyncio.sleep(_TRY_AGAIN_S)
+
+    # -- writing --------------------------------------------------------------------------------
+
+    async def put(self, key: str, value: bytes, lease: StoreLease | None = None) -> int:
+        """See Store."""
+        answer = await self._kv("Put", self._put(key, value, lease), lease)
+        return int(answer.header.revision)
+
+    async def create(self, key: str, value: bytes, lease: StoreLease | None = None) -> int | None:
+        """See Store."""
+        put = rpc.RequestOp(request_put=self._put(key, value, lease))
+        request = rpc.TxnRequest(compare=[self._created(key, 0)], success=[put])
+        answer = await self._kv("Txn", request, lease)
+        return int(answer.header.revision) if answer.succeeded else None
+
+    async def delete(self, key: str) -> None:
+        """See Store."""
+        await self._kv("DeleteRange", rpc.DeleteRangeRequest(key=self._key(key)))
+
+    async def write(
+        self,
+        puts: Mapping[str, bytes],
+        deletes: Iterable[str] = (),
+        fence: Fence | None = None,
+        lease: StoreLease | None = None,
+    ) -> None:
+        """See Store."""
+        steps = [
+            rpc.RequestOp(request_put=self._put(key, value, lease)) for key, value in puts.items()
+        ]
+        deleted = tuple(deletes)
+        assert len(puts) + len(deleted) <= MAX_CHANGES, "too many keys for one write"
+        assert not puts.keys() & set(deleted), "a key is written and deleted at once"
+        steps += [
+            rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=self._key(key)))
+            for key in deleted
+        ]
+        compare = [] if fence is None else [self._created(fence.key, fence.revision)]
+        answer = await self._kv("Txn", rpc.TxnRequest(compare=compare, success=steps), lease)
+        if fence is not None and not answer.succeeded:
+            raise Fenced(fence.key, fence.revision)
+
+    # -- leases ---------------------------------------------------------------------------------
+
+    async def grant(self, ttl_s: int) -> StoreLease:
+        """See Store; etcd makes 2 s of anything shorter."""
+        answer = await self._channel.call("lease", "LeaseGrant", rpc.LeaseGrantRequest(TTL=ttl_s))
+        return StoreLease(int(answer.ID))
+
+    async def refresh(self, lease: StoreLease) -> bool:
+        """See Store."""
+        try:
+            return await self._refresh(lease)
+        except PassExpired:
+            return await self._refresh(lease)
+
+    async def _refresh(self, lease: StoreLease) -> bool:
+        calls = self._channel.calls
+        await self._channel.enter(calls)
+        stream = calls.lease.LeaseKeepAlive(metadata=calls.metadata)
+        try:
+            with explained(calls):
+                async with asyncio.timeout(CALL_S):
+                    await stream.write(rpc.LeaseKeepAliveRequest(ID=lease))
+                    answer = await stream.read()
+        except TimeoutError:
+            raise StoreUnavailable("no answer to the refresh of a lease") from None
+        finally:
+            stream.cancel()
+        if not hasattr(answer, "TTL"):
+            raise StoreUnavailable("the stream was ended")
+        return bool(answer.TTL > 0)  # of a lease that is gone it says 0, and no error
+
+    async def revoke(self, lease: StoreLease) -> None:
+        """See Store."""
+        request = rpc.LeaseRevokeRequest(ID=lease)
+        with suppress(LeaseGone):
+            await self._channel.call("lease", "LeaseRevoke", request)
+
+    async def close(self) -> None:
+        """See Store."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
+        await self._channel.close()
+
+    # -- health ---------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        """Write the heartbeat that every watch listens for, and take a new connection without."""
+        while True:
+            try:
+                await self.put(HEARTBEAT, b"")
+            except DatastoreError as error:
+                self._is_healthy(healthy=False, why=str(error))
+                self._channel.reopen()
+            else:
+                self._is_healthy(healthy=True, why="")
+            await asyncio.sleep(_BEAT_EVERY_S)
+
+    def _is_healthy(self, *, healthy: bool, why: str) -> None:
+        if healthy == self._healthy:
+            return
+        self._healthy = healthy
+        if healthy:
+            self._log.warning("etcd is back")
+        else:
+            self._log.warning("etcd is away: %s", why)
+        for callback in list(self._health_changed):
+            callback(healthy)
+
+    # -- parts ----------------------------------------------------------------------------------
+
+    async def _kv(self, method: str, request: Any, lease: StoreLease | None = None) -> Any:
+        if self._closed:
+            raise DatastoreError("the store is closed")
+        try:
+            return await self._channel.call("kv", method, request)
+        except LeaseGone as error:
+            raise LeaseGone(lease or 0) from error  # etcd does not say which
+
+    def _key(self, name: str) -> bytes:
+        return (self._root + name).encode()
+
+    def _name(self, entry: Any) -> str:
+        key: str = entry.key.decode()
+        return key.removeprefix(self._root)
+
+    def _put(self, key: str, value: bytes, lease: StoreLease | None) -> Any:
+        return rpc.PutRequest(key=self._key(key), value=value, lease=lease or 0)
+
+    def _created(self, key: str, revision: int) -> Any:
+        """That the key was made at this revision; 0: that there is no such key."""
+        return rpc.Compare(
+            result=rpc.Compare.EQUAL,
+            target=rpc.Compare.CREATE,
+            key=self._key(key),
+            create_revision=revision,
+        )

@@ -1,0 +1,263 @@
+"""Writes the core's state through to the datastore, coalesced, fenced and off the request path."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from logging import Logger
+from typing import Self
+
+from cache_manager.model.ids import ModelId
+from common.clock import Clock
+from scheduler.core.core import Core
+from scheduler.estimates.profiles import Profile
+from scheduler.model.errors import DatastoreError, Fenced, StoreUnavailable
+from scheduler.store.datastore import MAX_CHANGES, Fence, Store
+from scheduler.store.stored_records import (
+    HOUR_S,
+    MODELS,
+    OF_GPUS,
+    BadRecord,
+    StoredRecord,
+    encoded,
+    gpu_records,
+    is_unused,
+    key,
+    last_used_unix_s,
+    name,
+    profile_record,
+)
+
+# Changes are collected for so long, so that what is written is at most 50 ms behind.
+COLLECT_S = 0.04
+# GPUs of an earlier leader that have not come back by then are forgotten.
+RETURN_S = 60.0
+_TRY_AGAIN_S = 0.25
+_WRITE_BYTES = 512 * 1024  # etcd takes 1.5 MiB in one request
+
+
+class Keeper:
+    """Keeps GPU status, LRU lists, finish times and profiles in the datastore, fenced.
+
+    `async with` does so until the end, and writes once more then. After an election, and after the
+    datastore was away, it looks at what is there, and writes whatever differs. The profile of a
+    model that was neither resident nor reported of for `models_keep_s` is deleted.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        clock: Clock,
+        store: Store,
+        fence: Callable[[], Fence | None],
+        fenced_off: Callable[[], None],
+        log: Logger,
+        models_keep_s: float = math.inf,
+    ) -> None:
+        self._core = core
+        self._clock = clock
+        self._store = store
+        self._fence = fence
+        self._fenced_off = fenced_off
+        self._log = log
+        self._models_keep_s = models_keep_s
+        self._used_unix_s: dict[ModelId, int] = {}
+        self._hour = 0
+        self._unix_offset_s = time.time() - clock.now_s()
+        self._began_s = clock.now_s()
+        self._touched = asyncio.Event()
+        self._touched_s: float | None = None
+        self._surveyed: Fence | None = None
+        self._stored: dict[str, bytes] = {}
+        self._records: dict[str, StoredRecord] = {}
+        self._running: asyncio.Task[None] | None = None
+        self._forget_health: Callable[[], None] = lambda: None
+
+    async def __aenter__(self) -> Self:
+        self.touched()
+        self._running = asyncio.create_task(self._run())
+        self._forget_health = self._store.on_health_change(self._health_changed)
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        self._forget_health()
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        with suppress(DatastoreError):
+            await self.flush()
+
+    def touched(self) -> None:
+        """Something has changed in the core."""
+        if self._touched_s is None:
+            self._touched_s = self._clock.now_s()
+        self._touched.set()
+
+    @property
+    def behind_s(self) -> float:
+        """For how long something has been waiting to be written."""
+        return 0.0 if self._touched_s is None else self._clock.now_s() - self._touched_s
+
+    async def flush(self) -> None:
+        """Write what differs, now."""
+        fence = self._fence()
+        if fence is None:
+            return
+        if fence != self._surveyed:
+            await self._survey()
+        self._surveyed = None  # until it is written, all of it
+        since_s, self._touched_s = self._touched_s, None
+        self._touched.clear()
+        puts, deletes = self._differences()
+        try:
+            await self._write(puts, deletes, fence)
+        except DatastoreError:
+            self._touched_s = since_s
+            self._touched.set()
+            raise
+        self._surveyed = fence
+
+    async def _run(self) -> None:
+        while True:
+            await self._touched.wait()
+            await asyncio.sleep(COLLECT_S)
+            try:
+                await self.flush()
+            except Fenced as error:
+                self._log.warning("not written: %s", error)
+                self._fenced_off()
+                await asyncio.sleep(_TRY_AGAIN_S)
+            except StoreUnavailable as error:
+                self._log.debug("not written: %s", error)
+                await self._back()
+            except DatastoreError as error:
+                self._log.error("not written: %s", error)
+                await asyncio.sleep(_TRY_AGAIN_S)
+
+    def _health_changed(self, healthy: bool) -> None:  # noqa: FBT001  # the port's callback
+        """It may have lost its data while it was away."""
+        if healthy:
+            self._surveyed = None
+            self.touched()
+
+    async def _back(self) -> None:
+        await asyncio.sleep(_TRY_AGAIN_S)
+        while not self._store.healthy:
+            await asyncio.sleep(_TRY_AGAIN_S)
+
+    # -- what differs ---------------------------------------------------------------------------
+
+    async def _survey(self) -> None:
+        """Learn what is stored; what we wrote since may be lost."""
+        stored: dict[str, bytes] = {}
+        for kind in (*OF_GPUS, MODELS):
+            stored.update((await self._store.list(kind)).values)
+        self._stored = stored
+        self._records.clear()
+        self._hour = 0
+        for stored_key, value in stored.items():
+            if stored_key.startswith(MODELS):
+                self._note_use(ModelId(name(MODELS, stored_key)), value)
+
+    def _note_use(self, model: ModelId, value: bytes) -> None:
+        with suppress(BadRecord):  # recovery has logged it; it is replaced once the model is used
+            used_unix_s = last_used_unix_s(value)
+            self._used_unix_s[model] = max(used_unix_s, self._used_unix_s.get(model, 0))
+
+    def _differences(self) -> tuple[dict[str, bytes], list[str]]:
+        puts: dict[str, bytes] = {}
+        current: set[str] = set()
+        for stored_key, record in self._of_gpus():
+            current.add(stored_key)
+            self._differs(stored_key, record, puts)
+        for stored_key, record in self._of_models():
+            self._differs(stored_key, record, puts)
+        return puts, [*self._left(current), *self._unused(puts)]
+
+    def _of_gpus(self) -> Iterator[tuple[str, StoredRecord]]:
+        for gpu in self._core.cluster.gpus.values():
+            yield from gpu_records(gpu, self._unix_offset_s)
+
+    def _of_models(self) -> Iterator[tuple[str, StoredRecord]]:
+        """Those that have changed or were used; all that are kept, after a survey."""
+        profiles = self._core.cluster.profiles
+        known, used = profiles.known(), profiles.take_changed()
+        hour = self._now_unix_s() // HOUR_S
+        if hour != self._hour:
+            self._hour = hour
+            used |= _informative(known).intersection(self._core.cluster.index.held_models())
+        self._used_unix_s.update(dict.fromkeys(used, hour * HOUR_S))
+        first = not any(each.startswith(MODELS) for each in self._records)
+        for model in _informative(known) | used if first else used:
+            used_unix_s = self._used_unix_s.setdefault(model, hour * HOUR_S)
+            if not self._is_unused(used_unix_s):
+                yield key(MODELS, model), profile_record(known[model], used_unix_s)
+
+    def _unused(self, puts: Mapping[str, bytes]) -> list[str]:
+        """The stored keys of models that were not used for too long."""
+        unused = [model for model, s in self._used_unix_s.items() if self._is_unused(s)]
+        keys = [key(MODELS, model) for model in unused]
+        return [each for each in keys if each in self._stored and each not in puts]
+
+    def _is_unused(self, used_unix_s: int) -> bool:
+        return is_unused(used_unix_s, self._now_unix_s() - self._models_keep_s)
+
+    def _now_unix_s(self) -> int:
+        return int(self._clock.now_s() + self._unix_offset_s)
+
+    def _differs(self, stored_key: str, record: StoredRecord, puts: dict[str, bytes]) -> None:
+        if self._records.get(stored_key) == record:
+            return
+        self._records[stored_key] = record
+        value = encoded(record)
+        if self._stored.get(stored_key) != value:
+            puts[stored_key] = value
+
+    def _left(self, current: set[str]) -> list[str]:
+        """What is stored of GPUs that are gone; an earlier leader's have some time to come back."""
+        returning = self._clock.now_s() < self._began_s + RETURN_S
+        return [
+            stored_key
+            for stored_key in self._stored
+            if stored_key.startswith(OF_GPUS)
+            and stored_key not in current
+            and not (returning and stored_key not in self._records)
+        ]
+
+    # -- writing --------------------------------------------------------------------------------
+
+    async def _write(self, puts: dict[str, bytes], deletes: list[str], fence: Fence) -> None:
+        for batch in _batches(puts):
+            await self._store.write(batch, (), fence)
+            self._stored.update(batch)
+        left = iter(deletes)
+        while chosen := list(islice(left, MAX_CHANGES)):
+            await self._store.write({}, chosen, fence)
+            for stored_key in chosen:
+                del self._stored[stored_key]
+                self._records.pop(stored_key, None)
+
+
+def _informative(known: Mapping[ModelId, Profile]) -> set[ModelId]:
+    """The models with a measured or declared size, time or feature."""
+    return {
+        model
+        for model, found in known.items()
+        if found.measured_bytes or found.load_s or found.run_s or found.features
+    }
+
+
+def _batches(puts: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
+    """As much at once as the datastore takes."""
+    batch: dict[str, bytes] = {}
+    size_bytes = 0
+    for stored_key, value in puts.items():
+        if len(batch) == MAX_CHANGES or (batch and size_bytes + len(value) > _WRITE_BYTES):
+            yield batch
+            batch, size_bytes = {}, 0
+        batch[stored_key] = value
+        size_bytes += len(value)
+    if batch:
+        yield batch

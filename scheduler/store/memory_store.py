@@ -1,0 +1,218 @@
+"""The datastore in this process's memory: for one machine without etcd, and for tests."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from scheduler.model.errors import DatastoreError, Fenced, LeaseGone
+from scheduler.store.datastore import MAX_CHANGES, Fence, KeyChanges, Listing, StoreLease
+
+_HISTORY = 10_000  # revisions that watches may go back to
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredValue:
+    value: bytes
+    created: int
+    lease: StoreLease | None
+
+
+@dataclass(slots=True)
+class _GrantedLease:
+    ttl_s: int
+    expiry: asyncio.TimerHandle
+    keys: set[str] = field(default_factory=set)
+
+
+class MemoryStore:
+    """Forgets everything with its process; always healthy."""
+
+    def __init__(self) -> None:
+        self._revision = 0
+        self._compacted = 0
+        self._entries: dict[str, _StoredValue] = {}
+        self._history: dict[int, dict[str, bytes | None]] = {}
+        self._leases: dict[StoreLease, _GrantedLease] = {}
+        self._latest_lease = 0
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    @property
+    def healthy(self) -> bool:
+        """It is never away."""
+        return True
+
+    def on_health_change(self, callback: Callable[[bool], None]) -> Callable[[], None]:
+        """Its health never changes."""
+        del callback
+        return lambda: None
+
+    # -- reading --------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> bytes | None:
+        """See Store."""
+        self._check()
+        entry = self._entries.get(key)
+        return None if entry is None else entry.value
+
+    async def list(self, prefix: str) -> Listing:
+        """See Store."""
+        self._check()
+        return self._listing(prefix)
+
+    async def watch(
+        self, prefix: str, from_revision: int | None = None
+    ) -> AsyncGenerator[KeyChanges, None]:
+        """See Store."""
+        after = None if from_revision is None else from_revision - 1
+        while not self._closed:
+            if after is None or after < self._compacted:
+                listing = self._listing(prefix)
+                after = listing.revision
+                yield KeyChanges(listing.revision, listing.values, complete=True)
+            elif after < self._revision:
+                after += 1
+                changes = _under(prefix, self._history[after])
+                if changes:
+                    yield KeyChanges(after, changes)
+            else:
+                await self._changed.wait()
+
+    # -- writing --------------------------------------------------------------------------------
+
+    async def put(self, key: str, value: bytes, lease: StoreLease | None = None) -> int:
+        """See Store."""
+        self._check()
+        self._apply({key: value}, (), lease)
+        return self._revision
+
+    async def create(self, key: str, value: bytes, lease: StoreLease | None = None) -> int | None:
+        """See Store."""
+        self._check()
+        if key in self._entries:
+            return None
+        self._apply({key: value}, (), lease)
+        return self._revision
+
+    async def delete(self, key: str) -> None:
+        """See Store."""
+        self._check()
+        self._apply({}, (key,))
+
+    async def write(
+        self,
+        puts: Mapping[str, bytes],
+        deletes: Iterable[str] = (),
+        fence: Fence | None = None,
+        lease: StoreLease | None = None,
+    ) -> None:
+        """See Store."""
+        self._check()
+        deleted = tuple(deletes)
+        assert len(puts) + len(deleted) <= MAX_CHANGES, "too many keys for one write"
+        assert not puts.keys() & set(deleted), "a key is written and deleted at once"
+        if fence is not None:
+            entry = self._entries.get(fence.key)
+            if entry is None or entry.created != fence.revision:
+                raise Fenced(fence.key, fence.revision)
+        self._apply(puts, deleted, lease)
+
+    def compact(self) -> None:
+        """Forget all changes up to now; watches that lag behind begin anew."""
+        self._compacted = self._revision
+        self._history.clear()
+        self._wake()
+
+    # -- leases ---------------------------------------------------------------------------------
+
+    async def grant(self, ttl_s: int) -> StoreLease:
+        """See Store."""
+        self._check()
+        self._latest_lease += 1
+        lease = StoreLease(self._latest_lease)
+        self._leases[lease] = _GrantedLease(ttl_s, self._expire_later(lease, ttl_s))
+        return lease
+
+    async def refresh(self, lease: StoreLease) -> bool:
+        """See Store."""
+        self._check()
+        granted = self._leases.get(lease)
+        if granted is None:
+            return False
+        granted.expiry.cancel()
+        granted.expiry = self._expire_later(lease, granted.ttl_s)
+        return True
+
+    async def revoke(self, lease: StoreLease) -> None:
+        """See Store."""
+        self._check()
+        self._end_lease(lease)
+
+    async def close(self) -> None:
+        """See Store."""
+        self._closed = True
+        for lease in self._leases.values():
+            lease.expiry.cancel()
+        self._wake()
+
+    # -- parts ----------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._closed:
+            raise DatastoreError("the store is closed")
+
+    def _listing(self, prefix: str) -> Listing:
+        found = {key: e.value for key, e in self._entries.items() if key.startswith(prefix)}
+        return Listing(self._revision, dict(sorted(found.items())))
+
+    def _apply(
+        self, puts: Mapping[str, bytes], deletes: Iterable[str], lease: StoreLease | None = None
+    ) -> None:
+        if lease is not None and lease not in self._leases:
+            raise LeaseGone(lease)
+        gone = [key for key in deletes if key in self._entries]
+        if not puts and not gone:
+            return
+        self._revision += 1
+        changes: dict[str, bytes | None] = dict.fromkeys(gone)
+        changes.update(puts)
+        for key in changes:
+            self._detach(key)
+        for key in gone:
+            del self._entries[key]
+        for key, value in puts.items():
+            known = self._entries.get(key)
+            created = self._revision if known is None else known.created
+            self._entries[key] = _StoredValue(value, created, lease)
+            if lease is not None:
+                self._leases[lease].keys.add(key)
+        self._history[self._revision] = changes
+        if len(self._history) > _HISTORY:
+            self._compacted = min(self._history)
+            del self._history[self._compacted]
+        self._wake()
+
+    def _detach(self, key: str) -> None:
+        """A key that is written anew or deleted is under its old lease no more."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.lease is not None:
+            self._leases[entry.lease].keys.discard(key)
+
+    def _expire_later(self, lease: StoreLease, ttl_s: int) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(ttl_s, self._end_lease, lease)
+
+    def _end_lease(self, lease: StoreLease) -> None:
+        granted = self._leases.get(lease)
+        if granted is None:
+            return
+        granted.expiry.cancel()
+        self._apply({}, sorted(granted.keys))
+        del self._leases[lease]
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _under(prefix: str, changes: Mapping[str, bytes | None]) -> dict[str, bytes | None]:
+    return {key: value for key, value in changes.items() if key.startswith(prefix)}

@@ -1,0 +1,106 @@
+"""Reads the state of earlier leaders from the datastore, for a new leader."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from logging import Logger
+from typing import TypeVar
+
+from cache_manager.model.ids import GpuId, ModelId
+from scheduler import policies
+from scheduler.core.core import Core
+from scheduler.estimates.profiles import Profile
+from scheduler.model.errors import SchedulerError
+from scheduler.model.events import GpuSnapshot, NodeSnapshot, PinAsked
+from scheduler.store.datastore import Store
+from scheduler.store.stored_records import (
+    ADMINISTRATOR,
+    LRU,
+    MODELS,
+    POLICY,
+    BadRecord,
+    GpuOrder,
+    PolicyChoice,
+    gpu_of,
+    gpu_order,
+    is_unused,
+    last_used_unix_s,
+    name,
+    policy_choice,
+    profile,
+)
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(slots=True)
+class Recovered:
+    """Profiles, the order in which models were used, what was pinned, and the policy."""
+
+    profiles: Mapping[ModelId, Profile] = field(default_factory=dict)
+    orders: dict[GpuId, GpuOrder] = field(default_factory=dict)
+    policy: PolicyChoice | None = None
+
+    def restore(self, core: Core) -> None:
+        """Give the profiles to a fresh core."""
+        for model, found in self.profiles.items():
+            core.cluster.profiles.restore(model, found)
+
+    def begin_with(self, configured: PolicyChoice) -> PolicyChoice:
+        """An administrator's choice, if one was made; else what is configured now."""
+        stored = self.policy
+        return stored if stored is not None and stored.chosen_by == ADMINISTRATOR else configured
+
+    def take(self, snapshot: NodeSnapshot) -> tuple[NodeSnapshot, list[PinAsked]]:
+        """A node's first report with its residents in the order of old, and the pins of old.
+
+        What is resident, its manager knows; in which order it was used, we do. What came later is
+        the most recently used. Every GPU is asked for once: then its order is the core's.
+        """
+        pins: list[PinAsked] = []
+        gpus: list[GpuSnapshot] = []
+        for found in snapshot.gpus:
+            order = self.orders.pop(found.gpu.id, _NO_ORDER)
+            ranks = {model: rank for rank, model in enumerate(order.models)}
+            last = len(ranks)
+            residents = sorted(found.residents, key=lambda each: ranks.get(each[0], last))
+            gpus.append(found._replace(residents=tuple(residents)))
+            pins += [PinAsked(m, found.gpu.id) for m, _ in residents if m in order.pinned]
+        return snapshot._replace(gpus=tuple(gpus)), pins
+
+
+_NO_ORDER = GpuOrder((), frozenset())
+
+
+async def recover(store: Store, log: Logger, models_since_unix_s: float = 0.0) -> Recovered:
+    """Read everything but bad records, which are logged, and models last used before then."""
+
+    def sound(stored_key: str, value: bytes, read: Callable[[bytes], _Value]) -> _Value | None:
+        try:
+            return read(value)
+        except (BadRecord, SchedulerError) as error:
+            log.warning("%s in the datastore is passed over: %s", stored_key, error)
+            return None
+
+    profiles: dict[ModelId, Profile] = {}
+    for stored_key, value in (await store.list(MODELS)).values.items():
+        used_unix_s = sound(stored_key, value, last_used_unix_s)
+        if used_unix_s is not None and is_unused(used_unix_s, models_since_unix_s):
+            continue  # the keeper deletes it
+        found = sound(stored_key, value, profile)
+        if found is not None:
+            profiles[ModelId(name(MODELS, stored_key))] = found
+    orders: dict[GpuId, GpuOrder] = {}
+    for stored_key, value in (await store.list(LRU)).values.items():
+        order = sound(stored_key, value, gpu_order)
+        if order is not None:
+            orders[gpu_of(stored_key)] = order
+    stored = await store.get(POLICY)
+    policy = None if stored is None else sound(POLICY, stored, sound_choice)
+    return Recovered(profiles, orders, policy)
+
+
+def sound_choice(value: bytes) -> PolicyChoice:
+    """A stored policy that can be made; raises BadRecord or SchedulerError for another."""
+    choice = policy_choice(value)
+    policies.make(choice.name, choice.parameters)
+    return choice

@@ -1,0 +1,210 @@
+"""What the scheduler keeps in the datastore: its keys, and their values as JSON (docs/etcd.md)."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from cache_manager.model.ids import GpuId, ModelId, Tier
+from scheduler.core.state.slots import Gpu, Slot
+from scheduler.estimates.profiles import Profile
+
+MODELS, GPUS, LRU, FINISH = "models/", "gpus/", "lru/", "finish/"
+OF_GPUS = (GPUS, LRU, FINISH)
+POLICY = "policy"
+# When a model was used last is kept to the hour, so that use alone is written once an hour.
+HOUR_S = 3600
+
+CONFIGURATION, ADMINISTRATOR = "configuration", "administrator"
+
+StoredRecord = Mapping[str, object]
+
+
+class BadRecord(ValueError):
+    """A value in the datastore that does not fit its key."""
+
+
+class PolicyChoice(NamedTuple):
+    """The policy in force, and who chose it: an administrator's choice outlives restarts."""
+
+    name: str
+    parameters: Mapping[str, float]
+    chosen_by: str = CONFIGURATION
+
+
+class GpuOrder(NamedTuple):
+    """One GPU's residents from the least to the most recently used, and those that are pinned."""
+
+    models: tuple[ModelId, ...]
+    pinned: frozenset[ModelId]
+
+
+def key(kind: str, name: str) -> str:
+    """The key of one model or GPU; a name may contain anything."""
+    return kind + quote(name, safe="@:+=,~")
+
+
+def name(kind: str, of_key: str) -> str:
+    """The model or GPU of a key."""
+    return unquote(of_key.removeprefix(kind))
+
+
+def encoded(record: StoredRecord) -> bytes:
+    """A value as it is stored."""
+    return json.dumps(record, separators=(",", ":")).encode()
+
+
+# -- GPUs ---------------------------------------------------------------------------------------
+
+
+def gpu_records(gpu: Gpu, unix_offset_s: float) -> Iterator[tuple[str, StoredRecord]]:
+    """Status, LRU list and finish times of one GPU; the offset makes Unix time of the core's."""
+    gpu_id = gpu.spec.id
+    yield key(GPUS, gpu_id), _status(gpu)
+    residents = gpu.cache.residents.values()
+    models = [
+        {"model": each.model, "memory_bytes": each.bytes, "pinned": each.pinned}
+        for each in residents
+    ]
+    yield key(LRU, gpu_id), {"models": models}
+    yield key(FINISH, gpu_id), {"slots": [_finish(slot, unix_offset_s) for slot in gpu.slots]}
+
+
+def _status(gpu: Gpu) -> StoredRecord:
+    return {
+        "node": gpu.spec.node,
+        "gpu_type": gpu.spec.gpu_type,
+        "status": _state(gpu),
+        "memory_bytes": gpu.cache.memory_bytes,
+        "used_bytes": gpu.cache.used_bytes,
+        "withheld_bytes": gpu.cache.withheld_bytes,
+        "slots": [
+            {
+                "slot": slot.id,
+                "capacity": slot.capacity,
+                "leases": list(slot.leases),
+                "waiting": slot.local.count,
+            }
+            for slot in gpu.slots
+        ],
+    }
+
+
+def _state(gpu: Gpu) -> str:
+    if gpu.draining:
+        return "draining"
+    if gpu.silent:
+        return "silent"
+    return "idle" if any(slot.idle for slot in gpu.slots) else "busy"
+
+
+def _finish(slot: Slot, unix_offset_s: float) -> StoredRecord:
+    return {
+        "slot": slot.id,
+        "free_unix_s": round(slot.free_s + unix_offset_s, 3),
+        "waiting_s": round(slot.local_s, 3),
+    }
+
+
+def gpu_order(value: bytes) -> GpuOrder:
+    """An LRU list as it was stored."""
+    try:
+        models = json.loads(value)["models"]
+        pinned = frozenset(ModelId(each["model"]) for each in models if each["pinned"])
+        return GpuOrder(tuple(ModelId(str(each["model"])) for each in models), pinned)
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadRecord(str(error)) from error
+
+
+def gpu_of(lru_key: str) -> GpuId:
+    """The GPU of an LRU list's key."""
+    return GpuId(name(LRU, lru_key))
+
+
+# -- models -------------------------------------------------------------------------------------
+
+
+def profile_record(profile: Profile, used_unix_s: int) -> StoredRecord:
+    """What is known of one model, and in which hour it was used last."""
+    return {
+        "used_unix_s": used_unix_s,
+        "memory_bytes": profile.memory_bytes,
+        "measured_bytes": profile.measured_bytes,
+        "load": [
+            {"tier": tier.name, "load_s": load_s, "measured": tier in profile.measured_loads}
+            for tier, load_s in sorted(profile.load_s.items())
+        ],
+        "run": [
+            {
+                "batch": batch,
+                "gpu_type": gpu_type,
+                "run_s": run_s,
+                "measured": (batch, gpu_type) in profile.measured_runs,
+            }
+            for (batch, gpu_type), run_s in sorted(profile.run_s.items())
+        ],
+        "usual_run_s": profile.usual_run_s,
+        "features": profile.features,
+    }
+
+
+def profile(value: bytes) -> Profile:
+    """A profile as it was stored."""
+    try:
+        found = json.loads(value)
+        made = Profile(_positive(found["memory_bytes"]))
+        made.measured_bytes = int(found["measured_bytes"])
+        for load in found["load"]:
+            tier = Tier[load["tier"]]
+            made.load_s[tier] = float(load["load_s"])
+            if load["measured"]:
+                made.measured_loads.add(tier)
+        for run in found["run"]:
+            batch = _positive(run["batch"]), str(run["gpu_type"])
+            made.run_s[batch] = float(run["run_s"])
+            if run["measured"]:
+                made.measured_runs.add(batch)
+        usual = found["usual_run_s"]
+        made.usual_run_s = None if usual is None else float(usual)
+        made.features = {str(name): float(value) for name, value in found["features"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadRecord(str(error)) from error
+    return made
+
+
+def last_used_unix_s(value: bytes) -> int:
+    """In which hour a model was used last, as its record has it."""
+    try:
+        return int(json.loads(value)["used_unix_s"])
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise BadRecord(str(error)) from error
+
+
+def is_unused(used_unix_s: int, since_unix_s: float) -> bool:
+    """Whether a model was last used before then, in whatever part of its hour that was."""
+    return used_unix_s + HOUR_S <= since_unix_s
+
+
+def _positive(value: Any) -> int:
+    number = int(value)
+    if number <= 0:
+        raise BadRecord(f"{number} is not above zero")
+    return number
+
+
+# -- the policy ---------------------------------------------------------------------------------
+
+
+def policy_record(choice: PolicyChoice) -> StoredRecord:
+    """The policy in force."""
+    return choice._asdict() | {"parameters": dict(choice.parameters)}
+
+
+def policy_choice(value: bytes) -> PolicyChoice:
+    """The policy in force as it was stored; the policy itself may not exist."""
+    try:
+        found = json.loads(value)
+        parameters = {str(name): float(each) for name, each in found["parameters"].items()}
+        return PolicyChoice(str(found["name"]), parameters, str(found["chosen_by"]))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadRecord(str(error)) from error

@@ -1,0 +1,1 @@
+"""Values as they travel or are written down: codecs, messages, signed leases, refusals. Pure."""

@@ -1,0 +1,86 @@
+"""The status of a scheduler: GPUs, residents, leases, queues and counts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cache_manager.model.ids import GpuId, ModelId, NodeId
+from scheduler.model.values import LeaseId, RequestId, RequestOutcome, SlotId
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentStatus:
+    """One model in one GPU's memory; `used_s` is when a request last took it into use."""
+
+    model: ModelId
+    memory_bytes: int
+    used_s: float
+    leases: int
+    waiting: int
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseStatus:
+    """One lease in force; `released` says that only its node's report is still to come."""
+
+    id: LeaseId
+    models: tuple[ModelId, ...]
+    requests: tuple[RequestId, ...]
+    loading: tuple[ModelId, ...]
+    released: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """One slot: how many leases it can hold, those it holds, and its local queue in order."""
+
+    id: SlotId
+    capacity: int
+    leases: tuple[LeaseStatus, ...]
+    queue: tuple[RequestId, ...]
+    given: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuStatus:
+    """One GPU; its residents run from the least to the most recently used.
+
+    `withheld_bytes` were reported as used by other programs; they are part of `used_bytes`. A
+    `silent` GPU takes nothing new until the stream to its node is there again.
+    """
+
+    id: GpuId
+    node: NodeId
+    gpu_type: str
+    memory_bytes: int
+    used_bytes: int
+    withheld_bytes: int
+    draining: bool
+    residents: tuple[ResidentStatus, ...]
+    slots: tuple[SlotStatus, ...]
+    silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionCounts:
+    """What was decided since the start; a request is a hit if it had to load nothing."""
+
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    prefetches: int = 0
+    refusals: int = 0
+    finished: Mapping[RequestOutcome, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The scheduler at one moment; `waiting` requests are in the global queue."""
+
+    now_s: float
+    policy: str
+    gpus: tuple[GpuStatus, ...]
+    nodes: tuple[NodeId, ...]
+    waiting: int
+    waiting_locally: int
+    counts: DecisionCounts

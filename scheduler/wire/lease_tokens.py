@@ -1,0 +1,116 @@
+"""Signed lease tokens: what a caller shows to a GPU manager to use a lease that it was given."""
+
+import hmac
+import json
+import math
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from cache_manager.model.ids import GpuId, NodeId
+from scheduler.model.errors import BadToken, BadValue
+from scheduler.model.values import LeaseId, RequestId, SlotId
+from scheduler.wire.codec import Codec
+from scheduler.wire.keys import derived_key
+
+_MOST_CHARACTERS = 4096
+# Of the addresses in a token, which has to fit into a header with the rest of it.
+_MOST_ADDRESS_CHARACTERS = 1024
+_quoted = json.encoder.encode_basestring_ascii
+
+
+class LeaseClaims(NamedTuple):
+    """Who may use which lease, and until when it may begin to, in seconds since 1970.
+
+    `function` is `tenant/function`; `term` is that of the leader that gave the lease; `addresses`
+    are those of the node's GPU manager, as far as the signer knew them; the signature vouches for
+    them, where a caller's own word would not.
+    """
+
+    lease: LeaseId
+    request: RequestId
+    function: str
+    node: NodeId
+    gpu: GpuId
+    slot: SlotId
+    term: int
+    expires_s: float
+    addresses: tuple[str, ...] = ()
+
+
+_CLAIMS: Codec[LeaseClaims] = Codec(LeaseClaims)
+
+
+class LeaseTokens:
+    """Signs and reads the tokens of one cluster."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._begun_mac = hmac.new(derived_key(secret, "lease tokens"), digestmod="sha256")
+
+    def sign(self, claims: LeaseClaims) -> str:
+        """A token for these claims: text that fits into an HTTP header."""
+        body = _text(_json(claims).encode())
+        return f"{body}.{self._mac(body)}"
+
+    def verify(self, token: str, now_s: float) -> LeaseClaims:
+        """The claims of a token; BadToken where it was forged or came too late."""
+        body, _, mac = token.rpartition(".")
+        right = len(token) <= _MOST_CHARACTERS and token.isascii()
+        if not right or not hmac.compare_digest(mac, self._mac(body)):
+            raise BadToken("it was not signed by this cluster")
+        try:
+            claims = _CLAIMS.from_plain(json.loads(urlsafe_b64decode(body + "==")))
+        except (ValueError, BadValue) as error:  # a program with the secret signed other claims
+            raise BadToken(f"it claims what nobody here understands: {error}") from error
+        if now_s >= claims.expires_s:
+            raise BadToken(f"it expired {now_s - claims.expires_s:.1f} s ago", late=True)
+        return claims
+
+    def _mac(self, body: str) -> str:
+        mac = self._begun_mac.copy()  # making one anew takes OpenSSL thrice as long
+        mac.update(body.encode())
+        return _text(mac.digest())
+
+
+def addresses_for_token(addresses: Iterable[str]) -> tuple[str, ...]:
+    """The first of these addresses, as many as there is room for."""
+    found: list[str] = []
+    room = _MOST_ADDRESS_CHARACTERS
+    for address in addresses:
+        room -= len(_quoted(address)) + 1
+        if room < 0:
+            break
+        found.append(address)
+    return tuple(found)
+
+
+def sign(claims: LeaseClaims, secret: bytes) -> str:
+    """A token for these claims, under a cluster's secret."""
+    return LeaseTokens(secret).sign(claims)
+
+
+def verify(token: str, secret: bytes, now_s: float) -> LeaseClaims:
+    """The claims of a token under a cluster's secret; BadToken where it was forged or is late."""
+    return LeaseTokens(secret).verify(token, now_s)
+
+
+def _json(claims: LeaseClaims) -> str:
+    """What `_CLAIMS` would make of it, at a third of the cost: one is signed for every lease."""
+    if not math.isfinite(claims.expires_s):
+        return json.dumps(_CLAIMS.to_plain(claims), separators=(",", ":"))
+    return (
+        f'{{"lease":{claims.lease},"request":{_quoted(claims.request)},'
+        f'"function":{_quoted(claims.function)},"node":{_quoted(claims.node)},'
+        f'"gpu":{_quoted(claims.gpu)},"slot":{_quoted(claims.slot)},'
+        f'"term":{claims.term},"expires_s":{claims.expires_s!r}{_addresses(claims)}}}'
+    )
+
+
+def _addresses(claims: LeaseClaims) -> str:
+    """The field of the addresses; left out where there are none, as the codec does."""
+    quoted = ",".join(map(_quoted, claims.addresses))
+    return f',"addresses":[{quoted}]' if claims.addresses else ""
+
+
+def _text(data: bytes) -> str:
+    return urlsafe_b64encode(data).rstrip(b"=").decode()

@@ -1,0 +1,364 @@
+"""The messages of a node stream: the greeting, then numbered messages. See docs/protocol.md.
+
+Pure: sockets and time belong to the two ends, `scheduler/service/nodes/` and
+`gpu_manager/attachment/`.
+"""
+
+import hmac
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+import msgpack
+
+from cache_manager.model.ids import GpuId, ModelId
+from scheduler.model import events
+from scheduler.model.errors import BadValue
+from scheduler.model.values import Placement, Request, RequestId
+from scheduler.wire.cluster_status import Status
+from scheduler.wire.codec import Codec, Order
+from scheduler.wire.keys import derived_key
+from scheduler.wire.refusals import CallRefusal
+
+VERSION = 1
+MAX_GREETING_BYTES = 16 << 10
+MAX_MESSAGE_BYTES = 16 << 20
+# An end that has kept this much for the other one to come back gives up: a snapshot is cheaper.
+_MOST_KEPT = 20_000
+_MOST_KEPT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTimes:
+    """Heartbeats, the silence after which a stream counts as broken, and what a break may last.
+
+    A manager waits from `retry_s` up to `most_retry_s` before it dials anew, and asks schedulers
+    that it is not attached to every `probe_s` whether they lead by now.
+    """
+
+    beat_s: float = 1.0
+    silence_s: float = 3.0
+    greeting_s: float = 2.0
+    grace_s: float = 10.0
+    retry_s: float = 0.05
+    most_retry_s: float = 1.0
+    probe_s: float = 2.0
+    leave_s: float = 2.0
+
+
+# -- the greeting -------------------------------------------------------------------------------
+
+
+class Challenge(NamedTuple):
+    """The scheduler's first word: it leads in this term; `run` names this life of it."""
+
+    version: int
+    nonce: str
+    term: int
+    run: str
+    proof: str = ""
+
+
+class Resume(NamedTuple):
+    """The stream that a manager would go on with, and the last message of it that it took."""
+
+    run: str
+    seen: int
+
+
+class Hello(NamedTuple):
+    """The manager's answer; `run` names this life of it, `term` is the highest it has met.
+
+    `addresses` are those at which it listens for functions.
+    """
+
+    version: int
+    node: str
+    run: str
+    nonce: str
+    term: int
+    resume: Resume | None = None
+    addresses: tuple[str, ...] = ()
+    proof: str = ""
+
+
+class Welcome(NamedTuple):
+    """The manager is let in; the earlier stream goes on after `seen`, or a new one begins."""
+
+    resumed: bool
+    seen: int = 0
+    proof: str = ""
+
+
+class TurnedAway(NamedTuple):
+    """The manager is not let in; another scheduler may lead."""
+
+    reason: str
+    leader: str | None = None
+
+
+Greeting = Challenge | Hello | Welcome | TurnedAway
+Provable = TypeVar("Provable", Challenge, Hello, Welcome)
+_GREETINGS: Codec[Greeting] = Codec(Greeting)
+
+
+def stream_key(secret: bytes) -> bytes:
+    """The key with which both ends prove that they know the cluster's secret."""
+    return derived_key(secret, "node streams")
+
+
+def pack_greeting(greeting: Greeting) -> bytes:
+    """A greeting as it is sent."""
+    packed: bytes = msgpack.packb(_GREETINGS.to_plain(greeting))
+    return packed
+
+
+def read_greeting(data: bytes) -> Greeting:
+    """A greeting as it was sent; BadValue where it is none."""
+    return _GREETINGS.from_plain(_unpacked(data, MAX_GREETING_BYTES))
+
+
+def proven(greeting: Provable, key: bytes, *about: str) -> Provable:
+    """The greeting with the proof that its sender knows the key, for this node and nonces."""
+    return greeting._replace(proof=_proof(greeting, key, about))
+
+
+def is_proven(greeting: Provable, key: bytes, *about: str) -> bool:
+    """Whether its sender knows the key."""
+    return hmac.compare_digest(greeting.proof.encode(), _proof(greeting, key, about).encode())
+
+
+def _proof(greeting: Greeting, key: bytes, about: tuple[str, ...]) -> str:
+    name, fields = _GREETINGS.to_plain(greeting)
+    fields.pop("proof", None)
+    said = json.dumps([name, fields, about], sort_keys=True)
+    return hmac.digest(key, said.encode(), "sha256").hex()
+
+
+# -- messages -----------------------------------------------------------------------------------
+
+NodeReport = (
+    events.NodeSnapshot
+    | events.GpuDraining
+    | events.GpuLost
+    | events.MemoryPressure
+    | events.ModelRegistered
+    | events.ModelLoaded
+    | events.LoadFailed
+    | events.ModelDemoted
+    | events.RunFinished
+    | events.RunFailed
+    | events.SlotFreed
+    | events.LeaseReleased
+    | events.RequestCancelled
+)
+
+
+class Report(NamedTuple):
+    """Up: an event of the node."""
+
+    event: NodeReport
+
+
+class Acquire(NamedTuple):
+    """Up: a lease is wanted; its times are seconds from now on (of an arrival: negative)."""
+
+    call: int
+    request: Request
+
+
+class Wanted(NamedTuple):
+    """Up: another lease is wanted, after one that was released early."""
+
+    call: int
+    request: RequestId
+
+
+class Ask(NamedTuple):
+    """Up: `pin`, `unpin` or `evict` a model."""
+
+    call: int
+    do: str
+    model: ModelId
+    gpu: GpuId | None = None
+
+
+class Survey(NamedTuple):
+    """Up: asks for the counts of the cluster and the status of this node's GPUs."""
+
+    call: int
+
+
+class Leave(NamedTuple):
+    """Up: the node leaves; no message of it is to come."""
+
+
+class Superseded(NamedTuple):
+    """Up: the manager has met a leader of this higher term, and goes there."""
+
+    term: int
+
+
+class Given(NamedTuple):
+    """Down: an order, by the leader of this term."""
+
+    term: int
+    order: Order
+
+
+class Answer(NamedTuple):
+    """Down: the result of a call, if the call has one.
+
+    `addresses` are those of the placement's node, where it is another than the caller's.
+    """
+
+    call: int
+    placement: Placement | None = None
+    status: Status | None = None
+    refusal: CallRefusal | None = None
+    addresses: tuple[str, ...] = ()
+
+
+class Contended(NamedTuple):
+    """Down: whether requests wait for a GPU."""
+
+    waiting: bool
+
+
+class Beat(NamedTuple):
+    """Both: a heartbeat, which acknowledges what was received."""
+
+
+Up = Report | Acquire | Wanted | Ask | Survey | Leave | Superseded | Beat
+Down = Given | Answer | Contended | Beat
+Said = TypeVar("Said")
+Heard = TypeVar("Heard")
+
+
+class MessageChannel(Generic[Said, Heard]):
+    """One end of a stream that may break and go on: numbers what is said, and keeps it until seen.
+
+    A message is `[number, seen, [name, fields]]`, number 0 for those that may be lost; several may
+    travel in one piece, one behind the other. `seen` is what the sender had taken when it said
+    this, not when it was sent: it tells what it knew.
+    """
+
+    def __init__(self, said: Codec[Said], heard: Codec[Heard]) -> None:
+        self.seen = 0
+        self._said = said
+        self._heard = heard
+        self._last = 0
+        self._kept: dict[int, tuple[bytes, Said]] = {}
+        self._kept_bytes = 0
+
+    @property
+    def overfull(self) -> bool:
+        """Whether so much waits to be seen that starting anew is better."""
+        return len(self._kept) > _MOST_KEPT or self._kept_bytes > _MOST_KEPT_BYTES
+
+    @property
+    def all_seen(self) -> bool:
+        """Whether the other end has taken everything."""
+        return not self._kept
+
+    def say(self, message: Said) -> bytes:
+        """The next message, kept until it is seen."""
+        self._last += 1
+        data = self._packed(self._last, message)
+        self._kept[self._last] = data, message
+        self._kept_bytes += len(data)
+        return data
+
+    def hint(self, message: Said) -> bytes:
+        """A message that may be lost."""
+        return self._packed(0, message)
+
+    def again(self, after: int) -> list[bytes]:
+        """What was said after that message, to be sent once more."""
+        if not self._last - len(self._kept) <= after <= self._last:
+            raise BadValue(f"message {after} was not said, or was taken back")
+        return [data for number, (data, _) in self._kept.items() if number > after]
+
+    def unseen(self) -> Iterator[Said]:
+        """What the other end did not know when it said what was heard last."""
+        return (message for _, message in self._kept.values())
+
+    def hear(self, data: bytes) -> Iterator[Heard]:
+        """What the other end says anew in one piece; BadValue where that is nonsense."""
+        unpacker = msgpack.Unpacker(**_STRICT, max_buffer_size=MAX_MESSAGE_BYTES)
+        try:
+            unpacker.feed(data)
+            heard = 0
+            for plain in unpacker:
+                heard = unpacker.tell()
+                message = self._heard_one(plain)
+                if message is not None:
+                    yield message
+        except (ValueError, RecursionError, msgpack.UnpackException) as error:
+            raise BadValue(f"no message: {error}"[:200]) from error
+        if heard != len(data):
+            raise BadValue("a message that is cut off")
+
+    def _heard_one(self, plain: object) -> Heard | None:
+        """A message, None for one that was heard before."""
+        if not isinstance(plain, list) or [type(each) for each in plain[:2]] != [int, int]:
+            raise BadValue("a message is [number, seen, [name, fields]]")
+        number, seen, *rest = plain
+        if len(rest) != 1 or not 0 <= seen <= self._last:
+            raise BadValue(f"message {number} has seen {seen} of {self._last}")
+        if 0 < number <= self.seen:
+            return None
+        if number and number != self.seen + 1:
+            raise BadValue(f"message {number} after {self.seen}")
+        message = self._heard.from_plain(rest[0])
+        self.seen = number or self.seen
+        self._forget(seen)
+        return message
+
+    def _forget(self, seen: int) -> None:
+        for number in list(self._kept):
+            if number > seen:
+                break
+            data, _ = self._kept.pop(number)
+            self._kept_bytes -= len(data)
+
+    def _packed(self, number: int, message: Said) -> bytes:
+        packed: bytes = msgpack.packb([number, self.seen, self._said.to_plain(message)])
+        return packed
+
+
+_UP: Codec[Up] = Codec(Up)
+_DOWN: Codec[Down] = Codec(Down)
+
+
+class UpChannel(MessageChannel[Up, Down]):
+    """The manager's end."""
+
+    def __init__(self) -> None:
+        super().__init__(_UP, _DOWN)
+
+
+class DownChannel(MessageChannel[Down, Up]):
+    """The scheduler's end."""
+
+    def __init__(self) -> None:
+        super().__init__(_DOWN, _UP)
+
+    def unseen_orders(self) -> list[Order]:
+        """Orders that the node did not know when it said what was heard last."""
+        return [message.order for message in self.unseen() if isinstance(message, Given)]
+
+
+# Neither binary data nor types of anybody's own.
+_STRICT = {"max_ext_len": 0, "max_bin_len": 0}
+
+
+def _unpacked(data: bytes, most_bytes: int) -> object:
+    if len(data) > most_bytes:
+        raise BadValue(f"a message of {len(data)} bytes")
+    try:
+        plain: object = msgpack.unpackb(data, **_STRICT)
+    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+        raise BadValue(f"no message: {error}"[:200]) from error
+    return plain

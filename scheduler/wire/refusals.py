@@ -1,0 +1,78 @@
+"""Errors that a caller expects, as values that travel to a caller in another process."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from scheduler.model.errors import (
+    BadValue,
+    EventRefused,
+    GivenBack,
+    ModelsTooLarge,
+    QueueFull,
+    RequestEnded,
+    RequestExpired,
+    RequestFailed,
+    RequestWithdrawn,
+    SchedulerError,
+)
+from scheduler.model.values import RequestId
+
+
+class CallRefusal(NamedTuple):
+    """An error's name on the wire, its text, and its facts."""
+
+    error: str
+    reason: str
+    request: RequestId | None = None
+    waiting: int = 0
+    needed_bytes: int = 0
+    largest_bytes: int = 0
+    deadline_s: float | None = None
+
+
+# The names on the wire, which stay the same when a class is renamed.
+_WIRE_NAMES: dict[type[RequestEnded], str] = {
+    QueueFull: "QueueFull",
+    ModelsTooLarge: "TooLarge",
+    RequestExpired: "Expired",
+    RequestWithdrawn: "Cancelled",
+    RequestFailed: "Failed",
+    GivenBack: "GivenBack",
+}
+_REFUSED = "Refused"
+
+
+def refusal(error: SchedulerError) -> CallRefusal:
+    """The error as a value; an error without a name on the wire is sent as a refused event."""
+    if not isinstance(error, RequestEnded):
+        return CallRefusal(_REFUSED, str(error))
+    return CallRefusal(
+        error=_WIRE_NAMES.get(type(error), _REFUSED),
+        reason=error.reason,
+        request=error.request,
+        waiting=error.waiting if isinstance(error, QueueFull) else 0,
+        needed_bytes=error.needed_bytes if isinstance(error, ModelsTooLarge) else 0,
+        largest_bytes=error.largest_bytes if isinstance(error, ModelsTooLarge) else 0,
+        deadline_s=error.deadline_s if isinstance(error, RequestExpired) else None,
+    )
+
+
+_MAKERS: dict[str, Callable[[CallRefusal, RequestId], SchedulerError]] = {
+    _REFUSED: lambda sent, _: EventRefused(None, sent.reason),
+    "QueueFull": lambda sent, request: QueueFull(request, sent.reason, sent.waiting),
+    "TooLarge": lambda sent, request: ModelsTooLarge(
+        request, sent.reason, sent.needed_bytes, sent.largest_bytes
+    ),
+    "Expired": lambda sent, request: RequestExpired(request, sent.reason, sent.deadline_s),
+    "Cancelled": lambda sent, request: RequestWithdrawn(request, sent.reason),
+    "Failed": lambda sent, request: RequestFailed(request, sent.reason),
+    "GivenBack": lambda sent, request: GivenBack(request, sent.reason),
+}
+
+
+def error_of(sent: CallRefusal) -> SchedulerError:
+    """The error that the value stands for; BadValue where no error has that name."""
+    make = _MAKERS.get(sent.error)
+    if make is None:
+        raise BadValue(f"no error is called {sent.error[:80]!r}")
+    return make(sent, sent.request or RequestId(""))

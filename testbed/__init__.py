@@ -1,0 +1,1 @@
+"""Worlds that tests and benches share: nodes, providers, pages, callers; no test, no figure."""

@@ -1,0 +1,165 @@
+"""A runtime without processes: models are entries in a list, a test sets how long calls take.
+
+It claims to run each model in a process of its own, or all models of a GPU and tenant in one.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
+from typing import Any
+
+from gpu_manager.errors import LoadFailure
+from gpu_manager.runtimes.runtime import (
+    HostedId,
+    HostProcess,
+    LoadOrder,
+    Observer,
+    PressureAnswer,
+)
+
+
+class AtOnce(ThreadPoolExecutor):
+    """Does the work in the caller's thread, so that no thread runs beside virtual time."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - as an executor does
+            done.set_exception(error)
+        return done
+
+
+class InMemoryHosted:
+    """One model in memory."""
+
+    def __init__(self, runtime: "InMemoryRuntime", order: LoadOrder, number: int) -> None:
+        self.order = order
+        self.id = HostedId(f"worker-{number}")
+        self.host: HostProcess | None = runtime.host_of(order, number)
+        self.memory_bytes = runtime.memory_bytes.get(order.model, order.total_bytes)
+        self.load_s = runtime.load_s
+        self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.limit_bytes = order.limit_bytes
+        self.admitted: set[int] = set()
+        self.hangs = False  # as a stopped process does
+        self.channels: list[tuple[str, str, socket.socket]] = []
+        self._runtime = runtime
+        self._calls: dict[int, asyncio.Event] = {}
+
+    @property
+    def pid(self) -> int:
+        assert self.host is not None, "a test took its process away"
+        return self.host.pid
+
+    def admit(self, lease: int) -> None:
+        self.admitted.add(lease)
+
+    async def end(self, lease: int, grace_s: float = 2.0) -> None:
+        self.admitted.discard(lease)
+        ended = asyncio.Event() if self.hangs else self._calls.get(lease)
+        if ended is None or self.closed.done():
+            return
+        waiting = asyncio.ensure_future(ended.wait())
+        either: list[asyncio.Future[Any]] = [waiting, self.closed]
+        done, _ = await asyncio.wait(either, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if not done:
+            self.die("a call outlived its lease")
+
+    def channel(self, session: str, function: str, end: socket.socket) -> None:
+        self.channels.append((session, function, end))
+
+    def limit(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+
+    async def unload(self) -> int:
+        await asyncio.sleep(self._runtime.unload_s)
+        self.vanish("unloaded")
+        return self.memory_bytes
+
+    # -- what a test makes it do --------------------------------------------------------------
+
+    async def call(
+        self, lease: int, run_s: float = 0.01, need_bytes: int = 0
+    ) -> PressureAnswer | None:
+        """One call, as a worker serves it; the relief where it needed one."""
+        assert lease in self.admitted, f"lease {lease} is not in force"
+        ended = self._calls[lease] = asyncio.Event()
+        relief = None
+        if need_bytes > self.limit_bytes:
+            relief = await self._runtime.observer.pressure(self, lease, need_bytes)
+        if relief is None or relief.retry:
+            await asyncio.sleep(run_s)
+            self.memory_bytes = max(self.memory_bytes, need_bytes)
+            if not self.closed.done():
+                self._runtime.observer.ran(self, lease, 1, run_s, self.memory_bytes)
+        ended.set()
+        del self._calls[lease]
+        return relief
+
+    def die(self, cause: str = "killed") -> None:
+        """End the process without an order, with every model that it runs."""
+        for hosted in self._runtime.sharing(self):
+            hosted.vanish(cause)
+            self._runtime.observer.died(hosted, cause)
+
+    def vanish(self, cause: str) -> None:
+        if not self.closed.done():
+            self.closed.set_result(cause)
+            for _, _, end in self.channels:
+                end.close()
+            for ended in self._calls.values():
+                ended.set()
+
+
+class InMemoryRuntime:
+    """Loads take `load_s`; models in `failing` cannot be loaded.
+
+    With `shared`, all models of a GPU and tenant run in one process, which ends with them all.
+    """
+
+    def __init__(self, observer: Observer, *, shared: bool = False) -> None:
+        self.observer = observer
+        self.shared = shared
+        self.load_s = 1.0
+        self.unload_s = 0.05
+        self.memory_bytes: dict[str, int] = {}
+        self.failing: dict[str, LoadFailure] = {}
+        self.hosted: list[InMemoryHosted] = []
+        self.orders: list[LoadOrder] = []
+        self._numbers = count(1)
+        self._processes: dict[tuple[str, str], HostProcess] = {}
+
+    def host_of(self, order: LoadOrder, number: int) -> HostProcess:
+        """The process that runs the model of this order."""
+        if not self.shared:
+            return HostProcess(number)
+        return self._processes.setdefault((order.gpu, order.tenant), HostProcess(number))
+
+    def sharing(self, hosted: InMemoryHosted) -> list[InMemoryHosted]:
+        """The models that this one's process runs, itself included."""
+        there = [found for found in self.hosted if not found.closed.done()]
+        return [found for found in there if found.host == hosted.host]
+
+    async def load(self, order: LoadOrder) -> InMemoryHosted:
+        self.orders.append(order)
+        await asyncio.sleep(self.load_s)
+        if order.model in self.failing:
+            raise self.failing[order.model]
+        hosted = InMemoryHosted(self, order, next(self._numbers))
+        self.hosted.append(hosted)
+        return hosted
+
+    async def close(self) -> None:
+        for hosted in self.hosted:
+            await hosted.unload()
+
+    def of(self, model: str) -> InMemoryHosted:
+        """The model's latest process, which must be there."""
+        (hosted,) = [
+            found for found in self.hosted if found.order.model == model and not found.closed.done()
+        ]
+        return hosted

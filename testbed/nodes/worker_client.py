@@ -1,0 +1,179 @@
+"""A blocking client of a node, which runs hand-made programs on the node's workers."""
+
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cache_manager.model.ids import MIB
+from testbed.nodes.manager_client import SealedWeights
+from torch_shim.errors import RemoteFailure, WireError
+from torch_shim.wire.data_channel import DataChannel
+from torch_shim.wire.dialing import connect
+from torch_shim.wire.frame_socket import Frame, FrameSocket
+from torch_shim.wire.programs import Named, Program, ProgramStep, Ref, Tuple, digest_of
+from torch_shim.wire.protocol import VERSION, FrameKind
+
+FLOAT_BYTES = 4
+T = TypeVar("T")
+
+# Two inputs, of which the second is a row of the weights: their sum.
+ADD = Program(2, (), (ProgramStep("o:add", [Ref(0), Ref(1)]),), Tuple([Ref(2)]))
+
+
+def needs(mib: int) -> Program:
+    """The sum, times that of as many ones as take this much memory."""
+    filled = ProgramStep(
+        "t:torch.ones", [mib * MIB // FLOAT_BYTES], {"dtype": Named("dtype", "float32")}
+    )
+    total = ProgramStep("m:sum", [Ref(2)])
+    steps = (
+        filled,
+        total,
+        ProgramStep("o:add", [Ref(0), Ref(1)]),
+        ProgramStep("o:mul", [Ref(4), Ref(3)]),
+    )
+    return Program(2, (), steps, Tuple([Ref(5)]))
+
+
+class BlockingControl:
+    """A control connection with one request at a time."""
+
+    def __init__(self, address: str, hello: dict[str, Any]) -> None:
+        self.wire = FrameSocket(connect(address))
+        self._number = 0
+        try:
+            self.ask(FrameKind.HELLO, hello)
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(
+        self, kind: FrameKind, fields: dict[str, Any], descriptors: Sequence[int] = ()
+    ) -> Frame:
+        """The answer; RemoteFailure where it is a refusal."""
+        self._number += 1
+        self.wire.send(kind, [self._number, fields], (), descriptors)
+        while (frame := self.wire.receive()).kind is FrameKind.LEASE_ENDED:
+            pass
+        if frame.kind is FrameKind.REFUSED:
+            raise RemoteFailure(*frame.meta[1:])
+        assert frame.kind is FrameKind.ANSWER
+        return frame
+
+    def tell(self, kind: FrameKind, fields: dict[str, Any]) -> None:
+        self.wire.send(kind, [0, fields])
+
+    def close(self) -> None:
+        self.wire.close()
+
+
+@dataclass(slots=True)
+class FunctionClient:
+    """One function process, as the node sees it."""
+
+    address: str
+    credential: str
+    session: str = field(default_factory=lambda: secrets.token_hex(16))
+    control: BlockingControl = field(init=False)
+    lease: int = 0
+    worker: str = ""
+    _channels: dict[str, DataChannel] = field(default_factory=dict)
+    _programs: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.control = BlockingControl(self.address, self._hello("shim"))
+
+    def upload(self, weights: SealedWeights) -> None:
+        """Upload weights to the node."""
+        self.control.ask(FrameKind.UPLOAD, weights.offer, descriptors=[weights.descriptor])
+
+    def acquire(
+        self, weights: SealedWeights, deadline_s: float | None = None, token: str | None = None
+    ) -> None:
+        """Hold a lease of this model, the one of a token if it is good, with a channel to it."""
+        fields = {"models": [weights.digest], "batch": 1, "request": None}
+        if token is not None:
+            fields |= {"token": token, "follow": True}
+        fields |= {"deadline_s": deadline_s, "workers": list(self._channels)}
+        frame = self.control.ask(FrameKind.ACQUIRE, fields)
+        answer = frame.meta[1]
+        self.lease = answer["lease"]
+        self.worker = answer["workers"][weights.digest]
+        if self.control.wire.local:
+            ends = [
+                FrameSocket(socket.socket(fileno=descriptor)) for descriptor in frame.descriptors
+            ]
+        else:
+            ends = [self._dial(worker) for worker in answer["fresh"]]
+        for worker, end in zip(answer["fresh"], ends, strict=True):
+            self._channels[worker] = DataChannel(end)
+
+    def call(self, weights: SealedWeights, program: Program = ADD, x: float = 1.0) -> list[float]:
+        """x + w for one row of the weights, by the worker of the lease."""
+        channel = self._channels[self.worker]
+        packed = program.pack()
+        number = self._programs.setdefault(digest_of(packed), len(self._programs) + 1)
+        channel.define(number, digest_of(packed), packed)
+        shape, size = [4], 4 * FLOAT_BYTES
+        image = [0, weights.digest, 0, len(weights.content)]
+        channel.bind(number, 1, {1: [image, "float32", shape, [1], 0]})
+        inputs = [[[2, 0, size, 0, 0], "float32", shape, [1], 0], None]
+        options = [None, None, [0], None]
+        try:
+            frame = channel.call(
+                [self.lease, number, 1, inputs, options], [struct.pack("4f", *[x] * 4)]
+            )
+        except WireError:
+            self._channels.pop(self.worker).close()
+            raise
+        return list(struct.unpack("4f", frame.body[:size]))
+
+    def use(self, weights: SealedWeights, program: Program = ADD, x: float = 1.0) -> list[float]:
+        """Acquire and call; repeat it where the lease had ended."""
+        for _ in range(3):
+            self.acquire(weights)
+            try:
+                return self.call(weights, program, x)
+            except RemoteFailure as failure:
+                if failure.failure != "lease not in force":
+                    raise
+        raise AssertionError("every lease ended before its first call")
+
+    def release(self) -> None:
+        self.control.tell(FrameKind.RELEASE, {"lease": self.lease})
+
+    def close(self) -> None:
+        self.control.close()
+        for channel in self._channels.values():
+            channel.close()
+
+    def _hello(self, role: str, **more: str) -> dict[str, Any]:
+        fields = {"version": VERSION, "credential": self.credential, "session": self.session}
+        return fields | {"pid": os.getpid(), "role": role} | more
+
+    def _dial(self, worker: str) -> FrameSocket:
+        return BlockingControl(self.address, self._hello("channel", worker=worker)).wire
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and not a zombie."""
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text(encoding="ascii")[:200]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def soon(true: Callable[[], bool], within_s: float) -> bool:
+    """Whether something becomes true in time."""
+    deadline_s = time.monotonic() + within_s
+    while not true():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,104 @@
+"""The page's real routes over a generated cluster, for browsers and for work on the page.
+
+`python -m testbed.page.page_world --gpus 200 --functions 1000` serves it until Ctrl-C.
+"""
+
+import argparse
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.http.asgi import Receive, Scope, Send, send_text
+from common.http.server import listen, serving
+from gateway_ext.gateway_app import GatewayParts, Readiness, make_app
+from gateway_ext.metrics.api_counts import ApiMeters
+from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials
+from gateway_ext.ui.chart_series import Series
+from gateway_ext.ui.page_routes import make_page
+from gateway_ext.ui.page_source import Source
+from gateway_ext.ui.static_files import STATIC, StaticFiles
+from gateway_ext.ui.watcher_feed import PagePace, WatcherFeed
+from testbed.page.generated_cluster import GeneratedCluster
+
+USER, PASSWORD = "admin", "a password of the tests"
+CREDENTIALS = BasicCredentials(USER, PASSWORD)
+
+
+@dataclass(frozen=True, slots=True)
+class PageWorld:
+    """The page's URL, and the feed behind it."""
+
+    url: str
+    feed: WatcherFeed
+
+
+@asynccontextmanager
+async def page_world(
+    source: Source,
+    *,
+    port: int = 0,
+    pace: PagePace | None = None,
+    static: Path = STATIC,
+    auth: bool = True,
+) -> AsyncIterator[PageWorld]:
+    """The page at `url` + /ui/, for as long as the context lasts."""
+    listener = listen("127.0.0.1", port)
+    async with WatcherFeed(source, pace, series=_series(source)) as feed:
+        parts = GatewayParts(
+            invoke=_nothing,
+            system=_nothing,
+            logs=_nothing,
+            auth=Auth(CREDENTIALS) if auth else None,
+            readiness=lambda: Readiness(True, "ready\n"),
+            metrics=bytes,
+            system_meters=ApiMeters(),
+            page=make_page(feed, source, StaticFiles(static)),
+        )
+        async with serving(make_app(parts), listener, 1.0):
+            try:
+                yield PageWorld(f"http://127.0.0.1:{listener.getsockname()[1]}", feed)
+            finally:
+                feed.close()
+
+
+def _series(source: Source) -> Series:
+    """Series with a past, where the cluster generates one."""
+    series = Series()
+    if isinstance(source, GeneratedCluster):
+        past = source.past(100)
+        for number, point in enumerate(past):
+            series.add(point, time.monotonic() - (len(past) - number) * series.step_s)
+    return series
+
+
+async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    del receive
+    await send_text(send, 404, f"nothing is at {scope['path']}")
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    cluster = GeneratedCluster(options.gpus, options.functions)
+    async with page_world(cluster, port=options.port, auth=not options.open) as world:
+        print(f"{world.url}/ui/  user {USER}, password {PASSWORD!r}", flush=True)  # noqa: T201
+        await asyncio.Event().wait()
+
+
+def main() -> None:
+    """Serve until Ctrl-C."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpus", type=int, default=6)
+    parser.add_argument("--functions", type=int, default=12)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--open", action="store_true", help="ask for no password")
+    options = parser.parse_args()
+    try:
+        asyncio.run(_serve(options))
+    except KeyboardInterrupt:
+        return
+
+
+if __name__ == "__main__":
+    main()

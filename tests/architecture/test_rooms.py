@@ -1,0 +1,75 @@
+"""Every folder is a room: few files beside each other, a sentence about it, no name twice."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.kit.places import ROOT
+
+PRODUCT = (
+    "common", "cache_manager", "scheduler", "gpu_manager", "torch_shim", "gateway_ext", "gpufaas",
+)  # fmt: skip
+MOST_FILES = 16
+# A folder of these has one file for each thing that a person can name: a subcommand.
+LISTS = frozenset({"gpufaas/commands"})
+# The same in every folder: what it shows to others, what can go wrong, what a person can choose.
+CONVENTIONS = frozenset(
+    {"__init__.py", "__main__.py", "api.py", "errors.py", "settings.py", "sitecustomize.py"}
+)
+# A policy's class is `Policy` and a rule's is `Rule`: their files' names tell them apart.
+NAMED_BY_THEIR_FILE = frozenset({"Policy", "Rule"})
+
+MODULES = [path for folder in PRODUCT for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def test_no_folder_has_more_files_than_a_reader_takes_in() -> None:
+    files: dict[Path, int] = defaultdict(int)
+    for path in MODULES:
+        files[path.parent] += path.name != "__init__.py"
+    full = {
+        f"{_shown(folder)}: {count}"
+        for folder, count in files.items()
+        if count > MOST_FILES and _shown(folder) not in LISTS
+    }
+
+    assert not full
+
+
+def test_every_folder_says_what_belongs_in_it() -> None:
+    folders = {path.parent for path in MODULES}
+    inits = {folder / "__init__.py" for folder in folders if (folder / "__init__.py").exists()}
+    silent = {_shown(init) for init in inits if not ast.get_docstring(_tree(init))}
+
+    assert not silent
+
+
+def test_no_file_name_is_used_twice() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in MODULES:
+        if path.name not in CONVENTIONS and _shown(path.parent) not in LISTS:
+            places[path.name].append(_shown(path))
+
+    assert not _repeated(places)
+
+
+def test_no_class_name_is_used_twice() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in MODULES:
+        for node in _tree(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(_shown(path))
+
+    assert not _repeated(places).keys() - NAMED_BY_THEIR_FILE
+
+
+def _repeated(places: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    return {name: where for name, where in places.items() if len(where) > 1}
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))

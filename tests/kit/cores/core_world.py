@@ -1,0 +1,158 @@
+"""A core with what a driver would remember: the time, every event sent, the leases in force."""
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from cache_manager.model.ids import GpuId, ModelId
+from scheduler.core.core import Core
+from scheduler.model.actions import Action, Dispatch, EnqueueLocally, Finish, Prepare, Refuse
+from scheduler.model.events import (
+    Event,
+    GpuLost,
+    LeaseReleased,
+    LoadFailed,
+    ModelDemoted,
+    NodeSnapshot,
+    RequestArrived,
+    SlotFreed,
+)
+from scheduler.model.values import LeaseId, Request, RequestId, RequestOutcome, SlotId
+
+_Kind = TypeVar("_Kind")
+
+
+@dataclass
+class HeldLease:
+    """A lease in force, as its GPU manager knows it; a prefetch has no requests.
+
+    `models` are those in use under it whose copy on the GPU was not lost meanwhile.
+    """
+
+    id: LeaseId
+    slot: SlotId
+    gpu: GpuId
+    models: set[ModelId]
+    done_s: float
+    requests: tuple[RequestId, ...] = ()
+
+
+@dataclass
+class World:
+    """Sends events, keeps what came back, and frees slots on demand."""
+
+    core: Core
+    now: float = 0.0
+    log: list[tuple[Event, float]] = field(default_factory=list)
+    answers: list[list[Action]] = field(default_factory=list)
+    sent: dict[RequestId, Request] = field(default_factory=dict)
+    leases: dict[LeaseId, HeldLease] = field(default_factory=dict)
+    ends: dict[RequestId, list[RequestOutcome]] = field(default_factory=dict)
+
+    def send(self, event: Event, at: float | None = None) -> list[Action]:
+        """Hand one event to the core, and keep the books by its answer."""
+        self.now = self.now if at is None else at
+        self.log.append((event, self.now))
+        self._note_event(event)
+        actions = self.core.handle(event, self.now)
+        self.answers.append(actions)
+        for action in actions:
+            self._note(action)
+        return actions
+
+    def _note_event(self, event: Event) -> None:
+        if isinstance(event, RequestArrived):
+            self.sent.setdefault(event.request.id, event.request)
+        elif isinstance(event, SlotFreed):
+            self.leases.pop(event.lease, None)
+        elif isinstance(event, GpuLost):
+            self._forget([lease for lease in self.leases.values() if lease.gpu == event.gpu])
+        elif isinstance(event, LoadFailed | ModelDemoted):
+            for lease in self.leases.values():
+                if lease.gpu == event.gpu:
+                    lease.models.discard(event.model)
+        elif isinstance(event, NodeSnapshot):
+            self._note_snapshot(event)
+
+    def _note_snapshot(self, event: NodeSnapshot) -> None:
+        node = event.node
+        here = [gpu.spec.id for gpu in self.core.cluster.gpus.values() if gpu.spec.node == node]
+        found = {lease.lease for gpu in event.gpus for lease in gpu.leases}
+        residents = {gpu.gpu.id: {model for model, _ in gpu.residents} for gpu in event.gpus}
+        mine = [lease for lease in self.leases.values() if lease.gpu in here]
+        self._forget([lease for lease in mine if lease.id not in found])
+        for lease in mine:
+            lease.models &= residents.get(lease.gpu, set())
+        for snapshot in event.gpus:
+            for live in snapshot.leases:
+                models = set(live.models) & residents[snapshot.gpu.id]
+                adopted = HeldLease(live.lease, live.slot, snapshot.gpu.id, models, self.now)
+                self.leases.setdefault(live.lease, adopted)
+
+    def _forget(self, leases: list[HeldLease]) -> None:
+        for lease in leases:
+            del self.leases[lease.id]
+
+    def _note(self, action: Action) -> None:
+        if isinstance(action, Prepare) and action.prefetch:
+            models = {load.model for load in action.loads}
+            done_s = self.now
+            self.leases[action.lease] = HeldLease(
+                action.lease, action.slot, action.gpu, models, done_s
+            )
+        elif isinstance(action, Dispatch) and action.lease not in self.leases:
+            models = set(self.sent[action.requests[0]].models)
+            done_s = self.now + action.estimate.total_s
+            self.leases[action.lease] = HeldLease(
+                action.lease, action.slot, action.gpu, models, done_s, action.requests
+            )
+        elif isinstance(action, Finish):
+            self.ends.setdefault(action.request, []).append(action.outcome)
+
+    # -- what tests do most -----------------------------------------------------------------------
+
+    def arrive(self, *requests: Request, at: float | None = None) -> list[Action]:
+        """Let requests arrive, one after the other, at one time."""
+        return [action for each in requests for action in self.send(RequestArrived(each), at)]
+
+    def lease_on(self, slot: str) -> LeaseId:
+        """The oldest lease in force on a slot."""
+        return min(lease.id for lease in self.leases.values() if lease.slot == slot)
+
+    def lease_of(self, request: str) -> LeaseId:
+        """The latest lease that was given to a request."""
+        return max(lease.id for lease in self.leases.values() if request in lease.requests)
+
+    def release(self, slot: str, *, may_return: bool = False) -> list[Action]:
+        """The holder of the oldest lease on a slot says that it is done, perhaps for now."""
+        return self.send(LeaseReleased(self.lease_on(slot), may_return))
+
+    def free(self, slot: str, at: float | None = None) -> list[Action]:
+        """The manager ends the oldest lease on a slot."""
+        return self.send(SlotFreed(SlotId(slot), self.lease_on(slot)), at)
+
+
+def placements(actions: list[Action]) -> list[tuple[str, str]]:
+    """Which request went to which slot, by a lease or to its local queue, in order."""
+    found: list[tuple[str, str]] = []
+    for action in actions:
+        if isinstance(action, Dispatch):
+            found += [(request, action.slot) for request in action.requests]
+        elif isinstance(action, EnqueueLocally):
+            found.append((action.request, f"queue of {action.slot}"))
+    return found
+
+
+def ended(actions: list[Action]) -> dict[str, RequestOutcome]:
+    """How the requests that ended with these actions ended."""
+    return {each.request: each.outcome for each in actions if isinstance(each, Finish)}
+
+
+def refused(actions: list[Action]) -> list[str]:
+    """The reasons for what was refused."""
+    return [each.reason for each in actions if isinstance(each, Refuse)]
+
+
+def only(kind: type[_Kind], actions: list[Action]) -> _Kind:
+    """The one action of this kind among these."""
+    (found,) = [action for action in actions if isinstance(action, kind)]
+    return found

@@ -1,0 +1,83 @@
+"""Records a live run for tests/recordings: `python -m tests.kit.cores.recorded_run FILE`.
+
+A scheduler that answers HTTP, two fake nodes of two GPUs each with loads that take time, callers
+that acquire, hold and release, some that give up, and a policy that is changed in between.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+from random import Random
+
+from scheduler.client.scheduler_client import SchedulerClient
+from scheduler.model.errors import RequestEnded
+from scheduler.model.values import Request, RequestId
+from scheduler.service.history.recorder import RunRecorder
+from scheduler.service.http.access import ApiRole, token
+from scheduler.service.http.scheduler_server import listen, serving
+from scheduler.service.scheduler_service import SchedulerService
+from scheduler.service.settings import Serving, Settings
+from testbed.nodes.attaching import attach_in_process
+from testbed.nodes.fake_node import FakeNode, fake_node
+from tests.kit.cores.builders import gpu, request
+
+_SECRET = b"a secret of recordings"
+_MODELS = tuple(f"model{number}" for number in range(8))
+_REQUESTS = 80
+_POLICIES = ("lb", "netgain", "lalbo3")
+
+
+def _nodes() -> list[FakeNode]:
+    names = ("n0", "n1")
+    return [
+        fake_node(
+            name,
+            *(gpu(f"{name}.{number}", node=name, memory_mb=3072) for number in range(2)),
+            load_s=0.05,
+            end_s=0.001,
+        )
+        for name in names
+    ]
+
+
+async def _record(path: Path) -> None:
+    listener = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    recorder = RunRecorder(path)
+    settings = Settings(scheduler=Serving(max_waiting=20))
+    service = SchedulerService(settings, _SECRET, "recorded", url, recorder)
+    random = Random(1)
+    async with (
+        serving(service.app, listener),
+        service.lead(1) as office,
+        SchedulerClient([url], token(_SECRET, ApiRole.CALLER)) as client,
+    ):
+        for node in _nodes():
+            attach_in_process(office.driver, node)
+        callers = []
+        for number in range(_REQUESTS):
+            asked = request(f"r{number}", random.choice(_MODELS))
+            callers.append(asyncio.create_task(_call(client, asked, random.uniform(0.005, 0.03))))
+            await asyncio.sleep(random.expovariate(100.0))
+            if number % 20 == 10:
+                policy = _POLICIES[number // 20 % len(_POLICIES)]
+                await office.driver.set_policy(policy)
+                callers[random.randrange(number)].cancel()
+        await asyncio.gather(*callers, return_exceptions=True)
+    recorder.close()
+
+
+async def _call(client: SchedulerClient, asked: Request, held_s: float) -> None:
+    try:
+        granted = await client.acquire(asked)
+    except RequestEnded:
+        return
+    await asyncio.sleep(held_s)
+    await client.release(granted.placement.lease, may_return=asked.id.endswith("7"))
+    if asked.id.endswith("7"):
+        again = await client.wanted(RequestId(asked.id))
+        await client.release(again.placement.lease)
+
+
+if __name__ == "__main__":
+    asyncio.run(_record(Path(sys.argv[1])))

@@ -1,0 +1,41 @@
+"""Images for tests: sealed shared memory as a shim would hand it over, and what is left of it."""
+
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpu_manager.weights.sealed_images import MEMORY_NAME, SEALS
+from torch_shim.wire.image_digests import ImageTable, lay_out
+
+
+def sealed_image(storages: Sequence[bytes], seals: int = SEALS) -> tuple[int, ImageTable]:
+    """A descriptor that the caller owns, and its table."""
+    table = lay_out(len(storage) for storage in storages)
+    descriptor = os.memfd_create(MEMORY_NAME, os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, table.total_bytes)
+    for (offset, _), storage in zip(table.storages, storages, strict=True):
+        os.pwrite(descriptor, storage, offset)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor, table
+
+
+def content_of(descriptor: int, table: ImageTable) -> list[bytes]:
+    """Every storage's bytes."""
+    return [os.pread(descriptor, size, offset) for offset, size in table.storages]
+
+
+def open_files() -> int:
+    """How many descriptors this process has."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def open_images() -> int:
+    """How many of them are images."""
+    found = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found += MEMORY_NAME in str(entry.readlink())
+        except FileNotFoundError:
+            continue  # the one that lists them
+    return found

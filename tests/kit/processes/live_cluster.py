@@ -1,0 +1,256 @@
+"""A whole cluster of real processes: etcd, two schedulers, three nodes; any of it can be broken."""
+
+import json
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from gpu_manager.credentials import (
+    ADMINISTRATOR,
+    FunctionCredentials,
+    FunctionIdentity,
+    load_secret,
+)
+from gpufaas.etcd.own_server import find_etcd
+from gpufaas.remote.manager_admin import request_admin
+from scheduler.client.scheduler_client import SchedulerClient
+from scheduler.service.http.access import ApiRole, token
+from scheduler.store.etcd_channel import EtcdSettings
+from scheduler.store.etcd_store import EtcdStore
+from testbed.nodes.manager_client import SealedWeights
+from testbed.nodes.worker_client import FunctionClient
+from tests.kit.engines.real_etcd import LOG
+from tests.kit.network.networks import HERE, NameSpaces, Network, NoNetwork
+from tests.kit.network.relays import Relays
+from tests.kit.processes.daemons import GPUFAAS, START_S, Daemon
+from tests.kit.processes.journals import Journal
+
+ETCD = "etcd"
+SCHEDULERS = ("s0", "s1")
+NODES = ("n0", "n1", "n2")
+FUNCTION = FunctionIdentity("team", "reader")
+SECRET = b"a secret of the cluster in the tests"
+
+_GPU_MEMORY = "2GiB"
+_RUN_S = 0.01
+_ASK_S = 2.0
+_LOOK_S = 0.05
+_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class LiveCluster:
+    """One etcd, schedulers and nodes, each on a host of its own, and who asks them."""
+
+    def __init__(self, folder: Path, net: Network) -> None:
+        self.folder = folder
+        self.net = net
+        self.secret_file = folder / "secret"
+        self.secret_file.touch(mode=0o600)
+        self.secret_file.write_bytes(SECRET)
+        self._credentials = FunctionCredentials(load_secret(self.secret_file))
+        self.etcd = Daemon(self._etcd(), folder / "etcd.log", "")
+        self.schedulers = {name: self._scheduler(name) for name in SCHEDULERS}
+        self.nodes = {name: self._node(name) for name in NODES}
+        self._images: list[SealedWeights] = []
+
+    @property
+    def urls(self) -> list[str]:
+        """Where the schedulers answer."""
+        return [self.net.url(name) for name in SCHEDULERS]
+
+    # -- bringing it up, and up again -------------------------------------------------------------
+
+    def whole(self) -> float:
+        """Heal and start what is missing until one scheduler leads all nodes; the seconds."""
+        began_s = time.monotonic()
+        self.net.heal()
+        daemons = {ETCD: self.etcd, **self.schedulers, **self.nodes}
+        started = [daemon for daemon in daemons.values() if not daemon.running]
+        for daemon in started:
+            daemon.start()
+        for daemon in started:
+            daemon.answers()
+        self.until(lambda: self.shown(self.leader()).get("gpus") == len(NODES))
+        for image in self._images:
+            self._upload(image)
+        return time.monotonic() - began_s
+
+    def bring(self, image: SealedWeights) -> None:
+        """Let every node have these weights, now and after a restart; they are the cluster's."""
+        self._images.append(image)
+        self._upload(image)
+
+    def end(self) -> None:
+        """Kill all that runs, and forget the weights."""
+        for daemon in (*self.nodes.values(), *self.schedulers.values(), self.etcd):
+            daemon.kill()
+        for image in self._images:
+            image.close()
+
+    # -- who leads, and what is shown -------------------------------------------------------------
+
+    def leaders(self) -> dict[str, int]:
+        """Which schedulers say that they lead, and in which terms."""
+        shown = {name: self.shown(name) for name in SCHEDULERS}
+        return {name: found["term"] for name, found in shown.items() if found.get("leading")}
+
+    def leader(self) -> str:
+        """Who leads, once exactly one does, with the datastore's word for it."""
+
+        def one() -> bool:
+            leaders = self.leaders()
+            return len(leaders) == 1 and self.shown(next(iter(leaders))).get("confirmed", False)
+
+        self.until(one)
+        return next(iter(self.leaders()))
+
+    def other(self, than: str) -> str:
+        """The other scheduler."""
+        return next(name for name in SCHEDULERS if name != than)
+
+    def shown(self, scheduler: str, path: str = "/readyz") -> Mapping[str, Any]:
+        """What a scheduler shows; nothing where it does not answer."""
+        bearer = {"authorization": f"Bearer {token(SECRET, ApiRole.ADMIN)}"}
+        request = urllib.request.Request(self.net.url(scheduler) + path, headers=bearer)
+        try:
+            with _DIRECTLY.open(request, timeout=_ASK_S) as answer:
+                found: Mapping[str, Any] = json.load(answer)
+                return found
+        except (OSError, ValueError):
+            return {}
+
+    def residents(self, node: str) -> set[str]:
+        """What is on a node's GPUs, as its manager says."""
+        rows = request_admin(
+            self.address(node), self._credentials.issue(ADMINISTRATOR), do="models"
+        )["models"]
+        return {row["model"] for row in rows if row["gpu"] is not None}
+
+    def journal(self) -> Journal:
+        """The leases of every node from the beginning on."""
+        return Journal.of(life for node in self.nodes.values() for life in node.lives())
+
+    # -- who asks ---------------------------------------------------------------------------------
+
+    def client(self, *, first: str = SCHEDULERS[0]) -> SchedulerClient:
+        """A client that knows every scheduler, and asks this one first."""
+        urls = [self.net.url(name) for name in (first, self.other(first))]
+        return SchedulerClient(urls, token(SECRET, ApiRole.CALLER))
+
+    def function(self, node: str) -> FunctionClient:
+        """A function's connection to a node."""
+        return FunctionClient(self.address(node), self._credentials.issue(FUNCTION))
+
+    def store(self) -> EtcdStore:
+        """The datastore, to be entered."""
+        return EtcdStore(EtcdSettings((self.net.url(ETCD),)), LOG)
+
+    def command(self, *words: str, first: str) -> list[str]:
+        """A command that asks the schedulers, this one first."""
+        urls = ",".join(self.net.url(name) for name in (first, self.other(first)))
+        return [*words, "--scheduler", urls, "--secret-file", str(self.secret_file)]
+
+    def address(self, node: str) -> str:
+        """Where a node's manager listens; files cross the borders of name spaces."""
+        return f"unix:{self.folder / node}.sock"
+
+    def until(self, true: Callable[[], bool], within_s: float = START_S) -> float:
+        """Wait until this is so; the seconds that it took."""
+        began_s = time.monotonic()
+        while not true():
+            assert time.monotonic() < began_s + within_s, f"not so within {within_s:g} s: {true}"
+            time.sleep(_LOOK_S)
+        return time.monotonic() - began_s
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _upload(self, image: SealedWeights) -> None:
+        for node in NODES:
+            with closing(self.function(node)) as function:
+                function.upload(image)
+
+    def _etcd(self) -> list[str]:
+        program = find_etcd()
+        assert program is not None
+        url, peers = f"http://{self.net.listens_at(ETCD)}", "http://127.0.0.1:0"
+        return self.net.command(
+            ETCD,
+            str(program.path),
+            *(f"--data-dir={self.folder / 'etcd'}", "--log-level=warn"),
+            *(f"--listen-client-urls={url}", f"--advertise-client-urls={url}"),
+            *(f"--listen-peer-urls={peers}", f"--initial-advertise-peer-urls={peers}"),
+            *(f"--initial-cluster=default={peers}", "--unsafe-no-fsync"),
+            *("--heartbeat-interval=50", "--election-timeout=250"),
+        )
+
+    def _scheduler(self, name: str) -> Daemon:
+        command = [*GPUFAAS, "scheduler", "--name", name, "--listen", self.net.listens_at(name)]
+        command += ["--advertise", self.net.url(name), "--etcd", self.net.url(ETCD, name)]
+        command += ["--secret-file", str(self.secret_file)]
+        command = self.net.command(name, *command)
+        return Daemon(command, self.folder / f"{name}.log", " answers at ")
+
+    def _node(self, name: str) -> Daemon:
+        schedulers = ",".join(self.net.url(each, name) for each in SCHEDULERS)
+        command = [*GPUFAAS, "gpu-manager", "--node", name, "--listen", self.address(name)]
+        command += ["--devices", "cpu:1", "--gpu-memory", _GPU_MEMORY, "--store-memory", "64MiB"]
+        command += ["--emulate-run", str(_RUN_S), "--scheduler", schedulers]
+        command += ["--secret-file", str(self.secret_file), "--log-level", "debug"]
+        command = self.net.command(name, *command)
+        return Daemon(command, self.folder / f"{name}.log", " is attached")
+
+
+@contextmanager
+def live_cluster(folder: Path, *, alone: bool = False) -> Iterator[LiveCluster]:
+    """A cluster of which every process is gone at the end; not started yet.
+
+    Its hosts are name spaces, if they can be made and the processes are not to be `alone`.
+    """
+    net = _network(alone=alone)
+    try:
+        found = LiveCluster(folder, net)
+        try:
+            yield found
+        finally:
+            found.end()
+    finally:
+        net.end()
+
+
+def _network(*, alone: bool) -> Network:
+    hosts = (ETCD, *SCHEDULERS, *NODES)
+    net: Network = NameSpaces(hosts)
+    try:
+        if alone:
+            raise NoNetwork("nobody wants them")
+        net.make()
+    except NoNetwork as error:
+        LOG.warning("no network name spaces, relays on loopback instead: %s", error)
+        net = Relays(hosts, _sender)
+        net.make()
+    return net
+
+
+def _sender(host: str, said: bytes) -> str:
+    """Who asks a scheduler: a node for its stream, or another scheduler, if it may lead."""
+    line, _, headers = said.partition(b"\r\n")
+    for node in NODES:
+        if f"/nodes/{node}/".encode() in line:
+            return node
+    if b" /readyz " in line and b"authorization" not in headers.lower():
+        return next(name for name in SCHEDULERS if name != host)
+    return HERE
+
+
+def freeze(daemon: Daemon) -> None:
+    """Stop it without ending it: connections stay, answers do not come."""
+    daemon.tell(signal.SIGSTOP)
+
+
+def thaw(daemon: Daemon) -> None:
+    """Let it go on."""
+    daemon.tell(signal.SIGCONT)

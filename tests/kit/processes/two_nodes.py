@@ -1,0 +1,140 @@
+"""A scheduler and several GPU managers in processes of their own, and functions under the shim."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any, Self
+
+import torch_shim
+from gpu_manager.credentials import FunctionCredentials, FunctionIdentity, load_secret
+from gpufaas.local.held_ports import HeldPort
+from scheduler.service.http.access import ApiRole, token
+from testbed.nodes.worker_client import FunctionClient, soon
+
+GPUFAAS = [sys.executable, "-m", "gpufaas.cli"]
+ACTIVATE = str(Path(torch_shim.__file__).parent / "activate")
+
+
+class Process:
+    """One of our commands; its log is read up to the line that says that it is ready."""
+
+    def __init__(self, ready: str, log: Path, *arguments: str) -> None:
+        self.log = log
+        with log.open("ab") as stderr:
+            self._process = subprocess.Popen([*GPUFAAS, *arguments], stderr=stderr)
+        if not soon(lambda: ready in log.read_text(), 30.0):
+            self.stop()
+            raise AssertionError(log.read_text())
+
+    def told(self, number: signal.Signals) -> int:
+        """Its exit code after this signal."""
+        self._process.send_signal(number)
+        return self._process.wait(timeout=15.0)
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+
+class Program:
+    """A function under the shim, which says a line for every line that it hears."""
+
+    def __init__(self, source: str, environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", source],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def hear(self) -> str:
+        """The next line; empty where it has ended."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def say(self, line: str = "") -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def ask(self, line: str = "") -> str:
+        """Say a line and hear one."""
+        self.say(line)
+        return self.hear()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+class TwoNodes:
+    """Whatever of a cluster a test starts; leaving the context ends it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.secret = folder / "secret"
+        self.url = f"http://127.0.0.1:{HeldPort().keep()}"
+        self._running: list[Process | Program] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for running in reversed(self._running):
+            running.stop()
+
+    def scheduler(self) -> Process:
+        listen = self.url.removeprefix("http://")
+        arguments = ("scheduler", "--listen", listen, "--secret-file", str(self.secret))
+        found = Process("answers at", self.folder / "scheduler.log", *arguments)
+        self._running.append(found)
+        return found
+
+    def node(self, name: str, address: str, *options: str, memory: str = "400MiB") -> Process:
+        """A GPU manager that listens at this address."""
+        command = ["gpu-manager", "--node", name, "--devices", "cpu:1", "--gpu-memory", memory]
+        command += ["--listen", address, "--scheduler", self.url]
+        command += ["--secret-file", str(self.secret), *options]
+        found = Process("is attached", self.folder / f"{name}.log", *command)
+        self._running.append(found)
+        return found
+
+    def credential(self, function: str) -> str:
+        return FunctionCredentials(load_secret(self.secret)).issue(
+            FunctionIdentity("team", function)
+        )
+
+    def program(self, source: str, address: str) -> Program:
+        """A function whose own node's manager is at this address."""
+        environment = {
+            "PATH": os.defpath,
+            "PYTHONPATH": os.pathsep.join([ACTIVATE, str(Path(ACTIVATE).parents[1])]),
+            "GPUFAAS_ENABLED": "1",
+            "GPUFAAS_ADDRESS": address,
+            "GPUFAAS_CREDENTIAL": self.credential("program"),
+            "GPUFAAS_TRACING": "wait",
+        }
+        found = Program(source, environment)
+        self._running.append(found)
+        return found
+
+    def function(self, address: str) -> FunctionClient:
+        """A function that talks to this manager and says exactly what a test wants."""
+        return FunctionClient(address, self.credential("function"))
+
+    def gpus(self) -> dict[str, dict[str, Any]]:
+        """The GPUs as the scheduler shows them, by node."""
+        found = self.get("/cluster")["gpus"]
+        return {gpu["node"]: gpu for gpu in found}
+
+    def get(self, path: str) -> Any:
+        bearer = {"authorization": f"Bearer {token(load_secret(self.secret), ApiRole.ADMIN)}"}
+        request = urllib.request.Request(f"{self.url}{path}", headers=bearer)
+        with urllib.request.urlopen(request, timeout=5.0) as answer:
+            return json.load(answer)

@@ -1,0 +1,59 @@
+"""The one way to wait in tests: until a condition holds, with a deadline that names it."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+
+PATIENCE_S = 60.0  # on a machine that does much else at the same time
+
+_EVERY_S = 0.02
+
+Condition = Callable[[], object]
+AsyncCondition = Callable[[], object | Awaitable[object]]
+
+
+class StillWaiting(AssertionError):
+    """A condition did not hold in time; the text names the condition and the state instead."""
+
+
+def wait_until(
+    holds: Condition,
+    what: str,
+    *,
+    within_s: float = PATIENCE_S,
+    instead: Callable[[], str] = str,
+) -> float:
+    """Block until the condition holds; the seconds that it took. `instead` describes a failure."""
+    began_s = time.monotonic()
+    while not holds():
+        if time.monotonic() - began_s > within_s:
+            raise StillWaiting(_text(what, within_s, instead))
+        time.sleep(_EVERY_S)
+    return time.monotonic() - began_s
+
+
+async def eventually(
+    holds: AsyncCondition,
+    what: str = "the condition",
+    *,
+    within_s: float = PATIENCE_S,
+    instead: Callable[[], str] = str,
+) -> float:
+    """Wait, with the event loop running, until the condition holds; the seconds that it took."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    while not await _value(holds):
+        if loop.time() - began_s > within_s:
+            raise StillWaiting(_text(what, within_s, instead))
+        await asyncio.sleep(_EVERY_S)
+    return loop.time() - began_s
+
+
+async def _value(holds: AsyncCondition) -> object:
+    found = holds()
+    return await found if inspect.isawaitable(found) else found
+
+
+def _text(what: str, within_s: float, instead: Callable[[], str]) -> str:
+    return f"not within {within_s:g} s: {what} {instead()}".rstrip()

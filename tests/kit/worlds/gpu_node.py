@@ -1,0 +1,136 @@
+"""A node on virtual time: the real node and driver, and a runtime without processes."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId
+from cache_manager.tiers.tier_index import TierIndex
+from gpu_manager.credentials import FunctionIdentity
+from gpu_manager.devices.emulated_gpu import EmulatedGpu
+from gpu_manager.node.leases_in_force import LeaseInForce, LeaseTimes, SessionKey
+from gpu_manager.node.ledger import Ledger
+from gpu_manager.node.node import GpuNode
+from gpu_manager.node.residents import HostGpu
+from gpu_manager.node.settings import NodeSettings
+from gpu_manager.node.tenant_models import Catalogue, TenantModel
+from gpu_manager.server.sessions import ClientSession, session_key
+from gpu_manager.server.weight_requests import Library
+from gpu_manager.weights.sealed_images import ImageWriter
+from gpu_manager.weights.weight_store import WeightStore
+from scheduler.api import Event, GpuSpec, LeaseId, Placement, Request, RequestId
+from scheduler.core.core import make_core
+from scheduler.service.driver.driver import Driver
+from scheduler.service.driver.loop_clocks import LoopClock
+from testbed.nodes.in_memory_runtime import AtOnce, InMemoryHosted, InMemoryRuntime
+from torch_shim.wire.image_digests import lay_out
+
+Kind = TypeVar("Kind")
+
+OWNER = FunctionIdentity("team", "function")
+GPU = GpuId("node/cpu:0")
+# A model of this many bytes of weights is counted with this much more before it is measured.
+GUESS_BYTES = 64 * MIB
+
+
+@dataclass(slots=True)
+class World:
+    """The parts of one node, and what it reported."""
+
+    node: GpuNode
+    driver: Driver
+    runtime: InMemoryRuntime
+    store: WeightStore
+    library: Library
+    events: list[Event]
+    ended: list[tuple[SessionKey, LeaseId]] = field(default_factory=list)
+    _requests: int = 0
+
+    def add(self, weights_mib: int, owner: FunctionIdentity = OWNER) -> ModelId:
+        """A model of this size, known by its size alone."""
+        table = lay_out([weights_mib * MIB])
+        writer = ImageWriter(table)
+        writer.write(b"%d" % weights_mib)
+        digest = self.store.adopt(writer.seal(), table, str(owner))
+        return self.library.add(ClientSession(session_key(owner, "s"), owner), digest, table).id
+
+    def model(self, model: ModelId) -> TenantModel:
+        return self.library.catalogue.get(model)
+
+    async def acquire(self, *models: ModelId, deadline_s: float | None = None) -> Placement:
+        """A lease, as the scheduler gives it: nobody has claimed it yet."""
+        self._requests += 1
+        name = RequestId(f"r{self._requests}")
+        return await self.driver.acquire(Request(name, "f", models, deadline_s=deadline_s))
+
+    async def hold(
+        self, *models: ModelId, session: str = "s"
+    ) -> tuple[LeaseInForce, InMemoryHosted]:
+        """A claimed lease, and the worker of its first model."""
+        placement = await self.acquire(*models)
+        workers = await self.node.when_loaded(placement)
+        assert self.node.claim(placement.lease, SessionKey(session), workers.values())
+        held = self.node.leases.get(placement.lease)
+        assert held is not None
+        return held, self.runtime.of(models[0])
+
+    def seen(self, kind: type[Kind]) -> list[Kind]:
+        """What was reported of one kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def residents(self, gpu: GpuId = GPU) -> dict[ModelId, int]:
+        """What the scheduler believes to be on a GPU, with its bytes."""
+        (found,) = [status for status in self.driver.status().gpus if status.id == gpu]
+        return {resident.model: resident.memory_bytes for resident in found.residents}
+
+    def idle(self) -> bool:
+        """Whether the scheduler believes that no lease is in force."""
+        status = self.driver.status()
+        return not any(slot.leases for gpu in status.gpus for slot in gpu.slots)
+
+
+@asynccontextmanager
+async def world(
+    gpu_mib: int = 1024,
+    gpus: int = 1,
+    times: LeaseTimes | None = None,
+    store: WeightStore | None = None,
+    *,
+    shared: bool = False,
+) -> AsyncIterator[World]:
+    """A node with emulated GPUs and nothing on them; `shared`: one process runs many models."""
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(AtOnce())
+    settings = NodeSettings("node", (), leases=times or LeaseTimes())
+    name = NodeId("node")
+    devices = [EmulatedGpu(GpuId(f"node/cpu:{index}"), gpu_mib * MIB) for index in range(gpus)]
+    store = store or WeightStore(TierIndex("lru", 64 * 1024 * MIB))
+    hosts = [
+        HostGpu(device, GpuSpec(device.id, name, device.memory_bytes), Ledger(device.memory_bytes))
+        for device in devices
+    ]
+    catalogue = Catalogue()
+    events: list[Event] = []
+    driver = Driver(
+        make_core("lalbo3"),
+        LoopClock(loop),
+        logging.getLogger("test"),
+        recorder=lambda _, event: events.append(event),
+    )
+    node = GpuNode(settings, hosts, store, catalogue)
+    runtime = InMemoryRuntime(node, shared=shared)
+    library = Library(name, store, catalogue, driver, 0)
+    found = World(node, driver, runtime, store, library, events)
+    node.lease_ended = lambda holder, lease: found.ended.append((holder, lease))
+    driver.attach(name, node)
+    node.start(runtime, driver)
+    try:
+        yield found
+    finally:
+        await node.drain(1.0)
+        await runtime.close()
+        driver.close()
+        store.close()

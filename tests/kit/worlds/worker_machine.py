@@ -1,0 +1,154 @@
+"""A runtime with real workers, driven from tests that are no coroutines."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
+from gpu_manager.runtimes.process.worker_pool import PoolSettings
+from gpu_manager.runtimes.runtime import HostedModel, LoadOrder, PressureAnswer
+from tests.unit.gpu_manager.worker.calls.caller import (
+    DIGEST,
+    Caller,
+    Reply,
+    program,
+    sealed_image,
+    step,
+)
+from torch_shim.wire.programs import DeviceName, Program, Ref
+
+Answer = TypeVar("Answer")
+
+# Runs for as long as it is let: some seconds.
+LONG = program(
+    step("t:torch.ones", [1200, 1200], device=DeviceName("cuda")),
+    *(step("o:matmul", Ref(1), Ref(1 + n)) for n in range(2000)),
+    output=[],
+)
+
+
+class Watcher:
+    """Records what the runtime reports, and answers pressure as it was told to."""
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[int, int, float, int]] = []
+        self.deaths: list[tuple[str, str]] = []
+        self.pressures: list[tuple[int, int]] = []
+        self.relief = PressureAnswer(0, retry=False)
+
+    def ran(
+        self,
+        hosted: HostedModel,
+        lease: int,
+        batch: int,
+        run_s: float,
+        peak_bytes: int,
+        calls: int = 1,
+    ) -> None:
+        del hosted, calls
+        self.runs.append((lease, batch, run_s, peak_bytes))
+
+    async def pressure(self, hosted: HostedModel, lease: int, need_bytes: int) -> PressureAnswer:
+        del hosted
+        self.pressures.append((lease, need_bytes))
+        return self.relief
+
+    def died(self, hosted: HostedModel, cause: str) -> None:
+        self.deaths.append((hosted.order.model, cause))
+
+
+class Machine:
+    """A runtime on a loop that runs when it is asked something."""
+
+    def __init__(self) -> None:
+        self.runner = asyncio.Runner()
+        self.watcher = Watcher()
+        settings = ProcessSettings(pool=PoolSettings(refill_delay_s=0.0), load_timeout_s=20)
+        self.runtime = self.run(self._start(settings))
+        self.weights = torch.arange(1 << 20, dtype=torch.float32)
+        self.image, self.table, self.total = sealed_image(self.weights)
+
+    async def _start(self, settings: ProcessSettings) -> ProcessRuntime:
+        runtime = ProcessRuntime(self.watcher, ["cpu"], settings)
+        await runtime.start()
+        return runtime
+
+    def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        return self.runner.run(work)
+
+    def call(self, caller: Caller, what: Program, *inputs: Any, **more: Any) -> Reply:
+        """A call during which the loop runs."""
+        return self.run(asyncio.to_thread(caller.call, what, *inputs, **more))
+
+    def load(self, **changes: Any) -> HostedModel:
+        order = LoadOrder(
+            model="m",
+            tenant="t",
+            gpu="g0",
+            device="cpu",
+            digest=DIGEST,
+            table=self.table,
+            total_bytes=self.total,
+            image=self.image,
+            limit_bytes=1 << 30,
+        )
+        return self.run(self.runtime.load(replace(order, **changes)))
+
+    def connect(self, hosted: HostedModel, session: str = "s") -> Caller:
+        ours, theirs = socket.socketpair()
+
+        async def hand_over() -> None:
+            hosted.channel(session, "f", theirs)
+
+        self.run(hand_over())
+        return Caller(ours)
+
+    def admit(self, hosted: HostedModel, lease: int = 7) -> None:
+        async def say() -> None:
+            hosted.admit(lease)
+
+        self.run(say())
+
+    def settle(self) -> None:
+        """Let whatever was reported be read."""
+        self.run(asyncio.sleep(0.05))
+
+    def descriptors(self) -> int:
+        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - counting
+
+
+def pid_of(hosted: HostedModel) -> int:
+    """The process of a model whose runtime names it."""
+    assert hosted.host is not None
+    return hosted.host.pid
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                status = (entry / "stat").read_text()
+            except OSError:
+                continue
+            if int(status.rpartition(")")[2].split()[1]) == pid:
+                found.append(int(entry.name))
+    return found
+
+
+async def until_it_computes(hosted: HostedModel) -> None:
+    """Wait until the worker has computed for half a second, longer than it takes to read a call."""
+    stat = Path(f"/proc/{pid_of(hosted)}/stat")
+
+    def ticks() -> int:
+        return int(stat.read_text().rpartition(")")[2].split()[11])
+
+    before = ticks()
+    while ticks() < before + os.sysconf("SC_CLK_TCK") // 2:
+        await asyncio.sleep(0.01)

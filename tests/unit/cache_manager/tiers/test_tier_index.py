@@ -1,0 +1,172 @@
+"""A tier below GPU memory: what leaves when room is needed, in the order of any rule, and why."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache_manager import eviction
+from cache_manager.model.errors import UnknownRule
+from cache_manager.model.ids import ModelId
+from cache_manager.tiers.tier_index import TierIndex
+
+each_rule = pytest.mark.parametrize("rule", eviction.available())
+
+A, B, C = (ModelId(name) for name in "abc")
+
+
+def tier(*models: ModelId, rule: str = "lru", budget: int = 30) -> TierIndex:
+    """Ten bytes of each model, admitted one second after the other."""
+    index = TierIndex(rule, budget)
+    for second, model in enumerate(models):
+        index.admit(model, 10, float(second))
+    return index
+
+
+def use(index: TierIndex, model: ModelId, now: float) -> None:
+    index.hold(model, now)
+    index.release(model, now)
+
+
+# For every model: bytes, whether it is held, and how often it was used before.
+_models = st.lists(st.tuples(st.integers(0, 50), st.booleans(), st.integers(0, 5)), max_size=8)
+
+
+@each_rule
+@given(models=_models, short=st.integers(1, 300), stuck=st.sets(st.integers(0, 7)))
+def test_victims_are_just_enough_and_held_or_stuck_ones_come_last(
+    rule: str, models: list[tuple[int, bool, int]], short: int, stuck: set[int]
+) -> None:
+    index = TierIndex(rule, sum(size for size, _, _ in models))
+    names = [ModelId(f"m{number}") for number in range(len(models))]
+    for name, (size, held, uses) in zip(names, models, strict=True):
+        index.admit(name, size, 0.0)
+        for second in range(uses):
+            use(index, name, float(second))
+        if held:
+            index.hold(name, 9.0)
+    left_behind = {ModelId(f"m{number}") for number in stuck}
+
+    demotion = index.room(10.0, short, left_behind)
+
+    if demotion is None:
+        assert not models
+        return
+    sizes = {name: size for name, (size, _, _) in zip(names, models, strict=True)}
+    freed = [sizes[victim] for victim in demotion.victims]
+    assert sum(freed[:-1]) < short
+    assert sum(freed) >= short or len(freed) == len(models)
+    assert demotion.victims == tuple(each.model for each in demotion.candidates)[: len(freed)]
+    order = [(each.stuck, each.held) for each in demotion.candidates]
+    assert order == sorted(order)
+
+
+def test_nothing_leaves_while_the_budget_holds() -> None:
+    index = tier(A, B)
+    assert index.room(2.0) is None
+    assert index.room(2.0, needed_bytes=10) is None
+    index.reserve(10)
+    assert index.room(2.0) is None
+    index.reserve(1)
+    demotion = index.room(2.0)
+    assert demotion is not None
+    assert (demotion.short_bytes, demotion.victims) == (1, (A,))
+
+
+def test_decision_says_by_which_rule_and_among_which_candidates_it_was_taken() -> None:
+    index = tier(A, B, C)
+    index.hold(A, 3.0)
+    index.was_read(10, 1e-8)  # as fast as it was taken to be
+
+    demotion = index.room(4.0, needed_bytes=15, stuck={B})
+
+    assert demotion is not None
+    assert (demotion.decided_s, demotion.rule, demotion.short_bytes) == (4.0, "lru", 15)
+    assert demotion.victims == (C, A)
+    c, a, b = demotion.candidates
+    assert (c.model, c.bytes, c.held, c.stuck, c.used_s, c.rate_per_s) == (
+        C,
+        10,
+        False,
+        False,
+        2,
+        0,
+    )
+    assert c.reload_s == pytest.approx(1e-8)
+    assert (a.held, a.stuck, a.used_s) == (True, False, 3.0)
+    assert a.rate_per_s > 0.0
+    assert (b.held, b.stuck) == (False, True)
+
+
+def test_cost_takes_what_is_asked_for_least_when_reloads_cost_the_same() -> None:
+    index = tier(A, B, C, rule="cost")
+    for second in range(4):
+        use(index, A, float(second))
+    use(index, C, 4.0)
+    use(index, B, 5.0)
+    use(index, B, 5.5)
+    demotion = index.room(6.0, needed_bytes=20)
+    assert demotion is not None
+    assert demotion.victims == (C, B)
+
+
+def test_global_takes_what_is_cold_before_what_was_used_earlier_but_often() -> None:
+    index = tier(A, B, rule="global")
+    for _ in range(60):
+        use(index, A, 1.0)
+    use(index, B, 2.0)
+    demotion = index.room(3.0, needed_bytes=20)
+    assert demotion is not None
+    assert demotion.victims == (B,)
+
+
+def test_reload_costs_what_reads_were_measured_to_take() -> None:
+    index = tier(A)
+    before_s = index.load_s(A)
+    for _ in range(100):
+        index.was_read(10, 10.0)
+    assert before_s == pytest.approx(1e-8)
+    assert index.load_s(A) == pytest.approx(10.0, rel=0.01)
+    assert index.load_s(B) == 0.0
+
+
+def test_demoted_weights_linger_until_their_last_user_releases_them() -> None:
+    index = tier(A)
+    index.hold(A, 1.0)
+    index.hold(A, 1.0)
+    assert not index.demote(A)
+    assert (index.used_bytes, index.lingering_bytes) == (0, 10)
+    assert not index.release(A, 2.0)
+    assert A in index
+    assert index.release(A, 3.0)
+    assert A not in index
+    assert index.lingering_bytes == 0
+
+
+def test_lingering_weights_count_again_when_they_are_held_again() -> None:
+    index = tier(A)
+    index.hold(A, 1.0)
+    index.demote(A)
+    index.hold(A, 2.0)
+    assert (index.used_bytes, index.lingering_bytes) == (10, 0)
+    assert not index.release(A, 3.0)
+    assert not index.release(A, 3.0)
+    assert A in index
+
+
+def test_decision_is_void_for_weights_that_were_used_since() -> None:
+    index = tier(A, B, budget=10)
+    demotion = index.room(2.0)
+    assert demotion is not None
+    (candidate, _) = demotion.candidates
+    assert index.still_due(candidate)
+    use(index, A, 3.0)
+    assert not index.still_due(candidate)
+    index.remove(B)
+    again = index.room(4.0, needed_bytes=10)
+    assert again is not None
+    assert not index.still_due(again.candidates[0])  # the budget holds
+
+
+def test_rule_is_refused_when_no_file_has_its_name() -> None:
+    with pytest.raises(UnknownRule):
+        TierIndex("nonesuch", 10)

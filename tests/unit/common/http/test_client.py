@@ -1,0 +1,118 @@
+"""The HTTP client: connections that are kept, and peers that break off."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from common.errors import NoResponse
+from common.http.client import ClientSettings, HttpClient, HttpConnection
+
+pytestmark = pytest.mark.timeout(30, func_only=True)
+
+REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
+
+
+@asynccontextmanager
+async def peer(response: bytes, *, then_close: bool = False) -> AsyncIterator[str]:
+    """The address of a peer that answers every request with these bytes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(response)
+                if then_close:
+                    break
+        except asyncio.IncompleteReadError:
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"tcp:127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def body_of(connection: HttpConnection) -> bytes:
+    await connection.ask(REQUEST)
+    body = connection.take()
+    while not connection.complete:
+        if not connection.readable:
+            await connection.more()
+        body += connection.take()
+    return body
+
+
+async def test_connection_is_kept_for_the_next_request() -> None:
+    client = HttpClient()
+    async with peer(WHOLE) as address:
+        assert client.idle(address) is None
+        connection = await client.connect(address)
+        assert await body_of(connection) == b"hi"
+        connection.let_go()
+        again = client.idle(address)
+        assert again is connection
+        assert await body_of(again) == b"hi"
+        again.let_go()
+        client.close()
+        assert client.idle_count == 0
+
+
+async def test_connection_is_not_kept_when_the_peer_closes_it() -> None:
+    client = HttpClient()
+    response = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nto the end"
+    async with peer(response, then_close=True) as address:
+        connection = await client.connect(address)
+        assert await body_of(connection) == b"to the end"
+        connection.let_go()
+        assert client.idle_count == 0
+
+
+async def test_error_says_whether_the_peer_may_have_begun() -> None:
+    client = HttpClient()
+    async with peer(
+        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf", then_close=True
+    ) as address:
+        connection = await client.connect(address)
+        with pytest.raises(NoResponse, match="closed the connection") as begun:
+            await body_of(connection)
+        connection.let_go()
+    with pytest.raises(NoResponse) as refused:
+        await client.connect(address)
+    assert begun.value.sent
+    assert not refused.value.sent
+
+
+@pytest.mark.parametrize(
+    ("response", "why"),
+    [
+        (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", "no valid HTTP"),
+        (b"SSH-2.0\r\n\r\n", "no valid HTTP"),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 2000 + b"\r\n\r\n", "headers"),
+    ],
+)
+async def test_response_that_is_not_allowed_breaks_off(response: bytes, why: str) -> None:
+    client = HttpClient(ClientSettings(max_head_bytes=1024))
+    async with peer(response) as address:
+        connection = await client.connect(address)
+        with pytest.raises(NoResponse, match=why):
+            await body_of(connection)
+        connection.let_go()
+
+
+async def test_the_named_trailer_is_kept() -> None:
+    client = HttpClient(ClientSettings(trailer=b"x-time"))
+    chunked = (
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n"
+        b"X-Other: 1\r\nX-Time: 7 ms\r\n\r\n"
+    )
+    async with peer(chunked) as address:
+        connection = await client.connect(address)
+        assert await body_of(connection) == b"hi"
+        assert connection.trailer == b"7 ms"
+        assert [name for name, _ in connection.headers] == [b"transfer-encoding"]
+        connection.let_go()
+        client.close()

@@ -1,0 +1,108 @@
+"""What a caller may send before a request begins."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from common.http.asgi import App, Receive, Scope, Send, send_text
+from common.http.server import listen, serving
+from common.http.server_protocol import Limits
+
+pytestmark = pytest.mark.timeout(30, func_only=True)
+
+Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def path_of(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the path, when the body is read."""
+    while (await receive()).get("more_body"):
+        pass
+    await send_text(send, 200, scope["path"])
+
+
+@asynccontextmanager
+async def peer(app: App = path_of, *, head_s: float = 30.0) -> AsyncIterator[Peer]:
+    """A connection to a server that answers so."""
+    listener = listen("127.0.0.1", 0)
+    async with serving(app, listener, drain_s=1.0, limits=Limits(head_s=head_s)):
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+    listener.close()
+
+
+async def answer(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    return head.partition(b"\r\n")[0] + b" " + await reader.readexactly(length)
+
+
+async def test_requests_follow_each_other_on_one_connection() -> None:
+    async with peer() as (reader, writer):
+        for part in (b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /b HT", b"TP/1.1\r\n\r\n"):
+            writer.write(part)
+            await asyncio.sleep(0.02)
+        assert await answer(reader) == b"HTTP/1.1 200 OK /a"
+        assert await answer(reader) == b"HTTP/1.1 200 OK /b"
+
+
+async def test_a_long_body_is_no_long_head() -> None:
+    async with peer() as (reader, writer):
+        writer.write(b"POST /a HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n" + b"x" * 1_000_000)
+        assert await answer(reader) == b"HTTP/1.1 200 OK /a"
+
+
+async def test_a_head_without_end_is_refused() -> None:
+    async with peer() as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nx: ")
+        for _ in range(9):
+            writer.write(b"y" * 8192)
+            await asyncio.sleep(0.01)
+        assert (await reader.read(12)) == b"HTTP/1.1 431"
+        await reader.read()
+
+
+CHUNKED = b"POST /a HTTP/1.1\r\ntransfer-encoding: chunked\r\nx-a: 1\r\n\r\n2\r\nhi\r\n0\r\n"
+
+
+async def headers_of(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the names of the headers, when the body is read."""
+    while (await receive()).get("more_body"):
+        pass
+    await send_text(send, 200, b" ".join(name for name, _ in scope["headers"]).decode())
+
+
+async def test_a_trailer_is_no_header() -> None:
+    async with peer(headers_of) as (reader, writer):
+        writer.write(CHUNKED + b"x-b: 2\r\n\r\n")  # at once: before the application looks
+        assert await answer(reader) == b"HTTP/1.1 200 OK transfer-encoding x-a"
+
+
+async def test_trailers_without_end_are_not_collected() -> None:
+    async with peer() as (reader, writer):
+        writer.write(CHUNKED)
+        for _ in range(9):
+            writer.write(b"x: %b\r\n" % (b"y" * 8192))
+            await asyncio.sleep(0.01)
+        assert await reader.read() == b""
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET / HTTP/1.1\r\nx"])
+async def test_a_head_that_never_comes_is_not_waited_for(begin: bytes) -> None:
+    async with peer(head_s=0.2) as (reader, writer):
+        writer.write(begin)
+        assert await reader.read() == b""
+
+
+async def test_a_connection_that_waits_between_requests_is_kept() -> None:
+    async with peer(head_s=0.2) as (reader, writer):
+        for path in (b"/a", b"/b"):
+            writer.write(b"GET %b HTTP/1.1\r\n\r\n" % path)
+            assert await answer(reader) == b"HTTP/1.1 200 OK " + path
+            await asyncio.sleep(0.5)

@@ -1,0 +1,82 @@
+"""Background tasks: their errors, and their end."""
+
+import asyncio
+import logging
+
+import pytest
+
+from common.tasks import BackgroundTasks, until_first
+
+log = logging.getLogger(__name__)
+
+pytestmark = pytest.mark.timeout(30, func_only=True)
+
+
+async def fail() -> None:
+    raise OSError("broken")
+
+
+async def test_error_is_logged_at_once_with_the_name_of_the_work(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tasks = BackgroundTasks(log, "a letter")
+    tasks.start(fail())
+    await tasks.wait()
+    assert "a letter failed" in caplog.text
+    assert "broken" in caplog.text
+    assert len(tasks) == 0
+
+
+async def test_error_goes_to_the_owner_that_wants_it(caplog: pytest.LogCaptureFixture) -> None:
+    errors: list[BaseException] = []
+    tasks = BackgroundTasks(log, "a letter", errors.append)
+    tasks.start(fail())
+    await tasks.wait()
+    assert [str(error) for error in errors] == ["broken"]
+    assert caplog.text == ""
+
+
+async def test_close_cancels_and_awaits_every_task(caplog: pytest.LogCaptureFixture) -> None:
+    ended: list[int] = []
+
+    async def work(number: int) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            ended.append(number)
+
+    tasks = BackgroundTasks(log, "a letter")
+    for number in range(3):
+        tasks.start(work(number))
+    await asyncio.sleep(0)
+    await tasks.close()
+    assert sorted(ended) == [0, 1, 2]
+    assert len(tasks) == 0
+    assert caplog.text == ""
+
+
+async def test_wait_leaves_what_takes_longer_running() -> None:
+    tasks = BackgroundTasks(log, "a letter")
+    long = tasks.start(asyncio.sleep(60, "done"))
+    tasks.start(asyncio.sleep(0))
+    await tasks.wait(0.05)
+    assert len(tasks) == 1
+    assert not long.done()
+    await tasks.close()
+    assert long.cancelled()
+
+
+async def test_until_first_cancels_the_others_and_raises_the_error_of_the_first() -> None:
+    other = asyncio.Event()
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            other.set()
+
+    await until_first(asyncio.sleep(0.01), wait())
+    assert other.is_set()
+    with pytest.raises(OSError, match="broken"):
+        await until_first(fail(), wait())

@@ -1,0 +1,204 @@
+"""Calls of GPU functions: what is leased for them, what they are told, and what is given back."""
+
+import asyncio
+
+import pytest
+
+from gateway_ext.calls.learned_models import Learned
+from gateway_ext.model import Deployment, FunctionId
+from scheduler.model.errors import (
+    CallerNotAllowed,
+    EventRefused,
+    ModelsTooLarge,
+    NoGpus,
+    QueueFull,
+    RequestExpired,
+    RequestFailed,
+    SchedulerError,
+    SchedulerUnreachable,
+)
+from scheduler.model.values import RequestId
+from tests.kit.fakes.fake_function import FakeFunction, a_function, says
+from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway, answer_of, eventually
+
+pytestmark = pytest.mark.timeout(30, func_only=True)
+
+BERT = 64 * "b"
+RESNET = 64 * "e"
+USES_BERT = says(headers=f"X-Gpu-Models: {BERT}\r\n")
+R = RequestId("r")
+
+
+def a_gpu_deployment(**wishes: str) -> Deployment:
+    return a_deployment("", enabled="true", **wishes)
+
+
+async def a_learned_function(gateway: Gateway, fake: FakeFunction, **wishes: str) -> None:
+    gateway.deploy(a_gpu_deployment(**wishes), fake)
+    assert (await gateway.call()).status == 200
+    assert not gateway.leases.asked
+
+
+async def test_gpu_call_is_given_a_lease_for_the_models_of_the_call_before() -> None:
+    async with a_gateway() as gateway, a_function(USES_BERT) as fake:
+        await a_learned_function(gateway, fake, priority="3", batch="4", slo="2s", timeout="9s")
+        said = await gateway.call(headers=["X-Gpu-Address: mine"])
+        assert said.header("x-gpu-models") is None
+        first, second = fake.got
+        assert first.header("x-gpu-lease") is None
+        assert second.header("x-gpu-lease") == "token1"
+        assert second.header("x-gpu-address") == "unix:/run/n0,tcp:n0:1"
+        (request,) = gateway.leases.asked
+        assert (request.id, request.function) == (said.header("x-call-id"), "openfaas-fn/echo")
+        assert request.models == ("openfaas-fn/" + 20 * "b",)
+        assert (request.priority, request.batch, request.slo_s) == (3, 4, 2.0)
+        assert request.deadline_s is not None
+        await eventually(lambda: gateway.leases.released == [1])
+
+
+async def test_plain_function_is_given_no_lease() -> None:
+    async with a_gateway() as gateway, a_function(USES_BERT) as fake:
+        gateway.deploy(a_deployment(), fake)
+        for _ in range(2):
+            assert (await gateway.call()).header("x-gpu-models") is None
+        assert not gateway.leases.asked
+
+
+async def test_callers_own_id_is_not_taken_for_that_of_the_request() -> None:
+    async with a_gateway() as gateway, a_function(USES_BERT) as fake:
+        await a_learned_function(gateway, fake)
+        for _ in range(2):
+            await gateway.call(headers=["X-Call-Id: same"])
+        first, second = (request.id for request in gateway.leases.asked)
+        assert first != second
+        assert first.startswith("same~")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (QueueFull(R, "full", 9), 429),
+        (RequestExpired(R, "late", None), 504),
+        (ModelsTooLarge(R, "too large", 2, 1), 507),
+        (NoGpus(), 503),
+        (SchedulerUnreachable("nobody"), 503),
+        (CallerNotAllowed("who", known=False), 500),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_gpu_call_is_refused_as_the_scheduler_says(
+    error: SchedulerError, status: int
+) -> None:
+    async with a_gateway() as gateway, a_function(USES_BERT) as fake:
+        await a_learned_function(gateway, fake)
+        gateway.leases.errors.append(error)
+        said = await gateway.call()
+        assert said.status == status
+        assert (said.header("retry-after") is not None) == (status == 429)
+        assert len(fake.got) == 1
+        assert (await gateway.call()).status == 200
+
+
+@pytest.mark.parametrize(
+    "error", [EventRefused(None, "unknown model"), RequestFailed(R, "not loaded")]
+)
+async def test_gpu_call_goes_on_without_lease_when_its_models_are_not_known_any_more(
+    error: SchedulerError,
+) -> None:
+    async with a_gateway() as gateway, a_function(USES_BERT) as fake:
+        await a_learned_function(gateway, fake)
+        gateway.leases.errors.append(error)
+        assert (await gateway.call()).status == 200
+        assert fake.got[1].header("x-gpu-lease") is None
+        assert (await gateway.call()).status == 200
+        assert fake.got[2].header("x-gpu-lease") == "token1"
+
+
+async def test_request_is_cancelled_when_caller_leaves_or_time_is_over() -> None:
+    async with a_gateway() as gateway, a_function(USES_BERT) as fake:
+        await a_learned_function(gateway, fake)
+        function = gateway.functions.by_path(b"echo")
+        assert function is not None
+        gateway.leases.open.clear()
+        _, writer = await gateway.connect()
+        writer.write(b"GET /function/echo HTTP/1.1\r\nhost: x\r\nx-call-id: gone\r\n\r\n")
+        await eventually(lambda: len(gateway.leases.asked) == 1)
+        writer.close()
+        await eventually(lambda: len(gateway.leases.cancelled) == 1)
+        assert gateway.leases.cancelled[0] == gateway.leases.asked[0].id
+        assert function.inflight == 0
+        gateway.deploy(a_gpu_deployment(timeout="30ms"), fake)
+        function.learned.saw(BERT.encode())
+        assert (await gateway.call()).status == 504
+        await eventually(lambda: len(gateway.leases.cancelled) == 2)
+        assert len(fake.got) == 1
+
+
+async def test_lease_is_given_back_when_function_fails() -> None:
+    async with a_gateway() as gateway, a_function(USES_BERT) as fake:
+        await a_learned_function(gateway, fake)
+        await fake.close()
+        assert (await gateway.call()).status == 502
+        await eventually(lambda: len(gateway.leases.released) == 1)
+        assert len(gateway.leases.asked) == 1  # one lease, for three attempts to connect
+
+
+async def test_lease_is_given_back_before_a_slow_caller_has_read_the_answer() -> None:
+    async with a_gateway() as gateway, a_function(USES_BERT) as fake:
+        await a_learned_function(gateway, fake)
+        _, writer = await gateway.connect()
+        writer.write(b"GET /function/echo HTTP/1.1\r\nhost: x\r\n\r\n")
+        await eventually(lambda: gateway.leases.released == [1])
+
+
+async def test_gpu_is_asked_for_once_the_body_has_come() -> None:
+    async with a_gateway() as gateway, a_function(USES_BERT) as fake:
+        await a_learned_function(gateway, fake)
+        reader, writer = await gateway.connect()
+        writer.write(b"POST /function/echo HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nab")
+        await asyncio.sleep(0.1)
+        assert not gateway.leases.asked
+        writer.write(b"cd")
+        assert (await answer_of(reader)).status == 200
+        assert (fake.got[1].body, len(gateway.leases.asked)) == (b"abcd", 1)
+
+
+async def test_models_are_forgotten_when_function_is_updated() -> None:
+    async with a_gateway() as gateway, a_function(USES_BERT) as fake:
+        await a_learned_function(gateway, fake)
+        gateway.deploy(a_gpu_deployment(priority="1"), fake)
+        await gateway.call()
+        assert not gateway.leases.asked
+
+
+def test_declared_models_are_expected_from_the_first_call() -> None:
+    learned = Learned(FunctionId("n", "f"), (BERT, "resnet50"))
+    assert learned.models == ("n/" + 20 * "b",)
+
+
+def test_only_models_that_every_recent_call_used_are_expected() -> None:
+    learned = Learned(FunctionId("n", "f"))
+
+    def expected_after(said: str) -> list[str]:
+        learned.saw(said.encode())
+        return [model[2] for model in learned.models]
+
+    both = f"{BERT}, {RESNET}"
+    assert expected_after(both) == ["b", "e"]
+    assert expected_after(RESNET) == ["e"]
+    assert [expected_after(both) for _ in range(4)] == [["e"], ["e"], ["e"], ["b", "e"]]
+    assert expected_after("no digest") == ["b", "e"]
+    assert expected_after(64 * "c") == []
+
+
+async def test_closing_waits_for_what_the_scheduler_is_to_be_told() -> None:
+    async with a_gateway() as gateway, a_function(USES_BERT) as fake:
+        await a_learned_function(gateway, fake)
+        gateway.leases.releasing.clear()
+        await gateway.call()
+        closing = asyncio.create_task(gateway.invoke.close())
+        await asyncio.sleep(0.02)
+        assert not closing.done()
+        gateway.leases.releasing.set()
+        await closing
+        assert gateway.leases.released == [1]

@@ -1,0 +1,37 @@
+"""Orders that another site's page has a browser give are refused; those of programs are not."""
+
+import pytest
+
+from gateway_ext.errors import CrossSite
+from gateway_ext.openfaas.cross_site import refuse_other_sites
+
+HOST = (b"host", b"gpus.example:8080")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [],
+        [(b"origin", b"http://gpus.example:8080")],
+        [(b"sec-fetch-site", b"same-origin"), (b"origin", b"https://gpus.example:8080")],
+        [(b"sec-fetch-site", b"none")],
+    ],
+)
+def test_programs_and_our_own_page_may(said: list[tuple[bytes, bytes]]) -> None:
+    refuse_other_sites([HOST, *said])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [(b"origin", b"http://evil.example")],
+        [(b"origin", b"null")],
+        [(b"origin", b"http://[")],
+        [(b"origin", b"http://gpus.example:8081")],
+        [(b"sec-fetch-site", b"cross-site")],
+        [(b"sec-fetch-site", b"same-site"), (b"origin", b"http://gpus.example:8080")],
+    ],
+)
+def test_other_sites_may_not(said: list[tuple[bytes, bytes]]) -> None:
+    with pytest.raises(CrossSite):
+        refuse_other_sites([HOST, *said])

@@ -1,0 +1,135 @@
+"""JSON both ways: whatever is sent, nothing but a deployment or a BadRequest comes of it."""
+
+import json
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway_ext.errors import BadRequest
+from gateway_ext.model import Deployment, FunctionId, FunctionStatus, Resources, Usage
+from gateway_ext.openfaas import openfaas_json
+from gateway_ext.openfaas.json_fields import Fields
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+NAMES = (
+    *("service", "image", "namespace", "envProcess", "envVars", "constraints", "secrets"),
+    *("labels", "annotations", "limits", "requests", "readOnlyRootFilesystem"),
+    *("replicas", "functionName", "name", "value", "rawValue", "alerts", "status"),
+)
+BODIES = st.dictionaries(st.sampled_from(NAMES), ANYTHING).map(
+    lambda body: json.dumps({"service": "f", "image": "i", "name": "f"} | body).encode()
+)
+LABELS = st.dictionaries(st.sampled_from(["a", "com.openfaas.x", "b/c"]), st.text(max_size=5))
+
+
+@given(BODIES | st.binary(max_size=20))
+def test_whatever_is_sent_is_understood_or_refused(body: bytes) -> None:
+    for read in (
+        openfaas_json.deployment,
+        openfaas_json.scaling,
+        openfaas_json.alerts,
+        lambda body: openfaas_json.function_to_remove(body, ""),
+        lambda body: openfaas_json.secret(body, ""),
+        lambda body: openfaas_json.namespace(body, ""),
+    ):
+        with suppress(BadRequest):
+            read(body)
+
+
+@given(
+    st.builds(
+        FunctionStatus,
+        deployment=st.builds(
+            Deployment,
+            id=st.just(FunctionId("team", "f")),
+            image=st.text(min_size=1, max_size=5),
+            process=st.text(max_size=5),
+            environment=LABELS,
+            constraints=st.lists(st.text(max_size=3), max_size=2).map(tuple),
+            secrets=st.lists(st.text(max_size=3), max_size=2).map(tuple),
+            labels=LABELS,
+            annotations=LABELS,
+            limits=st.none() | st.just(Resources("1Gi", "100m", "1")),
+            requests=st.none() | st.just(Resources(memory="1Gi")),
+            read_only=st.booleans(),
+        ),
+        replicas=st.integers(0, 9),
+        available_replicas=st.integers(0, 9),
+        created_at=st.datetimes(timezones=st.just(UTC)),
+        usage=st.none() | st.builds(Usage, st.floats(0.5, 9), st.integers(1, 9)),
+        trouble=st.text(max_size=5),
+    )
+)
+def test_a_status_comes_through_both_ways_unchanged(status: FunctionStatus) -> None:
+    shown = json.dumps(openfaas_json.status_json(status, 3.0)).encode()
+    assert openfaas_json.status_of(Fields.of(shown), "elsewhere") == status
+
+
+def test_a_time_is_shown_in_utc_whatever_its_zone() -> None:
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone(timedelta(hours=2)))
+    assert openfaas_json.timestamp(at) == "2026-01-02T01:04:05Z"
+    assert openfaas_json.time_of("2026-01-02T03:04:05+02:00") == at
+
+
+def test_a_text_that_no_encoding_knows_is_still_shown() -> None:
+    status = FunctionStatus(
+        Deployment(FunctionId("team", "f"), "\ud800"), 1, 1, datetime(2026, 1, 1, tzinfo=UTC)
+    )
+    assert json.dumps(openfaas_json.status_json(status, 0))
+
+
+@pytest.mark.parametrize(
+    ("limits", "found"),
+    [
+        ({"nvidia.com/gpu": "1"}, Resources(gpu="1")),
+        ({"amd.com/gpu": 2}, Resources(gpu="2")),
+        ({"intel.com/gpu": "1", "memory": "1Gi"}, Resources(memory="1Gi", gpu="1")),
+        ({"memory": "", "ephemeral-storage": "1Gi"}, None),
+        ({}, None),
+    ],
+)
+def test_gpus_of_any_maker_are_read(limits: dict[str, object], found: Resources | None) -> None:
+    body = json.dumps({"service": "f", "image": "i", "limits": limits}).encode()
+    assert openfaas_json.deployment(body).limits == found
+
+
+def test_the_path_names_a_namespace_before_the_body_does() -> None:
+    assert openfaas_json.namespace(b'{"name": "b"}', "a").name == "a"
+    assert openfaas_json.namespace(b"", "a").name == "a"
+    with pytest.raises(BadRequest, match="name is missing"):
+        openfaas_json.namespace(b"", "")
+
+
+@pytest.mark.parametrize("text", ["Infinity", "NaN", "1e999", "-1", "0.5", '"1"', "true", "[]"])
+def test_replicas_are_a_number_that_can_be_counted(text: str) -> None:
+    with pytest.raises(BadRequest, match="replicas must be"):
+        openfaas_json.scaling(f'{{"replicas": {text}}}'.encode())
+
+
+@pytest.mark.parametrize(
+    "more", [{"image": "\ud800"}, {"envVars": {"a": "\udfff"}}, {"image": "a\0b"}]
+)
+def test_a_text_that_no_process_could_be_given_is_refused(more: dict[str, object]) -> None:
+    with pytest.raises(BadRequest, match=r"surrogates|zero byte"):
+        openfaas_json.deployment(json.dumps({"service": "f", "image": "i"} | more).encode())
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"image": "\xed\xa0\x80"}', b'{"image": "\xff"}', b"\xef\xbb\xbf{}"]
+)
+def test_a_body_that_is_not_utf_8_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest, match="is not JSON"):
+        openfaas_json.deployment(body)
+
+
+def test_a_value_that_is_no_base64_is_refused() -> None:
+    for text in ("é", "a", "a b="):
+        with pytest.raises(BadRequest, match="rawValue is not base64"):
+            openfaas_json.secret(json.dumps({"name": "s", "rawValue": text}).encode(), "")

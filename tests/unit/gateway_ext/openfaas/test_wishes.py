@@ -1,0 +1,221 @@
+"""Wishes: every way to say one, and what is said of a wrong one."""
+
+from typing import Any
+
+import pytest
+
+from gateway_ext.errors import BadDeployment
+from gateway_ext.model import Deployment, FunctionId, Resources
+from gateway_ext.openfaas import function_wishes
+
+
+def deployment(**more: Any) -> Deployment:
+    return Deployment(FunctionId("openfaas-fn", "f"), "image", **more)
+
+
+def ours(**said: str) -> function_wishes.Wishes:
+    return function_wishes.of(
+        deployment(annotations={f"com.gpufaas.{key}": said[key] for key in said})
+    )
+
+
+def scaled(**said: str) -> function_wishes.Wishes:
+    labels = {f"com.openfaas.scale.{key.replace('_', '-')}": said[key] for key in said}
+    return function_wishes.of(deployment(labels=labels))
+
+
+def test_a_plain_function_wishes_for_nothing() -> None:
+    assert function_wishes.of(deployment()) == function_wishes.Wishes()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"process": "python /home/app/runtime --gpu"},
+        {"labels": {"com.gpufaas.enabled": "true"}},
+        {"annotations": {"com.gpufaas.enabled": "1"}},
+        {"annotations": {"com.openfaas.profile": "small, nvidia-gpu"}},
+        {"labels": {"com.openfaas.profile": "GPU"}},
+        {"limits": Resources(gpu="1")},
+        {"requests": Resources(gpu="2")},
+        {"constraints": ("zone=a", "nvidia.com/gpu.present=true")},
+    ],
+)
+def test_a_function_is_one_for_gpus_when_it_says_so_in_any_way(more: dict[str, Any]) -> None:
+    assert function_wishes.of(deployment(**more)).gpu
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"process": "python --gpus"},
+        {"limits": Resources(gpu="0", memory="1Gi")},
+        {"constraints": ("zone=nvidia.com/gpu",)},
+        {"annotations": {"com.openfaas.profile": "small"}},
+    ],
+)
+def test_a_function_is_none_for_gpus_when_it_does_not_quite_say_so(more: dict[str, Any]) -> None:
+    assert not function_wishes.of(deployment(**more)).gpu
+
+
+def test_enabled_false_beats_every_other_way() -> None:
+    said = deployment(
+        process="x --gpu",
+        labels={"com.gpufaas.enabled": "false"},
+        annotations={"com.gpufaas.enabled": "true"},
+        limits=Resources(gpu="1"),
+    )
+    assert not function_wishes.of(said).gpu
+
+
+def test_our_annotations_are_read() -> None:
+    assert ours(
+        model="a, b",
+        memory="2GiB",
+        batch="8",
+        slo="250ms",
+        priority="-3",
+        retry="idempotent",
+        retries="0",
+        keep="true",
+        timeout="2m",
+        workers="3",
+        concurrency="4",
+        queue="0",
+    ) == function_wishes.Wishes(
+        models=("a", "b"),
+        memory_bytes=2 << 30,
+        batch=8,
+        slo_s=0.25,
+        priority=-3,
+        retry=True,
+        retries=0,
+        keep=True,
+        timeout_s=120.0,
+        workers=3,
+        concurrency=4,
+        queue=0,
+    )
+
+
+def test_scaling_labels_are_read() -> None:
+    assert scaled(
+        min="2",
+        max="9",
+        factor="50",
+        zero="true",
+        zero_duration="15m",
+        target="10",
+        type="rps",
+        target_proportion="0.7",
+    ) == function_wishes.Wishes(
+        scale_min=2,
+        scale_max=9,
+        scale_factor=50,
+        scale_zero=True,
+        scale_zero_after_s=900.0,
+        scale_target=10.0,
+        scale_type="rps",
+        scale_proportion=0.7,
+    )
+
+
+def test_a_lone_minimum_raises_the_maximum() -> None:
+    assert scaled(min="8").scale_max == 8
+
+
+def test_a_minimum_of_zero_is_one_since_going_to_zero_has_a_label_of_its_own() -> None:
+    assert scaled(min="0").scale_min == 1
+
+
+def test_an_annotation_goes_before_a_label() -> None:
+    said = deployment(labels={"com.gpufaas.batch": "2"}, annotations={"com.gpufaas.batch": "4"})
+    assert function_wishes.of(said).batch == 4
+
+
+@pytest.mark.parametrize(
+    ("environment", "timeout_s"),
+    [
+        ({}, 33.0),
+        ({"exec_timeout": "1h"}, 3600.0),
+        ({"exec_timeout": "0s", "write_timeout": "20"}, 20.0),
+        ({"read_timeout": "5s"}, 5.0),
+        ({"exec_timeout": ""}, 33.0),
+    ],
+)
+def test_timeout_comes_from_the_environment_as_the_watchdog_has_it(
+    environment: dict[str, str], timeout_s: float
+) -> None:
+    assert function_wishes.of(deployment(environment=environment), 33.0).timeout_s == timeout_s
+
+
+def test_our_annotation_for_the_timeout_goes_before_the_environment() -> None:
+    said = deployment(environment={"exec_timeout": "1h"}, annotations={"com.gpufaas.timeout": "5s"})
+    assert function_wishes.of(said).timeout_s == 5.0
+
+
+@pytest.mark.parametrize(("said", "limit"), [("12", 12), ("0", None), ("", None)])
+def test_max_inflight_is_the_concurrency_of_an_instance(said: str, limit: int | None) -> None:
+    assert function_wishes.of(deployment(environment={"max_inflight": said})).concurrency == limit
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("com.gpufaas.enabled", "maybe"),
+        ("com.gpufaas.memory", "lots"),
+        ("com.gpufaas.memory", "0"),
+        ("com.gpufaas.batch", "0"),
+        ("com.gpufaas.slo", "0s"),
+        ("com.gpufaas.slo", "5 s"),
+        ("com.gpufaas.priority", "high"),
+        ("com.gpufaas.priority", "--1"),
+        ("com.gpufaas.retry", "always"),
+        ("com.gpufaas.timeout", "-5s"),
+        ("com.gpufaas.workers", "1.5"),
+        ("com.gpufaas.concurrency", "²"),
+        ("com.openfaas.scale.min", "-1"),
+        ("com.openfaas.scale.max", "0"),
+        ("com.openfaas.scale.factor", "101"),
+        ("com.openfaas.scale.target", "nan"),
+        ("com.openfaas.scale.type", "cpu"),
+        ("com.openfaas.scale.proportion", "1.1"),
+        ("com.openfaas.scale.zero-duration", "soon"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_key(key: str, value: str) -> None:
+    with pytest.raises(BadDeployment) as caught:
+        function_wishes.of(deployment(labels={key: value}))
+    assert f"{key}: {value!r}: " in str(caught.value)
+
+
+def test_a_wrong_variable_is_named() -> None:
+    with pytest.raises(BadDeployment, match=r"exec_timeout: '1 hour'"):
+        function_wishes.of(deployment(environment={"exec_timeout": "1 hour"}))
+
+
+def test_a_maximum_below_the_minimum_is_refused() -> None:
+    with pytest.raises(BadDeployment, match=r"scale\.max: '2': it is less than .*scale\.min, 3"):
+        scaled(min="3", max="2")
+
+
+@pytest.mark.parametrize("where", ["annotations", "labels"])
+def test_more_memory_than_the_largest_gpu_has_is_refused_by_name(where: str) -> None:
+    wanted = deployment(**{where: {"com.gpufaas.memory": "80GiB"}})
+    with pytest.raises(BadDeployment) as refused:
+        function_wishes.refuse_beyond(wanted, 16 << 30)
+    assert str(refused.value) == "com.gpufaas.memory: 80GiB: the largest GPU has 16 GiB"
+
+
+@pytest.mark.parametrize("said", [{}, {"com.gpufaas.memory": "16GiB"}])
+def test_as_much_memory_as_the_largest_gpu_has_is_accepted(said: dict[str, str]) -> None:
+    function_wishes.refuse_beyond(deployment(annotations=said), 16 << 30)
+    with pytest.raises(BadDeployment):
+        function_wishes.refuse_beyond(
+            deployment(annotations={"com.gpufaas.memory": "16385Mi"}), 16 << 30
+        )
+
+
+def test_a_key_of_ours_that_is_not_known_is_refused_with_those_that_are() -> None:
+    with pytest.raises(BadDeployment, match=r"com\.gpufaas\.memmory is not known.*gpufaas\.memory"):
+        ours(memmory="1Gi")

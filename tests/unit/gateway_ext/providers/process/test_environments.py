@@ -1,0 +1,113 @@
+"""Environments of functions: what they see, made once, failing aloud, gone when unused."""
+
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+from gateway_ext.providers.process.python_environments import PythonEnvironments
+from tests.kit.processes.process_functions import World, call, world
+from tests.kit.waiting import eventually
+
+USES = "import tiny_thing\ndef handle(event, context):\n    return tiny_thing.SAYS\n"
+SEES = """
+import importlib.util
+def handle(event, context):
+    return [name for name in event.query.getlist("m") if importlib.util.find_spec(name)]
+"""
+
+
+def wheel(folder: Path) -> None:
+    """The smallest package that pip takes."""
+    info = "tiny_thing-1.0.dist-info"
+    files = {
+        "tiny_thing.py": "SAYS = 'tiny'\n",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: tiny-thing\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "".join(
+            f"{name},,\n" for name in ("tiny_thing.py", f"{info}/METADATA", f"{info}/WHEEL")
+        ),
+    }
+    with zipfile.ZipFile(folder / "tiny_thing-1.0-py3-none-any.whl", "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+
+
+async def offline(there: World) -> None:
+    """A provider whose pip finds packages in one folder and asks no index."""
+    links = there.folder / "links"
+    links.mkdir()
+    links.chmod(0o755)
+    wheel(links)
+    await there.provider.close()
+    pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(links)}
+    there.settings = replace(there.settings, pip_environment=pip)
+    there.provider = there.new_provider()
+    await there.provider.start(there.heard)
+
+
+def environments(there: World) -> list[Path]:
+    return list((there.state / "envs").iterdir())
+
+
+async def test_requirements_are_installed_told_kept_and_removed() -> None:
+    async with world() as there:
+        await offline(there)
+        there.build("f", USES, "# what it needs\ntiny-thing==1.0\n")
+        there.build("g", USES, "tiny-thing==1.0  # the same\n")
+        f = await there.deploy("f")
+        assert not there.heard.endpoints[f], "deploying does not wait for pip"
+        (endpoint,) = await there.ready(f)
+        assert await call(endpoint) == b"tiny"
+        assert any("Successfully installed" in line.text for line in await there.log(f))
+        g = await there.deploy("g")
+        await there.ready(g)
+        assert not any("install" in line.text for line in await there.log(g))
+        assert len(environments(there)) == 1
+        await there.provider.remove(f)
+        there.build("g", "def handle(event, context):\n    return 'bare'\n")
+        await there.deploy("g", update=True)
+        await there.until(lambda: len(there.heard.endpoints[g]) == 1, "the update")
+        await there.until(lambda: _only_bare(there), "the end of what nobody uses")
+
+
+async def test_failure_to_install_is_in_the_status_and_the_log_and_can_be_mended() -> None:
+    async with world() as there:
+        await offline(there)
+        there.build("f", requirements="there-is-no-such-thing==9\n")
+        f = await there.deploy("f")
+
+        async def trouble() -> str:
+            return (await there.provider.function(f, usage=False)).trouble
+
+        await eventually(trouble, "the trouble of the environment")
+        assert "there-is-no-such-thing" in await trouble()
+        assert any("there-is-no-such-thing" in line.text for line in await there.log(f))
+        assert environments(there) == []
+        there.build("f")
+        await there.deploy("f", update=True)
+        await there.ready(f)
+        assert await trouble() == ""
+
+
+async def test_function_sees_the_gateways_packages_but_not_the_source_tree() -> None:
+    async with world() as there:
+        there.build("f", SEES)
+        f = await there.deploy("f")
+        (endpoint,) = await there.ready(f)
+        names = "&m=".join(["torch", "msgpack", "scheduler", "gpu_manager", "tests"])
+        assert await call(endpoint, f"/?m={names}") == b'["torch", "msgpack"]'
+
+
+async def test_name_depends_on_what_is_meant_alone() -> None:
+    async with world() as there:
+        made = PythonEnvironments(there.settings, None, "mark")
+        assert made.name_of(b"a\nb\n") == made.name_of(b"\n# x\na  # y\nb")
+        assert made.name_of(b"torch\nMsgPack\n") == made.name_of(b""), "the gateway has both"
+        assert made.name_of(b"torch==1.0\n") != made.name_of(b"")
+        assert made.name_of(b"a\n") != made.name_of(b"b\n")
+        assert made.name_of(b"") == made.name_of(b"# nothing\n")
+
+
+def _only_bare(there: World) -> bool:
+    installed = [one for one in environments(there) if list(one.glob("lib/*/*/tiny_thing.py"))]
+    return not installed and len(environments(there)) == 1

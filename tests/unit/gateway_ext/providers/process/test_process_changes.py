@@ -1,0 +1,123 @@
+"""Functions that are changed or removed while something of them still runs."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from gateway_ext.errors import SecretInUse, UnknownFunction
+from gateway_ext.providers.process import build_folders, process_table
+from tests.kit.processes.process_functions import HELLO, call, world
+
+NS = "openfaas-fn"
+READ = """
+import os
+def handle(event, context):
+    with open(os.path.join(os.environ["secret_mount_path"], "key")) as file:
+        return file.read()
+"""
+HIDE = """
+import subprocess
+def handle(event, context):
+    child = subprocess.Popen(["/bin/sleep", "1000"], start_new_session=True, env={})
+    return str(child.pid)
+"""
+WHO = "import os\ndef handle(event, context):\n    return str(os.getuid())\n"
+NEVER_READY = "import time\ntime.sleep(1000)\n"
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: functions get users")
+
+
+def _may_mount() -> bool:
+    unshare = shutil.which("unshare")
+    return (
+        unshare is not None and not subprocess.run([unshare, "-m", "true"], check=False).returncode
+    )
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+async def test_old_version_keeps_its_secrets_until_the_new_one_is_ready() -> None:
+    async with world() as there:
+        there.build("f", READ)
+        await there.provider.create_secret(NS, "key", b"one")
+        f = await there.deploy(secrets=("key",))
+        (endpoint,) = await there.ready(f)
+        there.build("f", NEVER_READY)
+        await there.deploy(update=True)
+        await there.provider.update_secret(NS, "key", b"two")
+        assert await call(endpoint) == b"two"
+        with pytest.raises(SecretInUse):
+            await there.provider.remove_secret(NS, "key")
+        there.build("f", HELLO)
+        await there.deploy(update=True)
+        await there.until(lambda: there.heard.endpoints[f] not in ([], [endpoint]), "the new")
+        secrets = next((there.state / "functions").iterdir()) / "secrets"
+        await there.until(lambda: not list(secrets.iterdir()), "no secret")
+        await there.provider.remove_secret(NS, "key")
+
+
+async def test_replicas_asked_for_during_a_deployment_are_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy = build_folders.copy
+    begun, scaled = threading.Event(), threading.Event()
+
+    def slowly(folder: Path, into: Path, gid: int | None) -> Path:
+        begun.set()
+        assert scaled.wait(30)
+        return copy(folder, into, gid)
+
+    async with world() as there:
+        there.build("f")
+        f = await there.deploy()
+        monkeypatch.setattr(build_folders, "copy", slowly)
+        deploying = asyncio.create_task(there.deploy(update=True))
+        await there.until(begun.is_set, "the copy of the build")
+        await there.provider.scale(f, 3)
+        scaled.set()
+        await deploying
+        assert (await there.provider.function(f, usage=False)).replicas == 3
+
+
+async def test_update_of_nothing_is_told_so_whatever_else_is_wrong() -> None:
+    async with world() as there:
+        with pytest.raises(UnknownFunction):
+            await there.deploy(update=True, secrets=("none",))
+
+
+@as_root
+@pytest.mark.skipif(not _may_mount(), reason="needs mount namespaces")
+async def test_what_hides_from_its_function_ends_with_it() -> None:
+    async with world() as there:
+        there.build("f", HIDE)
+        f = await there.deploy()
+        (endpoint,) = await there.ready(f)
+        hidden = int(await call(endpoint))
+        assert _is_alive(hidden)
+        await there.provider.remove(f)
+        await there.until(lambda: not _is_alive(hidden), "the end")
+
+
+@as_root
+async def test_user_who_has_a_process_is_given_to_no_function() -> None:
+    async with world() as there:
+        there.build("f", WHO)
+        first = there.settings.first_uid
+        free = min(set(range(first, first + 100)) - process_table.users())
+        with subprocess.Popen(["sleep", "1000"], user=free) as stranger:
+            f = await there.deploy()
+            (endpoint,) = await there.ready(f)
+            assert int(await call(endpoint)) != free
+            await there.provider.remove(f)
+            await there.until(lambda: not there.left(), "its end")
+            assert stranger.poll() is None
+            stranger.kill()

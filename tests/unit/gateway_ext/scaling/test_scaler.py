@@ -1,0 +1,244 @@
+"""The scaler: one order at a time, wakes at once, and a provider that fails or changes its mind."""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import pytest
+
+from common.telemetry.metrics import BoundedNames, page
+from gateway_ext.calls.function_table import Function, Functions
+from gateway_ext.errors import ProviderFailed, UnknownFunction
+from gateway_ext.model import Deployment, Endpoint, FunctionId
+from gateway_ext.scaling.replica_rule import ScalingPace
+from gateway_ext.scaling.scaler import Scaler, ScalerSettings
+from testbed.virtual_time import until, virtually
+
+ECHO = FunctionId("openfaas-fn", "echo")
+LOG = logging.getLogger("tests.scaler")
+SETTINGS = ScalerSettings(pace=ScalingPace(up_every_s=2.0, settle_s=30.0, down_after_s=60.0))
+ZERO = {"com.openfaas.scale.zero": "true", "com.openfaas.scale.zero-duration": "30s"}
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@dataclass
+class Instances:
+    """A provider's scaling: takes `takes_s` to be told, and `starts_s` until they are there."""
+
+    functions: Functions
+    starts_s: float = 2.0
+    takes_s: float = 0.5
+    fails: list[Exception] = field(default_factory=list)
+    asked: list[tuple[float, int]] = field(default_factory=list)
+    now: int = 0
+    labels: dict[str, str] = field(default_factory=dict)
+    starting: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def scale(self, _function: FunctionId, replicas: int) -> None:
+        self.asked.append((now_s(), replicas))
+        self.now += 1
+        assert self.now == 1, "two orders at once"
+        try:
+            await asyncio.sleep(self.takes_s)
+            if self.fails:
+                raise self.fails.pop(0)
+        finally:
+            self.now -= 1
+        self.tell(len(self.function.endpoints) if replicas else 0, wanted=replicas)
+        task = asyncio.create_task(self._start(replicas))
+        self.starting.add(task)
+        task.add_done_callback(self.starting.discard)
+
+    def tell(self, there: int, *, wanted: int) -> None:
+        deployment = Deployment(ECHO, "image", labels=self.labels)
+        endpoints = [Endpoint(str(at), f"unix:/nowhere/{at}") for at in range(there)]
+        self.functions.function_is(deployment, endpoints, wanted=wanted)
+
+    @property
+    def function(self) -> Function:
+        found = self.functions.by_id(ECHO)
+        assert found is not None
+        return found
+
+    async def _start(self, replicas: int) -> None:
+        await asyncio.sleep(self.starts_s)
+        self.tell(replicas, wanted=replicas)
+
+
+@dataclass
+class Stage:
+    """A scaler at work on one function."""
+
+    scaler: Scaler
+    instances: Instances
+    queued: dict[FunctionId, int]
+
+    @property
+    def asked(self) -> list[tuple[float, int]]:
+        return self.instances.asked
+
+
+@asynccontextmanager
+async def a_stage(
+    replicas: int, settings: ScalerSettings = SETTINGS, labels: dict[str, str] = ZERO
+) -> AsyncIterator[Stage]:
+    # The two know each other.
+    functions = Functions(on_change=lambda function: scaler.changed(function))  # noqa: PLW0108
+    instances = Instances(functions, labels=labels)
+    queued: dict[FunctionId, int] = {}
+    scaler = Scaler(
+        *(functions, instances.scale, lambda one: queued.get(one, 0), now_s, settings, LOG)
+    )
+    instances.tell(replicas, wanted=replicas)
+    instances.function.last_call_s = 0.0
+    async with scaler:
+        yield Stage(scaler, instances, queued)
+    for task in instances.starting:
+        task.cancel()
+    await asyncio.gather(*instances.starting, return_exceptions=True)
+
+
+async def one_call(stage: Stage) -> float:
+    """As the invocation path does it: wake the function, wait for a turn, give it back."""
+    function = stage.instances.function
+    stage.scaler.wake(function)
+    instance = await function.turn(1000)
+    took_at_s = now_s()
+    function.give_back(instance)
+    function.last_call_s = took_at_s
+    return took_at_s
+
+
+@virtually
+async def test_hundred_callers_wake_a_function_with_one_order() -> None:
+    async with a_stage(0) as stage:
+        await until(10.3)
+        came_s = await asyncio.gather(*(one_call(stage) for _ in range(100)))
+        assert stage.asked == [(10.3, 1)]
+        assert came_s == pytest.approx([12.8] * 100)
+        shown = page(stage.scaler.families(BoundedNames(10))).decode()
+        (waited,) = re.findall(r"gpufaas_gateway_wake_seconds_sum (\S+)", shown)
+        assert float(waited) == pytest.approx(2.5)
+        assert "gpufaas_gateway_wake_seconds_count 1.0" in shown
+        wanted = f'gpufaas_gateway_replicas_wanted{{function_name="{ECHO}"}} 1.0'
+        assert wanted in shown.splitlines()
+
+
+@virtually
+async def test_idle_function_goes_to_nothing_and_comes_back() -> None:
+    async with a_stage(1) as stage:
+        await until(29.9)
+        assert stage.asked == []
+        await until(31.0)
+        assert [replicas for _, replicas in stage.asked] == [0]
+        await until(100.0)
+        assert len(stage.asked) == 1
+        await one_call(stage)
+        assert stage.asked[1:] == [(100.0, 1)]
+
+
+@virtually
+async def test_function_with_queued_jobs_is_kept_and_woken() -> None:
+    async with a_stage(1) as stage:
+        stage.queued[ECHO] = 1
+        await until(200.0)
+        assert stage.asked == []
+        stage.queued.clear()
+        await until(240.0)
+        assert [replicas for _, replicas in stage.asked] == [0]
+        stage.queued[ECHO] = 1
+        await until(250.0)
+        assert [replicas for _, replicas in stage.asked] == [0, 1]
+
+
+@virtually
+async def test_caller_who_comes_while_it_goes_to_nothing_is_served_at_once() -> None:
+    async with a_stage(1) as stage:
+        await until(30.2)
+        assert [replicas for _, replicas in stage.asked] == [0]
+        stage.instances.tell(0, wanted=1)  # no endpoint, and the order is still under way
+        assert await one_call(stage) == pytest.approx(33.0, abs=0.1)
+        assert [replicas for _, replicas in stage.asked] == [0, 1]
+
+
+@virtually
+async def test_order_that_fails_is_given_again_later_and_later() -> None:
+    async with a_stage(0) as stage:
+        stage.instances.fails = [ProviderFailed("no"), ValueError("a bug"), ProviderFailed("no")]
+        await until(10.0)
+        waiting = [asyncio.create_task(one_call(stage)) for _ in range(20)]
+        await asyncio.gather(*waiting)
+        times_s = [at_s for at_s, _ in stage.asked]
+        between_s = [later - sooner for sooner, later in pairwise(times_s)]
+        assert len(times_s) == 4
+        assert between_s == sorted(between_s)
+        assert 1.5 <= between_s[0] <= 2.6
+        assert 4.5 <= between_s[2] <= 5.6
+
+
+@virtually
+async def test_provider_that_never_answers_is_given_up_and_asked_again() -> None:
+    async with a_stage(0, replace(SETTINGS, scale_within_s=5.0)) as stage:
+        stage.instances.takes_s = 1e9
+        stage.queued[ECHO] = 1
+        await until(0.5)
+        await until(8.0)
+        assert [round(at_s) for at_s, _ in stage.asked] == [0, 6]
+
+
+@virtually
+async def test_flapping_provider_is_not_flooded() -> None:
+    """It accepts every order, and then says again that it wants nothing."""
+    async with a_stage(0) as stage:
+        stage.instances.starts_s = 1e9
+        stage.queued[ECHO] = 1
+        for at in range(60):
+            await until(float(at))
+            stage.instances.tell(0, wanted=0)
+        assert 2 <= len(stage.asked) <= 60 / SETTINGS.believed_s + 1
+
+
+@virtually
+async def test_load_brings_replicas_step_by_step_and_its_end_takes_them() -> None:
+    labels = {"com.openfaas.scale.target": "10", "com.openfaas.scale.proportion": "1.0"}
+    async with a_stage(1, labels=labels) as stage:
+        function = stage.instances.function
+        function.inflight = 45
+        await until(40.0)
+        assert [replicas for _, replicas in stage.asked] == [2, 3, 4, 5]
+        function.inflight = 15
+        await until(90.0)
+        assert len(stage.asked) == 4
+        await until(105.0)
+        assert [replicas for _, replicas in stage.asked[4:]] == [2]
+
+
+@virtually
+async def test_rate_is_measured_over_a_while() -> None:
+    labels = {"com.openfaas.scale.target": "10", "com.openfaas.scale.type": "rps"}
+    async with a_stage(1, labels=labels) as stage:
+        for tenth in range(300):
+            await until(tenth / 10)
+            stage.instances.function.calls += 2
+        assert stage.instances.function.wanted == 3  # 20 a second, 9 for each
+
+
+@virtually
+async def test_function_that_is_removed_is_forgotten_with_its_order() -> None:
+    async with a_stage(0) as stage:
+        stage.instances.fails = [UnknownFunction(ECHO)]
+        stage.queued[ECHO] = 1
+        await until(1.2)
+        stage.instances.functions.function_gone(ECHO)
+        await until(30.0)
+        assert len(stage.asked) == 1
+        stage.instances.tell(0, wanted=0)
+        await until(32.0)
+        assert len(stage.asked) == 2

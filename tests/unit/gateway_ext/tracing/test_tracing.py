@@ -1,0 +1,285 @@
+"""Traces of calls: what a function is told, what it tells, and what is remembered."""
+
+import asyncio
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings, carrying, said_in
+from gpufaas.local.log_format import JsonLines
+from scheduler.api import Span, SpanKind, TraceContext
+from tests.kit.fakes.fake_function import a_function, says, writes
+from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway
+from tests.kit.worlds.gateway_world import NOBODY, gateway_world
+
+pytestmark = pytest.mark.timeout(30, func_only=True)
+
+TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SAID = f"00-{TRACE}-{CALLER}-01"
+
+
+class Kept:
+    """A sink that makes spans at once."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def add(self, make: Callable[[], Iterable[Span]]) -> None:
+        self.spans += make()
+
+    def counts(self) -> Mapping[str, int]:
+        return {"sent": len(self.spans)}
+
+
+def by_name(spans: Iterable[Span]) -> dict[str, Span]:
+    return {span.name: span for span in spans}
+
+
+async def called(gateway: Gateway, *headers: str, path: str = "/function/echo") -> list[Span]:
+    said = await gateway.call(path, headers=headers)
+    call_id = said.header("x-call-id")
+    assert call_id is not None
+    return gateway.invoke.tracer.spans(call_id)
+
+
+# -- what a function is told ----------------------------------------------------------------------
+
+
+async def test_function_is_told_the_trace_of_its_caller_below_a_span_of_ours() -> None:
+    async with a_gateway() as gateway, a_function(says()) as fake:
+        gateway.deploy(a_deployment(), fake)
+        spans = by_name(await called(gateway, f"traceparent: {SAID}", "tracestate: a=1"))
+        (got,) = fake.got
+        assert got.header("traceparent") == f"00-{TRACE}-{spans['function'].span_id}-01"
+        assert got.header("tracestate") == "a=1"
+        assert spans["call echo.openfaas-fn"].parent_id == CALLER
+        assert {span.trace_id for span in spans.values()} == {TRACE}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (),
+        ("traceparent: 00-nonsense-01", "tracestate: a=1"),
+        (f"traceparent: {SAID}", f"traceparent: {SAID}"),
+    ],
+)
+async def test_function_is_told_a_new_trace_without_a_valid_one(headers: tuple[str, ...]) -> None:
+    async with a_gateway() as gateway, a_function(says()) as fake:
+        gateway.deploy(a_deployment(), fake)
+        await gateway.call(headers=headers)
+        (got,) = fake.got
+        version, trace_id, span_id, flags = str(got.header("traceparent")).split("-")
+        assert (version, flags) == ("00", "00")  # nobody collects: nothing is sampled
+        assert trace_id != TRACE
+        assert int(trace_id, 16)
+        assert int(span_id, 16)
+        assert got.header("tracestate") is None
+
+
+async def test_caller_hears_nothing_of_what_the_function_tells() -> None:
+    header = "X-Gpu-Trace: 1 h;1;5;q=0\r\nTrailer: X-Gpu-Trace\r\n"
+    async with a_gateway() as gateway, a_function(says(headers=header)) as fake:
+        gateway.deploy(a_deployment(), fake)
+        said = await gateway.call()
+        assert said.header("x-gpu-trace") is None
+        assert said.header("trailer") is None
+
+
+async def test_lease_is_asked_for_below_its_own_span() -> None:
+    bert = 64 * "b"
+    async with (
+        a_gateway() as gateway,
+        a_function(says(headers=f"X-Gpu-Models: {bert}\r\n")) as fake,
+    ):
+        gateway.deploy(a_deployment("", enabled="true"), fake)
+        await gateway.call()
+        spans = by_name(await called(gateway, f"traceparent: {SAID}"))
+        (context,) = gateway.leases.traces
+        assert context == TraceContext(TRACE, spans["lease"].span_id, sampled=True)
+        assert spans["lease"].attributes["gpufaas.lease"] == 1
+        assert spans["lease"].end_ns <= spans["function"].begin_ns
+
+
+# -- what a function tells ------------------------------------------------------------------------
+
+
+async def test_handler_is_within_the_call_when_the_function_tells_of_it() -> None:
+    async def behave(got: object, writer: asyncio.StreamWriter) -> None:
+        begin_us = time.time_ns() // 1_000
+        await asyncio.sleep(0.02)
+        head = f"X-Gpu-Trace: 1 h;{begin_us};20000;q=7\r\n"
+        await writes(f"HTTP/1.1 200 OK\r\n{head}Content-Length: 0\r\n\r\n".encode())(got, writer)  # type: ignore[arg-type] # it is one
+
+    async with a_gateway() as gateway, a_function(behave) as fake:
+        gateway.deploy(a_deployment(), fake)
+        spans = by_name(await called(gateway))
+        handler, function = spans["handler"], spans["function"]
+        assert handler.parent_id == function.span_id
+        assert handler.service == "echo.openfaas-fn"
+        assert handler.end_ns - handler.begin_ns == 20_000_000
+        assert handler.attributes["gpufaas.queued_s"] == 7e-6
+
+
+async def test_handler_is_told_of_behind_a_stream() -> None:
+    answer = (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n"
+        b"0\r\nX-Gpu-Trace: 1 h;1;5000;q=0\r\nX-Other: 1\r\n\r\n"
+    )
+
+    async def behave(got: object, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.01)
+        await writes(answer)(got, writer)  # type: ignore[arg-type] # it is one
+
+    async with a_gateway() as gateway, a_function(behave) as fake:
+        gateway.deploy(a_deployment(), fake)
+        spans = by_name(await called(gateway))
+        assert spans["handler"].took_s == 0.005
+
+
+# -- what is remembered ---------------------------------------------------------------------------
+
+
+async def test_every_attempt_is_shown_when_an_instance_breaks_off() -> None:
+    async def hangs_up(got: object, writer: asyncio.StreamWriter) -> None:
+        del got
+        writer.close()
+
+    async with (
+        a_gateway() as gateway,
+        a_function(hangs_up) as broken,
+        a_function(says()) as fine,
+    ):
+        gateway.deploy(a_deployment("", retry="true"), broken, fine)
+        found: list[Span] = []
+        while len(found) < 6:
+            found = await called(gateway)
+        first, second = [span for span in found if span.name == "function"]
+        assert "closed the connection" in first.error
+        assert second.error == ""
+        assert len({span.span_id for span in found}) == len(found)
+
+
+async def test_failed_call_says_why() -> None:
+    async with a_gateway(connect_s=0.2) as gateway, a_function(writes(b"junk")) as fake:
+        gateway.deploy(a_deployment(), fake)
+        whole = by_name(await called(gateway))["call echo.openfaas-fn"]
+        assert "no valid HTTP" in whole.error
+        assert whole.attributes["http.response.status_code"] == 502
+
+
+def test_plain_calls_do_not_drive_out_what_is_looked_for() -> None:
+    tracer = CallTracer(TracerSettings(keep=2))
+    for call_id, status, gpu in (("gpu", 200, True), ("failed", 502, False)):
+        journey = tracer.begin(call_id, "f", "GET", (b"", b""), gpu=gpu)
+        tracer.ended(journey, status)
+    for number in range(5):
+        tracer.ended(tracer.begin(f"c{number}", "f", "GET", (b"", b""), gpu=False), 200)
+    assert tracer.spans("gpu")
+    assert tracer.spans("failed")
+    assert tracer.spans("c4")
+    assert not tracer.spans("c0")
+    assert [call["call_id"] for call in tracer.latest(2)] == ["c4", "c3"]
+
+
+def test_running_call_says_that_it_runs() -> None:
+    tracer = CallTracer(TracerSettings())
+    tracer.begin("c1", "f", "GET", (b"", b""), gpu=False)
+    (whole,) = tracer.spans("c1")
+    assert whole.attributes["gpufaas.running"] is True
+
+
+@pytest.mark.parametrize(
+    ("said", "ratio", "told_of"),
+    [
+        ("", 1.0, True),
+        ("", 0.0, False),
+        (SAID, 0.0, True),
+        (SAID[:-1] + "0", 1.0, False),
+    ],
+)
+def test_callers_choice_goes_before_ours(said: str, ratio: float, told_of: bool) -> None:  # noqa: FBT001 - a case
+    sink = Kept()
+    tracer = CallTracer(TracerSettings(ratio=ratio), sink)
+    journey = tracer.begin("c1", "f", "GET", (said.encode(), b""), gpu=False)
+    tracer.ended(journey, 200)
+    tracer.ended(journey, 500, "too late")
+    assert bool(sink.spans) is told_of
+    assert len([span for span in sink.spans if span.name == "call f"]) == int(told_of)
+
+
+def test_step_belongs_to_the_trace_that_was_said_and_keeps_what_failed() -> None:
+    sink = Kept()
+    tracer = CallTracer(TracerSettings(), sink)
+    with (
+        pytest.raises(ValueError, match="broken"),
+        tracer.step("c1", "queue f", (SAID.encode(), b"a=1"), SpanKind.PRODUCER) as step,
+    ):
+        raise ValueError("broken")
+    (span,) = sink.spans
+    assert (span.parent_id, span.error, span.kind) == (CALLER, "broken", SpanKind.PRODUCER)
+    headers = carrying([(b"traceparent", b"old"), (b"a", b"b")], step.trace)
+    assert headers == [
+        (b"a", b"b"),
+        (b"traceparent", f"00-{TRACE}-{span.span_id}-01".encode()),
+        (b"tracestate", b"a=1"),
+    ]
+    assert said_in(headers) == (headers[1][1], b"a=1")
+
+
+# -- the routes -----------------------------------------------------------------------------------
+
+
+async def test_routes_show_calls_to_who_may_see_them(tmp_path: Path) -> None:
+    async with gateway_world(tmp_path) as world:
+        said = await world.get("/function/none")
+        assert said.status == 404
+        assert (await world.get("/system/traces", who=NOBODY)).status == 401
+        assert (await world.get("/system/traces")).body["calls"] == []
+        assert (await world.ask("POST", "/system/traces")).status == 405
+        unknown = await world.get("/system/traces/a%20b")
+        assert unknown.status == 404
+        assert "nothing is known of call a b: this gateway remembers 0 calls" in json.dumps(
+            unknown.body
+        )
+        journey = world.gateway.tracer.begin("a/b c", "f", "GET", (b"", b""), gpu=True)
+        world.gateway.tracer.ended(journey, 200)
+        found = await world.get("/system/traces/a%2Fb%20c")
+        assert [span["name"] for span in found.body["spans"]] == ["call f"]
+        assert found.body["memory"]["calls"] == 1
+
+
+def test_call_without_an_id_is_given_a_uuid_that_names_its_trace() -> None:
+    tracer = CallTracer(TracerSettings())
+    journey = tracer.begin("", "f", "GET", (b"", b""), gpu=False)
+    named = uuid.UUID(journey.call_id)
+    assert (named.version, named.variant, named.hex) == (4, uuid.RFC_4122, journey.trace_id)
+    other = tracer.begin("mine", "f", "GET", (SAID.encode(), b""), gpu=False)
+    assert (other.call_id, other.trace_id) == ("mine", TRACE)
+
+
+async def test_line_about_a_failed_call_names_its_trace() -> None:
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(self.format(record))
+
+    keep = Keep()
+    keep.setFormatter(JsonLines())
+    logging.getLogger("gateway_ext").addHandler(keep)
+    try:
+        async with a_gateway() as gateway, a_function(writes(b"junk")) as fake:
+            gateway.deploy(a_deployment(), fake)
+            said = await gateway.call(headers=[f"traceparent: {SAID}"])
+    finally:
+        logging.getLogger("gateway_ext").removeHandler(keep)
+    (line,) = map(json.loads, lines)
+    assert line["level"] == "warning"
+    assert line["call_id"] == said.header("x-call-id")
+    assert (line["trace_id"], line["function"]) == (TRACE, "echo.openfaas-fn")

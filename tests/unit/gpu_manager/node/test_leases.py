@@ -1,0 +1,157 @@
+"""Leases that linger: when they end, and that nobody loses one before a first call."""
+
+import pytest
+
+from gpu_manager.node.leases_in_force import (
+    EndReason,
+    LeaseInForce,
+    LeasesInForce,
+    LeaseTimes,
+    SessionKey,
+)
+from scheduler.api import GpuId, LeaseId, ModelId, SlotId
+
+TIMES = LeaseTimes(linger_s=5.0, quantum_s=0.1, quiet_s=0.02, first_call_s=2.0, expiry_s=300.0)
+HOLDER = SessionKey("s")
+BERT = ModelId("t/bert")
+
+
+def granted(leases: LeasesInForce, number: int = 1, gpu: str = "g0") -> LeaseInForce:
+    assert leases.grant(LeaseId(number), SlotId(gpu), GpuId(gpu), (BERT,))
+    held = leases.get(LeaseId(number))
+    assert held is not None
+    return held
+
+
+def claimed(leases: LeasesInForce, number: int = 1, at_s: float = 0.0) -> LeaseInForce:
+    held = granted(leases, number)
+    leases.claim(held, HOLDER, at_s)
+    return held
+
+
+def due(leases: LeasesInForce, now_s: float) -> list[EndReason]:
+    return [why for _, why in leases.due(now_s)]
+
+
+def test_grant_changes_nothing_when_it_is_said_again() -> None:
+    leases = LeasesInForce(TIMES)
+    held = claimed(leases)
+
+    assert not leases.grant(held.id, held.slot, held.gpu, ())
+    assert leases.get(held.id) is held
+    assert held.holder == HOLDER
+
+
+def test_lease_does_not_linger_when_nobody_was_told_of_it() -> None:
+    leases = LeasesInForce(TIMES, contended=True)
+    granted(leases)
+
+    assert leases.next_due_s() is None
+    assert due(leases, 1e9) == []
+
+
+def test_lease_ends_when_it_was_idle_for_long() -> None:
+    leases = LeasesInForce(TIMES)
+    held = claimed(leases)
+    leases.used(held, 3.0, 0.01)
+
+    assert leases.next_due_s() == 8.0
+    assert due(leases, 7.9) == []
+    assert due(leases, 8.0) == [EndReason.IDLE]
+
+
+def test_lease_ends_when_it_was_held_for_too_long() -> None:
+    leases = LeasesInForce(TIMES)
+    held = claimed(leases)
+    leases.used(held, 299.0, 0.01)
+
+    assert due(leases, 299.9) == []
+    assert due(leases, 300.0) == [EndReason.EXPIRED]
+
+
+@pytest.mark.parametrize(
+    ("used_s", "run_s", "ends_s", "why"),
+    [
+        (0.01, 0.0, 0.03, EndReason.QUIET),
+        (0.01, 0.01, 0.045, EndReason.QUIET),
+        (0.09, 0.0, 0.1, EndReason.CONTENDED),
+        (0.05, 0.05, 0.1, EndReason.CONTENDED),
+    ],
+)
+def test_lease_ends_when_others_wait_and_it_is_quiet_or_had_its_time(
+    used_s: float, run_s: float, ends_s: float, why: EndReason
+) -> None:
+    leases = LeasesInForce(TIMES)
+    leases.used(claimed(leases), used_s, run_s)
+    assert due(leases, ends_s + 1e-9) == []
+
+    leases.contended = True
+
+    assert leases.next_due_s() == pytest.approx(ends_s)
+    assert due(leases, ends_s - 0.001) == []
+    assert due(leases, ends_s + 1e-9) == [why]
+
+
+def test_lease_has_time_for_its_first_call_when_others_wait() -> None:
+    leases = LeasesInForce(TIMES, contended=True)
+    held = claimed(leases, at_s=10.0)
+
+    assert due(leases, 10.03) == [
+        EndReason.QUIET
+    ]  # perhaps it made one, and it was not reported yet
+    held.checked_s = 11.95
+    assert due(leases, 11.99) == []
+    assert due(leases, 12.0) == [EndReason.CONTENDED]
+
+
+def test_lease_that_is_new_is_checked_less_and_less_often_when_others_wait() -> None:
+    leases = LeasesInForce(TIMES, contended=True)
+    held = claimed(leases)
+    checks = []
+    while (at_s := leases.next_due_s() or 0.0) < 0.5:
+        checks.append(round(at_s, 6))
+        held.checked_s = at_s
+
+    assert checks == [0.02, 0.04, 0.08, 0.16, 0.26, 0.36, 0.46]
+
+
+def test_lease_is_not_due_when_it_is_being_checked() -> None:
+    leases = LeasesInForce(TIMES, contended=True)
+    claimed(leases).checking = True
+
+    assert due(leases, 1e9) == []
+    assert leases.next_due_s() is None
+
+
+def test_lease_is_not_due_again_when_it_ends_already() -> None:
+    leases = LeasesInForce(TIMES)
+    claimed(leases).ending = EndReason.RELEASED
+
+    assert due(leases, 1e9) == []
+    assert leases.next_due_s() is None
+
+
+def test_leases_are_found_by_holder_and_by_model_on_one_gpu() -> None:
+    leases = LeasesInForce(TIMES)
+    mine = claimed(leases, 1)
+    elsewhere = granted(leases, 2, gpu="g1")
+
+    assert leases.held_by(HOLDER) == [mine]
+    assert leases.using(GpuId("g1"), BERT) == [elsewhere]
+    assert leases.using(GpuId("g0"), ModelId("t/other")) == []
+    leases.forget(mine.id)
+    assert leases.get(mine.id) is None
+    assert list(leases) == [elsewhere]
+
+
+@pytest.mark.parametrize("why", list(EndReason))
+def test_last_call_is_cut_short_only_when_nobody_wants_its_answer(why: EndReason) -> None:
+    wanted = why in (
+        EndReason.IDLE,
+        EndReason.CONTENDED,
+        EndReason.QUIET,
+        EndReason.EXPIRED,
+        EndReason.WORKER_LOST,
+    )
+
+    assert (TIMES.grace(why) > 2.0) == wanted

@@ -1,0 +1,264 @@
+"""A data channel's other end for tests: defines programs, calls them, reads the results."""
+
+import fcntl
+import mmap
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
+from gpu_manager.worker.calls.channel_server import CallObservers, ChannelServer, Programs
+from gpu_manager.worker.calls.executor import Executor
+from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
+from gpu_manager.worker.device.device_image import DeviceImage
+from gpu_manager.worker.device.image_file import ImageFile
+from gpu_manager.worker.program.allowed_operators import OperatorTable
+from gpu_manager.worker.program.tensor_specs import DTYPES, NAMES
+from torch_shim.wire.frame_socket import Frame, FrameSocket
+from torch_shim.wire.programs import Program, ProgramStep, Tuple, digest_of
+from torch_shim.wire.protocol import FrameKind, aligned
+
+LEASE = 7
+DIGEST = "d" * 64
+
+
+def program(*steps: ProgramStep, inputs: int = 1, output: Sequence[Any], **more: Any) -> Program:
+    """A program that gives these values."""
+    return Program(inputs, more.pop("constants", ()), steps, Tuple(list(output)), **more)
+
+
+def step(operator: str, *arguments: Any, **named: Any) -> ProgramStep:
+    """One step."""
+    return ProgramStep(operator, list(arguments), named)
+
+
+def sealed_image(*tensors: torch.Tensor) -> tuple[int, tuple[tuple[int, int], ...], int]:
+    """An image's descriptor, table and size."""
+    table, end = [], 0
+    for tensor in tensors:
+        table.append((end, tensor.numel() * tensor.element_size()))
+        end = aligned(end + table[-1][1])
+    descriptor = os.memfd_create("image", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, end)
+    for (offset, _), tensor in zip(table, tensors, strict=True):
+        os.pwrite(descriptor, raw(tensor), offset)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, 0xF)
+    return descriptor, tuple(table), end
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    """A tensor's elements."""
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def weight(table: Sequence[tuple[int, int]], number: int, like: torch.Tensor) -> list[Any]:
+    """How the wire describes a storage of the image that holds a tensor like this one."""
+    source = [0, DIGEST, *table[number]]
+    return [source, NAMES[like.dtype], list(like.shape), list(like.stride()), 0]
+
+
+class CallFailed(Exception):
+    """The worker answered FAILED."""
+
+    def __init__(self, failure: str, message: str, facts: dict[str, Any]) -> None:
+        super().__init__(failure, message)
+        self.failure = failure
+        self.message = message
+        self.facts = facts
+
+
+@dataclass
+class Reply:
+    """A result, read."""
+
+    outputs: list[Any]
+    changed: dict[int, torch.Tensor]
+    rng: bytes | None
+    meta: list[Any]
+    sizes: list[int]
+
+
+class Caller:
+    """The shim's end of one channel. Numbers the programs and bindings itself."""
+
+    def __init__(self, connection: socket.socket, arena_bytes: int = 0) -> None:
+        self.wire = FrameSocket(connection)
+        self.memory: Any = None
+        self._numbers = 0
+        self._programs: dict[str, int] = {}
+        if arena_bytes:
+            self.memory = self.arena(arena_bytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wire.close()
+
+    def arena(self, size: int, seals: int = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW) -> mmap.mmap:
+        """Share memory with the worker."""
+        descriptor = os.memfd_create("arena", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, size)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+            self.ask(FrameKind.ARENA, [size], descriptors=[descriptor])
+            return mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+
+    def ask(
+        self, kind: FrameKind, meta: Any, body: Sequence[Any] = (), descriptors: Sequence[int] = ()
+    ) -> Frame:
+        """Send a request; CallFailed for FAILED."""
+        self.wire.send(kind, meta, body, descriptors)
+        frame = self.wire.receive()
+        if frame.kind is FrameKind.FAILED:
+            raise CallFailed(*frame.meta)
+        return frame
+
+    def define(self, what: Program) -> int:
+        """The program's number, after it was sent once."""
+        packed = what.pack()
+        digest = digest_of(packed)
+        if digest not in self._programs:
+            self._numbers += 1
+            self.ask(FrameKind.DEFINE, [self._numbers, digest], [packed])
+            self._programs[digest] = self._numbers
+        return self._programs[digest]
+
+    def bind(self, what: Program, tensors: dict[int, Any]) -> int:
+        """A new binding's number."""
+        number = self.define(what)
+        self._numbers += 1
+        self.ask(FrameKind.BIND, [number, self._numbers, tensors])
+        return self._numbers
+
+    def call(
+        self,
+        what: Program,
+        *inputs: Any,
+        lease: int = LEASE,
+        binding: int | None = None,
+        options: Sequence[Any] = (None, None, [], None),
+        keys: Sequence[int] = (),
+    ) -> Reply:
+        """Run it. Tensors are sent; lists and numbers go as they are; `keys` keeps sent tensors."""
+        number = self.define(what)
+        area = self.memory if self.memory is not None else bytearray(1 << 20)
+        described, end = self._write(area, inputs, keys)
+        body = () if self.memory is not None or not end else (area[:end],)
+        meta = [lease, number, binding, described, list(options)]
+        return self.read(self.ask(FrameKind.CALL, meta, body))
+
+    def read(self, frame: Frame) -> Reply:
+        """A RESULT as tensors."""
+        storages, views, changed, rng, _ = frame.meta
+        entries = [(offset, size) for offset, size, _ in storages]
+        entries += [(offset, size) for _, offset, size in changed]
+        source: Any = self.memory
+        if frame.descriptors:
+            (descriptor,) = frame.descriptors
+            source = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE)
+            os.close(descriptor)
+        elif len(frame.body) or self.memory is None:
+            source = frame.body
+        found, end = [], 0
+        for offset, size in entries:
+            start = end if offset < 0 else offset
+            end = aligned(start + size)
+            found.append(bytearray(source[start : start + size]))
+        outputs = [_output(view, found) for view in views]
+        new = zip(changed, found[len(storages) :], strict=True)
+        return Reply(
+            outputs,
+            {entry[0]: torch.frombuffer(data, dtype=torch.uint8) for entry, data in new},
+            rng,
+            frame.meta,
+            [size for _, size in entries],
+        )
+
+    def _write(
+        self, area: Any, inputs: Sequence[Any], keys: Sequence[int]
+    ) -> tuple[list[Any], int]:
+        described, end = [], 0
+        for number, value in enumerate(inputs):
+            if not isinstance(value, torch.Tensor):
+                described.append(value)
+                continue
+            size = value.untyped_storage().nbytes()
+            whole = torch.empty(0, dtype=torch.uint8).set_(
+                value.untyped_storage(), 0, (size,), (1,)
+            )
+            area[end : end + size] = whole.numpy().tobytes()
+            key = keys[number] if number < len(keys) else 0
+            shape, strides = list(value.shape), list(value.stride())
+            described.append(
+                [[2, end, size, key, 0], NAMES[value.dtype], shape, strides, value.storage_offset()]
+            )
+            end = aligned(end + size)
+        return described, end
+
+
+def _output(view: Any, storages: list[bytearray]) -> Any:
+    """A tensor, a number, or the description of an alias of an input."""
+    if not isinstance(view, list) or view[0] < 0:
+        return view
+    storage, name, shape, strides, offset = view
+    data = storages[storage]
+    if not data:
+        return torch.empty(shape, dtype=DTYPES[name])
+    flat = torch.frombuffer(data, dtype=torch.uint8).untyped_storage()
+    return torch.empty(0, dtype=DTYPES[name]).set_(flat, offset, shape, strides)
+
+
+class LocalWorker:
+    """A worker's insides in this process, with a lease in force and weights loaded."""
+
+    def __init__(self, *weights: torch.Tensor, limit_bytes: int = 1 << 40) -> None:
+        self.ended: list[int] = []
+        self.ran: list[int] = []
+        self.notes: list[str] = []
+        self.traces: list[str] = []  # that the notes are about
+        self.pressures: list[int] = []
+        self.relief: tuple[int | None, bool] = (None, False)
+        self.device = CpuArithmetic()
+        self.leases = AdmittedLeases(self.ended.append)
+        self.table = OperatorTable(self.device.device)
+        self.executor = Executor(self.device, self.table, self.leases, self._relieve)
+        self.programs = Programs(self.table)
+        if weights:
+            descriptor, self.weights, total = sealed_image(*weights)
+            file = ImageFile(DIGEST, [list(entry) for entry in self.weights], total, descriptor)
+            self.executor.images[DIGEST] = DeviceImage(file, self.device)
+        self.executor.set_limit(limit_bytes)
+        self.leases.admit(LEASE)
+        self._threads: list[threading.Thread] = []
+
+    def connect(self, session: str = "s", arena_bytes: int = 0) -> Caller:
+        """A new channel."""
+        ours, theirs = socket.socketpair()
+        reports = CallObservers(lambda lease, _: self.ran.append(lease), self._note)
+        server = ChannelServer(theirs, session, self.executor, self.leases, self.programs, reports)
+        thread = threading.Thread(target=server.serve, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+        return Caller(ours, arena_bytes)
+
+    def join(self) -> None:
+        """Wait until every channel's thread has ended."""
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+    def _note(self, text: str, trace: str) -> None:
+        self.notes.append(text)
+        self.traces.append(trace)
+
+    def _relieve(self, _: int, need_bytes: int) -> tuple[int | None, bool]:
+        self.pressures.append(need_bytes)
+        return self.relief

@@ -1,0 +1,167 @@
+"""GpuTurns of processes on one GPU: one at a time, none forgotten, none kept by the dead."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from gpu_manager.worker.device.gpu_turns import GpuTurns, kill_whose_turn, make_turns, whose_turn
+from tests.kit.places import ROOT
+
+# Takes a turn for each line that it hears, says so, and ends it at the next line.
+WORKER = """
+import sys
+from gpu_manager.worker.device.gpu_turns import GpuTurns
+turns = GpuTurns(int(sys.argv[1]))
+while sys.stdin.readline():
+    with turns:
+        print("in", flush=True)
+        sys.stdin.readline()
+    print("out", flush=True)
+"""
+# Takes turns as fast as it can, and says at the end how many they were.
+GREEDY = """
+import sys, time
+from gpu_manager.worker.device.gpu_turns import GpuTurns
+turns, until_s, count = GpuTurns(int(sys.argv[1])), float(sys.argv[2]), 0
+while time.monotonic() < until_s:
+    with turns:
+        time.sleep(0.001)
+        count += 1
+print(count, flush=True)
+"""
+
+
+class Worker:
+    """A process that takes turns."""
+
+    def __init__(self, source: str, turns: int, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", source, str(turns), *arguments],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[turns],
+        )
+
+    def say(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+
+    def hears(self, within_s: float) -> str:
+        """What it says in this time; empty if nothing."""
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], within_s)
+        return self.process.stdout.readline().decode().strip() if ready else ""
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def turns() -> Iterator[int]:
+    descriptor = make_turns()
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.fixture
+def workers(turns: int) -> Iterator[list[Worker]]:
+    found = [Worker(WORKER, turns) for _ in range(3)]
+    yield found
+    for worker in found:
+        worker.stop()
+
+
+def test_second_worker_waits_until_the_first_ones_turn_is_over(workers: list[Worker]) -> None:
+    first, second, _ = workers
+    first.say()
+    assert first.hears(20.0) == "in"
+    second.say()
+    assert second.hears(0.3) == ""
+    first.say()
+    assert first.hears(5.0) == "out"
+    assert second.hears(5.0) == "in"
+
+
+@pytest.mark.parametrize("waiting", ["in its turn", "next in line"])
+def test_turn_goes_on_when_a_worker_is_killed(workers: list[Worker], waiting: str) -> None:
+    first, second, third = workers
+    first.say()
+    assert first.hears(20.0) == "in"
+    second.say()
+    assert second.hears(0.3) == ""
+    if waiting == "next in line":
+        second.process.send_signal(signal.SIGKILL)
+        third.say()
+        assert third.hears(0.3) == ""
+        first.say()
+        assert first.hears(5.0) == "out"
+        assert third.hears(5.0) == "in"
+    else:
+        first.process.send_signal(signal.SIGKILL)
+        assert second.hears(5.0) == "in"
+
+
+def test_worker_that_lets_others_go_first_has_its_turn_again_afterwards(
+    turns: int, workers: list[Worker]
+) -> None:
+    ours = GpuTurns(turns)
+    with ours:
+        workers[0].say()
+        assert workers[0].hears(0.5) == ""
+        with ours.let_others():
+            assert workers[0].hears(20.0) == "in"
+            workers[0].say()
+            assert workers[0].hears(5.0) == "out"
+        workers[0].say()
+        assert workers[0].hears(0.3) == ""
+    assert workers[0].hears(5.0) == "in"
+
+
+def test_nobody_starves_when_all_want_the_next_turn_at_once(turns: int) -> None:
+    until_s = time.monotonic() + 3.0
+    greedy = [Worker(GREEDY, turns, str(until_s)) for _ in range(3)]
+    counts = [int(worker.hears(30.0)) for worker in greedy]
+    for worker in greedy:
+        worker.stop()
+    assert min(counts) > max(counts) / 10
+
+
+def test_turn_costs_microseconds_when_nobody_else_wants_one(turns: int) -> None:
+    ours, times = GpuTurns(turns), 2000
+    best_s = float("inf")
+    for _ in range(5):
+        begun_s = time.perf_counter()
+        for _ in range(times):
+            with ours:
+                pass
+        best_s = min(best_s, (time.perf_counter() - begun_s) / times)
+    assert best_s < 200e-6
+
+
+def test_holder_of_the_turn_is_known_and_can_be_killed(turns: int, workers: list[Worker]) -> None:
+    assert whose_turn(turns) is None
+    first, second, _ = workers
+    first.say()
+    assert first.hears(20.0) == "in"
+    assert whose_turn(turns) == first.process.pid
+    kill_whose_turn(turns, second.process.pid)
+    kill_whose_turn(turns, first.process.pid)
+    assert first.process.wait(5.0) == -signal.SIGKILL
+    second.say()
+    assert second.hears(20.0) == "in"
+
+
+def test_nobody_can_write_to_the_file_of_turns(turns: int) -> None:
+    with pytest.raises(OSError, match="not permitted"):
+        os.write(turns, b"x")
+    with pytest.raises(OSError, match="not permitted"):
+        os.ftruncate(turns, 1)

@@ -1,0 +1,65 @@
+"""Orders keep their fields on the way, and wrong ones are found out."""
+
+from typing import Any
+
+import pytest
+
+from gpu_manager.worker import worker_orders
+from torch_shim.errors import BadFrame
+from torch_shim.wire.protocol import FrameKind, pack_frame, read_header, unpack_meta
+
+EXAMPLES: list[worker_orders.WorkerOrder] = [
+    worker_orders.Warm("cpu"),
+    worker_orders.Assign(0, 10, 20),
+    worker_orders.Ready(["no network"], 5),
+    worker_orders.LoadImage("d", [[0, 4], [64, 4]], 128, 1 << 40, 0.0, 0.5),
+    worker_orders.ImageLoaded(0.25, 7),
+    worker_orders.ImageLoadFailed(True, "why"),
+    worker_orders.SetLimit(1, 0, False),
+    worker_orders.AdmitCalls(1),
+    worker_orders.EndCalls(2),
+    worker_orders.CallsEnded(2),
+    worker_orders.OpenChannel("s", "f"),
+    worker_orders.CallsRan(1, 3, 32, 0.125, 1 << 33),
+    worker_orders.Pressure(1, 2, 3),
+    worker_orders.Note("text", ""),
+    worker_orders.Fork(1),
+    worker_orders.Forked(1, 4711),
+]
+
+
+@pytest.mark.parametrize("order", EXAMPLES)
+def test_order_is_the_same_when_it_has_travelled(order: worker_orders.WorkerOrder) -> None:
+    packed = pack_frame(worker_orders.KINDS[type(order)], list(order))
+    header = read_header(packed)
+    assert worker_orders.read(header.kind, unpack_meta(packed[-header.meta_bytes :])) == order
+
+
+def test_every_order_has_an_example() -> None:
+    assert {type(order) for order in EXAMPLES} == set(worker_orders.KINDS)
+    assert len(set(worker_orders.KINDS.values())) == len(worker_orders.KINDS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "meta"),
+    [
+        (FrameKind.RAN, [1, 1, 1, float("nan"), 1]),
+        (FrameKind.RAN, [1, 1, 1, float("inf"), 1]),
+        (FrameKind.RAN, [1, 1, 1, -0.5, 1]),
+        (FrameKind.RAN, [1, 1, 1, 1, 1]),
+        (FrameKind.RAN, [1, 1, 1, 0.5]),
+        (FrameKind.RAN, [True, 1, 1, 0.5, 1]),
+        (FrameKind.ENDED, [-1]),
+        (FrameKind.ENDED, [1 << 63]),
+        (FrameKind.ENDED, 1),
+        (FrameKind.ENDED, None),
+        (FrameKind.READY, [["a", 1], 5]),
+        (FrameKind.READY, ["ab", 5]),
+        (FrameKind.LOAD_FAILED, [1, "why"]),
+        (FrameKind.CALL, []),
+        (FrameKind.HELLO, []),
+    ],
+)
+def test_order_is_a_bad_frame_when_a_field_is_wrong(kind: FrameKind, meta: Any) -> None:
+    with pytest.raises(BadFrame):
+        worker_orders.read(kind, meta)

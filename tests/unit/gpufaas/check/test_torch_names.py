@@ -1,0 +1,96 @@
+"""The table of names against the shim: what it refuses, answers, and has never heard of."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch_shim
+from gpufaas.check.findings import UseOutcome
+from gpufaas.check.torch_names import RULES, rule_of
+from gpufaas.check.torch_uses import uses_in
+from torch_shim.cuda_api import cuda_module, memory_functions
+from torch_shim.tensors import tensor_types
+
+ON_GPU = " of a CUDA tensor"  # refused, or not, by what is not in the source
+# A program for every refusal that the shim spells out; without one here, a new one fails below.
+REFUSALS = {
+    "Tensor.__dlpack__ of a CUDA tensor": "x.__dlpack__()",
+    "to_dlpack of a CUDA tensor": "torch.utils.dlpack.to_dlpack(x)",
+    "torch.cuda.Event(interprocess=True)": "torch.cuda.Event(interprocess=True)",
+    "torch.cuda.Event.ipc_handle": "event.ipc_handle()",
+    "torch.cuda.ExternalStream": "torch.cuda.ExternalStream(7)",
+}
+
+
+def refusals() -> dict[str, str]:
+    """Call and remedy of every `UnsupportedCall(...)` in the shim that is written out."""
+    found = {}
+    for path in Path(torch_shim.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(
+                    func=ast.Name(id="UnsupportedCall"),
+                    args=[ast.Constant(value=str(call)), ast.Constant(value=str(remedy))],
+                ):
+                    found[call] = remedy
+                case _:
+                    pass
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(cuda_module.REFUSED))
+def test_name_cannot_be_done_when_the_shim_refuses_it(name: str) -> None:
+    rule = RULES[f"torch.cuda.{name}"]
+
+    assert rule.outcome is UseOutcome.CANNOT
+    assert rule.remedy == cuda_module.REFUSED[name]
+
+
+def test_every_call_that_the_shim_raises_for_is_known_here() -> None:
+    assert set(refusals()) == set(REFUSALS)
+
+
+@pytest.mark.parametrize(("call", "program"), REFUSALS.items())
+def test_call_is_told_with_the_shims_remedy_when_the_shim_raises_for_it(
+    call: str, program: str
+) -> None:
+    (use,) = uses_in("app.py", ast.parse(f"import torch\n{program}"))
+
+    assert use.rule.outcome is (UseOutcome.LOCAL if call.endswith(ON_GPU) else UseOutcome.CANNOT)
+    assert use.rule.remedy == refusals()[call]
+
+
+ANSWERED = {**cuda_module.CONSTANTS, **cuda_module.FUNCTIONS, **memory_functions.MEMORY}
+
+
+@pytest.mark.parametrize("name", sorted(ANSWERED))
+def test_name_is_answered_locally_when_the_shim_answers_it(name: str) -> None:
+    rule = RULES[f"torch.cuda.{name}"]
+
+    assert (rule.outcome, rule.heavy) == (UseOutcome.LOCAL, False)
+
+
+@pytest.mark.parametrize("name", sorted(tensor_types.DTYPES))
+def test_tensor_type_is_redirected(name: str) -> None:
+    assert RULES[f"torch.cuda.{name}"].outcome is UseOutcome.REDIRECTED
+
+
+@pytest.mark.parametrize("name", sorted(torch.cuda.__all__))
+def test_public_name_of_torch_cuda_has_a_rule_of_its_own(name: str) -> None:
+    assert f"torch.cuda.{name}" in RULES
+
+
+def test_rule_is_that_of_the_longest_part_of_a_name() -> None:
+    assert rule_of("torch.cuda.nvtx.range") is RULES["torch.cuda.nvtx"]
+    assert rule_of("torch.cuda.nvtx_of_tomorrow") is RULES["torch.cuda"]
+    assert rule_of("torch.nn.Linear") is None
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_rule_says_why_and_what_to_do_when_it_is_a_problem(name: str) -> None:
+    rule = RULES[name]
+
+    assert rule.why or rule.outcome is UseOutcome.REDIRECTED
+    assert rule.remedy or not (rule.heavy or rule.outcome is UseOutcome.CANNOT)

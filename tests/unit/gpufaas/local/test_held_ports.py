@@ -1,0 +1,67 @@
+"""Held ports: no program is given one by chance, and the one that is told the number can listen."""
+
+import errno
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from gpufaas.local.held_ports import LOOPBACK, HeldPort
+
+_MANY = 300
+
+
+@pytest.fixture
+def port() -> Iterator[HeldPort]:
+    with HeldPort() as held:
+        yield held
+
+
+def server(at: HeldPort) -> socket.socket:
+    """As servers listen: with reuse of the address allowed."""
+    listening = socket.create_server((LOOPBACK, at.number))
+    assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+    return listening
+
+
+def test_server_listens_at_a_held_port_again_and_again(port: HeldPort) -> None:
+    for _ in range(3):
+        with server(port) as listening, socket.create_connection((LOOPBACK, port.number)) as one:
+            other, _ = listening.accept()
+            other.close()  # first: this end waits in TIME_WAIT
+            assert one.recv(1) == b""
+
+
+def test_second_server_is_refused_while_the_first_listens(port: HeldPort) -> None:
+    with server(port), pytest.raises(OSError) as refused:  # noqa: PT011 - its number says it
+        server(port)
+    assert refused.value.errno == errno.EADDRINUSE
+
+
+def test_connection_is_refused_when_no_server_listens(port: HeldPort) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((LOOPBACK, port.number))
+
+
+def test_nobody_is_given_a_held_port_when_asking_for_any() -> None:
+    with ExitStack() as stack:
+        held = {stack.enter_context(HeldPort()).number for _ in range(_MANY)}
+        listening = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=_MANY))
+        given = {listening.getsockname()[1]}
+        for _ in range(_MANY):
+            asking = stack.enter_context(socket.socket())
+            asking.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            asking.bind((LOOPBACK, 0))
+            given.add(asking.getsockname()[1])
+            connected = stack.enter_context(socket.create_connection(listening.getsockname()))
+            given.add(connected.getsockname()[1])
+        assert len(held) == _MANY
+        assert not held & given
+
+
+def test_port_is_free_again_when_it_is_released() -> None:
+    port = HeldPort()
+    port.release()
+    with socket.socket() as other:  # without reuse, which a held port would refuse
+        other.bind((LOOPBACK, port.number))

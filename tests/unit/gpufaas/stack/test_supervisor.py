@@ -1,0 +1,154 @@
+"""What `gpufaas up` keeps and runs."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from gpufaas.cli import main
+from gpufaas.errors import AlreadyUp, StackFailed
+from gpufaas.local.stack_folder import RunningStack, StackFolder, stack_folder
+from gpufaas.stack.supervisor import Part, Supervisor
+
+LOG = logging.getLogger(__name__)
+RUNNING = RunningStack(1234, "http://127.0.0.1:8080", "http://127.0.0.1:7700", "unix:/x")
+
+
+async def at_once() -> bool:
+    return True
+
+
+async def never() -> bool:
+    return False
+
+
+def part(
+    folder: Path,
+    program: str,
+    ready: Callable[[], Awaitable[bool]] = at_once,
+    stop_s: float = 5.0,
+    start_s: float = 5.0,
+) -> Part:
+    """A Python program as a part."""
+    command = (sys.executable, "-c", program)
+    return Part("toy", command, folder / "toy.log", ready, {}, stop_s, start_s)
+
+
+async def until(found: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not found():
+            await asyncio.sleep(0.02)
+
+
+def pids(folder: Path) -> list[int]:
+    """Those that the toy wrote, oldest first."""
+    with contextlib.suppress(FileNotFoundError):
+        return [int(line) for line in (folder / "pids").read_text().split()]
+    return []
+
+
+def noting(folder: Path, then: str) -> str:
+    """A program that writes its pid down."""
+    return (
+        "import os, time\n"
+        f"with open({str(folder / 'pids')!r}, 'a') as file: file.write(f'{{os.getpid()}} ')\n"
+        f"{then}"
+    )
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def test_folder_says_who_runs_it_while_it_is_held(tmp_path: Path) -> None:
+    folder = StackFolder(tmp_path)
+    assert folder.running() is None
+    with folder.held():
+        assert folder.running() is None  # it has said nothing yet
+        folder.record(RUNNING)
+        assert folder.running() == RUNNING
+    assert folder.running() is None
+
+
+def test_folder_is_held_once(tmp_path: Path) -> None:
+    folder = StackFolder(tmp_path)
+    with folder.held():
+        folder.record(RUNNING)
+        with pytest.raises(AlreadyUp, match="process 1234"), folder.held():
+            pass
+    with folder.held():
+        pass
+
+
+def test_folder_of_a_killed_holder_runs_nothing(tmp_path: Path) -> None:
+    folder = StackFolder(tmp_path)
+    with folder.held():
+        folder.record(RUNNING)
+        record = (tmp_path / "stack.json").read_text()
+    (tmp_path / "stack.json").write_text(record)  # nobody removed it
+    assert folder.running() is None
+
+
+def test_folder_is_the_named_one_then_that_of_the_environment(tmp_path: Path) -> None:
+    environment = {"GPUFAAS_STATE": str(tmp_path / "b")}
+    assert stack_folder(str(tmp_path / "a"), environment).root == tmp_path / "a"
+    assert stack_folder(None, environment).root == tmp_path / "b"
+
+
+def test_node_address_is_abstract_when_the_path_is_too_long_for_a_socket() -> None:
+    assert StackFolder(Path("/s")).node_address == "unix:/s/node/node.sock"
+    long = StackFolder(Path("/") / ("x" * 120)).node_address
+    assert long.startswith("unix:@gpufaas-")
+    assert long != StackFolder(Path("/") / ("y" * 120)).node_address
+
+
+def test_down_says_so_when_nothing_is_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["down", "--state", str(tmp_path / "none")]) == 0
+    assert "nothing is up" in capsys.readouterr().out
+
+
+async def test_child_is_started_again_when_it_dies_and_gone_at_the_end(tmp_path: Path) -> None:
+    async with Supervisor(LOG) as children:
+        await children.start(part(tmp_path, noting(tmp_path, "time.sleep(60)")))
+        await until(lambda: len(pids(tmp_path)) == 1)
+        os.kill(pids(tmp_path)[0], signal.SIGKILL)
+        await until(lambda: len(pids(tmp_path)) == 2)
+        assert alive(pids(tmp_path)[1])
+    assert not any(alive(pid) for pid in pids(tmp_path))
+
+
+async def test_child_that_ends_before_it_is_up_fails_the_start_with_its_last_words(
+    tmp_path: Path,
+) -> None:
+    async with Supervisor(LOG) as children:
+        with pytest.raises(StackFailed, match=r"(?s)status 3.*no luck"):
+            await children.start(part(tmp_path, "print('no luck'); raise SystemExit(3)", never))
+
+
+async def test_child_that_is_never_ready_fails_the_start_and_is_gone(tmp_path: Path) -> None:
+    async with Supervisor(LOG) as children:
+        late = part(tmp_path, noting(tmp_path, "time.sleep(60)"), never, start_s=0.7)
+        with pytest.raises(StackFailed, match="not ready"):
+            await children.start(late)
+    assert not any(alive(pid) for pid in pids(tmp_path))
+
+
+async def test_child_that_ignores_the_request_to_end_is_killed(tmp_path: Path) -> None:
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+
+    async with Supervisor(LOG) as children:
+        program = deaf + noting(tmp_path, "time.sleep(60)")
+        await children.start(part(tmp_path, program, stop_s=0.2))
+        await until(lambda: bool(pids(tmp_path)))
+    assert not any(alive(pid) for pid in pids(tmp_path))

@@ -1,0 +1,64 @@
+"""Lazily kept orders of slots give what a sort would, told by what the view answers.
+
+Random changes are made through events; the expected answer is a sort over all slots.
+"""
+
+from random import Random
+
+import pytest
+
+from scheduler.core.cluster_view import ClusterView
+from scheduler.core.core import Core, make_core
+from scheduler.core.state.slots import Slot
+from scheduler.core.state.visits import Visits
+from tests.kit.cores.core_world import World
+from tests.kit.cores.random_lives import Chaos, random_operations
+
+
+@pytest.mark.parametrize("policy", ["lalb", "rr"])
+@pytest.mark.parametrize("seed", range(4))
+def test_rankings_are_sorts_when_anything_happens(policy: str, seed: int) -> None:
+    world = World(make_core(policy))
+    chaos = Chaos(world)
+    for event in chaos.setup():
+        world.send(event)
+    for operation in random_operations(Random(seed), 600):
+        happened = chaos.event(operation)
+        if happened is not None:
+            world.send(happened)
+            check(world.core, world.now)
+
+
+def check(core: Core, now: float) -> None:
+    view = ClusterView(core.cluster, Visits())
+    view.now = now
+    slots = [slot for slot in core.cluster.slots.values() if slot.gpu.active]
+    idle = [slot for slot in slots if len(slot.leases) < slot.capacity]
+    busy = [slot for slot in slots if len(slot.leases) >= slot.capacity]
+    for lane in core.cluster.waiting.lanes.values():
+        assert lane.first is not None
+        models = lane.bundle.models
+        assert view.idle_holder(lane.first) is least_used(holding(models, idle))
+        soonest = min(
+            holding(models, busy), key=lambda slot: (slot.available_s, slot.id), default=None
+        )
+        assert view.busy_holder(lane.first) is soonest
+        large = [slot for slot in slots if could_hold(slot, lane.bundle.needs)]
+        assert view.least_used(lane.first) is least_used(large)
+
+
+def least_used(slots: list[Slot]) -> Slot | None:
+    return min(slots, key=lambda slot: (slot.frequency, slot.id), default=None)
+
+
+def holding(models: tuple[str, ...], slots: list[Slot]) -> list[Slot]:
+    return [slot for slot in slots if set(models) <= set(slot.gpu.cache.residents)]
+
+
+def could_hold(slot: Slot, needs: tuple[tuple[str, int], ...]) -> bool:
+    """With nothing but the pinned models and what is withheld beside them."""
+    sizes = {each.model: each.bytes for each in slot.gpu.cache.residents.values() if each.pinned}
+    for model, size_bytes in needs:
+        sizes.setdefault(model, size_bytes)  # type: ignore[arg-type]
+    there_bytes = slot.gpu.spec.memory_bytes - slot.gpu.cache.withheld_bytes
+    return sum(sizes.values()) <= there_bytes

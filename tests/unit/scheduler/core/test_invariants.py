@@ -1,0 +1,49 @@
+"""The core's invariants hold after every step, under every policy and eviction rule there is."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+
+from cache_manager import eviction
+from scheduler import policies
+from scheduler.core.core import make_core
+from scheduler.model.events import RequestCancelled, SlotFreed
+from tests.kit.cores.core_world import World
+from tests.kit.cores.invariants import Invariants
+from tests.kit.cores.random_lives import Chaos, Operation, operations, random_operations
+
+each_policy = pytest.mark.parametrize("policy", policies.available())
+
+
+@each_policy
+@given(operations=operations)
+def test_core_keeps_its_invariants_when_anything_happens(
+    policy: str, operations: list[Operation]
+) -> None:
+    live_through(policy, "lru", operations)
+
+
+@each_policy
+@pytest.mark.parametrize("rule", eviction.available())
+def test_core_keeps_its_invariants_when_it_runs_long(policy: str, rule: str) -> None:
+    random = Random(f"{policy} {rule}")
+    live_through(policy, rule, random_operations(random, 3000))
+
+
+def live_through(policy: str, rule: str, operations: list[Operation]) -> None:
+    """Check every step of a random life, then bring all that is left to its end."""
+    world = World(make_core(policy, rule))
+    chaos, invariants = Chaos(world), Invariants(world)
+    for event in chaos.setup():
+        invariants.step(event)
+    for operation in operations:
+        happened = chaos.event(operation)
+        if happened is not None:
+            invariants.step(happened)
+    for request in list(world.core.requests):
+        invariants.step(RequestCancelled(request))
+    for lease in list(world.leases.values()):
+        invariants.step(SlotFreed(lease.slot, lease.id))
+    assert not world.core.requests
+    assert not world.leases

@@ -1,0 +1,168 @@
+"""What is remembered of requests: decisions, what came of them, and when it is forgotten."""
+
+import pytest
+
+from cache_manager.model.ids import GpuId, ModelId, Tier
+from scheduler.core.core import Core
+from scheduler.model.events import (
+    Event,
+    GpuLost,
+    LeaseReleased,
+    LoadFailed,
+    ModelLoaded,
+    RequestArrived,
+    RequestCancelled,
+    RunFinished,
+    SlotFreed,
+)
+from scheduler.model.values import CoreSettings, GpuSpec, LeaseId, RequestId, RequestOutcome, SlotId
+from scheduler.service.history.history import History, HistoryListener, RequestRecord
+from tests.kit.cores.builders import a_core, gpu, request
+
+G0, BERT = GpuId("g0"), ModelId("bert")
+
+
+class Everyone:
+    """Explains every request."""
+
+    def __contains__(self, request: object) -> bool:
+        return True
+
+
+class Counted(HistoryListener):
+    """Keeps what a listener is told."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+        self.loads: list[float] = []
+        self.held: list[float] = []
+        self.ends: list[RequestOutcome | None] = []
+
+    def granted(self, waited_s: float) -> None:
+        self.waits.append(waited_s)
+
+    def loaded(self, load_s: float) -> None:
+        self.loads.append(load_s)
+
+    def freed(self, dispatch: object, happened: object) -> None:
+        del dispatch
+        self.held.append(happened.freed_s - happened.dispatched_s)  # type: ignore[attr-defined] # any
+
+    def ended(self, record: RequestRecord) -> None:
+        self.ends.append(record.outcome)
+
+
+class Play:
+    """A core whose every event a history observes."""
+
+    def __init__(self, *specs: GpuSpec, limit: int = 100) -> None:
+        settings = CoreSettings(explain=Everyone())
+        self.core: Core = a_core(
+            gpus=specs or (gpu("g0"),), models=("bert", "vit"), settings=settings
+        )
+        self.counted = Counted()
+        self.history = History(limit, self.counted, self.core.placer.leases)
+
+    def at(self, now_s: float, *events: Event) -> None:
+        for event in events:
+            self.history(now_s, event, self.core.handle(event, now_s))
+
+    def record(self, name: str) -> RequestRecord:
+        record = self.history.get(RequestId(name))
+        assert record is not None
+        return record
+
+
+def first_lease(play: Play, name: str) -> LeaseId:
+    return play.record(name).happened[0].lease
+
+
+def test_record_holds_the_decision_and_what_was_measured() -> None:
+    play = Play()
+    play.at(1.0, RequestArrived(request("r0")))
+    play.at(3.5, ModelLoaded(G0, BERT, 2.5, Tier.DISK))
+    play.at(4.0, RunFinished(SlotId("g0"), BERT, 1, 0.25), RunFinished(SlotId("g0"), BERT, 1, 0.5))
+    lease = first_lease(play, "r0")
+    play.at(5.0, LeaseReleased(lease), SlotFreed(SlotId("g0"), lease))
+    record = play.record("r0")
+    (happened,) = record.happened
+    assert (happened.load_s, happened.sources) == (2.5, {BERT: Tier.DISK})
+    assert (happened.run_s, happened.runs, happened.freed_s) == (0.75, 2, 5.0)
+    assert (record.outcome, record.ended_s) == (RequestOutcome.COMPLETED, 5.0)
+    assert record.decided[0].action.explanation is not None
+    assert play.counted.waits == [0.0]
+    assert play.counted.loads == [2.5]
+    assert play.counted.held == [4.0]
+    assert play.counted.ends == [RequestOutcome.COMPLETED]
+
+
+def test_load_of_another_lease_is_not_counted() -> None:
+    """A hit on a model that an earlier lease loads has loaded nothing itself."""
+    play = Play(gpu("g0", leases=2))
+    play.at(0.0, RequestArrived(request("r0")), RequestArrived(request("r1")))
+    play.at(2.0, ModelLoaded(G0, BERT, 2.0, Tier.ABSENT))
+    assert play.record("r0").happened[0].load_s == 2.0
+    assert play.record("r1").happened[0].load_s == 0.0
+
+
+def test_waiting_is_counted_from_the_arrival_of_a_request_that_was_asked_for_again() -> None:
+    play = Play()
+    play.at(7.0, RequestArrived(request("r0", arrived_s=2.0)))
+    assert play.counted.waits == [5.0]
+
+
+def test_asking_again_keeps_the_record() -> None:
+    play = Play()
+    play.at(0.0, RequestArrived(request("r0")), RequestArrived(request("r0")))
+    assert len(play.record("r0").decided) == 1
+
+
+def test_request_of_an_earlier_name_begins_anew() -> None:
+    play = Play()
+    play.at(0.0, RequestArrived(request("r0")), RequestCancelled(RequestId("r0")))
+    assert play.record("r0").outcome is RequestOutcome.CANCELLED
+    play.at(9.0, RequestArrived(request("r0")))
+    assert (play.record("r0").outcome, play.record("r0").arrived_s) == (None, 9.0)
+
+
+def test_refused_event_leaves_no_record() -> None:
+    play = Play()
+    play.at(0.0, RequestArrived(request("r0")._replace(models=())))
+    assert play.history.get(RequestId("r0")) is None
+
+
+def test_failed_load_is_remembered() -> None:
+    play = Play()
+    play.at(0.0, RequestArrived(request("r0")))
+    play.at(1.0, LoadFailed(G0, BERT, "no such file"))
+    record = play.record("r0")
+    assert record.happened[0].failed_loads == {BERT: "no such file"}
+    assert record.outcome is RequestOutcome.FAILED
+
+
+def test_lease_that_went_with_its_gpu_is_never_freed() -> None:
+    play = Play(gpu("g0"), gpu("g1"))
+    play.at(0.0, RequestArrived(request("r0")))
+    lost = play.record("r0").happened[0]
+    play.at(1.0, GpuLost(lost.gpu))
+    play.at(2.0, SlotFreed(lost.slot, lost.lease))
+    assert lost.freed_s is None
+    assert play.counted.held == []
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_oldest_records_are_forgotten_beyond_the_limit(limit: int) -> None:
+    play = Play(limit=limit)
+    for number in range(5):
+        play.at(float(number), RequestArrived(request(f"r{number}")))
+    kept = [record.request.id for record in play.history.latest(10)]
+    assert kept == [f"r{number}" for number in (4, 3, 2, 1, 0)][:limit]
+
+
+def test_watcher_is_told_of_decisions_until_it_leaves() -> None:
+    play = Play()
+    told: list[object] = []
+    play.history.watch(RequestId("r0"), told.append)
+    play.at(0.0, RequestArrived(request("r0")), RequestArrived(request("r1")))
+    play.history.unwatch(RequestId("r0"), told.append)
+    assert [decided.action.slot for decided in told] == ["g0"]  # type: ignore[attr-defined] # Decided

@@ -1,0 +1,204 @@
+"""A live run is written to a file, and a fresh core does the same again."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from cache_manager.model.ids import ModelId, Tier
+from gpufaas.cli import EXIT_BAD_USE, main
+from gpufaas.commands.replay import replay
+from scheduler import policies
+from scheduler.core.core import Core
+from scheduler.core.recording import (
+    VERSION,
+    Beginning,
+    beginning_line,
+    digest,
+    parsed,
+    recorded_profile,
+    step_line,
+)
+from scheduler.estimates.profiles import Profile
+from scheduler.model.errors import BadRecording
+from scheduler.model.events import ModelLoaded, RequestArrived
+from scheduler.model.values import CoreSettings, LeaseId
+from scheduler.service.history.recorder import RunRecorder
+from scheduler.service.leadership.term import Office
+from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.settings import Settings
+from scheduler.store.memory_store import MemoryStore
+from scheduler.store.recovery import recover
+from scheduler.store.stored_records import encoded, profile_record
+from testbed.nodes.attaching import attach_in_process
+from testbed.nodes.fake_node import fake_node
+from tests.kit.cores.action_digest import lived
+from tests.kit.cores.builders import a_core, gpu, request
+from tests.kit.places import ROOT
+
+LOG = logging.getLogger("tests.recording")
+RECORDINGS = ROOT / "tests" / "recordings"
+
+
+class Everyone:
+    """Explains every request."""
+
+    def __contains__(self, request: object) -> bool:
+        return True
+
+
+def a_recording(path: Path, policy: str) -> None:
+    """A random life under this policy."""
+    world = lived(policy, seed=5, count=400)
+    recorder = RunRecorder(path)
+    recorder.begins(Beginning(VERSION, policy, "lru"))
+    for (event, now), actions in zip(world.log, world.answers, strict=True):
+        recorder(now, event, actions)
+    recorder.close()
+
+
+@pytest.mark.parametrize("policy", policies.available())
+def test_fresh_core_does_the_same_when_a_recording_is_replayed(policy: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    a_recording(path, policy)
+    found = replay(path)
+    assert (found.terms, found.differing_lines) == (1, [])
+    assert found.events > 300
+
+
+@pytest.mark.parametrize("path", sorted(RECORDINGS.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_fresh_core_does_the_same_as_a_live_scheduler_did(path: Path) -> None:
+    """`python -m tests.kit.cores.recorded_run` writes them anew when decisions change."""
+    found = replay(path)
+    assert (found.terms, found.differing_lines) == (1, [])
+    assert found.by_kind["PolicySet"] > 1
+    assert found.by_kind["SlotFreed"] > 50
+
+
+def test_replay_names_the_line_at_which_the_answer_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.jsonl"
+    a_recording(path, "lb")
+    lines = path.read_text().splitlines(keepends=True)
+    number = next(
+        n for n, line in enumerate(lines) if "RequestArrived" in line and '""' not in line
+    )
+    del lines[number]
+    path.write_text("".join(lines))
+    assert main(["replay", str(path)]) == 1
+    assert "answers differ, the first at line" in capsys.readouterr().out
+    assert min(replay(path).differing_lines) > number
+
+
+def test_two_terms_in_one_file_begin_with_a_fresh_core_each(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    a_recording(path, "lb")
+    a_recording(path, "netgain")
+    found = replay(path)
+    assert (found.terms, found.differing_lines) == (2, [])
+
+
+def test_profiles_of_an_earlier_leader_are_part_of_the_beginning() -> None:
+    before = a_core(models=("bert",))
+    before.handle(ModelLoaded(gpu("g0").id, ModelId("bert"), 4.0, Tier.DISK, 3 << 30), 0.0)
+    profiles = before.cluster.profiles.known()
+    kept = tuple(recorded_profile(model, profile) for model, profile in profiles.items())
+    line = beginning_line(Beginning(VERSION, "lalbo3", "lru", profiles=kept))
+    again = parsed(line)
+    assert isinstance(again, Beginning)
+    found = again.core().cluster.profiles.known()
+    assert {model: recorded_profile(model, profile) for model, profile in found.items()} == {
+        model: recorded_profile(model, profile) for model, profile in profiles.items()
+    }
+
+
+async def test_term_that_began_with_recovered_profiles_replays_to_the_same_answers(
+    tmp_path: Path,
+) -> None:
+    """From a datastore: what the core reserves and expects was measured in an earlier term."""
+    path = tmp_path / "run.jsonl"
+
+    store, recorder = MemoryStore(), RunRecorder(path)
+    for model, memory_bytes, load_s in (("large", 3 << 30, 9.0), ("small", 1 << 30, 0.5)):
+        profile = Profile(memory_bytes)
+        profile.measured_bytes = memory_bytes
+        profile.load_s = {Tier.HOST: load_s, Tier.DISK: 2 * load_s}
+        profile.measured_loads = {Tier.HOST}
+        profile.run_s = {(1, "any"): 0.2, (8, "H200"): 0.3}
+        profile.measured_runs = {(8, "H200")}
+        profile.usual_run_s = 0.3
+        profile.features = {"sm": 0.5}
+        await store.put(f"models/{model}", encoded(profile_record(profile, 0)))
+    recovered = await recover(store, LOG)
+    loop = asyncio.get_running_loop()
+    office = Office(Settings(), 1, loop, SchedulerCounters(), recovered, recorder)
+    node = fake_node("n0", *(gpu(f"g{n}", node="n0", memory_mb=4096) for n in range(2)))
+    attach_in_process(office.driver, node)
+    asked = [request(f"r{n}", model) for n, model in enumerate(("large", "small", "large"))]
+    waiting = [asyncio.create_task(office.driver.acquire(each)) for each in asked]
+    await asyncio.wait(waiting[:2])
+    office.close()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    recorder.close()
+    found = replay(path)
+    assert found.differing_lines == []
+    assert found.by_kind["RequestArrived"] == 3
+    lines = path.read_text().splitlines(keepends=True)
+    beginning = parsed(lines[0])
+    assert isinstance(beginning, Beginning)
+    assert {each.model for each in beginning.profiles} == {"large", "small"}
+    path.write_text(beginning_line(beginning._replace(profiles=())) + "\n" + "".join(lines[1:]))
+    assert replay(path).differing_lines  # they do decide
+
+
+def test_beginning_carries_what_decides_admission_and_lease_numbers() -> None:
+    beginning = Beginning(VERSION, "lb", "lru", {}, 1, LeaseId(1 << 40), 1 << 40)
+    core = beginning.core()
+    core.handle(RequestArrived(request("r0")), 0.0)
+    assert "queue full" in str(core.handle(RequestArrived(request("r1")), 0.0))
+    assert parsed(beginning_line(beginning)) == beginning
+
+
+def test_explanations_do_not_count_in_the_digest() -> None:
+    def answer(core: Core) -> str:
+        return digest(core.handle(RequestArrived(request("r0")), 0.0))
+
+    watched = a_core(gpus=(gpu("g0"),), settings=CoreSettings(explain=Everyone()))
+    assert answer(watched) == answer(a_core(gpus=(gpu("g0"),))) != ""
+
+
+def test_half_a_line_at_the_end_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    a_recording(path, "lb")
+    whole = replay(path).events
+    with path.open("a", encoding="utf-8") as file:
+        file.write('[1.0, ["Requ')
+    assert replay(path).events == whole
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hello\n",
+        "[1, 2]\n",
+        '{"begins": {"version": 99, "policy": "lb", "eviction": "lru"}}\n',
+        step_line(0.0, RequestArrived(request("r0")), []) + "\n",
+    ],
+)
+def test_what_is_no_recording_is_refused_in_one_line(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(text)
+    with pytest.raises(BadRecording):
+        replay(path)
+    assert main(["replay", str(path)]) == EXIT_BAD_USE
+    assert capsys.readouterr().err.startswith(f"gpufaas replay: {path}")
+
+
+def test_recording_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadRecording, match="No such file"):
+        RunRecorder(tmp_path / "missing" / "run.jsonl")

@@ -1,0 +1,88 @@
+"""Traces at the scheduler's HTTP: taken from headers, shown by request."""
+
+import logging
+
+import pytest
+
+from common.telemetry.traces import Span, TraceContext
+from gateway_ext.calls.scheduler_posting import Posting
+from gpufaas.local.log_format import JsonLines
+from scheduler.client.scheduler_client import SchedulerClient
+from scheduler.model.values import RequestId
+from scheduler.service.http.access import ApiRole, token
+from tests.kit.cores.builders import request
+from tests.kit.worlds.service_world import SECRET, World, leading
+
+pytestmark = pytest.mark.timeout(30, func_only=True)
+
+TRACE = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", sampled=True)
+
+
+def whole(world: World, name: str) -> Span:
+    assert world.office is not None
+    return world.office.traces.spans(RequestId(name))[0]
+
+
+@pytest.mark.parametrize("own_way", [False, True])
+async def test_request_belongs_to_the_trace_of_its_headers(own_way: bool) -> None:  # noqa: FBT001 - a case
+    posting = Posting() if own_way else None
+    async with (
+        leading() as world,
+        SchedulerClient([world.url], token(SECRET, ApiRole.CALLER), post=posting) as client,
+    ):
+        traced = TRACE._replace(state="a=1")
+        for name, trace in (
+            ("r0", traced),
+            ("r1", None),
+            ("r2", traced._replace(span_id=16 * "c")),
+        ):
+            granted = await client.acquire(request(name), trace)
+            await client.release(granted.placement.lease)
+        assert (whole(world, "r0").trace_id, whole(world, "r0").parent_id) == TRACE[:2]
+        assert whole(world, "r1").trace_id == 32 * "0"
+        assert whole(world, "r2").parent_id == 16 * "c"
+    if posting is not None:
+        posting.close()
+
+
+async def test_spans_of_a_request_are_shown() -> None:
+    async with leading() as world:
+        await world.acquire("a/b c")
+        found = await world.get("/traces/a%2Fb%20c")
+        assert {span["name"] for span in found.body["spans"]} == {
+            *("schedule", "queue", "decision", "held", "load"),
+        }
+        assert (await world.get("/traces/none")).status == 404
+        metrics = (await world.get("/metrics")).body
+        assert 'gpufaas_scheduler_trace_spans_total{result="sent"} 0.0' in metrics
+
+
+async def test_invalid_trace_costs_no_request() -> None:
+    async with leading() as world:
+        body = {"request": "r0", "function": "f", "models": ["bert"]}
+        said = await world.ask("POST", "/acquire", body, headers={"traceparent": "nonsense"})
+        assert said.status == 200
+        assert whole(world, "r0").trace_id == 32 * "0"
+
+
+async def test_lines_written_for_a_request_name_it_and_its_trace() -> None:
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(self.format(record))
+
+    log, keep = logging.getLogger("scheduler"), Keep()
+    keep.setFormatter(JsonLines())
+    log.addHandler(keep)
+    before = log.level
+    log.setLevel(logging.DEBUG)
+    try:
+        async with leading() as world, world.client() as client:
+            await client.acquire(request("r0"), TRACE)
+    finally:
+        log.removeHandler(keep)
+        log.setLevel(before)
+    placed = [line for line in lines if "lease" in line and '"request": "r0"' in line]
+    assert placed
+    assert all(f'"trace_id": "{TRACE.trace_id}"' in line for line in placed)

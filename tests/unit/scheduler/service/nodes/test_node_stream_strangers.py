@@ -1,0 +1,261 @@
+"""What strangers and broken managers can do to a scheduler: nothing but lose their connection."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from cache_manager.model.ids import NodeId
+from scheduler.model.events import NodeSnapshot
+from scheduler.wire.node_stream import (
+    MAX_MESSAGE_BYTES,
+    VERSION,
+    Challenge,
+    Hello,
+    Report,
+    TurnedAway,
+    UpChannel,
+    Welcome,
+    is_proven,
+    pack_greeting,
+    proven,
+    read_greeting,
+    stream_key,
+)
+from tests.kit.cores.builders import request
+from tests.kit.worlds.cluster_in_process import (
+    SECRET,
+    Scheduler,
+    a_node,
+    a_scheduler,
+    attached,
+    leases_of,
+    soon,
+)
+
+pytestmark = pytest.mark.timeout(20, func_only=True)
+
+KEY = stream_key(SECRET)
+
+
+@asynccontextmanager
+async def stranger(it: Scheduler, name: str = "n9") -> AsyncIterator[ClientConnection]:
+    url = f"ws{it.url.removeprefix('http')}/nodes/{name}/stream"
+    async with connect(url, compression=None, max_size=None, proxy=None) as socket:
+        yield socket
+
+
+async def challenged(socket: ClientConnection) -> Challenge:
+    data = await socket.recv()
+    assert isinstance(data, bytes)
+    challenge = read_greeting(data)
+    assert isinstance(challenge, Challenge)
+    return challenge
+
+
+async def greeted(
+    socket: ClientConnection, name: str = "n9", key: bytes = KEY, version: int = VERSION
+) -> object:
+    """What the scheduler says to a manager of this name and key."""
+    challenge = await challenged(socket)
+    hello = Hello(version, name, "a run", "a nonce", 0)
+    await socket.send(pack_greeting(proven(hello, key, challenge.nonce)))
+    data = await socket.recv()
+    assert isinstance(data, bytes)
+    return read_greeting(data)
+
+
+async def hung_up(socket: ClientConnection) -> bool:
+    try:
+        while True:
+            await socket.recv()
+    except ConnectionClosed:
+        return True
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"\xc1",
+        b"GET / HTTP/1.1",
+        b"\x91" * 10_000,
+        b"\x00" * 20_000,
+        "text",
+        pack_greeting(Welcome(resumed=True)),
+        pack_greeting(TurnedAway("go away")),
+        pack_greeting(Hello(VERSION, "n9", "run", "nonce", 0)),
+        pack_greeting(Hello(VERSION, "n9", "run", "nonce", 99, None, (), "proof")),
+    ],
+)
+async def test_stranger_is_hung_up_on_when_it_says_anything_else_than_a_true_hello(
+    sent: bytes | str,
+) -> None:
+    it = await a_scheduler()
+    async with stranger(it) as socket:
+        await challenged(socket)
+        await socket.send(sent)
+        assert await hung_up(socket)
+    assert it.streams.nodes == {}
+    assert it.fenced == []
+    await it.stop()
+
+
+async def test_stranger_is_hung_up_on_when_it_says_nothing() -> None:
+    it = await a_scheduler()
+    async with stranger(it) as socket:
+        await challenged(socket)
+        assert await hung_up(socket)
+    await it.stop()
+
+
+async def test_manager_is_turned_away_when_its_secret_is_another() -> None:
+    it = await a_scheduler()
+    async with stranger(it) as socket:
+        answer = await greeted(socket, key=stream_key(b"another secret"))
+        assert isinstance(answer, TurnedAway)
+        assert "secret" in answer.reason
+        assert await hung_up(socket)
+    await it.stop()
+
+
+async def test_hello_is_worth_nothing_when_it_was_said_on_another_socket() -> None:
+    it = await a_scheduler()
+    async with stranger(it) as one, stranger(it) as two:
+        first, _ = await challenged(one), await challenged(two)
+        hello = proven(Hello(VERSION, "n9", "a run", "a nonce", 0), KEY, first.nonce)
+        await two.send(pack_greeting(hello))
+        data = await two.recv()
+        assert isinstance(data, bytes)
+        assert isinstance(read_greeting(data), TurnedAway)
+    await it.stop()
+
+
+async def test_manager_is_turned_away_when_it_speaks_another_version() -> None:
+    it = await a_scheduler()
+    async with stranger(it) as socket:
+        answer = await greeted(socket, version=VERSION + 1)
+        assert isinstance(answer, TurnedAway)
+        assert "version" in answer.reason
+    await it.stop()
+
+
+async def test_manager_does_not_obey_a_scheduler_that_does_not_know_the_secret(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    it, node = await a_scheduler(secret=b"another secret"), a_node()
+    async with attached(node, it.url) as attachment:
+        await soon(lambda: "does not know the cluster's secret" in caplog.text)
+        assert not attachment.connected
+        assert it.streams.nodes == {}
+    await it.stop()
+
+
+async def test_node_gets_nothing_new_when_it_begins_anew_before_its_old_socket_is_seen_to_end() -> (
+    None
+):
+    it, node = await a_scheduler(), a_node("n9")
+    async with stranger(it) as one, stranger(it) as two:
+        assert isinstance(await greeted(one), Welcome)
+        report = Report(node.snapshot())
+        await one.send(UpChannel().say(report))
+        await soon(lambda: it.driver.status().gpus)
+        assert isinstance(await greeted(two), Welcome)
+        assert [gpu.silent for gpu in it.driver.status().gpus] == [True]
+        await two.send(UpChannel().say(report))
+        await soon(lambda: [gpu.silent for gpu in it.driver.status().gpus] == [False])
+    await it.stop()
+
+
+async def test_second_manager_is_turned_away_when_the_name_is_taken() -> None:
+    it, node = await a_scheduler(), a_node()
+    async with attached(node, it.url) as attachment:
+        held = await attachment.acquire(request("r1"))
+        async with stranger(it, "n0") as socket:
+            answer = await greeted(socket, "n0")
+            assert isinstance(answer, TurnedAway)
+            assert "name" in answer.reason
+        assert leases_of(it) == {held.lease}
+        assert attachment.connected
+    await it.stop()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x93\x01\x00",
+        b"\x92\x01\x00",
+        b"\x93\x05\x00\x92\xa4Beat\x80",
+        b"\x93\x00\x09\x92\xa4Beat\x80",
+        b"\x93\x01\x00\x92\xa6Report\x80",
+        b"\x93\x01\x00\x92\xa7Nothing\x80",
+        "text",
+    ],
+)
+async def test_node_is_given_up_when_it_talks_nonsense(sent: bytes | str) -> None:
+    it = await a_scheduler()
+    async with stranger(it) as socket:
+        assert isinstance(await greeted(socket), Welcome)
+        assert it.streams.nodes == {"n9": True}
+        await socket.send(sent)
+        assert await hung_up(socket)
+    await soon(lambda: it.streams.nodes == {})
+    await it.stop()
+
+
+async def test_socket_is_closed_when_a_message_is_larger_than_any_may_be() -> None:
+    it, node = await a_scheduler(), a_node()
+    async with attached(node, it.url) as attachment:
+        held = await attachment.acquire(request("r1"))
+        async with stranger(it) as socket:
+            await greeted(socket)
+            with suppress(ConnectionClosed):
+                await socket.send(bytes(MAX_MESSAGE_BYTES + 1))
+            assert await hung_up(socket)
+        assert leases_of(it) == {held.lease}
+        assert attachment.connected
+    await it.stop()
+
+
+async def test_stream_breaks_when_a_node_speaks_for_another(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    it, node = await a_scheduler(), a_node()
+    async with attached(node, it.url) as attachment:
+        await attachment.attached()
+        attachment.report(NodeSnapshot(NodeId("n1"), ()))
+        await soon(lambda: "speaks for n1" in caplog.text)
+        await soon(lambda: attachment.connected and it.driver.status().gpus)
+        assert it.driver.status().nodes == ("n0",)
+    await it.stop()
+
+
+def test_greeting_is_not_proven_when_a_word_of_it_was_changed() -> None:
+    hello = proven(Hello(VERSION, "n0", "run", "nonce", 3), KEY, "theirs")
+    assert is_proven(hello, KEY, "theirs")
+    assert not is_proven(hello, KEY, "others")
+    assert not is_proven(hello._replace(term=4), KEY, "theirs")
+    assert not is_proven(hello, stream_key(b"another secret"), "theirs")
+    welcome = proven(Welcome(resumed=False), KEY, "n0", "nonce")
+    assert not is_proven(welcome, KEY, "n1", "nonce")
+    assert not is_proven(welcome._replace(resumed=True), KEY, "n0", "nonce")
+
+
+async def test_scheduler_serves_on_when_many_strangers_come_and_say_nothing() -> None:
+    it, node = await a_scheduler(), a_node()
+
+    async def silent(number: int) -> bool:
+        async with stranger(it, f"s{number}") as socket:
+            return await hung_up(socket)
+
+    async with attached(node, it.url) as attachment:
+        strangers = asyncio.gather(*(silent(number) for number in range(50)))
+        assert (await attachment.acquire(request("r1"))).node == "n0"
+        assert all(await strangers)
+        assert attachment.connected
+    await it.stop()

@@ -1,0 +1,52 @@
+"""The thesis's figures as carried, and what they imply."""
+
+import pytest
+
+from scheduler.sim.papers.thesis import printed_figures
+from scheduler.sim.papers.thesis.experiments import PolicyFigures
+
+PAPER = printed_figures.load()
+
+
+def test_load_has_every_row_of_the_tables() -> None:
+    assert PAPER.policies == ("rr", "lb", "rro3", "lalb", "lalbo3")
+    assert PAPER.working_sets == (15, 25, 35)
+    assert len(PAPER.table2) == 15
+    assert {len(row.copies) for row in PAPER.table2} == {len(PAPER.models)}
+    assert [row.o3_limit for row in PAPER.table3] == list(range(0, 50, 5))
+
+
+def test_load_names_the_author() -> None:
+    assert "Sungho Hong" in PAPER.attribution
+
+
+@pytest.mark.parametrize("claim", PAPER.claims)
+def test_claim_is_about_policies_sizes_and_figures_that_exist(claim: printed_figures.Claim) -> None:
+    assert {claim.subject, claim.reference} <= set(PAPER.policies)
+    assert set(claim.working_sets) <= set(PAPER.working_sets)
+    assert hasattr(PolicyFigures, claim.metric)
+    assert -100 < claim.change_percent < 0
+
+
+def test_in_order_puts_the_thesis_policies_first() -> None:
+    assert PAPER.in_order(["another", "lalb", "rr"]) == ["rr", "lalb", "another"]
+
+
+def test_copies_finds_a_row_of_table_2() -> None:
+    assert PAPER.copies("lalb", 25) == (4.86, 4.78, 5.75, 4.24, 2.67)
+
+
+def test_limit_finds_a_row_of_table_3() -> None:
+    assert PAPER.limit(25).avg_latency_s == 4.61
+
+
+def test_implied_follows_the_claims_from_table_3() -> None:
+    latency = PAPER.implied("avg_latency_s")
+
+    assert latency["lb"] == pytest.approx(29.54 / 0.2)
+    assert latency["rr"] == pytest.approx(29.54 / 0.2 / 0.56)
+    assert latency["rro3"] == pytest.approx(latency["rr"] * 0.87)
+
+
+def test_implied_leaves_out_what_no_claim_leads_to() -> None:
+    assert set(PAPER.implied("miss_ratio")) == {"lb", "lalb", "lalbo3"}

@@ -1,0 +1,207 @@
+"""Channels: everything said is heard once and in order, wherever the stream breaks."""
+
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
+from common.line import next_piece
+from scheduler.model.actions import Demote, Dispatch, EndLease, Prepare
+from scheduler.model.errors import BadValue
+from scheduler.model.events import GpuSnapshot, LiveLease, NodeSnapshot, SlotFreed
+from scheduler.model.values import Estimate, LeaseId, ModelLoad, RequestId, SlotId
+from scheduler.wire.codec import Order
+from scheduler.wire.node_stream import (
+    Beat,
+    Contended,
+    DownChannel,
+    Given,
+    Leave,
+    Report,
+    UpChannel,
+)
+from scheduler.wire.refusals import CallRefusal, error_of
+from scheduler.wire.snapshots import amended
+from tests.kit.cores.builders import gpu
+
+SLOT, GPU, NODE = SlotId("g0"), GpuId("g0"), NodeId("n0")
+
+
+def end(lease: int) -> EndLease:
+    return EndLease(SLOT, LeaseId(lease), "released")
+
+
+def freed(lease: int) -> Report:
+    return Report(SlotFreed(SLOT, LeaseId(lease)))
+
+
+# True: the manager says the next word; False: the scheduler does; a number: so many of the
+# messages under way arrive on either side, then the socket breaks.
+@given(steps=st.lists(st.booleans() | st.integers(0, 4), max_size=60))
+def test_everything_is_heard_once_and_in_order_when_sockets_break(
+    steps: list[bool | int],
+) -> None:
+    up, down = UpChannel(), DownChannel()
+    said_up: list[int] = []
+    said_down: list[int] = []
+    heard_up: list[int] = []
+    heard_down: list[int] = []
+    under_way_up: list[bytes] = []
+    under_way_down: list[bytes] = []
+
+    def arrive(count: int) -> None:
+        heard_up.extend(
+            message.event.lease
+            for message in down.hear(b"".join(under_way_up[:count]))
+            if isinstance(message, Report) and isinstance(message.event, SlotFreed)
+        )
+        heard_down.extend(
+            message.order.lease
+            for data in under_way_down[:count]
+            for message in up.hear(data)
+            if isinstance(message, Given) and isinstance(message.order, EndLease)
+        )
+
+    for step in [*steps, 0, 10_000]:
+        if step is True:
+            said_up.append(len(said_up))
+            under_way_up.append(up.say(freed(said_up[-1])))
+        elif step is False:
+            said_down.append(len(said_down))
+            under_way_down.append(down.say(Given(1, end(said_down[-1]))))
+        else:
+            arrive(step)
+            under_way_up = [*up.again(down.seen), up.hint(Beat())]
+            under_way_down = [*down.again(up.seen), down.hint(Beat())]
+    assert (heard_up, heard_down) == (said_up, said_down)
+    arrive(10_000)
+    assert (down.seen, up.seen) == (len(said_up), len(said_down))
+
+
+def test_message_is_kept_until_the_other_end_says_that_it_saw_it() -> None:
+    up, down = UpChannel(), DownChannel()
+    order = down.say(Given(1, end(1)))
+    assert down.unseen_orders() == [end(1)]
+    before = up.say(freed(7))
+    assert len(list(up.hear(order))) == 1
+    assert len(list(down.hear(before))) == 1  # said before the order came
+    assert down.unseen_orders() == [end(1)]
+    assert list(down.hear(up.hint(Beat()))) == [Beat()]
+    assert down.unseen_orders() == []
+    assert down.all_seen
+
+
+def test_message_is_not_heard_again_when_it_comes_twice() -> None:
+    up, down = UpChannel(), DownChannel()
+    data = up.say(Leave())
+    assert list(down.hear(data)) == [Leave()]
+    assert list(down.hear(data)) == []
+    assert list(down.hear(data + up.hint(Beat()))) == [Beat()]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5, 13])
+def test_piece_is_refused_when_it_is_cut_off(cut: int) -> None:
+    up, down = UpChannel(), DownChannel()
+    piece = up.say(Leave()) + up.say(freed(1))
+    with pytest.raises(BadValue):
+        list(down.hear(piece[:-cut]))
+
+
+def test_messages_travel_in_one_piece_when_they_are_small() -> None:
+    up = UpChannel()
+    small = deque(up.say(freed(number)) for number in range(3))
+    assert next_piece(small) == b"".join(up.again(0))
+    large = deque([bytes(60_000), bytes(3_000), bytes(60_000)])
+    assert [len(next_piece(large)), len(next_piece(large))] == [63_000, 60_000]
+    assert not large
+
+
+def test_gap_is_refused_when_a_message_is_missing() -> None:
+    up, down = UpChannel(), DownChannel()
+    up.say(Leave())
+    with pytest.raises(BadValue, match="message 2 after 0"):
+        list(down.hear(up.say(Leave())))
+
+
+def test_channel_cannot_go_on_when_the_other_end_lacks_what_it_had_seen() -> None:
+    up, down = UpChannel(), DownChannel()
+    list(up.hear(down.say(Contended(waiting=True))))
+    list(down.hear(up.hint(Beat())))
+    assert down.again(1) == []
+    for seen in (0, 2):
+        with pytest.raises(BadValue):
+            down.again(seen)
+
+
+def test_channel_is_overfull_when_nothing_is_ever_seen() -> None:
+    down = DownChannel()
+    while not down.overfull:
+        down.say(Given(1, end(1)))
+    assert len(down.unseen_orders()) > 10_000
+
+
+def test_error_is_unknown_when_nobody_raises_it() -> None:
+    with pytest.raises(BadValue):
+        error_of(CallRefusal("SystemExit", "now"))
+
+
+# -- snapshots that crossed orders ----------------------------------------------------------------
+
+SPEC = gpu("g0", node="n0")
+HELD = LiveLease(LeaseId(1), SLOT, (ModelId("a"),))
+
+
+def snapshot(*models: str, leases: tuple[LiveLease, ...] = ()) -> NodeSnapshot:
+    residents = tuple((ModelId(model), 100) for model in models)
+    return NodeSnapshot(NODE, (GpuSnapshot(SPEC, residents, leases),))
+
+
+def dispatch(lease: int, model: str) -> Dispatch:
+    return Dispatch(
+        lease=LeaseId(lease),
+        slot=SLOT,
+        gpu=GPU,
+        node=NODE,
+        requests=(RequestId("r"),),
+        hit=True,
+        held_elsewhere=False,
+        estimate=Estimate(0.0, 1.0),
+        rule="rule",
+        models=(ModelId(model),),
+    )
+
+
+def prepare(lease: int, victims: str, load: str, *, prefetch: bool = False) -> Prepare:
+    loads = (ModelLoad(ModelId(load), 200, Tier.HOST),)
+    leaving = tuple(ModelId(victim) for victim in victims)
+    return Prepare(SLOT, GPU, LeaseId(lease), leaving, loads, prefetch)
+
+
+def test_snapshot_is_as_it_was_when_no_order_crossed_it() -> None:
+    assert amended(snapshot("a", leases=(HELD,)), []) == snapshot("a", leases=(HELD,))
+
+
+def test_snapshot_has_what_was_ordered_when_orders_crossed_it() -> None:
+    orders: list[Order] = [
+        prepare(2, "a", "c"),
+        dispatch(2, "c"),
+        end(1),
+        Demote(GPU, ModelId("b"), "asked"),
+    ]
+
+    (found,) = amended(snapshot("a", "b", leases=(HELD,)), orders).gpus
+
+    assert found.residents == (("c", 200),)
+    assert found.leases == (HELD, LiveLease(LeaseId(2), SLOT, (ModelId("c"),), (RequestId("r"),)))
+
+
+def test_snapshot_has_the_lease_of_a_prefetch_when_it_crossed_one() -> None:
+    (found,) = amended(snapshot(), [prepare(2, "", "c", prefetch=True)]).gpus
+    assert found.leases == (LiveLease(LeaseId(2), SLOT, (ModelId("c"),)),)
+
+
+def test_orders_for_a_lost_gpu_change_nothing_when_the_snapshot_lacks_it() -> None:
+    bare = NodeSnapshot(NODE, ())
+    assert amended(bare, [prepare(2, "", "c"), dispatch(2, "c")]) == bare

@@ -1,0 +1,227 @@
+"""The lease that a request was given: when it goes back, and where the request gets another one."""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_manager.api import FunctionIdentity
+from scheduler.model.events import LeaseReleased
+from testbed.nodes.manager_client import SealedWeights
+from tests.kit.worlds.cluster_in_process import Scheduler, a_scheduler, leases_of, soon
+from tests.kit.worlds.joined_manager import Joined, joined
+from tests.unit.gpu_manager.server.test_joined import given, token, uploaded
+from torch_shim.leases import request_context
+from torch_shim.leases.habits import ENOUGH, Habits
+from torch_shim.leases.leasing import ProcessLeases
+from torch_shim.leases.managers import Nodes
+from torch_shim.leases.presented_lease import Presented, Right
+from torch_shim.weights.model_weights import ModelImage
+from torch_shim.wire.manager_session import ManagerSession
+from torch_shim.wire.protocol import FrameKind
+
+pytestmark = pytest.mark.timeout(20, func_only=True)
+
+
+@dataclass
+class Function:
+    """One request of a function that is known to make one call of its model."""
+
+    presented: Presented
+    nodes: Nodes
+    habits: Habits
+    image: SealedWeights
+
+    async def right(self) -> Right | None:
+        return await asyncio.to_thread(self.presented.right, 1, self.bring)
+
+    async def call(self) -> Right:
+        """A call that is answered."""
+        right = await self.right()
+        assert right is not None
+        right.begins()
+        right.ends(answered=True)
+        return right
+
+    def bring(self, session: ManagerSession) -> ModelImage:
+        session.control.ask(FrameKind.UPLOAD, self.image.offer, (), [self.image.descriptor])
+        return ModelImage(self.image.digest, self.image.table, {})
+
+
+@contextmanager
+def request(
+    it: Joined, image: SealedWeights, shown: str, *, sure: bool = True
+) -> Iterator[Function]:
+    """A request that shows this token; `sure` says whether the function has its habits."""
+    nodes = Nodes(
+        str(it.manager.addresses[0]),
+        it.manager.credentials.issue(FunctionIdentity("team", "function")),
+    )
+    habits = Habits()
+    for _ in range(ENOUGH if sure else 0):
+        habits.finished([image.digest], 1)
+    with request_context.given(nodes.own.address, shown):
+        found = request_context.current()
+        assert found is not None
+        presented = Presented(found, nodes, habits)
+        found.at_end(presented.request_ended)
+        yield Function(presented, nodes, habits, image)
+    nodes.close()
+
+
+def returned(it: Scheduler) -> list[int]:
+    """The leases that were given back early."""
+    events = [event for event in it.events if isinstance(event, LeaseReleased)]
+    return [event.lease for event in events if event.may_return]
+
+
+async def test_lease_goes_back_when_the_last_call_was_answered(tmp_path: Path) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        _, image = await uploaded(node)
+        lease = await given(it, image)
+        with request(node, image, token(lease)) as function:
+            right = await function.call()
+            assert right.lease.over
+            await soon(lambda: not leases_of(it))
+            assert returned(it) == [lease.lease]
+        assert function.habits.calls([image.digest]) == 1
+        image.close()
+    await it.stop()
+
+
+def test_nothing_is_kept_of_requests_that_are_over() -> None:
+    nodes = Nodes("unix:@gpufaas-nobody", "")
+    leasing = ProcessLeases(nodes)
+    for _ in range(3):
+        with request_context.given("tcp:a:1", "x"):
+            found = request_context.current()
+            assert found is not None
+            leasing.presented_by(found)  # as a call does
+            del found
+    gc.collect()
+    assert not leasing.requests  # it must not grow for ever
+
+
+@pytest.mark.parametrize("why", ["not sure", "no answer", "another call runs", "another asks"])
+async def test_lease_is_kept_when_a_further_call_may_come(tmp_path: Path, why: str) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        _, image = await uploaded(node)
+        lease = await given(it, image)
+        with request(node, image, token(lease), sure=why != "not sure") as function:
+            right = await function.right()
+            assert right is not None
+            right.begins()
+            if why == "another call runs":
+                right.begins()
+            if why == "another asks":
+                function.presented.asking.acquire()  # as a call that waits
+            right.ends(answered=why != "no answer")
+            assert not right.lease.over
+            assert leases_of(it) == {lease.lease}
+        image.close()
+    assert returned(it) == []
+    await it.stop()
+
+
+async def test_request_learns_how_many_calls_it_made_when_it_ends(tmp_path: Path) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        _, image = await uploaded(node)
+        lease = await given(it, image)
+        with request(node, image, token(lease), sure=False) as function:
+            for _ in range(3):
+                await function.call()
+            for _ in range(ENOUGH - 1):
+                function.habits.finished([image.digest], 3)
+            assert function.habits.calls([image.digest]) is None
+        assert function.habits.calls([image.digest]) == 3
+        image.close()
+    await it.stop()
+
+
+async def test_request_gets_another_lease_when_it_makes_a_further_call(tmp_path: Path) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        _, image = await uploaded(node)
+        lease = await given(it, image)
+        with request(node, image, token(lease)) as function:
+            await function.call()
+            second, third = await function.call(), await function.call()
+            assert second.lease is third.lease
+            assert second.lease.number > lease.lease
+            assert leases_of(it) == {second.lease.number}
+            assert function.habits.calls([image.digest]) is None
+        it.driver.release(lease.lease)
+        await soon(lambda: not leases_of(it))
+        assert returned(it) == [lease.lease]
+        assert it.driver.status().counts.finished == {"completed": 1}
+        image.close()
+    await it.stop()
+
+
+@pytest.mark.parametrize("reached", [True, False])
+async def test_request_goes_to_another_node_when_its_own_is_busy(
+    tmp_path: Path, *, reached: bool
+) -> None:
+    it = await a_scheduler()
+    more: dict[str, Any] = {} if reached else {"advertise": ("unix:@gpufaas-nobody",)}
+    async with joined(tmp_path, it.url) as near:
+        _, image = await uploaded(near)
+        lease = await given(it, image)
+        with request(near, image, token(lease)) as function:
+            await function.call()
+            await given(it, image, "gateway/2")
+            async with joined(tmp_path, it.url, name="n1", **more):
+                await soon(lambda: len(it.driver.status().gpus) == 2)
+                right = await function.right()
+                if reached:
+                    assert right is not None
+                    assert right.session.node == "n1"
+                    assert (await function.call()).lease is right.lease
+                    it.driver.release(lease.lease)
+                else:  # it asks by itself from now on
+                    assert right is None
+                    assert await function.right() is None
+                await soon(lambda: len(leases_of(it)) == 1)
+                assert it.driver.status().counts.finished == {"completed": 1}
+        image.close()
+    await it.stop()
+
+
+async def test_request_asks_by_itself_when_its_caller_has_ended_it(tmp_path: Path) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        _, image = await uploaded(node)
+        lease = await given(it, image)
+        with request(node, image, token(lease)) as function:
+            await function.call()
+            it.driver.release(lease.lease)
+            assert await function.right() is None
+        assert it.driver.status().counts.finished == {"completed": 1}
+        image.close()
+    await it.stop()
+
+
+async def test_answer_stands_when_the_manager_is_gone_before_the_lease_goes_back(
+    tmp_path: Path,
+) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        _, image = await uploaded(node)
+        lease = await given(it, image)
+        with request(node, image, token(lease)) as function:
+            right = await function.right()
+            assert right is not None
+            right.begins()
+            right.session.control.wire.socket.close()
+            right.ends(answered=True)
+            assert right.lease.over
+        image.close()
+    await it.stop()

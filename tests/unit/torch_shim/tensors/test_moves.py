@@ -1,0 +1,153 @@
+"""Moving tensors between CPU and GPU."""
+
+import pytest
+
+from tests.unit.torch_shim.conftest import Snippet
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        'c.to("cuda")',
+        "c.to(0)",
+        "c.cuda()",
+        'c.cuda("cuda:0", non_blocking=True)',
+        'c.to(torch.device("cuda"), torch.float64)',
+        'c.to(device="cuda", dtype=torch.float16, non_blocking=True)',
+        "c.to(g)",
+        "c.to(other=g)",
+        "c.type_as(g)",
+        'c.type("torch.cuda.FloatTensor")',
+        "c.type(torch.cuda.HalfTensor)",
+        "c.pin_memory().to(0, non_blocking=True)",
+    ],
+)
+def test_move_copies_when_going_to_the_gpu(shim: Snippet, call: str) -> None:
+    shim(f"""
+    c, g = torch.ones(3), torch.zeros(3).cuda()
+    moved = {call}
+    assert moved.is_cuda and moved.tolist() == [1, 1, 1]
+    moved.zero_()
+    assert type(c) is torch.Tensor and c.tolist() == [1, 1, 1]
+    """)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "g.cpu()",
+        'g.to("cpu")',
+        'g.to(device="cpu", dtype=torch.float64)',
+        "g.to(c)",
+        "g.type_as(c)",
+        'g.type("torch.FloatTensor")',
+        "g.type(torch.DoubleTensor)",
+        "torch.as_tensor(g, device='cpu')",
+        "torch.from_numpy(g.cpu().numpy())",
+    ],
+)
+def test_move_copies_when_going_to_the_cpu(shim: Snippet, call: str) -> None:
+    shim(f"""
+    c, g = torch.ones(3), torch.zeros(3).cuda()
+    moved = {call}
+    assert moved.device.type == "cpu" and type(moved) is torch.Tensor
+    moved.fill_(1)
+    assert g.is_cuda and g.tolist() == [0, 0, 0]
+    """)
+
+
+def test_move_returns_the_tensor_itself_when_it_is_there(shim: Snippet) -> None:
+    shim("""
+    c, g = torch.ones(3), torch.zeros(3).cuda()
+    assert g.to("cuda") is g and g.cuda() is g and g.to(0) is g and g.to(g) is g
+    assert c.to("cpu") is c and c.cpu() is c and torch.as_tensor(g) is g
+    assert g.to("cuda", copy=True) is not g and g.to(torch.float16).is_cuda
+    assert g.half().is_cuda and g.type(torch.float64).is_cuda and g.to("meta").is_meta
+    """)
+
+
+@pytest.mark.parametrize(
+    "call",
+    ['c.to("cuda:1")', "c.cuda(1)", "c.to(3)", 'torch.ones(2, device="cuda:1")'],
+)
+def test_move_raises_when_there_is_no_such_gpu(shim: Snippet, call: str) -> None:
+    shim(f"""
+    c = torch.ones(2)
+    try:
+        {call}
+    except RuntimeError as error:
+        assert "invalid device ordinal" in str(error)
+    else:
+        raise AssertionError
+    """)
+
+
+def test_move_raises_when_there_is_no_data(shim: Snippet) -> None:
+    shim("""
+    try:
+        torch.empty(2, device="meta").cuda()
+    except NotImplementedError as error:
+        assert "Cannot copy out of meta tensor" in str(error)
+    else:
+        raise AssertionError
+    """)
+
+
+def test_gradient_crosses_back_when_a_move_is_differentiated(shim: Snippet) -> None:
+    shim("""
+    x = torch.ones(3, requires_grad=True)
+    (x.cuda() * 2).sum().backward()
+    assert type(x.grad) is torch.Tensor and x.grad.is_cpu and x.grad.tolist() == [2, 2, 2]
+    """)
+
+
+def test_memory_is_pinned_when_asked_for(shim: Snippet) -> None:
+    shim("""
+    c = torch.ones(3)
+    pinned = c.pin_memory()
+    assert pinned.is_pinned() and not c.is_pinned() and pinned.pin_memory() is pinned
+    assert torch.empty(3, pin_memory=True).is_pinned() and not c.cuda().is_pinned()
+    try:
+        c.cuda().pin_memory()
+    except RuntimeError as error:
+        assert "only dense CPU tensors can be pinned" in str(error)
+    else:
+        raise AssertionError
+    """)
+
+
+def test_batches_are_pinned_when_a_loader_pins_them(shim: Snippet) -> None:
+    shim("""
+    data = torch.utils.data.TensorDataset(torch.arange(8.0))
+    for workers in (0, 1):
+        loader = torch.utils.data.DataLoader(
+            data, batch_size=4, pin_memory=True, num_workers=workers
+        )
+        for (batch,) in loader:
+            assert batch.is_pinned() and batch.to("cuda", non_blocking=True).is_cuda
+    """)
+
+
+def test_tensor_is_shared_when_passed_to_another_process(shim: Snippet) -> None:
+    shim("""
+    import torch.multiprocessing as mp
+    from torch_shim.tensors.write_epochs import mark_of
+    def work(to, back):
+        x, weight = to.get(timeout=20)
+        assert x.is_cuda and isinstance(weight, torch.nn.Parameter) and weight.is_cuda
+        x.add_(1)
+        back.put(torch.full((2,), 3.0).cuda())
+        to.get(timeout=20)
+    context = mp.get_context("fork")
+    to, back = context.Queue(), context.Queue()
+    child = context.Process(target=work, args=(to, back))
+    child.start()
+    x = torch.ones(3).cuda()
+    to.put((x, torch.nn.Parameter(torch.zeros(2).cuda())))
+    answer = back.get(timeout=20)
+    assert answer.is_cuda and answer.tolist() == [3, 3] and x.tolist() == [2, 2, 2]
+    assert mark_of(x).untracked  # the other process writes unseen
+    to.put(None)
+    child.join()
+    assert child.exitcode == 0
+    """)

@@ -1,0 +1,249 @@
+"""A control connection whose manager is slow, frozen, old, or only accepts."""
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from torch_shim.errors import ConnectionLost, ManagerUnreachable
+from torch_shim.wire import control_connection, dialing, manager_session
+from torch_shim.wire.control_connection import ControlConnection
+from torch_shim.wire.frame_socket import FrameSocket
+from torch_shim.wire.manager_session import ManagerSession, ModelLease, WorkerPeer
+from torch_shim.wire.protocol import LATER_REQUESTS, FrameKind
+
+KNOWS = [kind.name for kind in LATER_REQUESTS]
+# What a manager does after HELLO, on its end of each connection.
+Behaviour = Callable[["FakeManager", FrameSocket], None]
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tenths of what is used in earnest."""
+    monkeypatch.setattr(control_connection, "PING_S", 0.05)
+    for module in (control_connection, manager_session, dialing):
+        monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 0.3)
+
+
+class FakeManager:
+    """Accepts at an abstract address; `heard` are the frames' kinds in their order."""
+
+    def __init__(self, behave: Behaviour | None, **welcome: Any) -> None:
+        self.heard: list[FrameKind] = []
+        self._behave = behave
+        self._welcome = {"node": "node", "gpus": [], "nonce": "", "local": True} | welcome
+        self._over = threading.Event()
+        name = f"gpufaas-test-{secrets.token_hex(8)}"
+        self.address = f"unix:@{name}"
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(f"\0{name}")
+        self._listening.listen()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def receive(self, wire: FrameSocket) -> Any:
+        """The next frame's number."""
+        frame = wire.receive()
+        self.heard.append(frame.kind)
+        return frame.meta[0]
+
+    def stays(self, _: FrameSocket) -> None:
+        """Nothing, until the test is over."""
+        self._over.wait()
+
+    def close(self) -> None:
+        self._over.set()
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=self._serve, args=(FrameSocket(connection),))
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, wire: FrameSocket) -> None:
+        try:
+            if self._behave is None:
+                self._over.wait()
+                return
+            wire.send(FrameKind.ANSWER, [self.receive(wire), self._welcome])
+            self._behave(self, wire)
+        except ConnectionLost:
+            pass  # as a manager: the shim hung up
+        finally:
+            wire.close()
+
+
+@contextmanager
+def fake_manager(behave: Behaviour | None = None, **welcome: Any) -> Iterator[FakeManager]:
+    """One that does this after HELLO; none that says nothing at all."""
+    found = FakeManager(behave, **welcome)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def connected(it: FakeManager) -> ControlConnection:
+    return ControlConnection(it.address, "team/function:mac", "session")
+
+
+def test_hello_is_given_up_when_the_manager_only_accepts() -> None:
+    with fake_manager() as it:
+        began_s = time.monotonic()
+        with pytest.raises(ConnectionLost, match="did not answer within"):
+            connected(it)
+        session = ManagerSession(it.address, "team/function:mac", patience_s=0.0)
+        with pytest.raises(ManagerUnreachable, match="did not answer within"):
+            _ = session.control
+        assert time.monotonic() - began_s < 5.0
+
+
+def test_threads_that_queue_behind_one_that_waited_in_vain_do_not_wait_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(manager_session, "IN_VAIN_S", 0.2)
+    with fake_manager() as it:
+        session = ManagerSession(it.address, "team/function:mac", patience_s=0.0)
+        with ThreadPoolExecutor(8) as pool:
+            began_s = time.monotonic()
+            for each in [pool.submit(lambda: session.control) for _ in range(8)]:
+                with pytest.raises(ManagerUnreachable):
+                    each.result()
+            assert time.monotonic() - began_s < 2 * dialing.CONNECT_TIMEOUT_S
+        time.sleep(manager_session.IN_VAIN_S)  # then it is tried again
+        with pytest.raises(ManagerUnreachable, match="did not answer within"):
+            _ = session.control
+
+
+def test_further_channel_is_given_up_when_the_manager_only_accepts() -> None:
+    with fake_manager() as it:
+        session = ManagerSession(it.address, "team/function:mac")
+        with pytest.raises(ConnectionLost, match="timed out"):
+            session.dial("worker")  # as for an answer from another node
+
+
+@pytest.mark.parametrize("kind", [FrameKind.ACQUIRE, FrameKind.OFFER, FrameKind.WHERE])
+def test_session_is_lost_when_the_manager_freezes_while_somebody_waits(kind: FrameKind) -> None:
+    with fake_manager(FakeManager.stays, knows=KNOWS) as it:
+        found = connected(it)
+        with ThreadPoolExecutor(2) as pool:
+            asked = [pool.submit(found.ask, kind, {}) for _ in range(2)]
+            for each in asked:
+                with pytest.raises(ConnectionLost, match="no sign of life"):
+                    each.result(timeout=5.0)
+        assert found.lost is not None
+        with pytest.raises(ConnectionLost, match="no sign of life"):
+            found.tell(FrameKind.RELEASE, {"lease": 1})
+
+
+def test_answer_is_waited_for_when_the_manager_gives_signs_of_life() -> None:
+    pings = 12  # more than may stay away
+
+    def answers_late(it: FakeManager, wire: FrameSocket) -> None:
+        number = it.receive(wire)
+        for _ in range(pings):
+            wire.send(FrameKind.ANSWER, [it.receive(wire), {}])
+        wire.send(FrameKind.ANSWER, [number, {"lease": 7}])
+        it.stays(wire)
+
+    with fake_manager(answers_late, knows=KNOWS) as it:
+        found = connected(it)
+        assert found.ask(FrameKind.ACQUIRE, {}).fields == {"lease": 7}
+        assert it.heard == [FrameKind.HELLO, FrameKind.ACQUIRE] + [FrameKind.PING] * pings
+        found.close()
+
+
+def test_manager_may_be_silent_when_it_takes_a_piece_of_weights() -> None:
+    def answers_late(it: FakeManager, wire: FrameSocket) -> None:
+        number = it.receive(wire)
+        time.sleep(20 * control_connection.PING_S)
+        wire.send(FrameKind.ANSWER, [number, {}])
+        it.stays(wire)
+
+    with fake_manager(answers_late, knows=KNOWS) as it:
+        found = connected(it)
+        assert found.ask(FrameKind.CHUNK, {}).fields == {}
+        found.close()
+
+
+def test_older_manager_is_waited_for_and_hears_nothing_that_it_does_not_know() -> None:
+    def answers_late(it: FakeManager, wire: FrameSocket) -> None:
+        number = it.receive(wire)
+        time.sleep(20 * control_connection.PING_S)
+        wire.send(FrameKind.ANSWER, [number, {}])
+        it.receive(wire)
+
+    with fake_manager(answers_late) as it:
+        session = ManagerSession(it.address, "team/function:mac")
+        assert session.control.ask(FrameKind.ACQUIRE, {}).fields == {}
+        session.claimed(7)
+        session.close()
+    assert it.heard == [FrameKind.HELLO, FrameKind.ACQUIRE]
+
+
+def test_session_is_lost_when_the_manager_takes_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_connection, "_SEND_TIMEOUT_S", 1)
+    with fake_manager(FakeManager.stays, knows=KNOWS) as it:
+        found = connected(it)
+        with pytest.raises(ConnectionLost, match="while writing"):
+            found.ask(FrameKind.CHUNK, {}, [bytes(8 << 20)])
+        assert found.lost is not None
+
+
+def test_requests_beyond_what_a_manager_takes_at_once_wait_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would not read the signs of life that are asked for behind them."""
+    monkeypatch.setattr(control_connection, "_MOST_AT_ONCE", 2)
+    most = threading.Event()
+
+    def answers(it: FakeManager, wire: FrameSocket) -> None:
+        numbers = [it.receive(wire), it.receive(wire)]
+        assert all(numbers)
+        for _ in range(4):
+            assert it.receive(wire) == 0  # a PING
+            wire.send(FrameKind.ANSWER, [0, {}])
+        most.set()
+        wire.send(FrameKind.ANSWER, [numbers[0], {}])
+        while not (third := it.receive(wire)):
+            wire.send(FrameKind.ANSWER, [0, {}])
+        for number in (numbers[1], third):
+            wire.send(FrameKind.ANSWER, [number, {}])
+        it.stays(wire)
+
+    with fake_manager(answers, knows=KNOWS) as it:
+        found = connected(it)
+        with ThreadPoolExecutor(3) as pool:
+            asked = [pool.submit(found.ask, FrameKind.ACQUIRE, {}) for _ in range(3)]
+            assert most.wait(5.0)
+            assert it.heard.count(FrameKind.ACQUIRE) == 2
+            for each in asked:
+                assert each.result(timeout=5.0).fields == {}
+        found.close()
+
+
+def test_lease_is_told_to_be_over_when_its_session_was_given_up() -> None:
+    with fake_manager(FakeManager.stays, knows=KNOWS) as it:
+        session = ManagerSession(it.address, "team/function:mac", patience_s=0.0)
+        first = session.control
+        lease = ModelLease(1, "digest", WorkerPeer("worker"), session.name)
+        assert session.holds(lease)
+        with pytest.raises(ConnectionLost):
+            first.ask(FrameKind.ACQUIRE, {})
+        assert session.control is not first
+        assert not session.holds(lease)
+        session.close()

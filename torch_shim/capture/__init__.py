@@ -1,0 +1,1 @@
+"""Which graph may answer a call, and that graph as a program."""

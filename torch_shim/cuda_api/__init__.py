@@ -1,0 +1,1 @@
+"""What torch.cuda answers about the redirected GPU."""

@@ -1,0 +1,276 @@
+"""torch.cuda and torch.accelerator: what they answer about the redirected GPU."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NoReturn
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torch_shim.cuda_api import randomness, streams_and_events
+from torch_shim.cuda_api.memory_functions import MEMORY
+from torch_shim.cuda_api.tracing_state import tracing
+from torch_shim.errors import UnsupportedCall
+from torch_shim.patching import original_of, set_attribute
+from torch_shim.redirected_device import DeviceLike, names_cuda
+from torch_shim.settings import ShimSettings
+from torch_shim.tensors import tensor_types
+from torch_shim.tensors.dispatch import names
+
+CAPABILITY = (8, 0)  # bfloat16 and TF32, and nothing that needs kernels of a newer GPU
+
+_NAMESPACES: tuple[ModuleType, ...] = (torch.cuda, torch.cuda.random, torch.cuda.memory)
+
+
+class DeviceProperties:
+    """What torch.cuda.get_device_properties() tells."""
+
+    def __init__(self, name: str, total_memory: int) -> None:
+        self.name = name
+        self.total_memory = total_memory
+        self.major, self.minor = CAPABILITY
+        self.multi_processor_count = 108
+        self.is_integrated = 0
+        self.is_multi_gpu_board = 0
+        self.max_threads_per_multi_processor = 2048
+        self.max_threads_per_block = 1024
+        self.warp_size = 32
+        self.regs_per_multiprocessor = 65536
+        self.shared_memory_per_block = 49152
+        self.shared_memory_per_block_optin = 166912
+        self.shared_memory_per_multiprocessor = 167936
+        self.L2_cache_size = 40 << 20
+        self.gcnArchName = ""
+        self.uuid = "00000000-0000-0000-0000-000000000000"
+        self.type = "cuda"
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory >> 20}MB, "
+            f"multi_processor_count={self.multi_processor_count})"
+        )
+
+
+def install(settings: ShimSettings) -> None:
+    """Puts the answers in place of PyTorch's own."""
+    properties = DeviceProperties(settings.gpu_name, settings.gpu_memory_bytes)
+    for name, value in CONSTANTS.items():
+        put(name, answering(name, value))
+    for name, value in {
+        "get_device_name": properties.name,
+        "get_device_properties": properties,
+    }.items():
+        put(name, about_device(name, value))
+    for name, function in {**FUNCTIONS, **MEMORY}.items():
+        put(name, function)
+    for name, remedy in REFUSED.items():
+        native = getattr(torch.cuda, name, None)
+        refuse = refusing_class if isinstance(native, type) else refusing
+        put(name, refuse(name, remedy))
+    set_attribute(torch.cuda, "_CudaDeviceProperties", DeviceProperties)
+    set_attribute(torch.cuda, "default_generators", (torch.default_generator,))
+    _keep_from_driver()
+    streams_and_events.install()
+    tensor_types.install()
+    _install_accelerator()
+    _install_surroundings()
+
+
+def refusing_class(name: str, remedy: str) -> type:
+    """A class, so that isinstance() may ask for it, that says why none can be made."""
+
+    def new(cls: type, *_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedCall(f"torch.cuda.{cls.__name__}", remedy)
+
+    return type(name, (), {"__new__": new, "__module__": "torch.cuda"})
+
+
+def put(name: str, value: object) -> None:
+    """Sets an attribute wherever torch.cuda keeps it; what this version lacks stays away."""
+    for namespace in _NAMESPACES:
+        native = getattr(namespace, name, None)
+        if native is not None:
+            set_attribute(value, "__wrapped__", original_of(native))
+            set_attribute(namespace, name, value)
+
+
+def answering(name: str, value: Any) -> Callable[..., Any]:
+    """A function that answers a constant; of its own: Dynamo tells functions apart by identity."""
+
+    def answer(*_: Any, **__: Any) -> Any:
+        return value
+
+    answer.__name__ = answer.__qualname__ = name
+    return answer
+
+
+def about_device(name: str, value: Any) -> Callable[..., Any]:
+    """The same for a question about one device: there is only one."""
+
+    def answer(device: DeviceLike = None) -> Any:
+        names_cuda(device)
+        return value
+
+    answer.__name__ = answer.__qualname__ = name
+    return answer
+
+
+def refusing(name: str, remedy: str) -> Callable[..., NoReturn]:
+    """A function that says why it does not work."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedCall(f"torch.cuda.{name}", remedy)
+
+    refuse.__name__ = refuse.__qualname__ = name
+    return refuse
+
+
+class DeviceIndex(contextlib.nullcontext[None]):
+    """`with torch.accelerator.device_index(0)`: there is no other."""
+
+    def __init__(self, device: int | None) -> None:
+        names_cuda(device)
+        super().__init__()
+
+
+def _current_accelerator(check_available: bool = False) -> torch.device | None:  # noqa: FBT001, FBT002, ARG001 - PyTorch's signature
+    return None if tracing else torch.device("cuda")
+
+
+def _accelerator_count() -> int:
+    return 0 if tracing else 1
+
+
+def _accelerator_available() -> bool:
+    return not tracing
+
+
+def _same_device(device: DeviceLike) -> None:
+    names_cuda(device)
+
+
+def _exchange_device(device: int) -> int:
+    names_cuda(max(device, 0))
+    return 0
+
+
+def _capability(device: DeviceLike = None) -> tuple[int, int]:
+    names_cuda(device)
+    return CAPABILITY
+
+
+def _can_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
+    names_cuda(device)
+    names_cuda(peer_device)
+    return False
+
+
+def _install_accelerator() -> None:
+    accelerator = torch.accelerator
+    for name, value in {
+        "current_accelerator": _current_accelerator,
+        "device_count": _accelerator_count,
+        "is_available": _accelerator_available,
+        "current_stream": functools.partial(streams_and_events.current_stream),
+        "set_stream": functools.partial(streams_and_events.set_stream),
+        "get_device_capability": answering(
+            "get_device_capability", {"supported_dtypes": _SUPPORTED_DTYPES}
+        ),
+        "current_device_index": answering("current_device_index", 0),
+        "current_device_idx": answering("current_device_idx", 0),
+        "set_device_index": functools.partial(_same_device),
+        "set_device_idx": functools.partial(_same_device),
+        "device_index": DeviceIndex,
+        "synchronize": answering("synchronize", None),
+        "empty_cache": answering("empty_cache", None),
+        "get_memory_info": functools.partial(MEMORY["mem_get_info"]),
+        **{name: functools.partial(MEMORY[name]) for name in _ACCELERATOR_MEMORY},
+    }.items():
+        if hasattr(accelerator, name):
+            set_attribute(accelerator, name, value)
+
+
+def _keep_from_driver() -> None:
+    """Has fake CUDA tensors ask no driver, as PyTorch does by itself where CUDA is absent."""
+    set_attribute(FakeTensorMode, "avoid_device_init", property(lambda _: True))
+
+
+def _install_surroundings() -> None:
+    """What lies outside torch.cuda and asks the driver."""
+    set_attribute(torch.backends.cuda, "is_built", answering("is_built", True))
+    for name in ("range_push", "range_pop", "mark", "range_end", "range_start"):
+        if hasattr(torch.cuda.nvtx, name):
+            set_attribute(torch.cuda.nvtx, name, answering(name, 0))
+    for name in ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "init_rank"):
+        remedy = "there is one GPU: leave collective operations out"
+        set_attribute(torch.cuda.nccl, name, refusing(f"nccl.{name}", remedy))
+    for name in ("start", "stop"):
+        remedy = "profile on the node: the GPU is not in this process"
+        set_attribute(torch.cuda.profiler, name, refusing(f"profiler.{name}", remedy))
+    remedy = "leave it out: the device's allocator is in another process"
+    history = "_record_memory_history"
+    set_attribute(torch.cuda.memory, history, refusing(f"memory.{history}", remedy))
+
+
+_SUPPORTED_DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+_ACCELERATOR_MEMORY = names(
+    "max_memory_allocated max_memory_reserved memory_allocated memory_reserved memory_stats "
+    "reset_accumulated_memory_stats reset_peak_memory_stats"
+)
+
+CONSTANTS: dict[str, Any] = {
+    "is_available": True,
+    "is_initialized": True,
+    "_is_compiled": True,
+    "is_bf16_supported": True,
+    "is_tf32_supported": True,
+    "is_current_stream_capturing": False,
+    "_is_in_bad_fork": False,
+    "device_count": 1,
+    "_device_count_nvml": 1,
+    "current_device": 0,
+    "_lazy_init": None,
+    "init": None,
+    "_check_capability": None,
+    "_check_cubins": None,
+    "synchronize": None,
+    "empty_cache": None,
+    "ipc_collect": None,
+    "set_sync_debug_mode": None,
+    "get_sync_debug_mode": 0,
+    "get_arch_list": ["sm_80"],
+    "get_gencode_flags": "-gencode compute=compute_80,code=sm_80",
+    "utilization": 0,
+    "memory_usage": 0,
+    "get_allocator_backend": "native",
+}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "set_device": _same_device,
+    "_exchange_device": _exchange_device,
+    "_maybe_exchange_device": functools.partial(_exchange_device),
+    "get_device_capability": _capability,
+    "can_device_access_peer": _can_access_peer,
+    **randomness.FUNCTIONS,
+}
+_GRAPHS = "leave it out: what can be captured is run as a graph anyway"
+REFUSED = {
+    "CUDAGraph": _GRAPHS,
+    "graph": _GRAPHS,
+    "graph_pool_handle": _GRAPHS,
+    "make_graphed_callables": _GRAPHS,
+    "MemPool": "allocate without a pool",
+    "use_mem_pool": "allocate without a pool",
+    "CUDAPluggableAllocator": "allocate as PyTorch does by default",
+    "change_current_allocator": "allocate as PyTorch does by default",
+    "caching_allocator_alloc": "use torch.empty(..., device='cuda')",
+    "caching_allocator_delete": "use torch.empty(..., device='cuda')",
+    "cudart": "call nothing below PyTorch",
+    "current_blas_handle": "call nothing below PyTorch",
+    "_sleep": "call nothing below PyTorch",
+    "temperature": "ask the node",
+    "power_draw": "ask the node",
+    "clock_rate": "ask the node",
+}

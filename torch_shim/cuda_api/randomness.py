@@ -1,0 +1,103 @@
+"""Random numbers of the GPU: drawn from the CPU's stream, in program order, so that a program gets
+the numbers it would get on the CPU; and generators on the GPU."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from torch_shim.patching import set_attribute
+from torch_shim.redirected_device import CPU, CUDA, DeviceLike, names_cuda
+
+_NativeGenerator = torch._C.Generator  # noqa: SLF001 - torch.Generator before we replace it
+
+
+class _GeneratorType(type(_NativeGenerator)):  # type: ignore[misc] # PyTorch has a metaclass for it
+    """Makes isinstance() true for generators that PyTorch made itself."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _NativeGenerator)
+
+
+class Generator(_NativeGenerator, metaclass=_GeneratorType):
+    """A random number generator on the CPU or, in name, on the GPU."""
+
+    def __new__(cls, device: DeviceLike = "cpu") -> "Generator":
+        """A native generator; one for the GPU draws on the CPU."""
+        on_gpu = names_cuda(device)
+        made: Generator = _NativeGenerator.__new__(cls, CPU if on_gpu else device)  # type: ignore[call-arg] # C
+        made.on_gpu = on_gpu
+        return made
+
+    on_gpu: bool
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override] # a descriptor of C there
+        """Where it was asked to be."""
+        return CUDA if self.on_gpu else _NativeGenerator.device.__get__(self)
+
+    def clone_state(self) -> "Generator":
+        """A generator with the same state."""
+        made = type(self)(self.device)
+        made.set_state(self.get_state())
+        return made
+
+
+_stream = torch.default_generator
+
+
+def install() -> None:
+    """Replaces torch.Generator."""
+    set_attribute(torch, "Generator", Generator)
+
+
+def _manual_seed(seed: int) -> None:
+    _stream.manual_seed(seed)
+
+
+def _manual_seed_all(seed: int) -> None:
+    _stream.manual_seed(seed)
+
+
+def _seed() -> None:
+    _stream.seed()
+
+
+def _seed_all() -> None:
+    _stream.seed()
+
+
+def _initial_seed() -> int:
+    return _stream.initial_seed()
+
+
+def _get_rng_state(device: DeviceLike = "cuda") -> torch.Tensor:
+    names_cuda(device)
+    return _stream.get_state()
+
+
+def _set_rng_state(new_state: torch.Tensor, device: DeviceLike = "cuda") -> None:
+    names_cuda(device)
+    _stream.set_state(new_state)
+
+
+def _get_rng_state_all() -> list[torch.Tensor]:
+    return [_stream.get_state()]
+
+
+def _set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+    for state in new_states:
+        _stream.set_state(state)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "manual_seed": _manual_seed,
+    "manual_seed_all": _manual_seed_all,
+    "seed": _seed,
+    "seed_all": _seed_all,
+    "initial_seed": _initial_seed,
+    "get_rng_state": _get_rng_state,
+    "set_rng_state": _set_rng_state,
+    "get_rng_state_all": _get_rng_state_all,
+    "set_rng_state_all": _set_rng_state_all,
+}

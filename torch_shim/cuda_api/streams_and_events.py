@@ -1,0 +1,176 @@
+"""torch.cuda's streams and events: one queue in program order, so that waiting is always over."""
+
+import threading
+import time
+from typing import Any, NoReturn
+
+import torch
+
+from torch_shim.errors import UnsupportedCall
+from torch_shim.patching import set_attribute
+from torch_shim.redirected_device import CUDA, DeviceLike, names_cuda
+
+
+class Stream:
+    """A stream: whatever is put on it has run when the call returns."""
+
+    def __init__(self, device: DeviceLike = None, priority: int = 0, **_: Any) -> None:
+        names_cuda(device)
+        self.priority = priority
+        self.device = CUDA
+        self.device_index = 0
+        self.device_type = 1
+        self.stream_id = id(self)
+        self.cuda_stream = 0
+
+    def query(self) -> bool:
+        """True: nothing is pending."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """False: there is nothing to capture into."""
+        return False
+
+    def synchronize(self) -> None:
+        """Returns at once: nothing is pending."""
+
+    def wait_event(self, event: object) -> None:
+        """Returns at once: nothing is pending."""
+
+    def wait_stream(self, stream: object) -> None:
+        """Returns at once: nothing is pending."""
+
+    def record_event(self, event: "Event | None" = None) -> "Event":
+        """An event that has just happened."""
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def __enter__(self) -> "Stream":
+        _current.entered.append(_current.stream)
+        _current.stream = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _current.stream = _current.entered.pop()
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
+
+
+class Event:
+    """A moment in the queue."""
+
+    def __init__(
+        self,
+        enable_timing: bool = False,  # noqa: FBT001, FBT002 - PyTorch's signature
+        blocking: bool = False,  # noqa: FBT001, FBT002 - see above
+        interprocess: bool = False,  # noqa: FBT001, FBT002 - see above
+        external: bool = False,  # noqa: FBT001, FBT002 - see above
+    ) -> None:
+        del blocking, external
+        if interprocess:
+            raise UnsupportedCall(
+                "torch.cuda.Event(interprocess=True)", "use an event of one process"
+            )
+        self.enable_timing = enable_timing
+        self.device = CUDA
+        self.recorded_s: float | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Takes the time."""
+        del stream
+        self.recorded_s = time.perf_counter()
+
+    def elapsed_time(self, end_event: "Event") -> float:
+        """Milliseconds from this event to another."""
+        if not (self.enable_timing and end_event.enable_timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self.recorded_s is None or end_event.recorded_s is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return (end_event.recorded_s - self.recorded_s) * 1e3
+
+    def query(self) -> bool:
+        """True: nothing is pending."""
+        return True
+
+    def synchronize(self) -> None:
+        """Returns at once: nothing is pending."""
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Returns at once: nothing is pending."""
+
+    def ipc_handle(self) -> NoReturn:
+        """Refused."""
+        raise UnsupportedCall("torch.cuda.Event.ipc_handle", "use an event of one process")
+
+
+class StreamContext:
+    """`with torch.cuda.stream(...)`; None changes nothing."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self.stream.__enter__()
+
+    def __exit__(self, *reason: object) -> None:
+        if self.stream is not None:
+            self.stream.__exit__(*reason)
+
+
+def stream(stream: Stream | None) -> StreamContext:
+    """Has a stream in force inside a `with`."""
+    return StreamContext(stream)
+
+
+class _Current(threading.local):
+    """The stream in force on a thread."""
+
+    def __init__(self) -> None:
+        self.stream = _default
+        self.entered: list[Stream] = []
+
+
+_default = Stream()
+_current = _Current()
+
+
+def current_stream(device: DeviceLike = None) -> Stream:
+    """The stream in force on this thread."""
+    names_cuda(device)
+    return _current.stream
+
+
+def default_stream(device: DeviceLike = None) -> Stream:
+    """The stream in force where no other is."""
+    names_cuda(device)
+    return _default
+
+
+def set_stream(stream: Stream) -> None:
+    """Has a stream in force on this thread from now on."""
+    _current.stream = stream
+
+
+class ExternalStream(Stream):
+    """Refused: there is no stream outside."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise UnsupportedCall("torch.cuda.ExternalStream", "use torch.cuda.Stream()")
+
+
+def _get_stream_from_external(*_: object, **__: object) -> Stream:
+    return ExternalStream()
+
+
+def install() -> None:
+    """Puts streams and events into torch.cuda."""
+    for kind in (Stream, Event, ExternalStream):
+        set_attribute(torch.cuda, kind.__name__, kind)
+        set_attribute(torch.cuda.streams, kind.__name__, kind)
+    set_attribute(torch.cuda, "StreamContext", StreamContext)
+    set_attribute(torch.cuda, "get_stream_from_external", _get_stream_from_external)
+    for function in (stream, current_stream, default_stream, set_stream):
+        set_attribute(torch.cuda, function.__name__, function)

@@ -1,0 +1,49 @@
+"""Puts the shim in place in a process that has just imported torch."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from torch_shim.cuda_api import autocast, cuda_module, parallel, randomness
+from torch_shim.settings import ShimSettings
+from torch_shim.tensors import (
+    advertised_memory,
+    factories,
+    gradients,
+    modules,
+    moves,
+    scripting,
+    serialization,
+    sharing,
+    special_operators,
+    transforms,
+)
+
+Hook: TypeAlias = Callable[[ShimSettings], None]
+
+_lock = threading.Lock()
+_installed: list[ShimSettings] = []
+
+
+def install(settings: ShimSettings, hooks: Sequence[Hook] = ()) -> None:
+    """Patches PyTorch, once a process, and then calls the hooks in their order."""
+    with _lock:
+        if _installed:
+            return
+        advertised_memory.install(settings.gpu_memory_bytes)
+        special_operators.install()
+        randomness.install()
+        moves.install()
+        factories.install()
+        modules.install()
+        serialization.install()
+        sharing.install()
+        gradients.install()
+        transforms.install()
+        scripting.install()
+        parallel.install()
+        autocast.install()
+        cuda_module.install(settings)
+        for hook in hooks:
+            hook(settings)
+        _installed.append(settings)

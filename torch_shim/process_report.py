@@ -1,0 +1,124 @@
+"""What the shim counts about one process, and how it is told: a line of JSON when it ends."""
+
+import atexit
+import json
+import logging
+import os
+import threading
+from dataclasses import asdict, dataclass, field
+from multiprocessing import util
+from typing import NamedTuple
+
+log = logging.getLogger("gpufaas")
+
+
+class GraphBreak(NamedTuple):
+    """Why a graph ended before its module did, and on which line."""
+
+    file: str
+    line: int
+    reason: str
+
+
+@dataclass(slots=True)
+class ProcessCounts:
+    """Sums over one process."""
+
+    graph_calls: int = 0
+    local_calls: dict[str, int] = field(default_factory=dict)
+    graph_operators: int = 0
+    local_operators: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    queue_s: float = 0.0
+    load_s: float = 0.0
+    transfer_s: float = 0.0
+    compute_s: float = 0.0
+    trace_s: float = 0.0
+    graphs: int = 0
+    acquires: int = 0
+    repeated_calls: int = 0
+    breaks: list["GraphBreak"] = field(default_factory=list)
+
+
+class ProcessReport:
+    """The counts of this process; each reason for running locally is logged once."""
+
+    def __init__(self) -> None:
+        self.counts = ProcessCounts()
+        self._lock = threading.Lock()
+        self._told: set[str] = set()
+
+    def graph_call(self, operators: int, sent: int, received: int, times: list[float]) -> None:
+        """A graph was answered by a worker."""
+        with self._lock:
+            counts = self.counts
+            counts.graph_calls += 1
+            counts.graph_operators += operators
+            counts.bytes_in += sent
+            counts.bytes_out += received
+            counts.queue_s += times[0]
+            counts.transfer_s += times[1]
+            counts.compute_s += times[2]
+
+    def local_call(self, reason: str, operators: int, what: str = "a call") -> None:
+        """Something of a model ran on the function's own processor."""
+        with self._lock:
+            calls = self.counts.local_calls
+            calls[reason] = calls.get(reason, 0) + 1
+            self.counts.local_operators += operators
+            first = reason not in self._told
+            self._told.add(reason)
+        if first:
+            log.info("%s runs on the function's own processor: %s", what, reason)
+
+    def acquired(self, queue_s: float, load_s: float) -> None:
+        """A lease was granted, after waiting and loading this long."""
+        with self._lock:
+            self.counts.acquires += 1
+            self.counts.queue_s += queue_s
+            self.counts.load_s += load_s
+
+    def graph_break(self, found: GraphBreak) -> None:
+        """Tracing met something that no graph can hold."""
+        with self._lock:
+            if found not in self.counts.breaks:
+                self.counts.breaks.append(found)
+
+    def add(self, name: str, amount: float) -> None:
+        """Add to one of the plain sums."""
+        with self._lock:
+            setattr(self.counts, name, getattr(self.counts, name) + amount)
+
+    def as_json(self) -> str:
+        """The line that `gpufaas exec --stats` sums up."""
+        with self._lock:
+            return json.dumps(asdict(self.counts) | {"process": os.getpid()})
+
+    def clear(self) -> None:
+        """Start from nothing, as a forked child does."""
+        self.counts = ProcessCounts()
+        self._lock = threading.Lock()
+
+    def write_at_exit(self, path: str) -> None:
+        """Have the line written when this process ends, and one more by each child of its own."""
+        atexit.register(self.write, path)
+        # A child of multiprocessing leaves without atexit, and forgets its parent's finalizers.
+        util.register_after_fork(
+            self, lambda mine: util.Finalize(None, mine.write, (path,), exitpriority=0)
+        )
+
+    def write(self, path: str) -> None:
+        """Append the line to a file that other processes append to as well."""
+        counts = self.counts
+        if not (counts.graph_calls or counts.local_calls or counts.local_operators):
+            return
+        line = (self.as_json() + "\n").encode()
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+
+
+report = ProcessReport()

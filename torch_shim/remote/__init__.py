@@ -1,0 +1,1 @@
+"""One graph call by a worker."""

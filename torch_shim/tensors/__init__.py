@@ -1,0 +1,1 @@
+"""Handles: CUDA tensors with CPU storage, and what makes, moves or saves them."""

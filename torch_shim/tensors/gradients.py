@@ -1,0 +1,205 @@
+"""Gradients: what C++ hands to hooks and to users' own autograd functions is on the GPU too.
+
+The engine makes gradients and unpacks saved tensors as plain objects. Where they reach Python they
+are given the class of the tensor that they belong to.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.autograd import function as functions
+
+from torch_shim.patching import replace, set_attribute
+from torch_shim.tensors.dispatch import Operator, handles
+from torch_shim.tensors.handles import PLAIN, CudaTensor, NoTorchFunction, Tensor, become_cuda, wrap
+
+_SAVED = "_gpufaas_saved"  # which of the saved tensors are on the GPU
+_RESULTS = "_gpufaas_results"  # which of the results are
+
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 - no public question
+_native_saved: Any = torch._C._FunctionBase.saved_tensors  # noqa: SLF001 - where it lives
+_native_register_hook: Any = Tensor.register_hook
+
+
+def install() -> None:
+    """Has backward passes run with handles wherever Python sees a tensor."""
+    set_attribute(CudaTensor, "backward", _backward)
+    set_attribute(CudaTensor, "register_hook", _register_hook)
+    context = functions.FunctionCtx
+    replace(context, "save_for_backward", _save_for_backward)
+    backward = functions.BackwardCFunction
+    set_attribute(backward, "saved_tensors", property(_saved_tensors))
+    replace(backward, "apply", _apply_backward)
+    native = inspect.getattr_static(torch.autograd.Function, "apply")
+    set_attribute(torch.autograd.Function, "apply", classmethod(_apply_forward(native)))
+    replace(torch.autograd.graph.saved_tensors_hooks, "__init__", _pack_with_handles)
+    hook = torch.utils.hooks.BackwardHook
+    replace(hook, "setup_input_hook", _watch_inputs)
+    replace(hook, "_set_user_hook", _class_user_hooks)
+
+
+def _backward(
+    self: Tensor,
+    gradient: Tensor | None = None,
+    retain_graph: bool | None = None,  # noqa: FBT001 - PyTorch's signature
+    create_graph: bool = False,  # noqa: FBT001, FBT002 - see above
+    inputs: Sequence[Tensor] | None = None,
+) -> None:
+    """Backpropagates, with handles in force for every hook."""
+    _backward_of_all(self, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+def _without_protocol(function: Any) -> Any:
+    """The same code, but not through the torch function protocol.
+
+    The protocol would switch handles off for every hook that runs inside.
+    """
+    namespace = {**function.__globals__, "has_torch_function": lambda _: False}
+    copied = FunctionType(function.__code__, namespace, argdefs=function.__defaults__)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
+_grad = _without_protocol(torch.autograd.grad)
+_backward_of_all = _without_protocol(torch.autograd.backward)
+
+
+@handles(torch.autograd.backward)
+def _backpropagate(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    del func
+    _backward_of_all(*args, **kwargs)
+
+
+@handles(torch.autograd.grad)
+def _differentiate(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Each gradient is where its input is."""
+    del func
+    gradients = _grad(*args, **kwargs)
+    inputs = kwargs["inputs"] if "inputs" in kwargs else args[1]
+    inputs = (inputs,) if isinstance(inputs, Tensor) else inputs
+    return tuple(map(_like, gradients, inputs))
+
+
+def _like(gradient: Tensor | None, source: Any) -> Tensor | None:
+    if gradient is None or not isinstance(source, Tensor):
+        return gradient
+    if isinstance(source, CudaTensor):
+        return become_cuda(gradient)
+    return gradient.cpu()
+
+
+def _register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
+    def on_gpu(gradient: Tensor) -> Tensor | None:
+        return hook(become_cuda(gradient))
+
+    with NoTorchFunction():
+        return _native_register_hook(self, on_gpu)
+
+
+def _save_for_backward(native: Callable[..., None]) -> Callable[..., None]:
+    def save_for_backward(self: Any, *tensors: Tensor | None) -> None:
+        native(self, *tensors)
+        flags = tuple(isinstance(tensor, CudaTensor) for tensor in tensors)
+        if any(flags):
+            setattr(self, _SAVED, flags)
+
+    return save_for_backward
+
+
+def _saved_tensors(self: Any) -> tuple[Tensor | None, ...]:
+    tensors: tuple[Tensor | None, ...] = _native_saved.__get__(self)
+    _class_flagged(tensors, getattr(self, _SAVED, ()))
+    return tensors
+
+
+def _apply_backward(native: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(self: Any, *gradients: Any) -> Any:
+        _class_flagged(gradients, getattr(self, _RESULTS, ()))
+        return native(self, *gradients)
+
+    return apply
+
+
+def _class_flagged(tensors: Sequence[Any], flags: Sequence[bool]) -> None:
+    for tensor, flag in zip(tensors, flags, strict=False):
+        if flag and type(tensor) in PLAIN:
+            become_cuda(tensor)
+
+
+def _apply_forward(native: Any) -> Callable[..., Any]:
+    """`native` is a class method, of Python or of C: it is bound to the class at each call."""
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        result = native.__get__(None, cls)(*args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():
+            return result
+        if any(isinstance(argument, CudaTensor) for argument in args):
+            _class_results(args, result)
+        return result
+
+    return apply
+
+
+def _class_results(args: tuple[Any, ...], result: Any) -> None:
+    """A result that is an input comes back as a new object: it stays where the input is."""
+    results = result if isinstance(result, tuple) else (result,)
+    on_gpu = {_address(value) for value in args if isinstance(value, CudaTensor)} - {None}
+    for value in results:
+        if type(value) in PLAIN and _address(value) in on_gpu:
+            become_cuda(value)
+    flags = tuple(isinstance(value, CudaTensor) for value in results)
+    for value in results:
+        node: Any = getattr(value, "grad_fn", None)
+        if isinstance(node, functions.BackwardCFunction):
+            setattr(node, _RESULTS, flags)
+
+
+def _address(tensor: Any) -> int | None:
+    """Where a tensor lies; None for one without storage."""
+    with NoTorchFunction():
+        if tensor.layout is not torch.strided or _is_wrapped(tensor):
+            return None
+        return tensor.data_ptr() or None
+
+
+def _pack_with_handles(native: Callable[..., None]) -> Callable[..., None]:
+    """Saving happens inside an operator, where handles are switched off: on again for the hook."""
+
+    def init(self: Any, pack_hook: Callable[[Tensor], Any], unpack_hook: Any) -> None:
+        def pack(tensor: Tensor) -> Any:
+            with torch._C._EnableTorchFunction():  # noqa: SLF001 - no public way
+                return pack_hook(tensor)
+
+        native(self, pack, unpack_hook)
+
+    return init
+
+
+def _watch_inputs(native: Callable[..., Any]) -> Callable[..., Any]:
+    def setup_input_hook(self: Any, args: Any) -> Any:
+        self.on_gpu = any(isinstance(value, CudaTensor) for value in args)
+        return native(self, args)
+
+    return setup_input_hook
+
+
+def _class_user_hooks(native: Callable[..., None]) -> Callable[..., None]:
+    """Module hooks get the gradients of a module's inputs and outputs: on the GPU if those are."""
+
+    def on_gpu(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def classed(module: Any, *gradients: Any) -> Any:
+            wrap(gradients)
+            return hook(module, *gradients)
+
+        return classed
+
+    def set_user_hook(self: Any, node: Any) -> None:
+        if self.on_gpu:
+            self.user_hooks = [on_gpu(hook) for hook in self.user_hooks]
+            self.user_pre_hooks = [on_gpu(hook) for hook in self.user_pre_hooks]
+        native(self, node)
+
+    return set_user_hook

@@ -1,0 +1,281 @@
+"""Handles: the function's CUDA tensors, which are tensor subclasses with real CPU storage.
+
+An operator on a handle runs natively on that storage and its results become handles. `run` is the
+general way; `CudaTensor.__torch_function__` is the same for the usual case, at a tenth of the cost.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import torch
+
+from torch_shim.errors import UnsupportedCall
+from torch_shim.redirected_device import CPU, CUDA, names_cuda
+from torch_shim.tensors import write_epochs
+from torch_shim.tensors.dispatch import Operator, special
+
+Tensor = torch.Tensor
+Parameter = torch.nn.Parameter
+NoTorchFunction = torch._C.DisableTorchFunctionSubclass  # noqa: SLF001 - documented, kept there
+
+# Tensors without a class of their own: for us, those on the CPU.
+PLAIN = frozenset({Tensor, Parameter})
+_AS_THEY_ARE = frozenset(
+    {bool, int, float, complex, str, type(None), torch.Size, torch.dtype, torch.device}
+)
+
+
+class CudaTensor(Tensor):
+    """A tensor that says it is on the GPU."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Operator,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Runs one operator on the storages and gives its results the class."""
+        handler = special[func]
+        if handler is not None:
+            return handler(func, args, kwargs or {})
+        if kwargs:
+            return run(func, args, kwargs)
+        for argument in args:
+            if type(argument) in PLAIN:
+                return run(func, args, {})
+        with NoTorchFunction():
+            result = func(*args)
+        kind = type(result)
+        if kind is Tensor:
+            result.__class__ = CudaTensor
+            return result
+        return result if kind in _AS_THEY_ARE else wrap(result)
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override] # a descriptor of C there
+        """The GPU."""
+        return CUDA
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override] # a descriptor of C there
+        """True."""
+        return True
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override] # a descriptor of C there
+        """False."""
+        return False
+
+    def get_device(self) -> int:
+        """The index of the GPU."""
+        return 0
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Refused as CUDA refuses it, unless forced."""
+        if force:
+            return self.detach().cpu().resolve_conj().resolve_neg().numpy()
+        raise TypeError(
+            "can't convert cuda:0 device type tensor to numpy. "
+            "Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+
+    def __array__(self, *_: object, **__: object) -> Any:
+        return self.numpy()
+
+    def __dlpack__(self, *_: object, **__: object) -> NoReturn:
+        raise UnsupportedCall("Tensor.__dlpack__ of a CUDA tensor", "export tensor.cpu() instead")
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        return (torch.utils.dlpack.DLDeviceType.kDLCUDA, 0)
+
+    @property
+    def __cuda_array_interface__(self) -> NoReturn:
+        # An AttributeError makes hasattr() false: nobody shall read our address as a GPU's.
+        raise AttributeError("gpufaas: a redirected CUDA tensor has no address on a GPU")
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.unbind(0))
+
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override] # as in torch
+        text = _text_of(self, tensor_contents)
+        return "t" + text[1:] if text.startswith("Tensor(") else text
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
+    def record_stream(self, stream: object) -> None:
+        """Nothing to do: there is one stream, and it is in order."""
+
+    def share_memory_(self) -> "CudaTensor":
+        """Nothing to do, as for any CUDA tensor."""
+        return self
+
+    def is_shared(self) -> bool:
+        """True, as for any CUDA tensor."""
+        return True
+
+    def apply_(self, *_: object) -> NoReturn:
+        """Refused as CUDA refuses it."""
+        raise TypeError("apply_ is only implemented on CPU tensors")
+
+    def map_(self, *_: object) -> NoReturn:
+        """Refused as CUDA refuses it."""
+        raise TypeError("map_ is only implemented on CPU tensors")
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """The storage, marked so that it answers that it is on the GPU."""
+        storage = write_epochs.storage_of(self)
+        write_epochs.mark_storage(storage)
+        return storage
+
+
+class CudaParameter(CudaTensor, Parameter):
+    """A module's parameter that says it is on the GPU."""
+
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override] # as in torch
+        alias = self.detach().requires_grad_(self.requires_grad)
+        return "Parameter containing:\nt" + _text_of(alias, tensor_contents)[1:]
+
+
+def _directly(native: Any) -> Any:
+    """A method that answers no tensor: no need to look at its result."""
+
+    def method(self: CudaTensor, *args: Any, **kwargs: Any) -> Any:
+        with NoTorchFunction():
+            return native(self, *args, **kwargs)
+
+    return method
+
+
+def _directly_read(native: Any) -> Any:
+    def read(self: CudaTensor) -> Any:
+        with NoTorchFunction():
+            return native.__get__(self)
+
+    return property(read)
+
+
+# Asked all the time.
+for _name in ("dim", "is_contiguous", "is_floating_point", "numel", "size", "stride"):
+    setattr(CudaTensor, _name, _directly(getattr(Tensor, _name)))
+for _name in ("dtype", "ndim", "shape"):
+    setattr(CudaTensor, _name, _directly_read(getattr(Tensor, _name)))
+
+# Messages and printed tensors name the class; `tensor(` is as wide as `Tensor(`.
+CudaTensor.__name__ = "Tensor"
+CudaParameter.__name__ = "Parameter"
+
+_CUDA_CLASS: dict[type, type] = {Tensor: CudaTensor, Parameter: CudaParameter}
+_CPU_CLASS: dict[type, type] = {CudaTensor: Tensor, CudaParameter: Parameter}
+
+
+def _text_of(tensor: Tensor, contents: str | None) -> str:
+    text: str = torch._tensor_str._str(tensor, tensor_contents=contents)  # type: ignore[no-untyped-call] # noqa: SLF001 - what torch calls
+    return text
+
+
+def run(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs any operator on handles: devices by name, mixed devices, nested results."""
+    device = kwargs.get("device")
+    if device is not None:
+        if not names_cuda(device):
+            with NoTorchFunction():
+                return func(*args, **kwargs)
+        kwargs = {**kwargs, "device": CPU}
+    plain = [value for value in (*args, *kwargs.values()) if type(value) in PLAIN]
+    if plain:
+        refuse_mixed_devices(func, plain)
+    with NoTorchFunction():
+        result = func(*args, **kwargs)
+    if "out" in kwargs:
+        write_epochs.note_all((kwargs["out"],))
+    return wrap(result, {id(value) for value in plain})
+
+
+def run_anywhere(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs an operator that CUDA allows to mix CPU and GPU tensors."""
+    known = {id(value) for value in (*args, *kwargs.values()) if type(value) in PLAIN}
+    with NoTorchFunction():
+        result = func(*args, **kwargs)
+    return wrap(result, known)
+
+
+def refuse_mixed_devices(func: Operator, plain: list[Tensor]) -> None:
+    """Raises what CUDA raises if these CPU tensors cannot be used together with GPU tensors."""
+    if all(value.dim() == 0 for value in plain) or _made_by_autograd():
+        return
+    raise RuntimeError(
+        "Expected all tensors to be on the same device, but found at least two devices, "
+        f"cuda:0 and cpu! (in {getattr(func, '__name__', func)})"
+    )
+
+
+def _made_by_autograd() -> bool:
+    """Tensors that C++ made in a backward pass, a trace or a functional transform have no class."""
+    return (
+        torch._C._is_tracing()  # noqa: SLF001 - no public question
+        or torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public question
+        or torch._C._functorch.maybe_current_level() is not None  # noqa: SLF001 - see above
+    )
+
+
+def wrap(result: Any, known: set[int] | frozenset[int] = frozenset()) -> Any:
+    """Gives every tensor in a result our class, except CPU tensors that were arguments."""
+    kind = type(result)
+    if kind in PLAIN:
+        if id(result) not in known:
+            result.__class__ = _CUDA_CLASS[kind]
+    elif isinstance(result, tuple | list):
+        for item in result:
+            wrap(item, known)
+    elif kind is dict:
+        for item in result.values():
+            wrap(item, known)
+    return result
+
+
+def become_cuda(tensor: Tensor) -> Tensor:
+    """Changes a tensor's class in place: from now on it is on the GPU."""
+    if not isinstance(tensor, CudaTensor):
+        _change_class(tensor, cuda_class(type(tensor)))
+    return tensor
+
+
+def become_cpu(tensor: Tensor) -> Tensor:
+    """Changes a tensor's class in place: from now on it is on the CPU."""
+    if isinstance(tensor, CudaTensor):
+        _change_class(tensor, _CPU_CLASS[type(tensor)])
+    return tensor
+
+
+def cuda_class(kind: type) -> type:
+    """Our counterpart of a tensor class; one is made for a user's subclass of Tensor."""
+    found = _CUDA_CLASS.get(kind)
+    if found is None:
+        found = _derive(kind)
+        # Another thread may have been quicker: all use the first one.
+        found = _CUDA_CLASS.setdefault(kind, found)
+        _CPU_CLASS[found] = kind
+    return found
+
+
+def cpu_class(kind: type) -> type:
+    """The tensor class that one of ours stands for."""
+    return _CPU_CLASS.get(kind, kind)
+
+
+def _derive(kind: type) -> type:
+    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:  # type: ignore[attr-defined] # a tensor class
+        raise UnsupportedCall(
+            f"moving a {kind.__qualname__} to the GPU",
+            "it brings its own operators; convert it to a plain torch.Tensor first",
+        )
+    base = CudaParameter if issubclass(kind, Parameter) else CudaTensor
+    return type(kind.__name__, (base, kind), {"__module__": kind.__module__})
+
+
+def _change_class(tensor: Tensor, kind: type) -> None:
+    # Assigned through object: a subclass may have a __setattr__ of its own.
+    object.__setattr__(tensor, "__class__", kind)

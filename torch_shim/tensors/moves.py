@@ -1,0 +1,191 @@
+"""Moving tensors between CPU and GPU: to, cuda, cpu, type, pin_memory.
+
+A move copies, so that the two sides never share storage, as with a real GPU.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from torch_shim.patching import replace
+from torch_shim.redirected_device import CPU, CUDA, names_cuda, tracing_fakes
+from torch_shim.tensors import advertised_memory, write_epochs
+from torch_shim.tensors.handles import (
+    PLAIN,
+    CudaTensor,
+    NoTorchFunction,
+    Parameter,
+    Tensor,
+    become_cuda,
+    cpu_class,
+)
+from torch_shim.tensors.tensor_types import DTYPES
+
+
+class MoveTarget(NamedTuple):
+    """What a call of `to` asks for."""
+
+    device: torch.device | str | int | None
+    keywords: dict[str, Any]
+
+
+def install() -> None:
+    """Replaces the methods of torch.Tensor that move tensors."""
+    replace(Tensor, "to", _to)
+    replace(Tensor, "cuda", _cuda)
+    replace(Tensor, "cpu", _cpu)
+    replace(Tensor, "type", _type)
+    replace(Tensor, "type_as", _type_as)
+    replace(Tensor, "pin_memory", _pin_memory)
+    replace(Tensor, "is_pinned", _is_pinned)
+
+
+def _to(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        target = _parse(args, kwargs)
+        if tracing_fakes():
+            return native(self, **_native_keywords(target))
+        here = isinstance(self, CudaTensor)
+        there = here if target.device is None else names_cuda(target.device)
+        if not here and not there:
+            return native(self, *args, **kwargs)
+        return _move(native, self, target, there=there)
+
+    return to
+
+
+def _move(
+    native: Callable[..., Tensor], self: Tensor, target: MoveTarget, *, there: bool
+) -> Tensor:
+    keywords = target.keywords
+    if target.device is None:
+        pass
+    elif there:
+        keywords["device"] = CPU
+    else:
+        keywords["device"] = target.device
+    if there != isinstance(self, CudaTensor):
+        keywords["copy"] = True
+    if there:
+        advertised_memory.reserve(self)
+    with NoTorchFunction():
+        result = native(self, **keywords)
+    if result is self:
+        return result
+    kind = cpu_class(type(self))
+    if kind not in PLAIN and not issubclass(kind, Parameter):
+        # As torch.Tensor's own methods do for a subclass.
+        result = result.as_subclass(kind)  # type: ignore[type-var,assignment] # a tensor's class
+    return become_cuda(result) if there else result
+
+
+def _parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MoveTarget:
+    """The three forms: to(dtype, ...), to(device, dtype, ...), to(other, ...)."""
+    keywords = dict(kwargs)
+    device = keywords.pop("device", None)
+    other = keywords.pop("other", None)
+    rest = list(args)
+    if rest and isinstance(rest[0], Tensor):
+        other = rest.pop(0)
+    elif rest and not isinstance(rest[0], torch.dtype):
+        device = rest.pop(0)
+        if rest:
+            _name(keywords, "dtype", rest.pop(0))
+    elif rest:
+        _name(keywords, "dtype", rest.pop(0))
+    if other is not None:
+        device = other.device
+        _name(keywords, "dtype", other.dtype)
+    for name, value in zip(("non_blocking", "copy"), rest, strict=False):
+        _name(keywords, name, value)
+    return MoveTarget(device, keywords)
+
+
+def _name(keywords: dict[str, Any], name: str, value: Any) -> None:
+    if value is not None:
+        keywords[name] = value
+
+
+def _native_keywords(target: MoveTarget) -> dict[str, Any]:
+    """For fake tensors: the native method asks the driver for the index that is left out."""
+    device = CUDA if names_cuda(target.device) else target.device
+    return target.keywords if device is None else {"device": device, **target.keywords}
+
+
+def _cuda(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def cuda(self: Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tensor:  # noqa: FBT001, FBT002 - PyTorch's signature
+        if tracing_fakes():
+            return native(self, CUDA, non_blocking, **kwargs)
+        names_cuda(device)  # a GPU that does not exist is refused
+        return self.to(CUDA, non_blocking=non_blocking, **kwargs)
+
+    return cuda
+
+
+def _cpu(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def cpu(self: Tensor, **kwargs: Any) -> Tensor:
+        if tracing_fakes() or not isinstance(self, CudaTensor):
+            return native(self, **kwargs)
+        return self.to(CPU, **kwargs)
+
+    return cpu
+
+
+def _type(native: Callable[..., Any]) -> Callable[..., Any]:
+    def type_(self: Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002 - PyTorch's signature
+        name = dtype if isinstance(dtype, str) else getattr(dtype, "__tensor_name__", None)
+        name = _tensor_type_name(dtype) if name is None else name
+        here = isinstance(self, CudaTensor)
+        if tracing_fakes() or not (here or (name or "").startswith("torch.cuda.")):
+            return native(self, dtype, non_blocking, **kwargs)
+        if dtype is None:
+            with NoTorchFunction():
+                return native(self).replace("torch.", "torch.cuda.", 1)
+        if name is None:
+            return self.to(dtype, non_blocking=non_blocking)
+        device = CUDA if name.startswith("torch.cuda.") else CPU
+        return self.to(device, DTYPES[name.rpartition(".")[2]], non_blocking=non_blocking)
+
+    return type_
+
+
+def _tensor_type_name(kind: Any) -> str | None:
+    """The name of torch.FloatTensor and its like; None for a dtype."""
+    if isinstance(kind, torch.dtype) or kind is None:
+        return None
+    return f"{kind.__module__}.{kind.__name__}"
+
+
+def _type_as(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def type_as(self: Tensor, other: Tensor) -> Tensor:
+        if tracing_fakes() or not isinstance(self, CudaTensor) ^ isinstance(other, CudaTensor):
+            return native(self, other)
+        return self.to(other)
+
+    return type_as
+
+
+def _pin_memory(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    del native  # it needs a real GPU
+
+    def pin_memory(self: Tensor, device: Any = None) -> Tensor:  # noqa: ARG001 - PyTorch's signature
+        if isinstance(self, CudaTensor):
+            kind = self.type()
+            raise RuntimeError(f"cannot pin '{kind}' only dense CPU tensors can be pinned")
+        if self.is_pinned():
+            return self
+        return write_epochs.pin(self.clone())
+
+    return pin_memory
+
+
+def _is_pinned(native: Callable[..., bool]) -> Callable[..., bool]:
+    del native  # it needs a real GPU
+
+    def is_pinned(self: Tensor, device: Any = None) -> bool:  # noqa: ARG001 - PyTorch's signature
+        if isinstance(self, CudaTensor) or self.layout is not torch.strided:
+            return False
+        return write_epochs.is_pinned(self)
+
+    return is_pinned

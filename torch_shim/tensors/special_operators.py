@@ -1,0 +1,153 @@
+"""Which operators write or may mix devices, and what each of these needs."""
+
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from torch_shim.tensors import write_epochs
+from torch_shim.tensors.dispatch import Handler, Operator, existing, handles, names, special
+from torch_shim.tensors.handles import (
+    PLAIN,
+    CudaTensor,
+    NoTorchFunction,
+    Tensor,
+    become_cuda,
+    refuse_mixed_devices,
+    run,
+    run_anywhere,
+    wrap,
+)
+
+_METHOD = type(Tensor.add_)  # how C++ methods look in Python
+_IN_PLACE_OPERATORS = names(
+    "__iadd__ __iand__ __idiv__ __ifloordiv__ __ilshift__ __imatmul__ __imod__ __imul__ __ior__ "
+    "__ipow__ __irshift__ __isub__ __itruediv__ __ixor__ __setitem__ __setstate__"
+)
+_NO_WRITES = names("requires_grad_ detach_ rename_ retain_grad_ _coalesced_")
+# Written although neither the name nor `out=` says so.
+_HIDDEN_WRITES = names(
+    "batch_norm instance_norm embedding embedding_bag native_batch_norm cudnn_batch_norm "
+    "_batch_norm_impl_index _native_batch_norm_legit"
+)
+_ANYWHERE = names(
+    "__getitem__ __setitem__ __set__ _has_compatible_shallow_copy_type _pad_packed_sequence "
+    "can_cast copy_ ctc_loss data expand_as get_device gru index index_put index_put_ "
+    "is_same_size is_set_to lstm promote_types reshape_as resize_as_ result_type rnn_relu rnn_tanh "
+    "size tensor_split view_as _weight_norm_interface"
+)
+# These take a list of tensors, which must all be on one device.
+_LISTS = names(
+    "block_diag broadcast_tensors cat column_stack concat concatenate dstack hstack meshgrid "
+    "row_stack stack vstack"
+)
+
+
+def install() -> None:
+    """Has every operator classified at its first use."""
+    special.classifiers.append(_classify)
+
+
+def _classify(operator: Operator) -> Handler | None:
+    name = _name_of(operator)
+    if name in _LISTS:
+        return _run_list
+    if name in _ANYWHERE:
+        return _write_anywhere if _writes(operator, name) else run_anywhere
+    if not _writes(operator, name):
+        return None
+    return _write_first if isinstance(operator, _METHOD) and name.endswith("_") else _write
+
+
+def _run_list(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensors = args[0] if args else kwargs.get("tensors", ())
+    plain = [tensor for tensor in tensors if type(tensor) in PLAIN]
+    if plain:
+        refuse_mixed_devices(func, plain)
+    return run(func, args, kwargs)
+
+
+def _name_of(operator: Operator) -> str:
+    if isinstance(operator, torch._ops.OpOverload):  # noqa: SLF001 - the type's only home
+        operator = operator.overloadpacket
+    name: str = getattr(operator, "__name__", "")
+    return name
+
+
+def _writes(operator: Operator, name: str) -> bool:
+    if isinstance(operator, torch._ops.OpOverload):  # noqa: SLF001 - the type's only home
+        return bool(operator._schema.is_mutable)  # noqa: SLF001 - the one place that says so
+    if isinstance(operator, torch._ops.OpOverloadPacket):  # noqa: SLF001 - see above
+        packet: Any = operator
+        overloads = [getattr(packet, overload) for overload in packet.overloads()]
+        return any(overload._schema.is_mutable for overload in overloads)  # noqa: SLF001 - see above
+    if isinstance(operator, FunctionType) and "inplace" in operator.__code__.co_varnames:
+        return True
+    in_place = name.endswith("_") and not name.endswith("__") and name not in _NO_WRITES
+    return in_place or name in _IN_PLACE_OPERATORS or name in _HIDDEN_WRITES
+
+
+def _write_first(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The usual case in a hurry: a method of the tensor that it writes, all on the GPU."""
+    if kwargs or any(type(argument) in PLAIN for argument in args):
+        return _write(func, args, kwargs)
+    first = args[0]
+    try:
+        with NoTorchFunction():
+            result = func(*args)
+    finally:
+        write_epochs.note_write(first)
+    return result if result is first else wrap(result)
+
+
+def _write_anywhere(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return run_anywhere(func, args, kwargs)
+    finally:
+        _note(func, args, kwargs)
+
+
+def _write(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return run(func, args, kwargs)
+    finally:
+        _note(func, args, kwargs)
+
+
+def _note(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Counts the write, failed or not, on all that may have been written."""
+    first = args[0] if args else None
+    name = getattr(func, "__name__", "")
+    if isinstance(first, Tensor) and (name in _IN_PLACE_OPERATORS or name.endswith("_")):
+        write_epochs.note_write(first)
+    elif not isinstance(func, FunctionType) or kwargs.get("inplace") or name in _HIDDEN_WRITES:
+        write_epochs.note_all(args)
+        write_epochs.note_all(kwargs.values())
+    else:
+        write_epochs.note_all((kwargs.get("tensor"), kwargs.get("out")))
+
+
+@handles(*existing(torch, ["_pack_padded_sequence"]))
+def _pack_padded_sequence(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The batch sizes stay on the CPU."""
+    with NoTorchFunction():
+        data, batch_sizes = func(*args, **kwargs)
+    return become_cuda(data), batch_sizes
+
+
+@handles(*existing(torch, ["_pad_packed_sequence"]))
+def _pad_packed_sequence(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The lengths stay on the CPU."""
+    with NoTorchFunction():
+        data, lengths = func(*args, **kwargs)
+    return become_cuda(data), lengths
+
+
+@handles(Tensor.module_load)
+def _module_load(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a parameter becomes by loading: it stays where it is, unless the other is assigned."""
+    kept = args[1] if kwargs.get("assign") else args[0]
+    with NoTorchFunction():
+        result = func(*args, **kwargs)
+    write_epochs.note_all(args)
+    return become_cuda(result) if isinstance(kept, CudaTensor) else result

@@ -1,0 +1,37 @@
+"""torch.func: the tensors that a transform passes to the user's function keep their device."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._functorch import autograd_function, eager_transforms, vmap
+
+from torch_shim.patching import replace
+from torch_shim.tensors.dispatch import names
+from torch_shim.tensors.handles import CudaTensor, Tensor, become_cuda
+
+_ONE_TENSOR = names(
+    "_add_batch_dim _remove_batch_dim _wrap_for_grad _unwrap_for_grad _wrap_functional_tensor "
+    "_unwrap_functional_tensor get_unwrapped"
+)
+
+
+def install() -> None:
+    """Has what wraps and unwraps tensors for a transform pass on the class."""
+    for module in (vmap, eager_transforms, autograd_function):
+        for name in _ONE_TENSOR:
+            replace(module, name, _keeping_class)
+    replace(torch.autograd.forward_ad, "make_dual", _keeping_class)
+    replace(torch.autograd.forward_ad, "unpack_dual", _keeping_class)
+
+
+def _keeping_class(native: Callable[..., Any]) -> Callable[..., Any]:
+    def convert(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        result = native(tensor, *args, **kwargs)
+        if isinstance(tensor, CudaTensor):
+            for value in result if isinstance(result, tuple) else (result,):
+                if isinstance(value, Tensor):
+                    become_cuda(value)
+        return result
+
+    return convert

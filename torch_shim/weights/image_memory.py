@@ -1,0 +1,199 @@
+"""Memory laid out as a model's image, so that its weights are one copy with the node's.
+
+Weights that `.cuda()` has just made are moved into a memfd that only this process can write to.
+When the node is to have them, the mapping becomes a private one, in place, and the memfd is sealed:
+the node and its workers map the same pages, and what is written here later has pages of its own.
+Where the node has the same content already, its pages are mapped instead.
+"""
+
+import ctypes
+import fcntl
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Self
+
+import torch
+
+from torch_shim.tensors import write_epochs
+from torch_shim.tensors.handles import CudaParameter, CudaTensor, NoTorchFunction
+from torch_shim.wire.arena import flat
+from torch_shim.wire.image_digests import ImageTable, lay_out
+
+SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+MEMORY_NAME = "gpufaas-image"
+
+_LEAST_BYTES = 1 << 20  # below that, a descriptor and a mapping cost more than a copy
+_set = torch._C.TensorBase.set_  # noqa: SLF001 - the one that is not ours
+_use_count = torch._C._storage_Use_Count  # noqa: SLF001 - tells whether a view exists
+_MAP_FIXED = 0x10
+_PIECE_BYTES = 1 << 20
+_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
+
+# What tells the content of a storage: the mark's epoch, and autograd's count of writes.
+Content = tuple[int, int]
+
+
+class ImageMemory(mmap.mmap):
+    """One image's memory, which lives as long as a storage in it."""
+
+    table: ImageTable
+    descriptor: int
+    address: int
+    sealed: tuple[Content, ...] | None  # what it held when it was sealed
+    _lock: threading.Lock
+    _tensors: list[tuple[write_epochs.WriteMark, weakref.ref[torch.Tensor]]]
+
+    @classmethod
+    def make(cls, table: ImageTable) -> Self:
+        """Memory for an image of this layout."""
+        descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, table.total_bytes)
+            memory = cls(descriptor, table.total_bytes)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        weakref.finalize(memory, os.close, descriptor).atexit = False
+        memory.table, memory.descriptor, memory.sealed = table, descriptor, None
+        memory.address = flat(memory, torch.uint8, 0, 1).data_ptr()
+        memory._lock = threading.Lock()
+        memory._tensors = []
+        return memory
+
+    def adopt(self, groups: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Move these tensors here, storage by storage; nobody else may have a view of them."""
+        whole = flat(self, torch.uint8, 0, self.table.total_bytes).untyped_storage()
+        for group, (offset, size) in zip(groups, self.table.storages, strict=True):
+            former = write_epochs.storage_of(group[0])
+            mark = write_epochs.mark_storage(former)
+            storage = whole[offset : offset + size]
+            storage.copy_(former)
+            write_epochs.adopt_mark(storage, mark)
+            for tensor in group:
+                _set(tensor, storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+            self._tensors.append((mark, weakref.ref(group[0])))
+
+    def holds(self, found: Sequence[torch.UntypedStorage]) -> bool:
+        """Whether these storages are this image, in its order."""
+        places = [(storage.data_ptr() - self.address, storage.nbytes()) for storage in found]
+        return places == list(self.table.storages)
+
+    def contents(self) -> tuple[Content, ...]:
+        """What tells whether anything here was written to."""
+        return tuple(map(_content, self._tensors))
+
+    def seal(self, copy: int | None = None) -> None:
+        """Let nobody change the memfd any more; writes from here go to pages of our own.
+
+        With the descriptor of a sealed `copy`, its pages take the place of the memfd's.
+        """
+        with self._lock:
+            if self.sealed is not None:
+                return
+            contents = self.contents()
+            self._map_privately(self.descriptor if copy is None else copy)
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
+            if copy is not None:
+                self._keep_late_writes(copy)
+                os.dup2(copy, self.descriptor, inheritable=False)
+            self.sealed = contents
+
+    def _map_privately(self, descriptor: int) -> None:
+        """Put a private mapping in this one's place, whoever is reading here meanwhile."""
+        size, kind = self.table.total_bytes, mmap.MAP_PRIVATE | _MAP_FIXED
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        found = _libc.mmap(self.address, size, access, kind, descriptor, 0)
+        if found in (None, _FAILED):
+            number = ctypes.get_errno()
+            raise OSError(number, f"remapping weights: {os.strerror(number)}")
+
+    def _keep_late_writes(self, copy: int) -> None:
+        """What was written after the copy was compared went to the memfd: bring it over."""
+        size = self.table.total_bytes
+        with _read_only(self.descriptor, size) as ours, _read_only(copy, size) as theirs:
+            for start in range(0, size, _PIECE_BYTES):
+                stop = min(start + _PIECE_BYTES, size)
+                if ours[start:stop] != theirs[start:stop]:
+                    self[start:stop] = ours[start:stop]
+
+
+class ImageMemories:
+    """Every image memory of this process."""
+
+    def __init__(self) -> None:
+        self._alive: weakref.WeakSet[ImageMemory] = weakref.WeakSet()
+        os.register_at_fork(before=self._before_fork)
+
+    def settle(self, tensors: Iterable[torch.Tensor], since: int) -> None:
+        """Give these weights a memory of their own, if all were made after the mark `since`."""
+        groups = _by_storage(tensors)
+        if groups is None:
+            return
+        table = lay_out(write_epochs.storage_of(group[0]).nbytes() for group in groups)
+        if table.total_bytes < _LEAST_BYTES:
+            return
+        with NoTorchFunction(), torch.no_grad():
+            if not all(_is_fresh(group, since) for group in groups):
+                return
+            memory = ImageMemory.make(table)
+            memory.adopt(groups)
+        self._alive.add(memory)
+
+    def find(self, found: Sequence[torch.UntypedStorage]) -> ImageMemory | None:
+        """The memory that is the image of exactly these storages."""
+        return next((memory for memory in list(self._alive) if memory.holds(found)), None)
+
+    def _before_fork(self) -> None:
+        """A child that wrote to shared pages would write to its parent's weights."""
+        for memory in list(self._alive):
+            memory.seal()
+
+
+def _read_only(descriptor: int, size: int) -> mmap.mmap:
+    return mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+
+
+def _content(entry: tuple[write_epochs.WriteMark, weakref.ref[torch.Tensor]]) -> Content:
+    mark, reference = entry
+    tensor = reference()
+    return mark.epoch, 0 if tensor is None else write_epochs.version_of(tensor)
+
+
+def _by_storage(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]] | None:
+    """Plain CUDA weights, those of one storage together; None where others are among them."""
+    groups: dict[int, list[torch.Tensor]] = {}
+    seen: set[int] = set()
+    for tensor in tensors:
+        if id(tensor) in seen or not isinstance(tensor, CudaTensor):
+            continue
+        seen.add(id(tensor))
+        ordinary = type(tensor) in (CudaTensor, CudaParameter)
+        if not ordinary or tensor.layout is not torch.strided or tensor.is_inference():
+            return None
+        storage = write_epochs.storage_of(tensor)
+        if storage.nbytes():
+            groups.setdefault(storage.data_ptr(), []).append(tensor)
+    return list(groups.values()) or None
+
+
+def _is_fresh(group: list[torch.Tensor], since: int) -> bool:
+    """Whether these tensors alone use their storage, and nobody knew its mark before."""
+    storage = write_epochs.storage_of(group[0])
+    mark = write_epochs.storage_mark(storage)
+    if mark is not None and (mark.epoch <= since or mark.untracked):
+        return False
+    return bool(_use_count(storage._cdata) == len(group) + 1)  # noqa: SLF001 - and our own

@@ -1,0 +1,177 @@
+"""Blocking frames over a stream socket, with file descriptors beside them where it is local."""
+
+import array
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch_shim.errors import BadFrame, ConnectionLost
+from torch_shim.wire.protocol import (
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    MAX_DESCRIPTORS,
+    MAX_META_BYTES,
+    FrameKind,
+    Header,
+    Meta,
+    pack_frame,
+    read_header,
+    unpack_meta,
+)
+from torch_shim.wire.tls_client import carries_descriptors
+
+Buffer = bytes | bytearray | memoryview
+
+_READ_AHEAD_BYTES = 64 << 10
+# A peer that sleeps answers 40 to 100 us later than one that is awake, each way: as long as the
+# messages follow each other faster than this, a reader tries again and again before it sleeps.
+_EAGER_S = 0.0005
+_DESCRIPTOR_ROOM = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+
+
+class Frame(NamedTuple):
+    """One message; whoever takes it owns its descriptors and closes them."""
+
+    kind: FrameKind
+    meta: Meta
+    body: memoryview
+    descriptors: tuple[int, ...]
+
+
+class FrameSocket:
+    """One stream of frames. One thread reads and one writes at a time."""
+
+    def __init__(self, connection: socket.socket, *, eager: bool = False) -> None:
+        self.socket = connection
+        self.local = carries_descriptors(connection)
+        self.max_meta_bytes = MAX_META_BYTES
+        self.max_body_bytes = MAX_BODY_BYTES
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self._ahead = bytearray(_READ_AHEAD_BYTES)
+        self._start = 0
+        self._end = 0
+        self._descriptors: list[int] = []
+        self._eager = eager and self.local and len(os.sched_getaffinity(0)) > 1
+        self._waited_s = _EAGER_S  # for the last bytes
+
+    def send(
+        self,
+        kind: FrameKind,
+        meta: Meta,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Write one frame, or raise ConnectionLost."""
+        size = sum(len(part) for part in body)
+        head = pack_frame(kind, meta, size, len(descriptors))
+        self.sent_bytes += len(head) + size
+        try:
+            if descriptors:
+                sent = socket.send_fds(self.socket, [head], list(descriptors))
+                if sent < len(head):
+                    self.socket.sendall(memoryview(head)[sent:])
+            else:
+                self.socket.sendall(head)
+            for part in body:
+                self.socket.sendall(part)
+        except OSError as error:
+            raise ConnectionLost(f"while writing {kind.name}: {error}") from error
+
+    def receive(self) -> Frame:
+        """Read one frame; ConnectionLost when the other side is gone, BadFrame for nonsense."""
+        self._fill(HEADER_BYTES)
+        view = memoryview(self._ahead)[self._start : self._end]
+        header = read_header(view, self.max_meta_bytes, self.max_body_bytes)
+        self._start += HEADER_BYTES
+        meta = unpack_meta(self._take(header.meta_bytes))
+        body = self._body(header)
+        self.received_bytes += HEADER_BYTES + header.meta_bytes + header.body_bytes
+        return Frame(header.kind, meta, body, self._take_descriptors(header.descriptors))
+
+    def close(self) -> None:
+        """Close the socket and every descriptor that arrived and was not taken."""
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+        self.socket.close()
+
+    def _take_descriptors(self, count: int) -> tuple[int, ...]:
+        """Those of this frame: the bytes of the next one, and its descriptors, may be here too."""
+        if len(self._descriptors) < count:
+            raise BadFrame(f"{count} file descriptors announced, {len(self._descriptors)} came")
+        taken = tuple(self._descriptors[:count])
+        del self._descriptors[:count]
+        return taken
+
+    def _body(self, header: Header) -> memoryview:
+        return memoryview(self._take(header.body_bytes)) if header.body_bytes else memoryview(b"")
+
+    def _take(self, size: int) -> bytearray:
+        """The next `size` bytes, which the caller owns; memory grows only as bytes arrive."""
+        ready = min(size, self._end - self._start)
+        taken = bytearray(self._ahead[self._start : self._start + ready])
+        self._start += ready
+        while len(taken) < size:
+            step = bytearray(min(size - len(taken), 64 << 20))
+            self._read_into(memoryview(step))
+            taken += step
+        return taken
+
+    def _read_into(self, view: memoryview) -> None:
+        while view:
+            try:
+                count = self.socket.recv_into(view)
+            except OSError as error:
+                raise ConnectionLost(f"while reading: {error}") from error
+            if not count:
+                raise ConnectionLost("closed by the other side")
+            view = view[count:]
+
+    def _fill(self, size: int) -> None:
+        """Have at least `size` bytes ahead, and take the descriptors that come with them."""
+        if self._end - self._start >= size:
+            return
+        self._ahead[: self._end - self._start] = self._ahead[self._start : self._end]
+        self._end -= self._start
+        self._start = 0
+        while self._end < size:
+            count = self._receive_some(memoryview(self._ahead)[self._end :])
+            if not count:
+                raise ConnectionLost("closed by the other side")
+            self._end += count
+
+    def _receive_some(self, room: memoryview) -> int:
+        try:
+            if not self.local:
+                return self.socket.recv_into(room)
+            count, control, flags, _ = self._message(room)
+        except OSError as error:
+            raise ConnectionLost(f"while reading: {error}") from error
+        for level, kind, data in control:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                found = array.array("i")
+                found.frombytes(data[: len(data) - len(data) % found.itemsize])
+                self._descriptors.extend(found)
+        if flags & socket.MSG_CTRUNC or len(self._descriptors) > MAX_DESCRIPTORS:
+            raise BadFrame("too many file descriptors")
+        return count
+
+    def _message(self, room: memoryview) -> tuple[int, list[tuple[int, int, bytes]], int, Any]:
+        """What one recvmsg gives; it does not sleep where the last message came at once."""
+        read, flags = self.socket.recvmsg_into, socket.MSG_CMSG_CLOEXEC
+        if not self._eager:
+            return read([room], _DESCRIPTOR_ROOM, flags)
+        began_s = time.perf_counter()
+        eager = self._waited_s < _EAGER_S
+        try:
+            while eager and time.perf_counter() - began_s < _EAGER_S:
+                try:
+                    return read([room], _DESCRIPTOR_ROOM, flags | socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    os.sched_yield()  # to whoever shares this core: the peer, perhaps
+            return read([room], _DESCRIPTOR_ROOM, flags)
+        finally:
+            self._waited_s = time.perf_counter() - began_s

@@ -1,0 +1,203 @@
+"""Programs: a graph as a list of named operator calls, in msgpack; no torch in here.
+
+Values are numbered: the inputs first, then one for each step. An argument is None, a bool, a
+number, a string, a list, or one of the tagged values below.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgpack
+
+from torch_shim.errors import BadFrame
+
+PROGRAM_VERSION = 1
+MAX_STEPS = 200_000
+MAX_DEPTH = 32
+
+
+class Ref(NamedTuple):
+    """The value with this number."""
+
+    number: int
+
+
+class Named(NamedTuple):
+    """A torch constant: kind is `dtype`, `layout` or `memory_format`; name as in `float32`."""
+
+    kind: str
+    name: str
+
+
+class DeviceName(NamedTuple):
+    """A device as the function names it: `cuda` stands for the worker's own."""
+
+    kind: str
+
+
+class Tuple(NamedTuple):
+    """A tuple (lists travel as themselves)."""
+
+    items: list[Any]
+
+
+class Slice(NamedTuple):
+    """`start:stop:step`."""
+
+    start: Any
+    stop: Any
+    step: Any
+
+
+class Complex(NamedTuple):
+    """A complex number."""
+
+    real: float
+    imaginary: float
+
+
+class Ellipse(NamedTuple):
+    """`...` in an index."""
+
+
+class Mapping(NamedTuple):
+    """A dict with string keys, as alternating keys and values."""
+
+    items: list[Any]
+
+
+_TAGS: tuple[type, ...] = (Ref, Named, DeviceName, Tuple, Slice, Complex, Ellipse, Mapping)
+_NUMBER = {tag: number for number, tag in enumerate(_TAGS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A tensor that is part of the program."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramStep:
+    """One operator call. Operators are named by a letter and a name:
+
+    `m:relu_` a method of Tensor, `t:torch.nn.functional.relu` a function under torch,
+    `a:aten::add.Tensor` a registered operator overload, `o:add` of the module operator,
+    `b:max` a builtin, `M:floor` of the module math, `g:shape` an attribute of its one argument.
+    """
+
+    operator: str
+    arguments: list[Any] = field(default_factory=list)
+    named: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What one call of a graph computes, without the weights.
+
+    `output` is a nested argument value (a Tuple as a rule). `random` says that some step draws
+    random numbers, so that calls must carry the generator's state.
+    """
+
+    inputs: int
+    constants: tuple[Constant, ...]
+    steps: tuple[ProgramStep, ...]
+    output: Any
+    random: bool = False
+
+    def pack(self) -> bytes:
+        """The bytes that travel; equal programs give equal bytes."""
+        data: bytes = msgpack.packb(
+            [
+                PROGRAM_VERSION,
+                self.inputs,
+                [[c.dtype, list(c.shape), c.data] for c in self.constants],
+                [[s.operator, _plain(s.arguments), _plain(s.named)] for s in self.steps],
+                _plain(self.output),
+                self.random,
+            ],
+            use_bin_type=True,
+        )
+        return data
+
+    @property
+    def first_step(self) -> int:
+        """The number of the first step's value: inputs come first, then constants."""
+        return self.inputs + len(self.constants)
+
+
+def digest_of(packed: bytes) -> str:
+    """The name under which a worker keeps a built program."""
+    return hashlib.sha256(packed).hexdigest()
+
+
+def unpack(data: bytes | bytearray | memoryview) -> Program:
+    """Read a program that somebody sent; anything odd is a BadFrame."""
+    try:
+        version, inputs, constants, steps, output, random = msgpack.unpackb(
+            data, raw=False, strict_map_key=False, max_ext_len=0
+        )
+        if version != PROGRAM_VERSION:
+            raise BadFrame(f"program of version {version!r}, this side reads {PROGRAM_VERSION}")
+        if len(steps) > MAX_STEPS or not isinstance(inputs, int) or inputs < 0:
+            raise BadFrame("program of absurd size")
+        return Program(
+            inputs,
+            tuple(Constant(str(d), tuple(map(int, s)), bytes(b)) for d, s, b in constants),
+            tuple(
+                ProgramStep(
+                    str(op), [_tagged(a) for a in args], {str(k): _tagged(v) for k, v in kw.items()}
+                )
+                for op, args, kw in steps
+            ),
+            _tagged(output),
+            bool(random),
+        )
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        msgpack.UnpackException,
+    ) as error:
+        raise BadFrame(f"program: {error}") from error
+
+
+def map_value(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`change` applied to every leaf of a nested argument value (tags that hold values kept)."""
+    if isinstance(value, list):
+        return [map_value(item, change) for item in value]
+    if isinstance(value, (Tuple, Mapping)):
+        return type(value)([map_value(item, change) for item in value.items])
+    if isinstance(value, Slice):
+        return Slice(*(map_value(item, change) for item in value))
+    return change(value)
+
+
+def _plain(value: Any) -> Any:
+    """Tagged values as msgpack maps of one entry, which no plain argument can be."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    number = _NUMBER.get(type(value))
+    if number is None:
+        return value
+    return {number: [_plain(item) for item in value]}
+
+
+def _tagged(value: Any, depth: int = 0) -> Any:
+    if depth > MAX_DEPTH:
+        raise BadFrame("program: arguments nested too deep")
+    if isinstance(value, list):
+        return [_tagged(item, depth + 1) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((number, items),) = value.items()
+    if not isinstance(number, int) or not 0 <= number < len(_TAGS):
+        raise BadFrame(f"program: unknown kind of value {number!r}")
+    return _TAGS[number](*(_tagged(item, depth + 1) for item in items))
