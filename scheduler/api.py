@@ -4,17 +4,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
-from common.clock import Cancellable, Clock
-from common.telemetry.traces import (
-    Attributes,
-    Sink,
-    Span,
-    SpanKind,
-    TraceContext,
-    plain_span,
-    trace_of,
-)
-from common.telemetry.work_context import About, Work
 from scheduler.model.actions import Demote, Dispatch, EndLease, Prepare
 from scheduler.model.errors import (
     BadToken,
@@ -74,16 +63,12 @@ from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens, addresses_for_
 from scheduler.wire.node_link import NodeLink
 
 __all__ = [
-    "About",
     "AcquireAnswer",
     "AcquireEnded",
     "Acquired",
     "AfterLoss",
-    "Attributes",
     "BadToken",
     "BadValue",
-    "Cancellable",
-    "Clock",
     "DecisionCounts",
     "Demote",
     "Dispatch",
@@ -134,20 +119,13 @@ __all__ = [
     "RunFinished",
     "Scheduler",
     "SchedulerError",
-    "Sink",
     "SlotFreed",
     "SlotId",
     "SlotSpec",
     "SlotStatus",
-    "Span",
-    "SpanKind",
     "Status",
     "Tier",
-    "TraceContext",
-    "Work",
     "addresses_for_token",
-    "plain_span",
-    "trace_of",
 ]
 
 

@@ -7,6 +7,7 @@ import time
 from typing import NamedTuple, Protocol
 
 from common.tasks import BackgroundTasks
+from common.telemetry.traces import TraceContext
 from gateway_ext import error_statuses
 from gateway_ext.calls.function_table import Function
 from gateway_ext.metrics.call_counts import GatewayMeters
@@ -19,7 +20,6 @@ from scheduler.api import (
     RequestId,
     RequestWithdrawn,
     SchedulerError,
-    TraceContext,
 )
 from scheduler.client.scheduler_client import GrantedLease
 

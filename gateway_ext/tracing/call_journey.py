@@ -3,7 +3,8 @@
 import time
 from collections.abc import Mapping, Sequence
 
-from scheduler.api import LeaseId, Placement, RequestId, TraceContext
+from common.telemetry.traces import TraceContext
+from scheduler.api import LeaseId, Placement, RequestId
 
 _SPAN_IDS = 1 << 64
 _MOST_REPORT_BYTES = 8 << 10

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from common.telemetry.traces import Span, SpanKind
 from gateway_ext.tracing.call_journey import (
     FUNCTION,
     LEASE,
@@ -13,7 +14,6 @@ from gateway_ext.tracing.call_journey import (
     Journey,
 )
 from gateway_ext.tracing.function_spans import spans_below
-from scheduler.api import Span, SpanKind
 
 GATEWAY = "gpufaas-gateway"
 

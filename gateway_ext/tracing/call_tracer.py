@@ -11,19 +11,20 @@ from typing import NamedTuple
 
 from common.http.asgi import Header
 from common.telemetry.metrics import MetricFamily, gauge
-from common.telemetry.traces import NO_COUNTS, TRACEPARENT, TRACESTATE
-from common.telemetry.work_context import ABOUT
-from gateway_ext.metrics import gateway_metrics
-from gateway_ext.tracing.call_journey import Journey
-from gateway_ext.tracing.call_spans import GATEWAY, Facts, spans_of
-from scheduler.api import (
+from common.telemetry.traces import (
+    NO_COUNTS,
+    TRACEPARENT,
+    TRACESTATE,
     Sink,
     Span,
     SpanKind,
     TraceContext,
-    Work,
     trace_of,
 )
+from common.telemetry.work_context import ABOUT, Work
+from gateway_ext.metrics import gateway_metrics
+from gateway_ext.tracing.call_journey import Journey
+from gateway_ext.tracing.call_spans import GATEWAY, Facts, spans_of
 
 _SERVER_ERROR = 500
 # The bits of a random UUID: version 4, and the variant of its standard.

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from common.telemetry.traces import Span, SpanKind
 from gateway_ext.tracing import reported_trace
 from gateway_ext.tracing.call_journey import BELOW, FUNCTION, HANDLER, Attempt, Journey
 from gateway_ext.tracing.reported_trace import CallTimes, ReportedTrace
-from scheduler.api import Span, SpanKind
 
 WORKER, SHIM = "gpufaas-worker", "gpufaas-shim"
 

@@ -6,8 +6,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from common.http.asgi import Receive, Scope, Send, send_response, send_text
+from common.telemetry.traces import plain_span
 from gateway_ext.tracing.call_tracer import CallTracer
-from scheduler.api import plain_span
 
 PATH = "/system/traces"
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cache_manager.model.ids import ModelId, NodeId
-from common.telemetry.work_context import ABOUT
+from common.telemetry.traces import TraceContext, trace_of
+from common.telemetry.work_context import ABOUT, Work
 from gpu_manager.attachment.scheduling import Scheduling
 from gpu_manager.errors import LeaseOver, NoWorker, UnknownImage
 from gpu_manager.node.lease_endings import sign_of_life
@@ -28,9 +29,6 @@ from scheduler.api import (
     Request,
     RequestId,
     RequestWithdrawn,
-    TraceContext,
-    Work,
-    trace_of,
 )
 
 _ATTEMPTS = 3  # workers may die between the grant of a lease and its first use

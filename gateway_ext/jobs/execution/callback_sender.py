@@ -7,6 +7,7 @@ import aiohttp
 from aiohttp.resolver import DefaultResolver
 
 from common.http.asgi import Header
+from common.telemetry.traces import SpanKind, TraceContext
 from gateway_ext.jobs.execution.job_caller import asked_wait_s
 from gateway_ext.jobs.execution.job_endings import JobDead, JobDone, JobEnding, TryAgain
 from gateway_ext.jobs.execution.retry_policy import AttemptOutcome, GiveUp, RetryLater, RetryPolicy
@@ -14,7 +15,6 @@ from gateway_ext.jobs.intake.callback_addresses import PublicResolver
 from gateway_ext.jobs.queue.job_bodies import MemoryBody, StoredBody
 from gateway_ext.jobs.queue.job_values import AsyncCall, CallResult, Job
 from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings, carrying, said_in
-from scheduler.api import SpanKind, TraceContext
 
 _NOT_PASSED_ON = frozenset(
     {

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from uuid import uuid4
 
 from common.http.asgi import Header, Message, Receive, Scope, Send, send_response, send_text
+from common.telemetry.traces import SpanKind
 from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import (
     BadRequest,
@@ -23,7 +24,6 @@ from gateway_ext.jobs.queue.job_queue import BodySpool, JobQueue
 from gateway_ext.jobs.queue.job_values import AsyncCall
 from gateway_ext.model import FunctionId
 from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings, carrying, said_in
-from scheduler.api import SpanKind
 
 PREFIX = b"/async-function/"
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from common.tasks import BackgroundTasks
+from common.telemetry.traces import trace_of
 from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.runtimes.process.fork_client import ForkedWorker, ForkServer
 from gpu_manager.runtimes.process.worker_pool import Pool, PoolSettings
 from gpu_manager.runtimes.runtime import HostedId, HostedModel, HostProcess, LoadOrder, Observer
 from gpu_manager.worker import worker_orders
-from scheduler.api import trace_of
 from torch_shim.errors import WireError
 
 log = logging.getLogger(__name__)

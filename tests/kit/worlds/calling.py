@@ -12,13 +12,14 @@ from common.http import asgi
 from common.http.asgi import Receive, Scope, Send
 from common.http.client import HttpClient
 from common.http.server import listen, serving
+from common.telemetry.traces import TraceContext
 from gateway_ext.calls.call_limits import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing
 from gateway_ext.calls.invoke import Invoke
 from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, FunctionId
-from scheduler.api import Estimate, LeaseId, Placement, Request, RequestId, SlotId, TraceContext
+from scheduler.api import Estimate, LeaseId, Placement, Request, RequestId, SlotId
 from scheduler.client.scheduler_client import GrantedLease
 from tests.kit.fakes.fake_function import FakeFunction
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from common.telemetry.traces import Span, SpanKind, TraceContext
 from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings, carrying, said_in
 from gpufaas.local.log_format import JsonLines
-from scheduler.api import Span, SpanKind, TraceContext
 from tests.kit.fakes.fake_function import a_function, says, writes
 from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway
 from tests.kit.worlds.gateway_world import NOBODY, gateway_world

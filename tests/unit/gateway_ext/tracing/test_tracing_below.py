@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 import pytest
 
+from common.telemetry.traces import Span
 from gateway_ext.tracing import reported_trace
 from gateway_ext.tracing.call_journey import BELOW, IN_ATTEMPT, Journey
 from gateway_ext.tracing.call_spans import spans_of
-from scheduler.api import Span
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GRAPH = 16 * "c"
