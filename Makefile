@@ -18,6 +18,9 @@ LOCK_PYTHON ?= python3.11
 # Passed on to the command that a target runs, as in: make simulate ARGS="--help"
 ARGS ?=
 
+# Some machines forbid it; then each of the hundreds of processes of a test run compiles every module.
+export PYTHONDONTWRITEBYTECODE :=
+
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

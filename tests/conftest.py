@@ -1,7 +1,8 @@
-"""What all tests share: hypothesis's profiles, a Docker Engine, who runs what, `--rewrite`."""
+"""What all tests share: profiles of hypothesis, folders, an Engine, who runs what, `--rewrite`."""
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,6 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongestFirst:
     return LongestFirst(config, log)
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """pytest's own, without the test's name in it: Unix sockets lie in it, with bounded paths."""
+    return tmp_path_factory.mktemp("t")
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,6 @@
 """The datastore is killed, or frozen, under load: the schedulers serve on from memory."""
 
-import json
 import struct
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -76,19 +74,12 @@ async def _meanwhile(cluster: LiveCluster, first: float) -> tuple[str, str]:
 async def _written(cluster: LiveCluster, model: str, node: str) -> None:
     """Wait until etcd has the profile of the model, and of every GPU what is on it."""
 
-    async def there() -> bool:
-        stored = await _read(cluster, LRU)
+    def there() -> bool:
+        stored = cluster.stored(LRU)
         orders = {name(LRU, gpu).partition("/")[0]: order for gpu, order in stored.items()}
         found = {node: {each["model"] for each in orders[node]["models"]} for node in orders}
         return found == {node: cluster.residents(node) for node in cluster.nodes}
 
     await eventually(there, "etcd has what every node has")
-    assert key(MODELS, model) in (await _read(cluster, MODELS))
+    assert key(MODELS, model) in cluster.stored(MODELS)
     assert model in cluster.residents(node)
-
-
-async def _read(cluster: LiveCluster, kind: str) -> Mapping[str, Any]:
-    """What etcd has, asked directly."""
-    async with cluster.store() as store:
-        found = (await store.list(kind)).values
-        return {each: json.loads(value) for each, value in found.items()}

@@ -31,7 +31,7 @@ async def test_nobody_is_lost_when_the_policy_is_changed_under_load(
             LOG.info("%s, asked at %s, after %.2f s", policy, asked, _in_force(cluster, policy))
             callers.more(20)
         choice = PolicyChoice("lalb", {}, ADMINISTRATOR)
-        await _put(cluster, choice)
+        cluster.put_stored(POLICY, encoded(policy_record(choice)))
         LOG.info("%s, put into etcd, after %.2f s", choice.name, _in_force(cluster, choice.name))
         callers.more(20)
         assert main(cluster.command("policy", "set", "lalbo3", first=leader)) == 0
@@ -48,8 +48,3 @@ def _in_force(cluster: LiveCluster, policy: str) -> float:
 
     cluster.until(lambda: shown() == policy)
     return time.monotonic() - began_s
-
-
-async def _put(cluster: LiveCluster, choice: PolicyChoice) -> None:
-    async with cluster.store() as store:
-        await store.put(POLICY, encoded(policy_record(choice)))

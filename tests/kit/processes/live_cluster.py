@@ -4,6 +4,7 @@ import json
 import signal
 import time
 import urllib.request
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from gpufaas.remote.manager_admin import request_admin
 from scheduler.client.scheduler_client import SchedulerClient
 from scheduler.service.http.access import ApiRole, token
 from scheduler.store.etcd_channel import EtcdSettings
-from scheduler.store.etcd_store import EtcdStore
+from scheduler.store.etcd_watch import prefix_end
 from testbed.nodes.manager_client import SealedWeights
 from testbed.nodes.worker_client import FunctionClient
 from tests.kit.engines.real_etcd import LOG
@@ -39,6 +40,7 @@ _GPU_MEMORY = "2GiB"
 _RUN_S = 0.01
 _ASK_S = 2.0
 _LOOK_S = 0.05
+_ROOT = EtcdSettings().prefix
 _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -145,9 +147,21 @@ class LiveCluster:
         """A function's connection to a node."""
         return FunctionClient(self.address(node), self._credentials.issue(FUNCTION))
 
-    def store(self) -> EtcdStore:
-        """The datastore, to be entered."""
-        return EtcdStore(EtcdSettings((self.net.url(ETCD),)), LOG)
+    # etcd is asked over HTTP by this thread. gRPC would start threads that stay in the network name
+    # space of this cluster, and later tests of the same process share them.
+
+    def stored(self, prefix: str) -> dict[str, Any]:
+        """The keys of etcd that begin so, with their JSON values."""
+        first = f"{_ROOT}{prefix}".encode()
+        asked = {"key": _coded(first), "range_end": _coded(prefix_end(first))}
+        rows = self._ask_etcd("range", asked).get("kvs", ())
+        found = {b64decode(row["key"]).decode(): b64decode(row["value"]) for row in rows}
+        return {key.removeprefix(_ROOT): json.loads(value) for key, value in found.items()}
+
+    def put_stored(self, key: str, value: bytes) -> None:
+        """Write one key of etcd."""
+        asked = {"key": _coded(f"{_ROOT}{key}".encode()), "value": _coded(value)}
+        self._ask_etcd("put", asked)
 
     def command(self, *words: str, first: str) -> list[str]:
         """A command that asks the schedulers, this one first."""
@@ -167,6 +181,12 @@ class LiveCluster:
         return time.monotonic() - began_s
 
     # -- inside -----------------------------------------------------------------------------------
+
+    def _ask_etcd(self, what: str, asked: Mapping[str, str]) -> dict[str, Any]:
+        url, body = f"{self.net.url(ETCD)}/v3/kv/{what}", json.dumps(asked).encode()
+        with _DIRECTLY.open(urllib.request.Request(url, body), timeout=START_S) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
 
     def _upload(self, image: SealedWeights) -> None:
         for node in NODES:
@@ -254,3 +274,8 @@ def freeze(daemon: Daemon) -> None:
 def thaw(daemon: Daemon) -> None:
     """Let it go on."""
     daemon.tell(signal.SIGCONT)
+
+
+def _coded(text: bytes) -> str:
+    """Bytes as etcd's JSON has them."""
+    return b64encode(text).decode()
