@@ -27,15 +27,15 @@ from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.runtimes.runtime import Observer, Runtime
-from gpu_manager.server.acquiring import Acquiring
-from gpu_manager.server.administration import NodeAdministration
-from gpu_manager.server.leases_elsewhere import LeasesElsewhere
 from gpu_manager.server.manager_server import ManagerServer
-from gpu_manager.server.presented_leases import PresentedLeases
 from gpu_manager.server.services import Services
-from gpu_manager.server.sessions import ClientSessions
 from gpu_manager.server.tls_termination import Certificate
-from gpu_manager.server.weight_requests import Library
+from gpu_manager.sessions.acquiring import Acquiring
+from gpu_manager.sessions.administration import NodeAdministration
+from gpu_manager.sessions.leases_elsewhere import LeasesElsewhere
+from gpu_manager.sessions.presented_leases import PresentedLeases
+from gpu_manager.sessions.sessions import ClientSessions
+from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore
 from gpu_manager.worker.device.gpu_turns import make_turns

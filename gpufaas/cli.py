@@ -17,30 +17,30 @@ EXIT_BAD_USE = 2
 
 # The module that describes and runs each subcommand.
 _MODULES = {
-    "up": "up",
-    "down": "up",
-    "exec": "execute",
-    "check": "check",
-    "gpu-manager": "gpu_manager",
-    "scheduler": "scheduler",
-    "gateway": "gateway",
-    "load": "load",
-    "status": "status",
-    "top": "top",
-    "policy": "policy",
-    "explain": "explain",
-    "trace": "trace",
-    "models": "models",
-    "prefetch": "models",
-    "evict": "models",
-    "pin": "models",
-    "unpin": "models",
-    "simulate": "simulate",
-    "reproduce": "reproduce",
-    "replay": "replay",
-    "demo": "demo",
-    "doctor": "doctor",
-    "token": "token",
+    "up": "daemons.up",
+    "down": "daemons.up",
+    "exec": "programs.execute",
+    "check": "programs.check",
+    "gpu-manager": "daemons.gpu_manager",
+    "scheduler": "daemons.scheduler",
+    "gateway": "daemons.gateway",
+    "load": "programs.load",
+    "status": "cluster.status",
+    "top": "cluster.top",
+    "policy": "cluster.policy",
+    "explain": "cluster.explain",
+    "trace": "cluster.trace",
+    "models": "cluster.models",
+    "prefetch": "cluster.models",
+    "evict": "cluster.models",
+    "pin": "cluster.models",
+    "unpin": "cluster.models",
+    "simulate": "studies.simulate",
+    "reproduce": "studies.reproduce",
+    "replay": "studies.replay",
+    "demo": "studies.demo",
+    "doctor": "programs.doctor",
+    "token": "cluster.token",
 }
 # The extra that installs a subcommand's packages, if it is not `gpu`.
 _EXTRA = {
@@ -85,8 +85,9 @@ def _parser(arguments: Sequence[str]) -> _Parser:
             module = importlib.import_module(f"gpufaas.commands.{name}")
         except ModuleNotFoundError as error:
             if named:
+                extra = _EXTRA.get(arguments[0], "gpu")
                 raise CommandError(
-                    f"needs the package {error.name}: install gpufaas[{_EXTRA.get(named, 'gpu')}]"
+                    f"needs the package {error.name}: install gpufaas[{extra}]"
                 ) from error
         else:
             module.add_parser(commands)

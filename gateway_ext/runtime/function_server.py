@@ -13,13 +13,13 @@ from concurrent.futures import Future
 
 from gateway_ext.runtime.call_log import say_as_json, say_plainly
 from gateway_ext.runtime.gpu_placement import placements
+from gateway_ext.runtime.handler.handler_event import HandlerEvent
+from gateway_ext.runtime.handler.handler_module import Handle
+from gateway_ext.runtime.handler.handler_response import HandlerResponse
 from gateway_ext.runtime.handler_calls import HandlerCall, HandlerCalls
-from gateway_ext.runtime.handler_event import HandlerEvent
-from gateway_ext.runtime.handler_module import Handle
-from gateway_ext.runtime.handler_response import HandlerResponse
-from gateway_ext.runtime.request_parser import RequestHead
+from gateway_ext.runtime.http.request_parser import RequestHead
+from gateway_ext.runtime.http.server_connection import ServerConnection
 from gateway_ext.runtime.runtime_settings import RuntimeSettings
-from gateway_ext.runtime.server_connection import ServerConnection
 
 _FINE = HandlerResponse(200, [("Content-Type", "text/plain; charset=utf-8")], b"OK\n")
 _HEALTH, _READY = "/_/health", "/_/ready"

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from gateway_ext.runtime.handler_event import Headers
+from gateway_ext.runtime.handler.handler_event import Headers
 
 Pairs = list[tuple[str, str]]
 

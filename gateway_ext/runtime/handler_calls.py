@@ -15,10 +15,10 @@ from typing import Any
 
 from gateway_ext.runtime.call_log import Say
 from gateway_ext.runtime.gpu_placement import NoPlacements
-from gateway_ext.runtime.handler_event import HandlerContext, HandlerEvent
-from gateway_ext.runtime.handler_module import Handle, runs_in_loop
-from gateway_ext.runtime.handler_response import HandlerResponse, answer_of, piece_of
-from gateway_ext.runtime.server_connection import ServerConnection
+from gateway_ext.runtime.handler.handler_event import HandlerContext, HandlerEvent
+from gateway_ext.runtime.handler.handler_module import Handle, runs_in_loop
+from gateway_ext.runtime.handler.handler_response import HandlerResponse, answer_of, piece_of
+from gateway_ext.runtime.http.server_connection import ServerConnection
 from gateway_ext.runtime.trace_header import Pairs, Timing
 
 _PIECES_AHEAD = 16

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from gateway_ext.runtime import handler_module
 from gateway_ext.runtime.function_server import FunctionServer
+from gateway_ext.runtime.handler import handler_module
 from gateway_ext.runtime.listen_addresses import BadListenAddress, leave, listening
 from gateway_ext.runtime.runtime_settings import BadRuntimeSetting, RuntimeSettings
 from gateway_ext.runtime.serving_processes import Workers

@@ -6,7 +6,7 @@ The gateway reads it (`reported_trace.py`, docs/tracing.md) and sends it to no c
 import time
 from collections.abc import Sequence
 
-from gateway_ext.runtime.handler_event import Headers
+from gateway_ext.runtime.handler.handler_event import Headers
 
 NAME = "X-Gpu-Trace"
 _VERSION = "1"

@@ -1,1 +1,1 @@
-"""The manager's clients: their connections, sessions and requests."""
+"""The manager's sockets and connections: HELLO, each request's way to its session, errors, TLS."""

@@ -13,7 +13,7 @@ from gpu_manager.server.client_errors import ClientRefusal, Expected, refusal
 from gpu_manager.server.client_requests import Handler, handler_for
 from gpu_manager.server.greeting import ClientRole, Guest, greet, welcome
 from gpu_manager.server.services import Services
-from gpu_manager.server.sessions import session_key
+from gpu_manager.sessions.sessions import session_key
 from gpu_manager.wire import request_fields as read
 from gpu_manager.wire.frame_stream import FrameStream
 from scheduler.api import LeaseId

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from gpu_manager.server.greeting import ClientRole
 from gpu_manager.server.services import Services
-from gpu_manager.server.sessions import ClientSession
-from gpu_manager.server.weight_requests import WeightRequests
+from gpu_manager.sessions.sessions import ClientSession
+from gpu_manager.sessions.weight_requests import WeightRequests
 from gpu_manager.wire import request_fields as read
 from torch_shim.errors import BadFrame
 from torch_shim.wire.frame_socket import Frame

@@ -10,7 +10,7 @@ from typing import Any
 from gpu_manager.credentials import ADMINISTRATOR, FunctionCredentials, FunctionIdentity
 from gpu_manager.errors import ClientNotAllowed, UnknownVersion
 from gpu_manager.node.node import GpuNode
-from gpu_manager.server.sessions import ClientSession
+from gpu_manager.sessions.sessions import ClientSession
 from gpu_manager.wire import request_fields as read
 from gpu_manager.wire.request_fields import Fields
 from torch_shim.errors import BadFrame

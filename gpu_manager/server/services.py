@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from gpu_manager.credentials import FunctionCredentials
 from gpu_manager.node.node import GpuNode
-from gpu_manager.server.acquiring import Acquiring
-from gpu_manager.server.administration import NodeAdministration
-from gpu_manager.server.sessions import ClientSessions
-from gpu_manager.server.weight_requests import Library
+from gpu_manager.sessions.acquiring import Acquiring
+from gpu_manager.sessions.administration import NodeAdministration
+from gpu_manager.sessions.sessions import ClientSessions
+from gpu_manager.sessions.weight_requests import Library
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from gpufaas.commands.replay import replay
+from gpufaas.commands.studies.replay import replay
 from scheduler import policies
 from scheduler.core.core import Core
 from scheduler.core.recording import Beginning, digest, parsed

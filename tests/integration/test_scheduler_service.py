@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from gpufaas.cli import EXIT_BAD_USE, main
-from gpufaas.commands.replay import replay
+from gpufaas.commands.studies.replay import replay
 from gpufaas.local.held_ports import HeldPort
 from scheduler.model.actions import Demote
 from scheduler.wire.node_stream import StreamTimes

@@ -15,7 +15,7 @@ import pytest
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
 
 from gpufaas.cli import EXIT_BAD_USE
-from gpufaas.commands.scheduler import etcd_settings
+from gpufaas.commands.daemons.scheduler import etcd_settings
 from gpufaas.etcd.own_server import etcd_server
 from gpufaas.local.held_ports import HeldPort
 from gpufaas.options.configuration import read_settings

@@ -14,7 +14,8 @@ import yaml
 
 from common.addresses import TcpAddress, TlsAddress, UnixAddress, parse_address
 from common.sizes import parse_size
-from gpufaas.commands import gateway, gpu_manager, scheduler, status
+from gpufaas.commands.cluster import status
+from gpufaas.commands.daemons import gateway, gpu_manager, scheduler
 from gpufaas.options.configuration import AllSettings, read_settings
 from tests.integration.helm.helm import (
     BUILD_S,

@@ -17,8 +17,8 @@ from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
-from gpu_manager.server.sessions import ClientSession, session_key
-from gpu_manager.server.weight_requests import Library
+from gpu_manager.sessions.sessions import ClientSession, session_key
+from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.sealed_images import ImageWriter
 from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import Event, GpuSpec, LeaseId, Placement, Request, RequestId

@@ -6,8 +6,8 @@ import math
 import pytest
 
 from gateway_ext.openfaas import durations
-from gateway_ext.runtime.handler_event import HandlerEvent, Headers
-from gateway_ext.runtime.handler_response import BadResponse, answer_of, piece_of
+from gateway_ext.runtime.handler.handler_event import HandlerEvent, Headers
+from gateway_ext.runtime.handler.handler_response import BadResponse, answer_of, piece_of
 from gateway_ext.runtime.runtime_settings import BadRuntimeSetting, RuntimeSettings
 
 

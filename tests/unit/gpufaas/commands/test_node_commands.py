@@ -9,7 +9,7 @@ import pytest
 from common.addresses import UnixAddress
 from gpu_manager.api import EmulatedTimes
 from gpufaas.cli import EXIT_BAD_USE, main
-from gpufaas.commands.models import table
+from gpufaas.commands.cluster.models import table
 from gpufaas.errors import CommandError
 from gpufaas.local.shim_counts import ReportFile, summed_counts
 from gpufaas.options.gpu_node import add_device_options, emulation, gpu_overlap, node_settings

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpufaas.cli import EXIT_BAD_USE, main
-from gpufaas.commands import reproduce
-from gpufaas.commands.reproduce import ReproductionPlan
+from gpufaas.commands.studies import reproduce
+from gpufaas.commands.studies.reproduce import ReproductionPlan
 from gpufaas.output.optional_pictures import CHAPTER, STYLE
 from scheduler import policies
 from scheduler.sim.papers.thesis import printed_figures

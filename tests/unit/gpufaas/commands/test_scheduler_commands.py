@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from gpufaas.cli import EXIT_BAD_USE, main
-from gpufaas.commands import doctor
-from gpufaas.commands.doctor import PartStatus, report
-from gpufaas.commands.models import cluster_table
+from gpufaas.commands.cluster.models import cluster_table
+from gpufaas.commands.programs import doctor
+from gpufaas.commands.programs.doctor import PartStatus, report
 from gpufaas.options.cluster_secret import default_secret_file
 from gpufaas.output.cluster_text import cluster_text
 from gpufaas.output.request_text import request_text

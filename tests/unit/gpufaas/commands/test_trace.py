@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gpufaas.cli import main
-from gpufaas.commands.trace import request_trace, trace_text
+from gpufaas.commands.cluster.trace import request_trace, trace_text
 from gpufaas.errors import CommandError
 from gpufaas.options.http_url import http_url
 from gpufaas.remote.gateway_api import GatewayApi

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from gateway_ext.runtime.handler_response import HandlerResponse
-from gateway_ext.runtime.request_parser import BodyParser, Malformed, RequestHead, head_in
+from gateway_ext.runtime.handler.handler_response import HandlerResponse
+from gateway_ext.runtime.http.request_parser import BodyParser, Malformed, RequestHead, head_in
 
 _MAX_AHEAD_BYTES = 256 << 10  # received before the last response is sent
 _REASONS = {status.value: status.phrase for status in http.HTTPStatus}

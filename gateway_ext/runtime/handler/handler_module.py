@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from gateway_ext.runtime.handler_event import HandlerContext, HandlerEvent
+from gateway_ext.runtime.handler.handler_event import HandlerContext, HandlerEvent
 
 _PACKAGE = "function"
 Handle = Callable[[HandlerEvent, HandlerContext], object]

@@ -6,7 +6,7 @@ from typing import Any
 from gpu_manager.attachment.scheduling import Neighbours, Scheduling
 from gpu_manager.errors import PlacedElsewhere
 from gpu_manager.node.leases_in_force import SessionKey
-from gpu_manager.server.sessions import ClientSession
+from gpu_manager.sessions.sessions import ClientSession
 from scheduler.api import (
     LeaseClaims,
     LeaseId,

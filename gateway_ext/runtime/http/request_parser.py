@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from gateway_ext.runtime.handler_event import Headers
+from gateway_ext.runtime.handler.handler_event import Headers
 
 MAX_HEAD_BYTES = 64 << 10
 _MAX_HEADERS = 200

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_manager.server import leases_elsewhere
+from gpu_manager.sessions import leases_elsewhere
 from scheduler.model.events import LoadFailed, RequestArrived
 from scheduler.wire.lease_tokens import sign, verify
 from testbed.nodes.manager_client import ManagerClient, ManagerRefused, SealedWeights, weights

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from cache_manager.model.ids import MIB, ModelId, Tier
 from gpu_manager.errors import BadImage, ClientNotAllowed, UnknownImage
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
-from gpu_manager.server.sessions import ClientSession
+from gpu_manager.sessions.sessions import ClientSession
 from gpu_manager.weights.sealed_images import read_table
 from gpu_manager.weights.uploads import WeightsUpload
 from gpu_manager.weights.weight_store import WeightStore

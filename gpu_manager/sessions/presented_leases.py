@@ -8,7 +8,7 @@ from cache_manager.model.ids import ModelId
 from gpu_manager.errors import ClientNotAllowed
 from gpu_manager.node.leases_in_force import EndReason, LeaseInForce
 from gpu_manager.node.node import GpuNode
-from gpu_manager.server.sessions import ClientSession
+from gpu_manager.sessions.sessions import ClientSession
 from scheduler.api import BadToken, LeaseClaims, LeaseTokens, RequestId
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""What a connected function or administrator has and asks for: leases, weights, residents."""

@@ -1,0 +1,1 @@
+"""Commands that run a part of the system, or all of it on this machine."""

@@ -1,0 +1,1 @@
+"""Commands for people who write functions: check, run and load a program, and find what lacks."""

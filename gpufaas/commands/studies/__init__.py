@@ -1,0 +1,1 @@
+"""Commands that simulate: policies compared, the thesis repeated, a recorded run replayed."""
