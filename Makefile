@@ -21,6 +21,9 @@ ARGS ?=
 # Some machines forbid it; then each of the hundreds of processes of a test run compiles every module.
 export PYTHONDONTWRITEBYTECODE :=
 
+# Outside the checkout, as what the tests build once a machine.
+export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpufaas/mypy
+
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -88,12 +88,10 @@ class FunctionServer:
     async def _serve(self) -> None:
         self._loop.set_result(asyncio.get_running_loop())
         await self._stopping.wait()
-        for connection in list(self.connections):
-            connection.finish()
         deadline_s = asyncio.get_running_loop().time() + self._settings.stop_timeout_s
-        while self.connections:
-            if asyncio.get_running_loop().time() > deadline_s:
-                break
+        while self.connections and asyncio.get_running_loop().time() < deadline_s:
+            for connection in list(self.connections):
+                connection.finish()
             await asyncio.sleep(0.01)
         self._close()
 

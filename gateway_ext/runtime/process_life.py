@@ -8,6 +8,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -57,24 +58,24 @@ def _flush_lines(*streams: TextIO) -> None:
 
 
 def _work(settings: RuntimeSettings, options: argparse.Namespace) -> int:
-    """One of several workers: it listens only once it can serve."""
+    """One of several workers: it accepts connections once it can serve and its parent agrees."""
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != options.parent:
         return 1
     os.set_inheritable(options.worker, False)
     listener = listening(f"fd:{options.listener}")
-    code, clean = _serve(settings, listener, said_to=options.worker)
+    code, clean = _serve(settings, listener, parent=socket.socket(fileno=options.worker))
     return _end(code, clean=clean)
 
 
 def _serve(
-    settings: RuntimeSettings, listener: socket.socket, said_to: int | None = None
+    settings: RuntimeSettings, listener: socket.socket, parent: socket.socket | None = None
 ) -> tuple[int, bool]:
     """The exit code, and whether nothing of the handler still runs."""
     service = FunctionServer(settings)
     _at_end_signals(lambda: os._exit(0))  # until there is something to finish
     service.start()
-    if said_to is None:
+    if parent is None:
         service.listen(listener)
     try:
         handle = handler_module.load(Path(settings.handler))
@@ -83,11 +84,17 @@ def _serve(
         return 1, False
     service.ready(handle)
     _at_end_signals(service.stop)
-    if said_to is not None:
+    if parent is not None and _may_listen(parent):
         service.listen(listener)
-        os.write(said_to, b"R")
-        os.close(said_to)
     return 0, service.wait()
+
+
+def _may_listen(parent: socket.socket) -> bool:
+    """Report to the parent that calls can be served; False if all workers shall end instead."""
+    with parent, suppress(OSError):
+        parent.sendall(b"R")
+        return bool(parent.recv(1))
+    return False
 
 
 def _at_end_signals(step: Callable[[], None]) -> None:

@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from gateway_ext.runtime.function_server import FunctionServer
 from gateway_ext.runtime.runtime_settings import RuntimeSettings
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 60.0
 _LIVED_LONG_S = 60.0
+_LOOK_S = 0.2
 
 
 class Workers:
@@ -64,22 +66,32 @@ class Workers:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _live_once(self) -> int:
-        hears, says = os.pipe()
+        ours, theirs = socket.socketpair()
         listener = self._listener.fileno()
-        arguments = ["--worker", str(says), "--listener", str(listener), "--parent"]
+        arguments = ["--worker", str(theirs.fileno()), "--listener", str(listener), "--parent"]
         with subprocess.Popen(
-            [*self._command, *arguments, str(os.getpid())], pass_fds=(says, listener)
+            [*self._command, *arguments, str(os.getpid())], pass_fds=(theirs.fileno(), listener)
         ) as process:
-            os.close(says)
-            with os.fdopen(hears, "rb") as pipe:
-                if pipe.read(1):
+            theirs.close()
+            with ours, suppress(OSError):  # the worker has died: `_wait` returns its status
+                if self._is_ready(ours):
+                    # First, so that no call meets the lobby's 503 once a worker has served one.
                     self._close_lobby()
+                    ours.sendall(b"G")
             return self._wait(process)
+
+    def _is_ready(self, worker: socket.socket) -> bool:
+        """Wait until the worker can serve; False if it ends before, or all of them shall end."""
+        worker.settimeout(_LOOK_S)
+        while not self._stopping.is_set():
+            with suppress(TimeoutError):
+                return bool(worker.recv(1))
+        return False
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
         while not self._stopping.is_set():
             try:
-                return process.wait(0.2)
+                return process.wait(_LOOK_S)
             except subprocess.TimeoutExpired:
                 continue
         process.terminate()

@@ -1,34 +1,50 @@
 """Functions that give their leases back early: real managers, workers, shims and a scheduler."""
 
 import asyncio
-import logging
 import random
 from pathlib import Path
+
+import pytest
 
 from gpu_manager.node.leases_in_force import LeaseTimes
 from testbed.nodes.worker_client import soon
 from tests.kit.processes.gateway_like import gateway_like
+from tests.kit.waiting import eventually
 
-LOG = logging.getLogger(__name__)
-
-RUN_S, AFTER_S = 0.010, 0.040
-# A lease that is not used stays in force: what is measured is what goes back early.
-PATIENT = LeaseTimes(quiet_s=1.0, quantum_s=10.0)
-
-
-def rate(folder: Path, early_return: str) -> float:
-    """Requests a second of five callers, once the function's habits are known."""
-    with gateway_like(folder, RUN_S, early_return, leases=PATIENT) as it:
-        it.rate(5, 0.5, AFTER_S)
-        return it.rate(5, 2.0, AFTER_S)
+RUN_S = 0.010
+# A lease that is not used stays in force: what goes back does so early.
+PATIENT = LeaseTimes(quiet_s=60.0, quantum_s=60.0)
 
 
-def test_gpu_serves_others_when_a_function_works_on_after_its_last_call(tmp_path: Path) -> None:
-    """10 ms on the GPU and 40 ms without it: at most 100 and 20 requests a second."""
-    kept, early = rate(tmp_path, "0"), rate(tmp_path, "1")
-    LOG.info("%.1f requests a second, %.1f with early returns", kept, early)
-    assert kept < 1 / (RUN_S + AFTER_S)
-    assert 2 * kept < early < 1 / RUN_S
+@pytest.mark.parametrize(("early_return", "first"), [("1", "short"), ("0", "long")])
+def test_gpu_serves_others_when_a_function_works_on_after_its_last_call(
+    tmp_path: Path, early_return: str, first: str
+) -> None:
+    """The long request works without the GPU until the short one is answered, or can't be."""
+    over, ended = tmp_path / "over", list[str]()
+
+    async def request(name: str, until: Path | str) -> None:
+        assert (await it.served(1, 0.0, until)).right
+        ended.append(name)
+
+    async def both() -> None:
+        granted = len(it.granted)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(request("long", over))
+            await eventually(lambda: len(it.granted) == granted + 1)
+            tasks.create_task(request("short", ""))
+            if early_return == "1":
+                await eventually(lambda: ended == ["short"])
+            else:
+                await eventually(lambda: it.node.node.driver.status().waiting == 1)
+            over.touch()
+
+    with gateway_like(tmp_path, RUN_S, early_return, leases=PATIENT) as it:
+        for _ in range(5):  # until the function's habits are known
+            it.call()
+        it.node.do(both())
+        assert ended[0] == first
+        assert len(ended) == 2
 
 
 def test_lease_goes_back_when_five_requests_before_were_alike(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Several leases on one GPU with real workers: more requests, and one at a time on the GPU."""
 
-import logging
 import os
 import signal
 import threading
@@ -8,9 +7,10 @@ import time
 
 import pytest
 
+from gpu_manager.node.leases_in_force import LeaseTimes
 from gpu_manager.node.settings import EmulatedTimes
 from gpufaas.daemons.embedded_node import EmbeddedNode
-from testbed.live.overlapping_leases import BEFORE_S, RUN_S, overlapped
+from testbed.live.overlapping_leases import overlapped
 from testbed.nodes.manager_client import SealedWeights
 from testbed.nodes.node_thread import node_thread
 from testbed.nodes.worker_client import (
@@ -19,9 +19,11 @@ from testbed.nodes.worker_client import (
     soon,
 )
 from tests.integration.test_node import model
+from tests.kit.waiting import wait_until
 from torch_shim.errors import WireError
 
-LOG = logging.getLogger(__name__)
+# Leases that are not used stay in force.
+PATIENT = LeaseTimes(quiet_s=60.0, quantum_s=60.0)
 
 
 def fails(function: FunctionClient, image: SealedWeights) -> None:
@@ -30,13 +32,34 @@ def fails(function: FunctionClient, image: SealedWeights) -> None:
         function.call(image)
 
 
-def test_gpu_serves_more_requests_when_its_slot_holds_several_leases() -> None:
-    """40 ms without the GPU, 10 ms with it: at most 20 and 100 requests a second."""
-    one, five = overlapped(1, 2, 1.5), overlapped(5, 10, 1.5)
-    LOG.info("%.1f requests a second, %.1f with gpu_overlap=5", one.rate, five.rate)
-    assert one.rate < 1 / (BEFORE_S + RUN_S)
-    assert 2 * one.rate < five.rate < 1 / RUN_S
-    assert min(five.served) > max(five.served) / 4
+@pytest.mark.parametrize("overlap", [1, 3])
+def test_slot_holds_as_many_leases_at_once_as_its_overlap_says(overlap: int) -> None:
+    """One caller more than that waits; it is served once another one has released its lease."""
+    image = model(1.0)
+    with node_thread(gpu_overlap=overlap, leases=PATIENT) as node:
+        functions = [FunctionClient(node.address, node.credential()) for _ in range(overlap + 1)]
+        functions[0].upload(image)
+        for function in functions[:overlap]:
+            function.acquire(image)
+        assert node.leases() == overlap
+
+        waiting = threading.Thread(target=functions[-1].acquire, args=(image,))
+        waiting.start()
+        wait_until(lambda: node.run(lambda it: it.status().waiting) == 1, "the last one waits")
+        assert node.leases() == overlap
+        functions[0].release()
+        waiting.join()
+        for function in functions[1:]:
+            assert function.call(image) == [2.0] * 4
+            function.release()
+        for function in functions:
+            function.close()
+    image.close()
+
+
+def test_all_callers_are_served_when_there_are_more_than_leases() -> None:
+    served = overlapped(3, 6, 0.5).served
+    assert min(served) > 0
 
 
 def test_calls_of_two_workers_take_turns_when_both_hold_leases() -> None:

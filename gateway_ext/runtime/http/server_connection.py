@@ -10,6 +10,7 @@ from gateway_ext.runtime.handler.handler_response import HandlerResponse
 from gateway_ext.runtime.http.request_parser import BodyParser, Malformed, RequestHead, head_in
 
 _MAX_AHEAD_BYTES = 256 << 10  # received before the last response is sent
+_FIRST_REQUEST_S = 1.0  # from a client that connected while the server stops
 _REASONS = {status.value: status.phrase for status in http.HTTPStatus}
 _NO_BODY = {204, 304}
 
@@ -49,6 +50,8 @@ class ServerConnection(asyncio.Protocol):
         self.room.set()
         self._site = site
         self._loop = asyncio.get_running_loop()
+        self._made_s = self._loop.time()
+        self._answered = False
         self._transport: asyncio.Transport
         self._buffer = bytearray()
         self._head: RequestHead | None = None
@@ -163,9 +166,15 @@ class ServerConnection(asyncio.Protocol):
         self.answer(HandlerResponse(status, [text, *retry, *headers], f"{why}\n".encode()))
 
     def finish(self) -> None:
-        """Take no further request: close at once, or after the answer that is due."""
+        """Close, unless a response is due; the server calls this until the connection is closed.
+
+        A response is due to a request that has begun, and for a moment to a client that has just
+        connected: closing before its request is read would reset the connection.
+        """
         self._last = True
-        if not self.busy:
+        begun = self.busy or self._head is not None or bool(self._buffer)
+        awaited = not self._answered and self._loop.time() < self._made_s + _FIRST_REQUEST_S
+        if not begun and not awaited:
             self._transport.close()
 
     def _read_on(self) -> None:
@@ -198,6 +207,7 @@ class ServerConnection(asyncio.Protocol):
         return True
 
     def _done(self) -> None:
+        self._answered = True
         self._call = None
         self._head = self._body = None
         self.busy = self._chunked = self._mute = False

@@ -61,8 +61,7 @@ class ComposeStack:
 
     def container(self, service: str) -> dict[str, Any]:
         """All that the Engine says about it."""
-        found = self.compose("ps", "--quiet", service).strip()
-        return dict(self.engine.inspect(found))
+        return dict(self.engine.inspect(self._name(service)))
 
     def healthy(self, service: str) -> None:
         """Wait for it."""
@@ -123,7 +122,15 @@ class ComposeStack:
 
     def command(self, *words: str) -> str:
         """What one of our commands prints, in a container of the control plane."""
-        return self.compose("exec", "-T", "gateway", "gpufaas", *words)
+        return self.engine.docker("exec", self._name("gateway"), "gpufaas", *words)
+
+    def _name(self, service: str) -> str:
+        """The one container of a service."""
+        labels = (
+            f"label=com.docker.compose.{kind}" for kind in ("project=gpufaas", f"service={service}")
+        )
+        (name,) = self.engine.containers(*labels)
+        return name
 
     def _settings(self) -> dict[str, str]:
         conf = (ROOT / "deploy/compose/nats.conf").read_text()

@@ -26,9 +26,10 @@ from testbed.nodes.node_thread import NodeThread, node_thread
 
 ACTIVATE = Path(torch_shim.__file__).parent / "activate"
 
-# Serves requests in threads: so many calls, then so many seconds of work without the GPU.
+# Serves requests in threads: so many calls, then so many seconds of work without the GPU, which
+# goes on until a file is there, where one is named.
 PROGRAM = """
-import json, sys, threading, time, torch
+import json, os, sys, threading, time, torch
 from concurrent.futures import ThreadPoolExecutor
 from torch_shim.leases import request_context as placement
 torch.manual_seed(0)
@@ -45,6 +46,8 @@ def answer(said):
             with torch.no_grad():
                 right = right and torch.allclose(there(x.cuda()).cpu(), expected, atol=1e-5)
         time.sleep(said["after_s"])
+        while said["until"] and not os.path.exists(said["until"]):
+            time.sleep(0.01)
         return {"right": right, "used": placement.used()}
 def serve(said):
     try:
@@ -96,7 +99,7 @@ class GatewayLike:
         )
         self._reading = threading.Thread(target=self._read)
         self._reading.start()
-        first = node.do(self._answered(None, calls=1, after_s=0.0))  # traces, and brings weights
+        first = node.do(self._answered(None, 1, 0.0, ""))  # traces, and brings weights
         self.used = first.used
         self.model = ModelId(f"team/{self.used[0][:20]}")
 
@@ -104,31 +107,14 @@ class GatewayLike:
         """Serve one request that has a lease."""
         return self.node.do(self.served(calls, after_s))
 
-    def rate(self, callers: int, within_s: float, after_s: float) -> float:
-        """Requests a second of so many callers, each of whom waits for its answer."""
-        begun_s = time.monotonic()
-
-        async def calls() -> int:
-            count = 0
-            while time.monotonic() < begun_s + within_s:
-                assert (await self.served(1, after_s)).right
-                count += 1
-            return count
-
-        async def together() -> int:
-            return sum(await asyncio.gather(*(calls() for _ in range(callers))))
-
-        served = self.node.do(together())
-        return served / (time.monotonic() - begun_s)
-
-    async def served(self, calls: int, after_s: float) -> Answer:
+    async def served(self, calls: int, after_s: float, until: Path | str = "") -> Answer:
         """As a gateway does: a lease, the call, and the lease's end."""
         driver = self.node.node.driver
         self.asked += 1
         request = RequestId(f"gateway/{self.asked}")
         placement = await driver.acquire(Request(request, "team/function", (self.model,)))
         try:
-            return await self._answered((request, placement), calls, after_s)
+            return await self._answered((request, placement), calls, after_s, until)
         finally:
             driver.release(placement.lease)
 
@@ -147,14 +133,19 @@ class GatewayLike:
         self._process.stdout.close()
 
     async def _answered(
-        self, given: tuple[RequestId, Placement] | None, calls: int, after_s: float
+        self,
+        given: tuple[RequestId, Placement] | None,
+        calls: int,
+        after_s: float,
+        until: Path | str,
     ) -> Answer:
         name = RequestId("by itself") if given is None else given[0]
         token = None if given is None else self._token(*given)
-        said = {"request": name, "addresses": self.node.address, "token": token}
+        said: dict[str, object] = {"request": name, "addresses": self.node.address, "token": token}
+        said |= {"calls": calls, "after_s": after_s, "until": str(until)}
         answer = self._waiting[name] = self._loop.create_future()
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(said | {"calls": calls, "after_s": after_s}) + "\n")
+        self._process.stdin.write(json.dumps(said) + "\n")
         self._process.stdin.flush()
         found = await answer
         assert "error" not in found, found

@@ -233,6 +233,32 @@ def test_process_finishes_calls_and_ends_with_0_when_told_to_stop() -> None:
         assert not os.path.exists(running.path)  # noqa: PTH110 - a plain string
 
 
+def test_client_that_has_just_connected_is_refused_not_reset_when_the_process_stops() -> None:
+    with runtime(ECHO) as running, running.socket() as sock:
+        running.call()  # the loop has accepted the connection made before
+        running.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: not _accepts(running), "end of accepting")
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = b"".join(iter(lambda: sock.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert running.process.wait(10) == 0
+
+
+def test_every_call_is_served_from_the_first_readiness_on_when_there_are_workers() -> None:
+    for _ in range(3):
+        with runtime(ECHO, workers=2) as running:
+            assert {running.call().status for _ in range(50)} == {201}
+
+
+def test_process_stops_at_once_when_a_worker_still_imports_its_handler() -> None:
+    slow = "import time\nprint('importing', flush=True)\ntime.sleep(60)\n"
+    with runtime(slow, ready=False, workers=2) as running:
+        running.until_written("importing")
+        began_s = time.monotonic()
+        assert running.stop() == 0
+        assert time.monotonic() - began_s < 10
+
+
 def test_workers_serve_and_are_replaced_when_they_die() -> None:
     with runtime(ECHO, workers=2) as running:
         seen: set[bytes] = set()
@@ -296,6 +322,11 @@ async def later(event, context):
     ) as running:
         assert running.call(headers=lease).body == told
         assert running.call().body == b"[null]"
+
+
+def _accepts(running: Running) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        return sock.connect_ex(running.path) == 0
 
 
 def _pids(running: Running, seen: set[bytes]) -> set[bytes]:

@@ -209,7 +209,7 @@ def test_requests_beyond_what_a_manager_takes_at_once_wait_here(
 ) -> None:
     """It would not read the signs of life that are asked for behind them."""
     monkeypatch.setattr(control_connection, "_MOST_AT_ONCE", 2)
-    most = threading.Event()
+    most, checked = threading.Event(), threading.Event()
 
     def answers(it: FakeManager, wire: FrameSocket) -> None:
         numbers = [it.receive(wire), it.receive(wire)]
@@ -218,6 +218,7 @@ def test_requests_beyond_what_a_manager_takes_at_once_wait_here(
             assert it.receive(wire) == 0  # a PING
             wire.send(FrameKind.ANSWER, [0, {}])
         most.set()
+        assert checked.wait(5.0)
         wire.send(FrameKind.ANSWER, [numbers[0], {}])
         while not (third := it.receive(wire)):
             wire.send(FrameKind.ANSWER, [0, {}])
@@ -231,6 +232,7 @@ def test_requests_beyond_what_a_manager_takes_at_once_wait_here(
             asked = [pool.submit(found.ask, FrameKind.ACQUIRE, {}) for _ in range(3)]
             assert most.wait(5.0)
             assert it.heard.count(FrameKind.ACQUIRE) == 2
+            checked.set()
             for each in asked:
                 assert each.result(timeout=5.0).fields == {}
         found.close()
