@@ -22,6 +22,7 @@ BY_SCHEMA = {
     "gpuManager.devices=gpu": "gpuManager.devices: Does not match pattern",
     "gpuManager.access=privileged": "gpuManager.access: gpuManager.access must be one of",
     "gpuManager.storeMemory=16GiB": "gpuManager.storeMemory: Does not match pattern",
+    "gpuManager.hostEviction=fifo": "gpuManager.hostEviction: gpuManager.hostEviction must be one",
     "gpuManager.port=70000": "gpuManager.port: Must be less",
     "gpuManager.gpuOverlap=0": "gpuManager.gpuOverlap: Must be greater",
     "gpuManager.tls.fingerprint=abc": "gpuManager.tls.fingerprint: Does not match pattern",

@@ -22,6 +22,7 @@
 - --gpu-memory={{ . }}B
 {{- end }}
 - --store-memory={{ $manager.storeMemory }}B
+- --host-eviction={{ $manager.hostEviction }}
 - --gpu-overlap={{ $manager.gpuOverlap }}
 {{- if $manager.spill.enabled }}
 - --spill=/var/lib/gpufaas/spill
