@@ -3,7 +3,7 @@
 CommonError
 ├── BadSize              a text that is no size
 ├── BadAddress           a text that is no address
-└── NoResponse           an HTTP peer broke off; `sent`: it may have begun
+└── NoResponse           an HTTP peer broke off; `sent`: bytes of the request may have reached it
 """
 
 

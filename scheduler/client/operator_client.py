@@ -11,7 +11,7 @@ _NO_REQUEST = RequestId("")
 
 
 class OperatorClient(SchedulerClient):
-    """Finds the leader as `SchedulerClient` does; readers should use little patience.
+    """Finds the leader as `SchedulerClient` does; programs that only read should wait briefly.
 
     Raises EventRefused where an order cannot be carried out, CallerNotAllowed where the token does
     not suffice, SchedulerUnreachable where no scheduler leads.

@@ -61,17 +61,17 @@ class Waits:
                 del self._waiting[limit]
 
     def led(self, url: str, term: int) -> None:
-        """Note that this URL answered as the leader of this term."""
+        """Note that the scheduler at this URL answered as the leader of this term."""
         self._terms[url] = max(term, self._terms.get(url, 0))
 
     async def close(self) -> None:
-        """Stop asking."""
+        """Stop polling."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait({self._watching})
 
     async def _watch(self) -> None:
-        """Ask every so often, as long as a call waits."""
+        """Poll at the set interval, as long as a call waits."""
         while self._waiting:
             await asyncio.sleep(self._pace.every_s)
             long = self._long_waited_at()

@@ -58,7 +58,7 @@ class Pins:
         if self.away:
             raise SchedulerUnreachable("nobody leads")
         if model not in self.resident:
-            raise EventRefused(None, "no GPU holds it; name one to load it there")
+            raise EventRefused(None, "no GPU holds it; name a GPU to load it there")
 
 
 @dataclass

@@ -43,7 +43,7 @@ def test_waiting_request_is_placed_when_a_gpu_joins() -> None:
 
 def test_gpu_is_refused_when_it_is_here_already() -> None:
     world = World(a_core(gpus=("g0",)))
-    assert refused(world.send(GpuJoined(G0))) == ["GPU g0 is here already"]
+    assert refused(world.send(GpuJoined(G0))) == ["GPU g0 has joined already"]
 
 
 def test_gpu_is_refused_when_a_slot_of_that_name_is_here_already() -> None:
