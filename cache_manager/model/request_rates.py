@@ -17,7 +17,7 @@ class RequestRates:
     def __init__(self) -> None:
         self._amounts: dict[ModelId, tuple[float, float]] = {}
 
-    def asked(self, model: ModelId, now: float) -> None:
+    def count_request(self, model: ModelId, now: float) -> None:
         """One more request for `model` has come in."""
         amount, at_s = self._amounts.get(model, (0.0, now))
         if at_s != now:

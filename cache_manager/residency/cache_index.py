@@ -238,9 +238,9 @@ class CacheIndex:
         resident.uses += 1
         residents[model] = resident
 
-    def asked(self, model: ModelId, now: float) -> None:
+    def count_request(self, model: ModelId, now: float) -> None:
         """Count one more request for `model`."""
-        self._rates.asked(model, now)
+        self._rates.count_request(model, now)
 
     def use(self, cache: GpuCache, model: ModelId, users: int) -> None:
         """Count a lease that uses a resident model (+1), or one that has ended (-1)."""

@@ -158,7 +158,7 @@ class TierIndex:
     def hold(self, model: ModelId, now: float) -> None:
         """One more user."""
         self.touch(model, now)
-        self._rates.asked(model, now)
+        self._rates.count_request(model, now)
         if len(self._rates) > 2 * len(self) + _MOST_RATES:
             self._rates.forget_faded(now)
         self._residents[model].holds += 1

@@ -159,10 +159,10 @@ class SchedulerClient:
 
     async def pinned(self) -> frozenset[ModelId]:
         """The models that are pinned on some GPU."""
-        said = await self._insist("/models", lambda: None, RequestId(""))
+        answer = await self._insist("/models", lambda: None, RequestId(""))
         return frozenset(
             ModelId(model["model"])
-            for model in said[LISTED]
+            for model in answer[LISTED]
             if any(holder["pinned"] for holder in model["holders"])
         )
 
@@ -184,18 +184,18 @@ class SchedulerClient:
         while True:
             at, asked_s = self._at, time.monotonic()
             try:
-                status, said = await self._waits.answer(at, self._ask(at, path, fields(), trace))
+                status, answer = await self._waits.answer(at, self._ask(at, path, fields(), trace))
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 trouble = f"{at}: {error!r}"
                 self._try_next(at)
             else:
                 if status in {_OK, _DONE}:
-                    self._answered(at, said)
-                    return said
-                if said.get("error") != _NOT_LEADING:
-                    raise error_of(status, said, request)
-                trouble = str(said.get("message"))
-                leader = said.get("leader")
+                    self._answered(at, answer)
+                    return answer
+                if answer.get("error") != _NOT_LEADING:
+                    raise error_of(status, answer, request)
+                trouble = str(answer.get("message"))
+                leader = answer.get("leader")
                 if isinstance(leader, str):
                     pause_s = _FIRST_PAUSE_S if leader != at else pause_s
                     self._at = leader
@@ -223,41 +223,41 @@ class SchedulerClient:
             # A header, since unknown fields of the body are refused.
             headers = self._headers if trace is None else self._headers | headers_of(trace)
             status, body = await self._post(at + path, headers, fields)
-        said = {} if status == _DONE else json.loads(body)
-        if isinstance(said, list):
-            said = {LISTED: said}
-        if not isinstance(said, dict):
+        answer = {} if status == _DONE else json.loads(body)
+        if isinstance(answer, list):
+            answer = {LISTED: answer}
+        if not isinstance(answer, dict):
             raise ValueError("the answer is no JSON object")
-        return status, said
+        return status, answer
 
     async def _post_by_aiohttp(
         self, url: str, headers: Mapping[str, str], fields: Mapping[str, object]
     ) -> tuple[int, bytes]:
         assert self._session is not None, "use it as a context"
-        async with self._session.post(url, headers=headers, json=fields) as answer:
-            return answer.status, await answer.read()
+        async with self._session.post(url, headers=headers, json=fields) as response:
+            return response.status, await response.read()
 
     async def _get(self, url: str) -> tuple[int, bytes]:
         assert self._session is not None, "use it as a context"
-        async with self._session.get(url, headers=self._headers) as answer:
-            return answer.status, await answer.read()
+        async with self._session.get(url, headers=self._headers) as response:
+            return response.status, await response.read()
 
     async def _readiness(self, at: str) -> Mapping[str, Any]:
         """The readiness answer of a scheduler; empty where it does not answer."""
         try:
-            _, said = await self._ask(at, "/readyz", None)
+            _, answer = await self._ask(at, "/readyz", None)
         except (aiohttp.ClientError, OSError, ValueError):
             return {}
-        return said
+        return answer
 
     def _go_to(self, leader: str) -> None:
         self._at = leader
 
     # -- releases that may have died with the leader that took them -------------------------------
 
-    def _answered(self, at: str, said: Mapping[str, Any]) -> None:
+    def _answered(self, at: str, answer: Mapping[str, Any]) -> None:
         """Note a leader's answer; a leader of a new term receives the last releases again."""
-        term = said.get("term", 0)
+        term = answer.get("term", 0)
         if term:
             self._waits.led(at, term)
         if term < self._term or not term:
@@ -330,18 +330,18 @@ def _fields(request: Request, arrived_s: float, now_s: float) -> Mapping[str, ob
     return sent
 
 
-def _granted(said: Mapping[str, Any]) -> GrantedLease:
-    estimate = said["estimate"]
+def _granted(answer: Mapping[str, Any]) -> GrantedLease:
+    estimate = answer["estimate"]
     placement = Placement(
-        lease=LeaseId(said["lease"]),
-        gpu=GpuId(said["gpu"]),
-        node=NodeId(said["node"]),
-        slot=SlotId(said["slot"]),
-        models=tuple(ModelId(model) for model in said["models"]),
-        hit=said["hit"],
+        lease=LeaseId(answer["lease"]),
+        gpu=GpuId(answer["gpu"]),
+        node=NodeId(answer["node"]),
+        slot=SlotId(answer["slot"]),
+        models=tuple(ModelId(model) for model in answer["models"]),
+        hit=answer["hit"],
         estimate=Estimate(estimate["load_s"], estimate["run_s"]),
     )
-    return GrantedLease(placement, said["term"], tuple(said["addresses"]), said["token"])
+    return GrantedLease(placement, answer["term"], tuple(answer["addresses"]), answer["token"])
 
 
 _PLAIN: Mapping[str, type[RequestWithdrawn | RequestFailed | GivenBack]] = {
@@ -351,14 +351,14 @@ _PLAIN: Mapping[str, type[RequestWithdrawn | RequestFailed | GivenBack]] = {
 }
 
 
-def error_of(status: int, said: Mapping[str, Any], request: RequestId) -> SchedulerError:
+def error_of(status: int, answer: Mapping[str, Any], request: RequestId) -> SchedulerError:
     """The error that the service raised, as its answer names it."""
-    code, message = said.get("error"), str(said.get("message", f"status {status}"))
+    code, message = answer.get("error"), str(answer.get("message", f"status {status}"))
     reason = message.removeprefix(f"request {request}: ")
     if code == "queue-full":
-        return QueueFull(request, reason, said.get("waiting", 0))
+        return QueueFull(request, reason, answer.get("waiting", 0))
     if code == "too-large":
-        needed_bytes, largest_bytes = said.get("needed_bytes", 0), said.get("largest_bytes", 0)
+        needed_bytes, largest_bytes = answer.get("needed_bytes", 0), answer.get("largest_bytes", 0)
         return ModelsTooLarge(request, reason, needed_bytes, largest_bytes)
     if code == "expired":
         return RequestExpired(request, reason, None)

@@ -79,7 +79,7 @@ class Fleet:
                 self._placer.end(lease, now)
         self._cluster.remove(gpu)
 
-    def silence(self, event: NodeSilent, now: float, out: list[Action]) -> None:
+    def suspend(self, event: NodeSilent, now: float, out: list[Action]) -> None:
         """Offer the node's GPUs no more for now; models and leases stay as they are.
 
         Requests in their local queues wait for any GPU again, at their old places, even if no other
@@ -92,7 +92,7 @@ class Fleet:
             for slot in gpu.slots:
                 self._placer.recall(slot)
 
-    def hear(self, event: NodeHeard, now: float, out: list[Action]) -> None:
+    def resume(self, event: NodeHeard, now: float, out: list[Action]) -> None:
         """Offer a silent node's GPUs again, except those that drain."""
         for gpu in self._of(event.node):
             if gpu.silent:
@@ -111,7 +111,7 @@ class Fleet:
         for gpu in self._of(event.node):
             if gpu.spec.id not in reported:
                 self.lose(GpuLost(gpu.spec.id, event.lost_leases), now, out)
-        self.hear(NodeHeard(event.node), now, out)
+        self.resume(NodeHeard(event.node), now, out)
         self._cluster.index.replace_tiers(event.node, dict(event.stored))
         for snapshot in event.gpus:
             known = self._cluster.gpus.get(snapshot.gpu.id)

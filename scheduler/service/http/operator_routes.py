@@ -20,16 +20,16 @@ _MOST_SHOWN = 10_000
 
 
 class OperatorService(Protocol):
-    """What the routes ask of the service."""
+    """The part of the service that these routes use."""
 
     name: str
 
     def office(self) -> Office:
-        """What the leader works with; NotLeading where this is not the leader."""
+        """The leader's core, driver and history; NotLeading if this scheduler does not lead."""
         ...
 
     def store_state(self) -> str:
-        """In a word, how the datastore is."""
+        """The datastore's state in one word."""
         ...
 
     async def set_policy(self, policy: str, parameters: Mapping[str, float]) -> None:
@@ -47,7 +47,7 @@ class PolicyBody(BaseModel):
 
 
 class PolicyShown(BaseModel):
-    """A policy in its own words; `parameters` holds the defaults, `meanings` what they are for."""
+    """A policy's own description; `parameters` are its defaults, `meanings` their purposes."""
 
     name: str
     summary: str
@@ -106,7 +106,7 @@ def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any])
 def _add_policy(
     routes: APIRouter, service: OperatorService, view: Sequence[Any], change: Sequence[Any]
 ) -> None:
-    """What decides, and what could."""
+    """The policy in force, and the policies to choose from."""
 
     @routes.get("/policy", tags=["policy"], dependencies=view, summary="The policy in force")
     async def policy() -> PolicyBody:

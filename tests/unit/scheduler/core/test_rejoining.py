@@ -105,7 +105,7 @@ def test_waiting_request_is_given_its_lease_when_that_is_reported_later() -> Non
 def test_lease_ends_when_its_request_was_given_another_one_by_then() -> None:
     core, actions = overtaken("r1")
     assert [action for action in actions if isinstance(action, EndLease)] == [
-        EndLease(SLOT, LEASE, "its requests were given other ones")
+        EndLease(SLOT, LEASE, "its requests hold other leases")
     ]
     core.handle(SlotFreed(SLOT, LEASE), 2.0)
     assert core.requests.keys() == {"r1"}

@@ -162,11 +162,11 @@ async def test_node_gets_nothing_new_when_it_begins_anew_before_its_old_socket_i
     async with stranger(it) as one, stranger(it) as two:
         assert isinstance(await greeted(one), Welcome)
         report = Report(node.snapshot())
-        await one.send(UpChannel().say(report))
+        await one.send(UpChannel().pack(report))
         await soon(lambda: it.driver.status().gpus)
         assert isinstance(await greeted(two), Welcome)
         assert [gpu.silent for gpu in it.driver.status().gpus] == [True]
-        await two.send(UpChannel().say(report))
+        await two.send(UpChannel().pack(report))
         await soon(lambda: [gpu.silent for gpu in it.driver.status().gpus] == [False])
     await it.stop()
 
@@ -229,7 +229,7 @@ async def test_stream_breaks_when_a_node_speaks_for_another(
     async with attached(node, it.url) as attachment:
         await attachment.attached()
         attachment.report(NodeSnapshot(NodeId("n1"), ()))
-        await soon(lambda: "speaks for n1" in caplog.text)
+        await soon(lambda: "reports as node n1" in caplog.text)
         await soon(lambda: attachment.connected and it.driver.status().gpus)
         assert it.driver.status().nodes == ("n0",)
     await it.stop()
