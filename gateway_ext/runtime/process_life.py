@@ -57,7 +57,7 @@ def _flush_lines(*streams: TextIO) -> None:
 
 
 def _work(settings: RuntimeSettings, options: argparse.Namespace) -> int:
-    """One of several workers: it listens only once it can serve."""
+    """Run one of several workers, which listens only once it can serve."""
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != options.parent:
         return 1
@@ -70,7 +70,7 @@ def _work(settings: RuntimeSettings, options: argparse.Namespace) -> int:
 def _serve(
     settings: RuntimeSettings, listener: socket.socket, said_to: int | None = None
 ) -> tuple[int, bool]:
-    """The exit code, and whether nothing of the handler still runs."""
+    """Serve to the end; the exit code, and whether nothing of the handler still runs."""
     service = FunctionServer(settings)
     _at_end_signals(lambda: os._exit(0))  # until there is something to finish
     service.start()
@@ -96,7 +96,7 @@ def _at_end_signals(step: Callable[[], None]) -> None:
 
 
 def _end(code: int, *, clean: bool) -> int:
-    """Ends at once where threads of the handler would keep the process from it."""
+    """Exit at once if threads of the handler would keep the process running."""
     sys.stdout.flush()
     sys.stderr.flush()
     if not clean:

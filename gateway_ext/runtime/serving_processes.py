@@ -32,7 +32,7 @@ class Workers:
         self._lock = threading.Lock()
 
     def run(self) -> int:
-        """Until SIGTERM; the exit code."""
+        """Serve until SIGTERM; returns the exit code."""
         signal.signal(signal.SIGTERM, lambda *_: self._stopping.set())
         signal.signal(signal.SIGINT, lambda *_: self._stopping.set())
         self._lobby.start()
@@ -59,19 +59,19 @@ class Workers:
                 return
             if time.monotonic() - started_s > _LIVED_LONG_S:
                 pause_s = _FIRST_PAUSE_S
-            _say(f"worker {number} ended with {status}; another one follows in {pause_s:g} s")
+            _log(f"worker {number} ended with {status}; another one follows in {pause_s:g} s")
             self._stopping.wait(pause_s * random.uniform(0.8, 1.2))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _live_once(self) -> int:
-        hears, says = os.pipe()
+        reader, writer = os.pipe()
         listener = self._listener.fileno()
-        arguments = ["--worker", str(says), "--listener", str(listener), "--parent"]
+        arguments = ["--worker", str(writer), "--listener", str(listener), "--parent"]
         with subprocess.Popen(
-            [*self._command, *arguments, str(os.getpid())], pass_fds=(says, listener)
+            [*self._command, *arguments, str(os.getpid())], pass_fds=(writer, listener)
         ) as process:
-            os.close(says)
-            with os.fdopen(hears, "rb") as pipe:
+            os.close(writer)
+            with os.fdopen(reader, "rb") as pipe:
                 if pipe.read(1):
                     self._close_lobby()
             return self._wait(process)
@@ -97,6 +97,6 @@ class Workers:
                 self._lobby.wait()
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(text + "\n")
     sys.stderr.flush()

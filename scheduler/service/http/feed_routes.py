@@ -22,14 +22,14 @@ def feed_router(
     routes = APIRouter(tags=["watching"], dependencies=list(view))
     feed = _of_term(service, meters)
 
-    @routes.get("/feed", summary="Everything, or what is new since the look of that mark")
+    @routes.get("/feed", summary="The whole state, or the changes since that mark")
     async def look(
         since: Annotated[str, Query(max_length=_MOST_CHARACTERS)] = "",
     ) -> Response:
         about = {"name": service.name, "store": service.store_state()}
         return Response(feed().look(since, about), media_type=_JSON)
 
-    @routes.get("/feed/point", summary="The last seconds, as charts show them")
+    @routes.get("/feed/point", summary="Figures of the last seconds, for charts")
     async def point() -> Response:
         return Response(feed().point(), media_type=_JSON)
 

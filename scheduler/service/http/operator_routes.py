@@ -67,7 +67,7 @@ def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any])
     async def cluster() -> ClusterShown:
         return cluster_report.cluster(service.office(), service.name, service.store_state())
 
-    @get("/queue", tags=["cluster"], dependencies=view, summary="Who waits, in order")
+    @get("/queue", tags=["cluster"], dependencies=view, summary="Waiting requests, in order")
     async def queue(most: Annotated[int, Query(ge=0, le=_MOST_SHOWN)] = _SHOWN) -> QueueShown:
         return cluster_report.queue(service.office(), most)
 
@@ -79,7 +79,7 @@ def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any])
         "/explain/{request:path}",
         tags=["explain"],
         dependencies=view,
-        summary="Why a request went where it went, and what came of it",
+        summary="Why a request was placed where it was, and its outcome",
     )
     async def explain(request: str) -> RequestShown:
         office = service.office()
@@ -117,7 +117,7 @@ def _add_policy(
 
     # POST too: our client for programs, which finds the leader, posts.
     @routes.post("/policy", dependencies=change, include_in_schema=False)
-    @routes.put("/policy", tags=["policy"], dependencies=change, summary="Decide by another one")
+    @routes.put("/policy", tags=["policy"], dependencies=change, summary="Change the policy")
     async def set_policy(choice: PolicyBody) -> PolicyBody:
         service.office()
         policies.make(choice.policy, choice.parameters)
@@ -125,7 +125,7 @@ def _add_policy(
         return choice
 
     @routes.get(
-        "/policies", tags=["policy"], dependencies=view, summary="What there is to choose from"
+        "/policies", tags=["policy"], dependencies=view, summary="Every policy with its parameters"
     )
     async def every_policy() -> list[PolicyShown]:
         every = (policies.describe(name) for name in policies.available())

@@ -215,8 +215,8 @@ async def test_a_model_is_kept_while_its_function_is_there_and_when_the_gateway_
     tmp_path: Path,
 ) -> None:
     pins, digest = Pins(), "b" * 64
-    wish = {"enabled": "true", "keep": "true", "model": digest}
-    annotations = {f"com.gpufaas.{key}": value for key, value in wish.items()}
+    options = {"enabled": "true", "keep": "true", "model": digest}
+    annotations = {f"com.gpufaas.{key}": value for key, value in options.items()}
     model = ModelId(f"openfaas-fn/{digest[:20]}")
     async with gateway_world(tmp_path, pinning=pins) as world:
         await world.deploy("f", annotations=annotations)

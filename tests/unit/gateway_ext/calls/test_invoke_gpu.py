@@ -29,12 +29,12 @@ USES_BERT = says(headers=f"X-Gpu-Models: {BERT}\r\n")
 R = RequestId("r")
 
 
-def a_gpu_deployment(**wishes: str) -> Deployment:
-    return a_deployment("", enabled="true", **wishes)
+def a_gpu_deployment(**options: str) -> Deployment:
+    return a_deployment("", enabled="true", **options)
 
 
-async def a_learned_function(gateway: Gateway, fake: FakeFunction, **wishes: str) -> None:
-    gateway.deploy(a_gpu_deployment(**wishes), fake)
+async def a_learned_function(gateway: Gateway, fake: FakeFunction, **options: str) -> None:
+    gateway.deploy(a_gpu_deployment(**options), fake)
     assert (await gateway.call()).status == 200
     assert not gateway.leases.asked
 

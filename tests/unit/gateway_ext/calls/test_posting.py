@@ -9,7 +9,7 @@ from gateway_ext.calls.function_table import Function
 from gateway_ext.calls.gpu_leasing import GpuLeasing
 from gateway_ext.calls.scheduler_posting import Posting
 from gateway_ext.metrics.call_counts import GatewayMeters
-from gateway_ext.openfaas.function_wishes import Wishes
+from gateway_ext.openfaas.function_options import FunctionOptions
 from gateway_ext.tracing.call_journey import Journey
 from scheduler.client.scheduler_client import SchedulerClient
 from scheduler.model.errors import NoGpus, SchedulerUnreachable
@@ -88,7 +88,7 @@ async def test_request_is_cancelled_when_its_task_is() -> None:
         assert world.office is not None
         cluster = world.office.core.cluster
         leasing = GpuLeasing(client, GatewayMeters())
-        function = Function(a_deployment(), Wishes(gpu=True))
+        function = Function(a_deployment(), FunctionOptions(gpu=True))
         function.learned.saw(BERT.encode())
         now_s = asyncio.get_running_loop().time()
         first = await leasing.acquire(function, a_journey("c0"), now_s + 9, own_id=True)

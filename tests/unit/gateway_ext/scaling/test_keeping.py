@@ -1,4 +1,4 @@
-"""Models that are kept: pinned once they are learned, unpinned when nobody wishes them any more."""
+"""Models that are kept: pinned once they are learned, unpinned when no function keeps them."""
 
 import asyncio
 from collections import Counter
@@ -48,7 +48,7 @@ class Pins:
 
     async def pinned(self) -> Collection[ModelId]:
         if self.away:
-            raise SchedulerUnreachable("nobody leads")
+            raise SchedulerUnreachable("no scheduler leads")
         return frozenset(self.now)
 
     async def _asked(self, verb: str, model: ModelId) -> None:
@@ -56,7 +56,7 @@ class Pins:
         if self.deaf:
             await asyncio.sleep(PACE.answered_within_s + 1)
         if self.away:
-            raise SchedulerUnreachable("nobody leads")
+            raise SchedulerUnreachable("no scheduler leads")
         if model not in self.resident:
             raise EventRefused(None, "no GPU holds it; name a GPU to load it there")
 
@@ -265,7 +265,7 @@ def test_a_mistake_that_ends_it_is_in_the_log(caplog: pytest.LogCaptureFixture) 
     assert [record.message for record in caplog.records] == ["keeping models in GPU memory failed"]
 
 
-async def test_a_scheduler_keeps_what_a_function_wishes_to_be_kept() -> None:
+async def test_a_scheduler_keeps_the_models_that_a_function_asks_to_keep() -> None:
     functions = Functions()
     stage = Stage(functions, Pins())
     async with (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.telemetry.traces import Span, SpanKind, TraceContext
-from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings, carrying, said_in
+from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings, carrying, trace_headers_in
 from gpufaas.local.log_format import JsonLines
 from tests.kit.fakes.fake_function import a_function, says, writes
 from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway
@@ -229,7 +229,7 @@ def test_step_belongs_to_the_trace_that_was_said_and_keeps_what_failed() -> None
         (b"traceparent", f"00-{TRACE}-{span.span_id}-01".encode()),
         (b"tracestate", b"a=1"),
     ]
-    assert said_in(headers) == (headers[1][1], b"a=1")
+    assert trace_headers_in(headers) == (headers[1][1], b"a=1")
 
 
 # -- the routes -----------------------------------------------------------------------------------
@@ -244,9 +244,7 @@ async def test_routes_show_calls_to_who_may_see_them(tmp_path: Path) -> None:
         assert (await world.ask("POST", "/system/traces")).status == 405
         unknown = await world.get("/system/traces/a%20b")
         assert unknown.status == 404
-        assert "nothing is known of call a b: this gateway remembers 0 calls" in json.dumps(
-            unknown.body
-        )
+        assert "call a b is unknown: this gateway remembers 0 calls" in json.dumps(unknown.body)
         journey = world.gateway.tracer.begin("a/b c", "f", "GET", (b"", b""), gpu=True)
         world.gateway.tracer.ended(journey, 200)
         found = await world.get("/system/traces/a%2Fb%20c")

@@ -72,7 +72,7 @@ def test_spans_of_the_scheduler_are_below_the_lease_that_asked_for_them() -> Non
 
 def test_what_the_scheduler_has_forgotten_is_said() -> None:
     story = request_trace(FakeGateway(CALL, LEASE), FakeScheduler(), "c/1")
-    missing = "(missing: of request r0 the scheduler says: it is forgotten)"
+    missing = "(missing: request r0: it is forgotten)"
     assert list(trace_text(story))[-1] == missing
 
 

@@ -167,7 +167,7 @@ def test_load_says_in_one_line_that_no_gateway_answers(capsys: Output) -> None:
     ("arguments", "complaint"),
     [
         (["--rate", "1", "--clients", "2"], "--clients is a load of its own"),
-        ([], "say how much"),
+        ([], "how much load"),
         (["--rate", "0"], "--rate must be more than 0, not 0"),
         (["--clients", "-1"], "--clients must be more than 0, not -1"),
         (["--rate", "1", "--seconds", "nan"], "--seconds must be more than 0"),

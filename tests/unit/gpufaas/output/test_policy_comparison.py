@@ -94,7 +94,7 @@ def test_file_is_named_when_it_is_no_recording_that_can_be_told(
     for text, says in (
         ("hello\n", "line 1: no line of a recording"),
         ("".join(lines[:4] + lines[5:]), "this version decides otherwise"),
-        ("", "nothing is recorded"),
+        ("", "the recording is empty"),
     ):
         path = tmp_path / "run.jsonl"
         path.write_text(text, encoding="utf-8")

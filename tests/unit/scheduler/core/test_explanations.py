@@ -1,4 +1,4 @@
-"""Why a request went where it went, for the requests that a person watches."""
+"""Why a request was placed where it was, for the requests that a person watches."""
 
 import pytest
 

@@ -136,20 +136,20 @@ async def test_policies_are_stored_and_applied_when_the_datastore_lost_its_data(
             await store.put("heartbeat", b"")
         await follower.in_force.choose(store, "rr", {})
         anew = MemoryStore()
-        await follower.in_force.heard(anew, Written(None, 0), lambda: None, LOG)
+        await follower.in_force.reconcile(anew, Written(None, 0), lambda: None, LOG)
         assert await stored(anew) == PolicyChoice("rr", {}, ADMINISTRATOR)
-        await follower.in_force.heard(anew, await set_policy(anew, "lb", {}), lambda: None, LOG)
+        await follower.in_force.reconcile(anew, await set_policy(anew, "lb", {}), lambda: None, LOG)
         await follower.in_force.choose(anew, "lalb", {})
         assert follower.applied == [("rr", {}), ("lb", {}), ("lalb", {})]
 
 
 @virtually
-async def test_an_older_choice_is_passed_over_when_it_is_heard_late() -> None:
+async def test_an_older_choice_is_ignored_when_it_arrives_late() -> None:
     store, follower = MemoryStore(), Follower()
     in_force = PolicyInForce(LALBO3, follower.apply)
     older = await set_policy(store, "lb", {})
     await in_force.choose(store, "rr", {})
-    await in_force.heard(store, older, lambda: None, LOG)
+    await in_force.reconcile(store, older, lambda: None, LOG)
     assert follower.applied == [("rr", {})]
 
 

@@ -124,7 +124,7 @@ def test_recording_that_this_version_would_not_have_made_is_refused() -> None:
     del entries[4]
     with pytest.raises(BadRecording, match="this version decides otherwise"):
         against(entries)
-    with pytest.raises(BadRecording, match="nothing is recorded"):
+    with pytest.raises(BadRecording, match="the recording is empty"):
         against([])
     with pytest.raises(BadRecording, match="before the beginning"):
         against(entries[1:])
