@@ -53,7 +53,7 @@ async def test_posting_acquires_releases_and_raises_what_the_scheduler_raised() 
     posting.close()
 
 
-async def test_posting_goes_on_to_the_scheduler_that_leads() -> None:
+async def test_posting_moves_to_the_scheduler_that_leads() -> None:
     posting = Posting()
     async with a_world() as first, a_world() as second, second.service.lead(2) as second.office:
         second.attach(fake_node("n0", gpu("g0", node="n0"), load_s=0.0))
@@ -108,7 +108,7 @@ async def test_request_is_cancelled_when_its_task_is() -> None:
     posting.close()
 
 
-async def test_cancelling_ends_a_lease_whose_answer_nobody_took() -> None:
+async def test_cancelling_ends_a_lease_whose_answer_no_caller_took() -> None:
     posting = Posting()
     async with leading() as world, a_client(world, posting=posting) as client:
         await client.acquire(request("r0"))

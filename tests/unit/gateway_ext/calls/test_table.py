@@ -1,4 +1,4 @@
-"""Functions and their instances: who takes a call, who waits, and when an instance is drained."""
+"""Functions and their instances: which takes a call, which calls wait, and draining."""
 
 import asyncio
 import itertools
@@ -103,7 +103,7 @@ async def test_new_instance_serves_those_who_wait() -> None:
     assert not await function.ready(0.01)
 
 
-async def test_those_who_wait_are_told_when_the_function_is_removed() -> None:
+async def test_waiting_calls_fail_when_the_function_is_removed() -> None:
     functions = Functions()
     function = deployed(functions)
     turn = asyncio.create_task(function.turn(9))

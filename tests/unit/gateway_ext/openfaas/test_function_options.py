@@ -13,14 +13,14 @@ def deployment(**more: Any) -> Deployment:
     return Deployment(FunctionId("openfaas-fn", "f"), "image", **more)
 
 
-def ours(**said: str) -> function_options.FunctionOptions:
+def ours(**given: str) -> function_options.FunctionOptions:
     return function_options.of(
-        deployment(annotations={f"com.gpufaas.{key}": said[key] for key in said})
+        deployment(annotations={f"com.gpufaas.{key}": given[key] for key in given})
     )
 
 
-def scaled(**said: str) -> function_options.FunctionOptions:
-    labels = {f"com.openfaas.scale.{key.replace('_', '-')}": said[key] for key in said}
+def scaled(**given: str) -> function_options.FunctionOptions:
+    labels = {f"com.openfaas.scale.{key.replace('_', '-')}": given[key] for key in given}
     return function_options.of(deployment(labels=labels))
 
 
@@ -41,7 +41,7 @@ def test_a_plain_function_has_the_default_options() -> None:
         {"constraints": ("zone=a", "nvidia.com/gpu.present=true")},
     ],
 )
-def test_a_function_is_one_for_gpus_when_it_says_so_in_any_way(more: dict[str, Any]) -> None:
+def test_a_function_is_one_for_gpus_when_it_asks_for_one_in_any_way(more: dict[str, Any]) -> None:
     assert function_options.of(deployment(**more)).gpu
 
 
@@ -54,18 +54,20 @@ def test_a_function_is_one_for_gpus_when_it_says_so_in_any_way(more: dict[str, A
         {"annotations": {"com.openfaas.profile": "small"}},
     ],
 )
-def test_a_function_is_none_for_gpus_when_it_does_not_quite_say_so(more: dict[str, Any]) -> None:
+def test_a_function_is_none_for_gpus_when_it_does_not_quite_ask_for_one(
+    more: dict[str, Any],
+) -> None:
     assert not function_options.of(deployment(**more)).gpu
 
 
 def test_enabled_false_beats_every_other_way() -> None:
-    said = deployment(
+    given = deployment(
         process="x --gpu",
         labels={"com.gpufaas.enabled": "false"},
         annotations={"com.gpufaas.enabled": "true"},
         limits=Resources(gpu="1"),
     )
-    assert not function_options.of(said).gpu
+    assert not function_options.of(given).gpu
 
 
 def test_our_annotations_are_read() -> None:
@@ -129,8 +131,8 @@ def test_a_minimum_of_zero_is_one_since_going_to_zero_has_a_label_of_its_own() -
 
 
 def test_an_annotation_goes_before_a_label() -> None:
-    said = deployment(labels={"com.gpufaas.batch": "2"}, annotations={"com.gpufaas.batch": "4"})
-    assert function_options.of(said).batch == 4
+    given = deployment(labels={"com.gpufaas.batch": "2"}, annotations={"com.gpufaas.batch": "4"})
+    assert function_options.of(given).batch == 4
 
 
 @pytest.mark.parametrize(
@@ -150,13 +152,15 @@ def test_timeout_comes_from_the_environment_as_the_watchdog_has_it(
 
 
 def test_our_annotation_for_the_timeout_goes_before_the_environment() -> None:
-    said = deployment(environment={"exec_timeout": "1h"}, annotations={"com.gpufaas.timeout": "5s"})
-    assert function_options.of(said).timeout_s == 5.0
+    given = deployment(
+        environment={"exec_timeout": "1h"}, annotations={"com.gpufaas.timeout": "5s"}
+    )
+    assert function_options.of(given).timeout_s == 5.0
 
 
-@pytest.mark.parametrize(("said", "limit"), [("12", 12), ("0", None), ("", None)])
-def test_max_inflight_is_the_concurrency_of_an_instance(said: str, limit: int | None) -> None:
-    assert function_options.of(deployment(environment={"max_inflight": said})).concurrency == limit
+@pytest.mark.parametrize(("given", "limit"), [("12", 12), ("0", None), ("", None)])
+def test_max_inflight_is_the_concurrency_of_an_instance(given: str, limit: int | None) -> None:
+    assert function_options.of(deployment(environment={"max_inflight": given})).concurrency == limit
 
 
 @pytest.mark.parametrize(
@@ -207,9 +211,9 @@ def test_more_memory_than_the_largest_gpu_has_is_refused_by_name(where: str) -> 
     assert str(refused.value) == "com.gpufaas.memory: 80GiB: the largest GPU has 16 GiB"
 
 
-@pytest.mark.parametrize("said", [{}, {"com.gpufaas.memory": "16GiB"}])
-def test_as_much_memory_as_the_largest_gpu_has_is_accepted(said: dict[str, str]) -> None:
-    function_options.refuse_beyond(deployment(annotations=said), 16 << 30)
+@pytest.mark.parametrize("given", [{}, {"com.gpufaas.memory": "16GiB"}])
+def test_as_much_memory_as_the_largest_gpu_has_is_accepted(given: dict[str, str]) -> None:
+    function_options.refuse_beyond(deployment(annotations=given), 16 << 30)
     with pytest.raises(BadDeployment):
         function_options.refuse_beyond(
             deployment(annotations={"com.gpufaas.memory": "16385Mi"}), 16 << 30

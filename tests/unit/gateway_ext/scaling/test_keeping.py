@@ -208,7 +208,7 @@ async def test_orders_are_given_later_when_no_scheduler_answers() -> None:
         stage.remove("f")
         stage.pins.away = False
         await asyncio.sleep(PACE.most_retry_s + 2 * PACE.every_s)
-        # The pin that nobody answered may have been obeyed.
+        # The pin without an answer may have been carried out.
         assert stage.pins.asked[-1] == ("unpin", BERT_ID)
         assert stage.pins.now == set()
 
@@ -279,8 +279,8 @@ async def test_a_scheduler_keeps_the_models_that_a_function_asks_to_keep() -> No
             stage.deploy("f").learned.saw(BERT.encode())
             while not await pinning.pinned():
                 await asyncio.sleep(0.01)
-            said = await world.ask("POST", f"/models/{BERT_ID}/evict")
-            assert (said.status, said.body["error"]) == (409, "refused")
+            answer = await world.ask("POST", f"/models/{BERT_ID}/evict")
+            assert (answer.status, answer.body["error"]) == (409, "refused")
             stage.remove("f")
             while await pinning.pinned():
                 await asyncio.sleep(0.01)

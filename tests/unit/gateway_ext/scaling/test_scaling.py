@@ -99,7 +99,7 @@ def test_replicas_go_only_after_fewer_were_enough_for_a_while() -> None:
     assert found == [5, 5, 3, 3]
 
 
-def test_load_that_comes_back_starts_the_wait_anew() -> None:
+def test_load_that_comes_back_starts_the_wait_again() -> None:
     found = after((0.0, seen(2)), (50.0, seen(2, 10)), (61.0, seen(2)), (120.0, seen(2)),
                   (121.0, seen(2)))  # fmt: skip
     assert found == [2, 2, 2, 2, 1]
@@ -110,13 +110,13 @@ def test_function_below_its_minimum_is_brought_there_at_once() -> None:
     assert after((0.0, seen(1)), (0.1, seen(2)), options=options) == [4, 4]
 
 
-def test_function_with_nothing_stays_so_until_somebody_wants_it() -> None:
+def test_function_without_replicas_stays_so_until_it_is_called() -> None:
     for options in (OPTIONS, ZERO, replace(OPTIONS, scale_min=3)):
         assert after((1.0, seen(0)), (1e6, seen(0)), options=options) == [0, 0]
 
 
 @pytest.mark.parametrize("wanted", [{"waiting": 1}, {"queued": 1}])
-def test_function_wakes_to_its_minimum_when_somebody_wants_it(wanted: dict[str, int]) -> None:
+def test_function_wakes_to_its_minimum_when_it_is_called(wanted: dict[str, int]) -> None:
     assert after((1.0, seen(0, **wanted))) == [1]
     assert after((1.0, seen(0, **wanted)), options=replace(ZERO, scale_min=3)) == [3]
 
@@ -128,9 +128,9 @@ def test_idle_function_goes_to_nothing_after_its_time() -> None:
 
 
 @pytest.mark.parametrize("wanted", [{"waiting": 1}, {"queued": 1}])
-def test_function_never_goes_to_nothing_while_somebody_wants_it(wanted: dict[str, int]) -> None:
+def test_function_never_scales_to_zero_while_it_is_called(wanted: dict[str, int]) -> None:
     assert after((1e6, seen(1, **wanted)), options=ZERO) == [1]
-    # The idle time begins anew when that is over.
+    # The idle time starts again when that is over.
     moments = (1000.0, seen(1, **wanted)), (1099.0, seen(1)), (1100.0, seen(1))
     assert after(*moments, options=ZERO) == [1, 1, 0]
 

@@ -29,14 +29,14 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_settings_are_the_defaults_when_nothing_is_said(
+def test_settings_have_their_defaults_without_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert read_settings(None, {}, {"policy": None}).of_scheduler == Settings()
 
 
-def test_file_says_what_it_names_and_no_more(tmp_path: Path) -> None:
+def test_file_changes_only_the_settings_that_it_names(tmp_path: Path) -> None:
     settings = read_settings(written(tmp_path, FILE), {}, {})
     assert (settings.policy, settings.parameters, settings.eviction) == (
         "netgain",
@@ -117,7 +117,7 @@ def entry_files(folder: Path) -> dict[str, str]:
 
 
 def entered(files: dict[str, str]) -> Etcd:
-    """An etcd of two endpoints that wants all of these."""
+    """An etcd of two endpoints that requires all of these."""
     return Etcd(
         endpoints=("https://a:1", "https://b:1"),
         ca=files["ca"],
@@ -128,7 +128,9 @@ def entered(files: dict[str, str]) -> Etcd:
     )
 
 
-def test_entry_to_etcd_is_said_in_the_file_the_environment_or_flags_alike(tmp_path: Path) -> None:
+def test_credentials_for_etcd_come_from_the_file_the_environment_or_flags_alike(
+    tmp_path: Path,
+) -> None:
     files = entry_files(tmp_path)
     endpoint = "https://a:2379"
     lines = "\n".join(f"{name} = '{value}'" for name, value in files.items())

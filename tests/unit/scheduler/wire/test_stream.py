@@ -1,4 +1,4 @@
-"""Channels: everything said is heard once and in order, wherever the stream breaks."""
+"""Channels: every message is received once and in order, wherever the stream breaks."""
 
 from collections import deque
 
