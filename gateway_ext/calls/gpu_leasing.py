@@ -85,7 +85,7 @@ class GpuLeasing:
             self._meters.lease("cancelled", time.monotonic() - asked_s)
             raise
         except (EventRefused, RequestFailed, RequestWithdrawn) as error:
-            log.info("call %s: %s goes on without a lease: %s", call_id, function.id, error)
+            log.info("call %s: %s continues without a lease: %s", call_id, function.id, error)
             learned.forget()
             self._meters.lease("refused", time.monotonic() - asked_s)
             attempt.leased_s = time.monotonic()

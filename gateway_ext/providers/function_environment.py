@@ -12,7 +12,7 @@ _SHIM_PATH = "PYTHONPATH"
 
 
 def gpu_environment(injection: Injection | None, deployment: Deployment) -> Mapping[str, str]:
-    """Variables that activate the shim; none unless the function wants a GPU."""
+    """Variables that activate the shim; none unless the function uses a GPU."""
     if injection is None or not function_options.of(deployment).gpu:
         return {}
     return injection.environment(deployment.id)

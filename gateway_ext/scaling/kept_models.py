@@ -143,7 +143,7 @@ class KeptModels:
         self._check_at_s = self._now_s() + self._pace.check_every_s
         for model in believed:
             if model not in pinned:
-                log.info("%s is pinned no more", model)
+                log.info("%s is no longer pinned", model)
                 self._hands[model] = _KeptModel()
 
     async def _order(self, model: ModelId, hand: _KeptModel) -> None:
@@ -175,7 +175,7 @@ class KeptModels:
             hand.perhaps_pinned = hand.failures < self._pace.most_unpins
         else:
             hand.perhaps_pinned = False
-            log.info("%s is kept no more", model)
+            log.info("%s is no longer kept", model)
 
     def _refused(self, model: ModelId, hand: _KeptModel, error: EventRefused) -> None:
         level = logging.DEBUG if hand.failures else logging.INFO

@@ -132,6 +132,6 @@ def _of_jobs(letters: Json) -> Iterator[Json]:
             "warning",
             "dead-letters",
             "dead_letters",
-            f"{some} tried no more",
+            f"{some} not tried any more",
             "see why, then replay or delete: dead letters",
         )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from gpufaas.check.findings import UseOutcome, UseRule
 
 REDIRECTED = UseRule(UseOutcome.REDIRECTED)
-OTHER_GPU = UseRule(UseOutcome.CANNOT, "a function has one GPU", "say cuda, or cuda:0")
+OTHER_GPU = UseRule(UseOutcome.CANNOT, "a function has one GPU", "use cuda, or cuda:0")
 
 _ANSWER = UseRule(UseOutcome.LOCAL, "describes the one redirected GPU")
 _IN_ORDER = UseRule(UseOutcome.LOCAL, "calls run in order: nothing is ever pending")
@@ -21,7 +21,7 @@ _TUNING = UseRule(
 )
 
 _NO_KERNELS = "needs a GPU in the function itself"
-_OTHER_LIBRARY = "talks to the GPU past PyTorch"
+_OTHER_LIBRARY = "uses the GPU without PyTorch"
 _UNKNOWN = UseRule(UseOutcome.CANNOT, "the shim does not know it", "leave it out")
 _NO_DRIVER = UseRule(
     UseOutcome.CANNOT, "there is no driver in the function", "ask torch.cuda.mem_get_info()"

@@ -9,9 +9,13 @@ _GPU = 'gpu=~"$gpu"'
 _MODEL = 'model=~"$model"'
 
 
-def _each(title: str, metric: str, unit: str, says: str = "", most: float | None = None) -> Panel:
+def _each(
+    title: str, metric: str, unit: str, description: str = "", most: float | None = None
+) -> Panel:
     """A gauge of each GPU."""
-    return Panel(title, (PromQuery(f"{metric}{{{_GPU}}}", "{{gpu}}"),), unit, says, most=most)
+    return Panel(
+        title, (PromQuery(f"{metric}{{{_GPU}}}", "{{gpu}}"),), unit, description, most=most
+    )
 
 
 _TIME = PanelRow(

@@ -7,8 +7,8 @@ _S = "gpufaas_scheduler_"
 _W = "gpufaas_gateway_"
 
 
-def _number(title: str, expr: str, unit: str, says: str) -> Panel:
-    return Panel(title, (PromQuery(expr),), unit, says, Shape.NUMBER, 3)
+def _number(title: str, expr: str, unit: str, description: str) -> Panel:
+    return Panel(title, (PromQuery(expr),), unit, description, Shape.NUMBER, 3)
 
 
 _NOW = PanelRow(

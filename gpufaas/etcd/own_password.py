@@ -130,7 +130,7 @@ async def _auth_request(
         found = None
     if not isinstance(found, dict):
         shown = head.partition(b"\r\n")[0].decode(errors="replace") or "nothing"
-        raise EtcdFailed(f"etcd says {shown} to {what}")
+        raise EtcdFailed(f"etcd answers {shown} to {what}")
     if "error" in found:
         raise EtcdFailed(f"etcd refuses {what}: {found['error']}")
     return found

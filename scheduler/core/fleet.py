@@ -115,7 +115,7 @@ class Fleet:
         self._cluster.index.replace_tiers(event.node, dict(event.stored))
         for snapshot in event.gpus:
             known = self._cluster.gpus.get(snapshot.gpu.id)
-            if known is not None and known.spec != snapshot.gpu:  # for example partitioned anew
+            if known is not None and known.spec != snapshot.gpu:  # for example repartitioned
                 self.lose(GpuLost(snapshot.gpu.id, event.lost_leases), now, out)
                 known = None
             if known is None:

@@ -90,12 +90,12 @@ class SchedulerService:
                     async with standing_by(store, self.name, self.url, log):
                         await candidacy.campaign()
                     try:
-                        await self._lead_on(candidacy, store)
+                        await self._lead_after_election(candidacy, store)
                     except DatastoreError as error:
                         log.warning("%s gives up its term: %s", self.name, error)
                 self._met = max(self._met, candidacy.term)
 
-    async def _lead_on(self, candidacy: Leadership, store: Store) -> None:
+    async def _lead_after_election(self, candidacy: Leadership, store: Store) -> None:
         """Lead from the election until another scheduler leads."""
         keep_s = self._settings.etcd.models_keep_s
         recovered = await recover(store, log, time.time() - keep_s)

@@ -36,11 +36,11 @@ class DockerParts:
     injection: Injection | None
 
     def injected(self, deployment: Deployment) -> Mapping[str, str]:
-        """Variables that activate the shim; none unless the function wants a GPU."""
+        """Variables that activate the shim; none unless the function uses a GPU."""
         return gpu_environment(self.injection, deployment)
 
     def check(self, deployment: Deployment, image: EngineImage) -> None:
-        """BadDeployment if the function wants a GPU and its image has no shim."""
+        """BadDeployment if the function uses a GPU and its image has no shim."""
         wants_gpu = self.injection is not None and function_options.of(deployment).gpu
         if wants_gpu and not image.has_our_template:
             name = deployment.image

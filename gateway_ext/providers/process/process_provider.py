@@ -72,7 +72,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         await asyncio.gather(*(function.stop(drain=False) for function in functions))
         leaving = list(self._leaving)
         for task in leaving:
-            task.cancel()  # ends its wait for calls; the clean-up in it goes on
+            task.cancel()  # ends its wait for calls; its clean-up continues
         if leaving:
             await asyncio.wait(leaving)
         await asyncio.to_thread(process_table.end_marked, f"{self._parts.mark}/")

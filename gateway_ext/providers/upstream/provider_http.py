@@ -45,7 +45,7 @@ def provider_site(url: str) -> ProviderSite:
     if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment:
         raise BadRequest(f"upstream_url {url!r}: http://HOST:PORT/ is expected (calls use no TLS)")
     if parts.username is not None:
-        raise BadRequest("upstream_url names a user: say upstream_user and upstream_password_file")
+        raise BadRequest("upstream_url names a user: use upstream_user and upstream_password_file")
     return ProviderSite(parts.hostname, port or 80, parts.path.rstrip("/"))
 
 

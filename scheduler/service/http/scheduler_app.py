@@ -32,7 +32,7 @@ token; `?progress=1` streams JSON lines meanwhile. `POST /wanted` and `/cancel` 
 `POST /release` takes `lease` and `may_return`. Going away cancels the request.
 
 Credentials: `Authorization: Bearer TOKEN`, or basic with the user `admin` or `caller` and the
-token as password; `gpufaas token` prints it. Errors say `error`, `message` and facts."""
+token as password; `gpufaas token` prints it. Errors have `error`, `message` and facts."""
 
 
 class ServiceApplication(OperatorService, Leading, Protocol):

@@ -213,16 +213,16 @@ class Leadership:
             try:
                 await self._stay()
             except (StoreUnavailable, LeaseGone, Fenced) as error:
-                self._lead_on(str(error))
+                self._lead_without_store(str(error))
             except DatastoreError as error:
                 self._lose(str(error))
 
-    def _lead_on(self, why: str) -> None:
+    def _lead_without_store(self, why: str) -> None:
         """The datastore does not answer: it is down, or unreachable from here."""
         if self._seen_term > self.term:
             self._lose(f"term {self._seen_term} has begun")
         elif self.confirmed:
-            self._log.warning("%s leads on without the datastore: %s", self._me.name, why)
+            self._log.warning("%s continues to lead without the datastore: %s", self._me.name, why)
             self.confirmed = False
 
     async def _stay(self) -> None:
@@ -256,7 +256,7 @@ class Leadership:
 
     def _lose(self, why: str) -> None:
         if not self.lost.is_set():
-            self._log.warning("%s leads no more: %s", self._me.name, why)
+            self._log.warning("%s no longer leads: %s", self._me.name, why)
             self.lost.set()
             self.confirmed = False
 

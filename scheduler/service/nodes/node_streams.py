@@ -123,7 +123,7 @@ class NodeStreams:
         if not isinstance(hello, Hello):
             raise BadValue("it sent no Hello")
         if hello.version != VERSION:
-            raise _Refused(f"it speaks version {hello.version}, this scheduler {VERSION}")
+            raise _Refused(f"it uses protocol version {hello.version}, this scheduler {VERSION}")
         if hello.node != name or not is_proven(hello, self._key, nonce):
             raise _Refused("it does not know the cluster's secret")
         self._note_term(hello.term)
@@ -165,7 +165,7 @@ class NodeStreams:
         line.greet(pack_greeting(proven(welcome, self._key, name, hello.nonce)))
         node.connect(line, unsent or [])
         self._log.info(
-            "the stream of node %s %s", name, "goes on" if unsent is not None else "begins"
+            "the stream of node %s %s", name, "resumes" if unsent is not None else "begins"
         )
         return node
 

@@ -102,7 +102,7 @@ class PageFeed:
         if name != self._name or not (number.isascii() and number.isdecimal()):
             return 0
         seen = int(number[:18])
-        return seen if seen <= self._number and self._gpus.knows(seen) else 0
+        return seen if seen <= self._number and self._gpus.has_changes_since(seen) else 0
 
     # -- the parts --------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ class Versions(Generic[_Value]):
             oldest = next(iter(self._gone))
             self._forgot = self._gone.pop(oldest)
 
-    def knows(self, number: int) -> bool:
+    def has_changes_since(self, number: int) -> bool:
         """Whether the changes since that update are still known."""
         return number >= self._forgot
 

@@ -33,5 +33,5 @@ def test_name_has_kind_and_unit(metric: Metric) -> None:
     assert metric.name.endswith("_total") == (metric.kind is MetricKind.COUNTER)
     assert bool(metric.bounds) == (metric.kind is MetricKind.HISTOGRAM)
     assert list(metric.bounds) == sorted(metric.bounds)
-    assert "|" not in metric.says
+    assert "|" not in metric.help_text
     assert not {"request", "call", "lease", "job"} & set(metric.labels), "labels are bounded"

@@ -33,8 +33,8 @@ def test_versions_report_that_they_have_forgotten_too_much() -> None:
     versions: Versions[int] = Versions()
     versions.update({str(number): 0 for number in range(5_000)}, 1)
     versions.update({}, 2)
-    assert not versions.knows(1)
-    assert versions.knows(2)
+    assert not versions.has_changes_since(1)
+    assert versions.has_changes_since(2)
 
 
 def test_percentiles_are_off_by_a_hundredth_at_most() -> None:
