@@ -80,7 +80,7 @@ def parse_address(text: str) -> Address:
             return TcpAddress(host, int(port))
         if scheme == "tls" and _FINGERPRINT.fullmatch(fingerprint.lower()):
             return TlsAddress(host, int(port), fingerprint.lower())
-    wanted = "unix:/path, unix:@name, tcp:host:port or tls:host:port is wanted"
+    wanted = "unix:/path, unix:@name, tcp:host:port or tls:host:port is expected"
     raise BadAddress(text, wanted)
 
 
@@ -91,7 +91,7 @@ def host_and_port(text: str) -> tuple[str, int]:
     """
     host, colon, port = text.rpartition(":")
     if not (colon and port.isascii() and port.isdecimal() and int(port) in _PORTS):
-        raise BadAddress(text, "HOST:PORT is wanted")
+        raise BadAddress(text, "HOST:PORT is expected")
     return host.strip("[]") or "0.0.0.0", int(port)
 
 

@@ -3,7 +3,7 @@
 CommonError
 ├── BadSize              a text that is no size
 ├── BadAddress           a text that is no address
-└── NoResponse           an HTTP peer broke off; `sent`: it may have begun
+└── NoResponse           an HTTP peer broke off; `sent`: bytes of the request may have reached it
 """
 
 
@@ -16,7 +16,7 @@ class BadSize(CommonError):
 
     def __init__(self, text: str) -> None:
         self.text = text
-        super().__init__(f"not a size: {text!r}; say for example 512MiB, 8GiB or 2g")
+        super().__init__(f"not a size: {text!r}; for example 512MiB, 8GiB or 2g")
 
 
 class BadAddress(CommonError):

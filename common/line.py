@@ -1,4 +1,4 @@
-"""A line of whole messages between two programs: in as they come, out in order by one task.
+"""A line of whole messages between two programs: received as they come, sent in order by one task.
 
 What carries the messages (a server's or a client's websocket) is a `MessageSocket`.
 """
@@ -13,7 +13,7 @@ _PIECE_BYTES = 64 << 10
 
 
 class LineBroken(Exception):
-    """No message comes or goes on this line any more; the text says why."""
+    """No message is received or sent on this line any more; the text says why."""
 
 
 class MessageSocket(Protocol):
@@ -37,7 +37,7 @@ class MessageSocket(Protocol):
 
 
 class MessageLine:
-    """Sends in a task of its own while `async with` lasts, and closes the socket at the end."""
+    """Sends in a task of its own while `async with` lasts, and closes the socket at its end."""
 
     def __init__(self, socket: MessageSocket) -> None:
         self._socket = socket
@@ -48,7 +48,7 @@ class MessageLine:
         self._hung_up = False
 
     async def receive(self) -> bytes:
-        """The next message; LineBroken where the line has ended or was hung up."""
+        """The next message; LineBroken if the line has ended or this end hung up."""
         data = await self._socket.receive()
         if self._hung_up:
             raise LineBroken("this end has hung up")
@@ -60,12 +60,12 @@ class MessageLine:
         self._wake.set()
 
     def send(self, data: bytes) -> None:
-        """Send this after everything that was given before, perhaps in one message with it."""
+        """Send this after every earlier message, perhaps in one message with it."""
         self._outgoing.append(data)
         self._wake.set()
 
     def hang_up(self) -> None:
-        """Receive nothing more, and close as soon as everything that was given is sent."""
+        """Receive nothing more, and close as soon as every message given to `send` is sent."""
         self._hung_up = True
         self._wake.set()
 
@@ -75,7 +75,7 @@ class MessageLine:
         self._socket.abort()
 
     async def flush(self) -> None:
-        """Hang up, and wait a moment until everything that was given is sent."""
+        """Hang up, and wait a moment until every message given to `send` is sent."""
         self.hang_up()
         if self._writer is not None:
             await asyncio.wait({self._writer}, timeout=_CLOSE_S)

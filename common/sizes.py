@@ -28,7 +28,7 @@ def format_size(size_bytes: int) -> str:
     """A size for people, to three digits: 97.8 MiB."""
     size = float(size_bytes)
     for unit in _UNITS[:-1]:
-        if abs(size) < 1024:  # noqa: PLR2004 (what a unit is of the one below)
+        if abs(size) < 1024:  # noqa: PLR2004 (the factor between two units)
             return f"{size:.4g} {unit}"
         size /= 1024
     return f"{size:.4g} {_UNITS[-1]}"

@@ -12,7 +12,7 @@ class BackgroundTasks:
     """The tasks that one object runs beside its callers.
 
     The event loop itself keeps only weak references to tasks. A task that fails is logged at once
-    under the name of the whole, unless `failed` takes its error; a cancelled one is no failure.
+    under the name of the group, unless `failed` takes its error; a cancelled one is no failure.
     """
 
     __slots__ = ("_failed", "_log", "_tasks", "_what")
@@ -43,7 +43,7 @@ class BackgroundTasks:
             task.cancel()
 
     async def wait(self, within_s: float | None = None) -> None:
-        """Wait until the tasks that run now have ended, or until the time is up."""
+        """Wait until all present tasks have ended, or until the time is up."""
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=within_s)
 
@@ -63,7 +63,7 @@ class BackgroundTasks:
 
 
 async def until_first(*works: Coroutine[Any, Any, object]) -> None:
-    """Run these until one of them ends, then cancel the others; its error is raised."""
+    """Run these coroutines until one ends, then cancel the others; raise the error of the first."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

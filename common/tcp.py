@@ -6,7 +6,7 @@ import socket
 def notice_silence(
     connection: socket.socket, silence_s: int, *, probes: int = 3, writes: bool = True
 ) -> None:
-    """Have this connection fail once the other host has been silent for so long.
+    """Make this connection fail once the other host has been silent for this long.
 
     A host that answers the kernel's probes is not silent, however slow its program is. With
     `writes` the connection also fails when data sent stays unacknowledged for as long.

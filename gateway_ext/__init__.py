@@ -1,1 +1,1 @@
-"""The gateway: speaks OpenFaaS, finds each call a function instance and, if need be, a GPU."""
+"""The gateway: implements OpenFaaS's API, and finds an instance and a GPU for each call."""

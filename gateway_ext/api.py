@@ -1,4 +1,4 @@
-"""What the command line may use of the gateway."""
+"""The part of the gateway that the command line may use."""
 
 from gateway_ext.calls.scheduler_posting import Posting
 from gateway_ext.errors import GatewayError

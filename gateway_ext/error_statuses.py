@@ -9,7 +9,7 @@ from scheduler.model import errors as scheduler
 _RETRY_AFTER_S = 1.0
 _OTHER = 500
 
-# The first class that an error is an instance of decides; special cases stand before their bases.
+# The first class that an error is an instance of decides; special cases come before their bases.
 STATUSES: Sequence[tuple[type[errors.GatewayError], int]] = (
     (errors.WrongMethod, 405),
     (errors.BadRequest, 400),
@@ -56,7 +56,7 @@ def headers_of(error: errors.GatewayError) -> list[Header]:
     if isinstance(error, later) and error.retry_after_s is not None:
         return [(b"retry-after", b"%d" % max(1, round(error.retry_after_s)))]
     if isinstance(error, errors.TooSlow):
-        return [(b"connection", b"close")]  # the rest of it would be read as the next request
+        return [(b"connection", b"close")]  # the unread body would be parsed as the next request
     if isinstance(error, errors.NotAllowed):
         return [(b"www-authenticate", b'Basic realm="Restricted"')]
     return []

@@ -3,7 +3,7 @@
 GatewayError
 ├── BadRequest            the request is invalid
 │   ├── BadDeployment     a deployment that is invalid
-│   └── WrongMethod       this path does not take that method
+│   └── WrongMethod       the path does not support that method
 ├── NotAllowed            missing or wrong credentials
 ├── CrossSite             a browser's request from another site's page
 ├── Unknown
@@ -21,11 +21,11 @@ GatewayError
 ├── TooSlow               a body that did not arrive in time
 ├── Busy                  a function's queue is full: try again after `retry_after_s`
 ├── NoInstance            no instance of the function became ready
-├── Unreachable           an instance broke off; `sent`: it may have begun
-├── TimedOut              the function took longer than it may
+├── Unreachable           an instance broke off; `sent`: bytes of the call may have reached it
+├── TimedOut              the function exceeded its time limit
 ├── CallerGone            the caller disconnected
-├── NoGpu                 the scheduler gave no lease; `status` is the caller's
-├── Declined              the scheduler refused the page's order; `status` likewise
+├── NoGpu                 the scheduler gave no lease; `status` is the caller's HTTP status
+├── Declined              the scheduler refused the page's order; `status` is the page's
 ├── ProviderFailed        the provider's operation failed
 └── QueueFailed           the job queue failed
     ├── QueueAway         it cannot be reached: try again after `retry_after_s`
@@ -37,7 +37,7 @@ from gateway_ext.model import FunctionId
 
 
 class GatewayError(Exception):
-    """Base of all; the text is for the caller."""
+    """Base of all errors; the text is for the caller."""
 
 
 class BadRequest(GatewayError):
@@ -49,7 +49,7 @@ class BadDeployment(BadRequest):
 
 
 class WrongMethod(BadRequest):
-    """This path does not take that method."""
+    """The path does not support that method."""
 
     def __init__(self, method: str) -> None:
         super().__init__(f"{method} is not allowed here")
@@ -100,25 +100,25 @@ class UnknownJob(Unknown):
 
 
 class Conflict(GatewayError):
-    """The object exists already, or another one needs it."""
+    """The object exists already, or another object needs it."""
 
 
 class SecretExists(Conflict):
-    """There is a secret of that name."""
+    """A secret of that name exists already."""
 
     def __init__(self, namespace: str, name: str) -> None:
         super().__init__(f"secret {name} is in {namespace} already")
 
 
 class SecretInUse(Conflict):
-    """A function has it mounted."""
+    """A function has the secret mounted."""
 
     def __init__(self, name: str, function: FunctionId) -> None:
         super().__init__(f"secret {name} is used by {function}")
 
 
 class NamespaceExists(Conflict):
-    """There is a namespace of that name."""
+    """A namespace of that name exists already."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"there is a namespace {name} already")
@@ -174,7 +174,7 @@ class Unreachable(GatewayError):
 
 
 class TimedOut(GatewayError):
-    """The function took longer than it may."""
+    """The function exceeded its time limit."""
 
     def __init__(self, function: FunctionId, after_s: float) -> None:
         super().__init__(f"{function} did not answer within {after_s:g} s")

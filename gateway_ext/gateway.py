@@ -26,7 +26,7 @@ from gateway_ext.jobs.queue_choice import check_queue
 from gateway_ext.metrics.api_counts import ApiMeters
 from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.model import FunctionId
-from gateway_ext.openfaas import function_wishes
+from gateway_ext.openfaas import function_options
 from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials, credentials_in
 from gateway_ext.openfaas.logs_route import Logs
 from gateway_ext.openfaas.system_routes import make_system
@@ -50,11 +50,11 @@ _SECRETS = "secrets"
 class Gateway:
     """Serves functions of one provider; use it as a context.
 
-    `leases` is who lends GPUs (`scheduler.client.SchedulerClient`, opened and closed by its
-    owner); with none, functions ask for theirs by themselves. `pinning` is who keeps models in GPU
-    memory (another such client, an administrator's), `capacity` says what the GPUs have. `tracer`
-    remembers calls, and may send their traces on. `console` (`scheduler.client.Console`) is asked
-    for what the page shows; with none there is no page.
+    `leases` grants GPU leases (`scheduler.client.SchedulerClient`, opened and closed by its
+    owner); without it, functions ask for theirs by themselves. `pinning` pins models in GPU memory
+    (another such client, an administrator's), `capacity` knows the memory of the GPUs. `tracer`
+    remembers calls, and may send their traces on. `console` (`scheduler.client.Console`) supplies
+    the page's state; without it there is no page.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class Gateway:
         self._serving = False
         self.meters = GatewayMeters(most_names=settings.metric_names)
         self._scaler: Scaler | None = None
-        wishes_of = partial(function_wishes.of, default_timeout_s=settings.timeout_s)
-        self.functions = Functions(on_change=self._changed, wishes_of=wishes_of)
+        options_of = partial(function_options.of, default_timeout_s=settings.timeout_s)
+        self.functions = Functions(on_change=self._changed, options_of=options_of)
         self.credentials = _credentials(settings)
         self.address = ("", 0)
 
@@ -93,7 +93,7 @@ class Gateway:
         return f"http://{address_text(*self.address)}"
 
     async def __aenter__(self) -> Self:
-        """Start everything; the address comes first, so that a taken one fails at once."""
+        """Start everything; the address is bound first, so that a taken one fails at once."""
         async with contextlib.AsyncExitStack() as exits:
             listener = listen(*host_and_port(self._settings.listen))
             exits.callback(listener.close)
@@ -102,7 +102,7 @@ class Gateway:
             await self._provider.start(self.functions)
             app = await self._started(exits)
             await exits.enter_async_context(serving(app, listener, self._settings.drain_s))
-            exits.callback(self._nobody_follows)
+            exits.callback(self._end_followers)
             self._exits = exits.pop_all()
         self._serving = True
         _log.info("the gateway answers at %s", self.url)
@@ -114,7 +114,7 @@ class Gateway:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Accept no call; calls in flight end first, then jobs and scaling, then the provider."""
+        """Accept no call; end calls in flight first, then jobs and scaling, then the provider."""
         self._serving = False
         await self._exits.aclose()
 
@@ -172,7 +172,7 @@ class Gateway:
         )
         return make_page(self._feed, cluster)
 
-    def _nobody_follows(self) -> None:
+    def _end_followers(self) -> None:
         """End the responses that would never end by themselves."""
         self._logs.close()
         if self._feed is not None:
@@ -187,7 +187,7 @@ class Gateway:
         return Scaler(self.functions, scale, queued, time.monotonic, pace, _log)
 
     def _wake(self, function: Function) -> None:
-        """Start an instance for a waiting call; the scaler's first look finds earlier ones."""
+        """Start an instance for a waiting call; before the scaler runs, its first look does it."""
         if self._scaler is not None:
             self._scaler.wake(function)
 
@@ -202,7 +202,7 @@ class Gateway:
 
 def _check(settings: GatewaySettings) -> None:
     if settings.role not in _ROLES:
-        raise BadRequest(f"role: {settings.role!r}: one of {', '.join(sorted(_ROLES))} is wanted")
+        raise BadRequest(f"role: {settings.role!r}: one of {', '.join(sorted(_ROLES))} is expected")
     try:
         host_and_port(settings.listen)
     except BadAddress as error:

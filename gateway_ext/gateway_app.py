@@ -1,4 +1,4 @@
-"""The whole application: who answers which path, and which paths want credentials."""
+"""The whole application: which part answers which path, and which paths need credentials."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _READ = frozenset({"GET", "HEAD"})
 
 
 class Readiness(NamedTuple):
-    """Whether calls are served, and else why not."""
+    """Whether calls are served, and if not, why."""
 
     ready: bool
     text: str
@@ -31,8 +31,8 @@ class Readiness(NamedTuple):
 class GatewayParts:
     """The applications behind the gateway's paths.
 
-    `jobs` has /async-function and /system/jobs, `page` has /ui, `traces` has /system/traces, where
-    they are given. With no `auth` everybody may do everything.
+    `jobs` has /async-function and /system/jobs, `page` has /ui, `traces` has /system/traces, if
+    they are given. Without `auth` every client may do everything.
     """
 
     invoke: App
@@ -62,7 +62,7 @@ def make_app(parts: GatewayParts) -> App:
 
 
 class _Rest:
-    """Everything but calls of functions."""
+    """All paths but those of function calls."""
 
     def __init__(self, parts: GatewayParts) -> None:
         self._parts = parts
@@ -82,7 +82,7 @@ class _Rest:
         await self._by_segment.get(first, _nothing)(scope, receive, send)
 
     async def _system(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Ask for credentials, and count how it was answered."""
+        """Ask for credentials, and count the answer."""
         began_s = perf_counter()
         status = 500
 
@@ -100,13 +100,13 @@ class _Rest:
             self._parts.system_meters.answered(scope["method"], scope["path"], status, took_s)
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The page asks for the same credentials."""
-        assert self._parts.page is not None, "it has a path"
+        """Serve the page, with the same credentials."""
+        assert self._parts.page is not None, "the page has a path"
         if await self._may(scope, send):
             await self._parts.page(scope, receive, send)
 
     async def _may(self, scope: Scope, send: Send) -> bool:
-        """Whether the credentials are right; else 401 was sent."""
+        """Whether the credentials are right; if not, answers 401."""
         if self._parts.auth is not None:
             try:
                 self._parts.auth.check(_authorization(scope))
@@ -126,7 +126,7 @@ class _Rest:
 
     async def _health(self, scope: Scope, send: Send) -> None:
         if scope["method"] not in _READ:
-            await send_text(send, 405, "GET is wanted", [(b"allow", b"GET, HEAD")])
+            await send_text(send, 405, "GET is expected", [(b"allow", b"GET, HEAD")])
             return
         path = scope["path"]
         if path == "/metrics":
@@ -144,7 +144,7 @@ class _Rest:
 
 
 async def _is_ours(scope: Scope, send: Send) -> bool:
-    """Whether no other site's page gives this order; one that does is refused."""
+    """Whether the request is not from another site's page; if it is, refuses it."""
     try:
         if scope["method"] not in _READ:
             refuse_other_sites(scope["headers"])

@@ -1,4 +1,4 @@
-"""Values of the gateway: functions as deployed, as they run, and where they answer. Frozen."""
+"""Values of the gateway: deployed functions, running functions, and their addresses. Frozen."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def _nothing() -> Mapping[str, str]:
-    """Dataclasses of Python 3.11 take no default that cannot be hashed."""
+    """Dataclasses of Python 3.11 accept no default that cannot be hashed."""
     return _NOTHING
 
 
@@ -58,7 +58,7 @@ class Deployment:
 
 
 class Usage(NamedTuple):
-    """What a function's instances take together."""
+    """The resources that a function's instances use together."""
 
     cpu_millicores: float
     memory_bytes: int
@@ -77,7 +77,7 @@ class FunctionStatus:
 
 
 class Endpoint(NamedTuple):
-    """One ready instance: `unix:/path` or `tcp:host:port`, and what goes before a call's path."""
+    """One ready instance: `unix:/path` or `tcp:host:port`, and the prefix of a call's path."""
 
     instance: str
     address: str

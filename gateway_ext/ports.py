@@ -1,4 +1,4 @@
-"""What the gateway asks of the world: providers that run functions, a scheduler that has GPUs."""
+"""The ports of the gateway: providers that run functions, and facts about the GPUs."""
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -20,24 +20,24 @@ class FunctionListener(Protocol):
     def function_is(
         self, deployment: Deployment, endpoints: Sequence[Endpoint], *, wanted: int
     ) -> None:
-        """A function is deployed so, and answers there; `wanted` replicas were asked for.
+        """A function has this deployment and these endpoints; `wanted` replicas were requested.
 
-        Called at every change, also when nothing is ready (no endpoints). An endpoint that is left
-        out gets no new call from the moment of this call.
+        Called at every change, also if no instance is ready (no endpoints). An endpoint that is
+        left out gets no new call from the moment of this call.
         """
         ...
 
     def function_gone(self, function: FunctionId) -> None:
-        """It was removed."""
+        """A function was removed."""
         ...
 
     async def drained(self, instances: Iterable[str], within_s: float) -> bool:
-        """Wait until none of these instances has a call; False where they take longer."""
+        """Wait until none of these instances has a call; False after `within_s`."""
         ...
 
 
 class LogQuery(NamedTuple):
-    """Which lines are wanted."""
+    """Which log lines to return."""
 
     function: FunctionId
     instance: str = ""
@@ -47,7 +47,7 @@ class LogQuery(NamedTuple):
 
 
 class Provider(Protocol):
-    """Runs functions; what goes wrong is raised as one of `gateway_ext.errors`."""
+    """Runs functions; every failure is raised as one of `gateway_ext.errors`."""
 
     @property
     def name(self) -> str:
@@ -59,30 +59,30 @@ class Provider(Protocol):
         ...
 
     async def close(self) -> None:
-        """Stop, leaving nothing behind that this provider runs itself."""
+        """Stop, and end everything that this provider itself runs."""
         ...
 
     async def deploy(self, deployment: Deployment, *, update: bool) -> None:
         """Accept the deployment, and replace one of that name; a later error is in its status.
 
-        With `update` there must be one: UnknownFunction else.
+        With `update` the function must exist, else UnknownFunction is raised.
         """
         ...
 
     async def remove(self, function: FunctionId) -> None:
-        """Take it away; calls in flight may end."""
+        """Remove a function; its calls in flight may end."""
         ...
 
     async def scale(self, function: FunctionId, replicas: int) -> None:
-        """Ask for this many replicas; the listener hears when they are there."""
+        """Request this many replicas; the listener is called when they are ready."""
         ...
 
     async def functions(self, namespace: str) -> Sequence[FunctionStatus]:
-        """Everything deployed in a namespace, by name."""
+        """All functions of a namespace, by name."""
         ...
 
     async def function(self, function: FunctionId, *, usage: bool) -> FunctionStatus:
-        """One of them."""
+        """One function."""
         ...
 
     def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
@@ -90,49 +90,49 @@ class Provider(Protocol):
         ...
 
     async def secrets(self, namespace: str) -> Sequence[str]:
-        """Names only."""
+        """Names of the secrets of a namespace."""
         ...
 
     async def create_secret(self, namespace: str, name: str, value: bytes) -> None:
-        """SecretExists where there is one."""
+        """Create a secret; SecretExists if there is one of that name."""
         ...
 
     async def update_secret(self, namespace: str, name: str, value: bytes) -> None:
-        """UnknownSecret where there is none."""
+        """Replace a secret's value; UnknownSecret if there is none of that name."""
         ...
 
     async def remove_secret(self, namespace: str, name: str) -> None:
-        """UnknownSecret where there is none; SecretInUse where a function has it mounted."""
+        """Remove a secret; UnknownSecret if there is none, SecretInUse if a function mounts it."""
         ...
 
     async def namespaces(self) -> Sequence[Namespace]:
-        """The default one is always there."""
+        """All namespaces, the default one among them."""
         ...
 
     async def create_namespace(self, namespace: Namespace) -> None:
-        """NamespaceExists where there is one."""
+        """Create a namespace; NamespaceExists if there is one of that name."""
         ...
 
     async def update_namespace(self, namespace: Namespace) -> None:
-        """UnknownNamespace where there is none."""
+        """Replace a namespace's labels; UnknownNamespace if there is none of that name."""
         ...
 
     async def remove_namespace(self, name: str) -> None:
-        """With all its functions and secrets."""
+        """Remove a namespace with all its functions and secrets."""
         ...
 
 
 class Capacity(Protocol):
-    """What the GPUs are known to have."""
+    """The known memory sizes of the GPUs."""
 
     def largest_gpu_bytes(self) -> int | None:
-        """The memory of the largest one; None where none is known."""
+        """The memory of the largest GPU; None if no GPU is known."""
         ...
 
 
 class Injection(Protocol):
-    """What a GPU function is given so that the shim wakes up in it."""
+    """The environment that activates the shim in a GPU function."""
 
     def environment(self, function: FunctionId) -> Mapping[str, str]:
-        """Variables to add: GPUFAAS_ENABLED, its address, credential, the shim's path."""
+        """Variables to add: GPUFAAS_ENABLED, the address, the credential, the shim's path."""
         ...

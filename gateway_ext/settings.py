@@ -1,4 +1,4 @@
-"""What a person can choose about a gateway: one frozen value, built at the entry point."""
+"""The settings of a gateway: one frozen value, built at the entry point."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ class GatewaySettings:
     """One gateway; its keys are those of `gpufaas.toml`, table `[gateway]`.
 
     `role` is what `/system/info` answers: `gateway` to faas-cli, or `provider` behind the gateway
-    of OpenFaaS. `provider` is who runs functions: `process`, `docker` or `upstream`. `secrets_dir`
-    holds `basic-auth-user` and `basic-auth-password`, as OpenFaaS mounts them; empty is the folder
-    `secrets` in `state_dir`, where they are made when they are missing. Without a `state_dir` the
-    command line chooses one. What a body may have,
-    `max_body_bytes`, is far above what a browser or a queue sends; bodies are streamed, never held.
+    of OpenFaaS. `provider` names what runs functions: `process`, `docker` or `upstream`.
+    `secrets_dir` holds `basic-auth-user` and `basic-auth-password`, as OpenFaaS mounts them; empty
+    is the folder `secrets` in `state_dir`, where missing files are made. Without a `state_dir` the
+    command line chooses one. The limit on a body, `max_body_bytes`, is far above what a browser or
+    a queue sends; bodies are streamed, never held.
     """
 
     listen: str = "127.0.0.1:8080"
@@ -26,15 +26,15 @@ class GatewaySettings:
     release: str = ""
     sha: str = ""
 
-    # Calls: what one may have, and how long is waited for the function, for one that is to start,
-    # and for a connection. A function's own wish goes before `timeout_s`.
+    # Calls: the default time limit of a call, and how long it waits for an instance, for the start
+    # of one, and for a connection. A function's own option takes precedence over `timeout_s`.
     max_body_bytes: int = 512 << 20
     timeout_s: float = 60.0
     wake_s: float = 60.0
     connect_s: float = 2.0
     drain_s: float = 30.0
     max_replicas: int = 1_000
-    # So many functions have metrics of their own; who may read them without credentials.
+    # The number of functions with metrics of their own; whether metrics need credentials.
     metric_names: int = 1_000
     metrics_auth: bool = False
 
@@ -43,8 +43,8 @@ class GatewaySettings:
     async_attempts: int = 10
     async_max_body_bytes: int = 64 << 20
     callback_private: bool = True
-    # How long a caller has for a body; how much waits, of one function and in all; for how long,
-    # and how much, dead letters are kept.
+    # How long a caller has for a body; the limits on waiting calls, of one function and in all;
+    # how long, and how many bytes of, dead letters are kept.
     async_body_s: float = 300.0
     async_max_waiting: int = 100_000
     async_max_waiting_bytes: int = 16 << 30
@@ -54,8 +54,8 @@ class GatewaySettings:
 
     # Where jobs are kept: `sqlite` in `state_dir`, or NATS JetStream, `nats://HOST:PORT[,...]` or
     # `tls://...`, which gateways with one `queue_prefix` share. `queue_password_file` has the
-    # password of `queue_user`, or a token where that is empty. `queue_replicas` is how many servers
-    # have each job.
+    # password of `queue_user`, or a token if that is empty. `queue_replicas` is the number of
+    # servers that store each job.
     queue: str = "sqlite"
     queue_user: str = ""
     queue_password_file: str = ""
@@ -65,24 +65,24 @@ class GatewaySettings:
     queue_replicas: int = 1
     queue_prefix: str = "gpufaas"
 
-    # Scaling: how often it is looked at.
+    # Scaling: how often functions are looked at.
     scaling: bool = True
     scale_every_s: float = 1.0
 
     # The page: how often its watchers get the changes.
     page_every_s: float = 1.0
 
-    # The process provider: where builds are, folders that a deployment may name, whose Python, and
-    # what functions must reach although a folder above is closed to their users.
+    # The process provider: where builds are, folders that a deployment may name, which Python to
+    # use, and folders that functions must reach although a folder above is closed to their users.
     builds_dir: str = "build"
     roots: tuple[str, ...] = (".",)
     base_python: str = ""
     visible: tuple[str, ...] = ()
 
     # The docker provider: which Engine (and the folder with ca.pem, cert.pem, key.pem for one over
-    # TLS), the name that marks what is this gateway's there, the network of functions, what is
+    # TLS), the name that marks this gateway's objects there, the network of functions, what is
     # mounted where GPU functions look for their manager's socket (empty: that folder itself), when
-    # images are pulled (`missing`, `always`, `never`) and with whose credentials (a config.json).
+    # images are pulled (`missing`, `always`, `never`) and with which credentials (a config.json).
     docker_url: str = "unix:///var/run/docker.sock"
     docker_tls_dir: str = ""
     docker_name: str = "gpufaas"
@@ -94,8 +94,8 @@ class GatewaySettings:
     docker_tmp_bytes: int = 256 << 20
     docker_stop_at_end: bool = False
 
-    # An upstream provider: any that speaks faas-provider, over plain HTTP. Labels and annotations
-    # that begin so are kept here and not told to it.
+    # An upstream provider: any faas-provider, over plain HTTP. Labels and annotations with these
+    # prefixes are kept here and not sent to it.
     upstream_url: str = ""
     upstream_user: str = ""
     upstream_password_file: str = ""

@@ -132,12 +132,12 @@ __all__ = [
 class NodeReports(Protocol):
     """Where a GPU manager reports what happened.
 
-    A load is reported as done or failed, also after its lease has ended, unless the model was
+    Every load is reported as done or failed, also after its lease has ended, unless the model was
     ordered to leave before.
     """
 
     def report(self, event: Event) -> None:
-        """Take one event in; orders that follow from it may be given before this returns."""
+        """Take one event in; the orders that follow may be given before this call returns."""
         ...
 
 
@@ -151,7 +151,7 @@ class Acquired:
 
 @dataclass(frozen=True, slots=True)
 class AcquireEnded:
-    """The request has ended and will be given no further lease."""
+    """The request has ended and will get no further lease."""
 
     request: RequestId
     outcome: RequestOutcome
@@ -166,24 +166,24 @@ class Scheduler(Protocol):
     """Where callers get GPU time; all times are seconds of the scheduler's clock."""
 
     async def acquire(self, request: Request) -> Placement:
-        """Wait for a lease; asking again with the same id joins the first asking.
+        """Wait for a lease; a second call with the same id waits for the same answer.
 
-        Raises RequestEnded (QueueFull, TooLarge, Expired, Cancelled, Failed) where the request
-        ends instead, Refused where it makes no sense. Cancelling the task cancels the request.
+        Raises RequestEnded (QueueFull, TooLarge, Expired, Cancelled, Failed) if the request ends
+        without a lease, Refused if it is invalid. Cancelling the task cancels the request.
         """
         ...
 
     async def wanted(self, request: RequestId) -> Placement:
         """Wait for another lease after one that was released with `may_return`.
 
-        The request goes to the front of the queue. Raises and is cancelled as `acquire` is.
+        The request goes to the front of the queue. Errors and cancellation are those of `acquire`.
         """
         ...
 
     def release(self, lease: LeaseId, *, may_return: bool = False) -> None:
-        """Give a lease back; with `may_return` its request may want another one later."""
+        """Give a lease back; with `may_return` its request may ask for another one later."""
         ...
 
     def cancel(self, request: RequestId) -> None:
-        """The caller went away: the request ends, wherever it is; an ended one stays as it is."""
+        """The caller went away: end the request, wherever it is; an ended one stays as it is."""
         ...

@@ -32,7 +32,7 @@ class UsageView(Protocol):
     """Facts about a model over the whole cluster (of a lower tier: the node), read only."""
 
     def copies(self, model: ModelId) -> int:
-        """On how many GPUs (in how many such tiers) the model is resident."""
+        """On how many GPUs (in how many tiers of this kind) the model is resident."""
         ...
 
     def rate(self, model: ModelId, now: float) -> float:

@@ -8,7 +8,7 @@ from cache_manager.eviction.eviction_rule import MemoryView, ResidentView, Usage
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The model that this memory has not seen used for the longest time leaves first."""
+    """The model that was last used the longest time ago in this memory leaves first."""
 
     def order(self, memory: MemoryView, usage: UsageView, now: float) -> Iterable[ResidentView]:
         return memory.residents.values()

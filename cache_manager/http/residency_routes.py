@@ -11,7 +11,7 @@ from cache_manager.model.ids import GpuId, ModelId
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A GPU that holds a model; `used_ago_s` is since a request last took it into use."""
+    """A GPU that holds a model; a request last used the model there `used_ago_s` ago."""
 
     gpu: GpuId
     memory_bytes: int
@@ -23,7 +23,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class ModelShown:
-    """One model: what it needs and takes, and where it is.
+    """One model: the memory it takes, its times, and where it is.
 
     `load_s` is by the tier it is loaded from, `run_s` by batch size and GPU type.
     """

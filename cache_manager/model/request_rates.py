@@ -1,4 +1,4 @@
-"""How often each model was asked for of late, as an average that fades with time."""
+"""How often each model was requested lately, as an average that fades with time."""
 
 from math import exp
 
@@ -17,7 +17,7 @@ class RequestRates:
     def __init__(self) -> None:
         self._amounts: dict[ModelId, tuple[float, float]] = {}
 
-    def asked(self, model: ModelId, now: float) -> None:
+    def count_request(self, model: ModelId, now: float) -> None:
         """One more request for `model` has come in."""
         amount, at_s = self._amounts.get(model, (0.0, now))
         if at_s != now:
@@ -25,7 +25,7 @@ class RequestRates:
         self._amounts[model] = (amount + 1.0, now)
 
     def rate(self, model: ModelId, now: float) -> float:
-        """Requests for `model` a second, of late."""
+        """Requests for `model` a second, lately."""
         amount, at_s = self._amounts.get(model, (0.0, now))
         return amount * exp((at_s - now) / DEMAND_SPAN_S) / DEMAND_SPAN_S
 
@@ -33,7 +33,7 @@ class RequestRates:
         return len(self._amounts)
 
     def forget_faded(self, now: float) -> None:
-        """Drop the models of which hardly a request counts any more."""
+        """Drop the models whose requests are so old that they hardly count any more."""
         faded_before_s = now - _FADED_AFTER_SPANS * DEMAND_SPAN_S
         self._amounts = {
             model: found for model, found in self._amounts.items() if found[1] > faded_before_s

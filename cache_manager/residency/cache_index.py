@@ -33,7 +33,7 @@ class ResidentModel:
 
     @property
     def kept(self) -> bool:
-        """Locked, or waited for: a victim only of a local queue that could not move otherwise."""
+        """Locked, or waited for: evicted only where a local queue cannot move otherwise."""
         return self.users > 0 or self.pinned or self.waiters > 0
 
 
@@ -100,7 +100,7 @@ class CacheIndex:
         return cache
 
     def remove_gpu(self, gpu: GpuId) -> None:
-        """Forget a GPU and all that it held."""
+        """Forget a GPU and all models that it held."""
         cache = self.gpu(gpu)
         for model in list(cache.residents):
             self.evict(cache, model)
@@ -238,9 +238,9 @@ class CacheIndex:
         resident.uses += 1
         residents[model] = resident
 
-    def asked(self, model: ModelId, now: float) -> None:
+    def count_request(self, model: ModelId, now: float) -> None:
         """Count one more request for `model`."""
-        self._rates.asked(model, now)
+        self._rates.count_request(model, now)
 
     def use(self, cache: GpuCache, model: ModelId, users: int) -> None:
         """Count a lease that uses a resident model (+1), or one that has ended (-1)."""
@@ -267,7 +267,7 @@ class CacheIndex:
             cache.kept_bytes += resident.bytes if after else -resident.bytes
 
     def pin(self, cache: GpuCache, model: ModelId, *, pinned: bool) -> None:
-        """Protect a resident model from eviction, or stop to."""
+        """Protect a resident model from eviction, or stop protecting it."""
         resident = cache.residents[model]
         if resident.pinned == pinned:
             return
@@ -290,7 +290,7 @@ class CacheIndex:
         self.pinned_bytes += size_bytes
 
     def evict(self, cache: GpuCache, model: ModelId) -> None:
-        """Give back a model's memory."""
+        """Free a model's memory."""
         resident = cache.residents.pop(model)
         cache.used_bytes -= resident.bytes
         if resident.locked:
@@ -303,7 +303,7 @@ class CacheIndex:
         del self._holders[model][cache.id]
 
     def resize(self, cache: GpuCache, model: ModelId, size_bytes: int) -> None:
-        """Correct a resident's size to what was measured, within what the GPU has."""
+        """Correct a resident's size to the measured size, within the memory that the GPU has."""
         resident = cache.residents[model]
         grown_bytes = min(size_bytes - resident.bytes, cache.free_bytes)
         resident.bytes += grown_bytes

@@ -1,4 +1,4 @@
-"""What is demoted where below GPU memory: from host memory to disk, from disk to nowhere. Pure.
+"""What moves down a tier below GPU memory: host memory to disk, disk to nothing. Pure.
 
 GPU memory's own victims belong to `residency/`; moving bytes belongs to the GPU manager.
 """

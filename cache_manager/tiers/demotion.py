@@ -1,4 +1,4 @@
-"""Why room was made in a tier as it was: the candidates as they stood at the decision."""
+"""Why room was made in a tier as it was: the candidates at the time of the decision."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ from cache_manager.model.ids import ModelId
 class DemotionCandidate:
     """One model's weights that could have left; times and rates as the rule saw them.
 
-    `held` weights are in use, and their memory comes free only with their last holder. `stuck` ones
-    could not be written to the next tier, so that demoting them loses them.
+    `held` weights are in use: their memory is freed only when their last user releases them.
+    `stuck` weights could not be written to the next tier, so that demoting them loses them.
     """
 
     model: ModelId
@@ -24,9 +24,9 @@ class DemotionCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Demotion:
-    """What must leave a tier; `victims` are the first of `candidates`, the first to leave first.
+    """The weights that must leave a tier: `victims` are the first of `candidates`, in order.
 
-    At most `MOST_CANDIDATES` of those that stay are named.
+    `candidates` names at most `MOST_CANDIDATES` of the weights that stay.
     """
 
     decided_s: float

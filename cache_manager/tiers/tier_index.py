@@ -7,10 +7,10 @@ from cache_manager.model.ids import ModelId
 from cache_manager.model.request_rates import RequestRates
 from cache_manager.tiers.demotion import MOST_CANDIDATES, Demotion, DemotionCandidate
 
-# What a disk is taken to give before a read was measured, and the weight of each measurement.
+# The assumed reading speed of a disk before one was measured, and each measurement's weight.
 _READ_BYTES_PER_S = 1e9
 _MEASURED_SHARE = 0.3
-# Rates of this many weights that have left are remembered before the faded ones are dropped.
+# Rates of this many departed weights are remembered before the faded ones are dropped.
 _MOST_RATES = 1_024
 
 
@@ -34,8 +34,8 @@ class StoredWeights:
 class TierIndex:
     """The weights that one tier holds within a budget, and the rule by which they leave.
 
-    Weights are known by their digest, given as a ModelId. Those that are demoted while somebody
-    holds them linger: the budget does not count them, and holding them again makes it count them.
+    Weights are known by their digest, given as a ModelId. Weights that are demoted while in use
+    linger: the budget does not count them until `hold` or `touch` makes it count them again.
     """
 
     def __init__(self, rule: str, budget_bytes: int) -> None:
@@ -68,15 +68,15 @@ class TierIndex:
         return self._residents
 
     def copies(self, model: ModelId) -> int:
-        """One: a node's tier knows of no other node's."""
+        """One: a node's tier does not know what other nodes hold."""
         return 1 if model in self else 0
 
     def rate(self, model: ModelId, now: float) -> float:
-        """Uses of the weights a second, of late."""
+        """Uses of the weights a second, lately."""
         return self._rates.rate(model, now)
 
     def load_s(self, model: ModelId) -> float:
-        """The seconds of reading them back from disk, by the reads measured so far."""
+        """Seconds to read the weights back from disk, by the reads measured so far."""
         found = self._residents.get(model)
         return 0.0 if found is None else found.bytes / self._read_bytes_per_s
 
@@ -95,7 +95,7 @@ class TierIndex:
     def room(
         self, now: float, needed_bytes: int = 0, stuck: Container[ModelId] = ()
     ) -> Demotion | None:
-        """Which weights leave so that this many more bytes fit; None where they fit already.
+        """Which weights leave so that this many more bytes fit; None if the bytes fit already.
 
         Held weights are named after all others, and `stuck` ones last. The victims may be too few.
         """
@@ -126,26 +126,26 @@ class TierIndex:
         return Demotion(now, self.rule, short_bytes, victims, candidates)
 
     def still_due(self, candidate: DemotionCandidate) -> bool:
-        """Whether room is still lacking and nobody has used these weights since the decision."""
+        """Whether room is still lacking and the weights were not used since the decision."""
         found = self._residents.get(candidate.model)
         if found is None or self.short_bytes <= 0:
             return False
         return (found.kept, found.used_s) == (candidate.held, candidate.used_s)
 
     def reserve(self, size_bytes: int) -> None:
-        """Keep room for weights on their way (or, if negative, give it back)."""
+        """Reserve room for weights that are on their way (or, if negative, free that room)."""
         self.reserved_bytes += size_bytes
 
     # -- changes --------------------------------------------------------------------------------
 
     def admit(self, model: ModelId, size_bytes: int, now: float) -> None:
-        """Weights that came, now the most recently used."""
+        """Count weights that arrived, as the most recently used."""
         assert model not in self, f"{model} is admitted twice"
         self._residents[model] = StoredWeights(model, size_bytes, now)
         self.used_bytes += size_bytes
 
     def touch(self, model: ModelId, now: float) -> None:
-        """Make weights the most recently used; those that lingered count again."""
+        """Make weights the most recently used; lingering weights count again."""
         found = self._lingering.pop(model, None)
         if found is None:
             found = self._residents.pop(model)
@@ -158,13 +158,13 @@ class TierIndex:
     def hold(self, model: ModelId, now: float) -> None:
         """One more user."""
         self.touch(model, now)
-        self._rates.asked(model, now)
+        self._rates.count_request(model, now)
         if len(self._rates) > 2 * len(self) + _MOST_RATES:
             self._rates.forget_faded(now)
         self._residents[model].holds += 1
 
     def release(self, model: ModelId, now: float) -> bool:
-        """One user less; True where the weights lingered for it and have left now."""
+        """One user less; True if the weights only lingered for that user and have now left."""
         lingering = self._lingering.get(model)
         if lingering is None:
             self._residents[model].holds -= 1
@@ -177,7 +177,7 @@ class TierIndex:
         return True
 
     def demote(self, model: ModelId) -> bool:
-        """Count weights no more; True where they have left, False where they linger for users."""
+        """Stop counting the weights; True if they have left, False if they linger for users."""
         if not self._residents[model].kept:
             self.remove(model)
             return True
@@ -188,7 +188,7 @@ class TierIndex:
         return False
 
     def remove(self, model: ModelId) -> None:
-        """Weights are gone; those that the tier does not hold are ignored."""
+        """Forget weights that are gone; weights that the tier does not hold are ignored."""
         found = self._residents.pop(model, None)
         if found is not None:
             self.used_bytes -= found.bytes
@@ -197,7 +197,7 @@ class TierIndex:
             self.lingering_bytes -= lingering.bytes
 
     def was_read(self, size_bytes: int, took_s: float) -> None:
-        """Weights of this size were read from disk; what a reload costs is corrected by it."""
+        """Correct the reading speed: weights of this size were read from disk in this time."""
         if size_bytes and took_s > 0.0:
             measured = size_bytes / took_s
             self._read_bytes_per_s += _MEASURED_SHARE * (measured - self._read_bytes_per_s)

@@ -12,7 +12,7 @@ from common.errors import NoResponse
 from common.http.asgi import Header
 from common.tcp import notice_silence
 
-# Reading from the peer stops while its reader here has so much left to take.
+# Reading from the peer stops while this many bytes of the response have not been taken.
 _BEHIND_BYTES = 256 << 10
 _BACKLOG_PAUSE_S = 0.005
 _SILENCE_S = 4
@@ -25,9 +25,9 @@ class ClientSettings:
     """Bounds of a client's connections."""
 
     connect_s: float = 2.0
-    # Response headers, and any stretch of a response that carries no body.
+    # Response headers, and any part of a response that carries no body.
     max_head_bytes: int = 64 << 10
-    # Kept connections: how many for an address, and for how long unused.
+    # Kept connections: how many for each address, and how long an unused one is kept.
     max_idle: int = 512
     idle_s: float = 30.0
     # The one header behind a body (lower case) whose value is kept.
@@ -75,7 +75,7 @@ class HttpConnection(asyncio.Protocol):
     def ask(self, data: bytes, *, head_only: bool = False) -> asyncio.Future[None]:
         """Send the beginning of a request; done once the response's status and headers are there.
 
-        `head_only` is for a response without a body, whatever its headers announce.
+        `head_only` is for a response without a body, whatever length its headers announce.
         """
         self._reset(head_only=head_only)
         self._idle = False
@@ -97,7 +97,7 @@ class HttpConnection(asyncio.Protocol):
             await self._writable
 
     def more(self) -> asyncio.Future[None]:
-        """Done once there is more of the response, or its end; ask only when there is neither."""
+        """Done once more of the response is readable, or its end; for when nothing is readable."""
         waiter = self._wait()
         if self._error is not None:
             self._wake()

@@ -34,7 +34,7 @@ class JoiningTransport:
         self.set_protocol: Callable[[asyncio.BaseProtocol], None] = transport.set_protocol
 
     def write(self, data: bytes) -> None:
-        """Send the data behind the head that waits; keep a head back until the next step."""
+        """Send the data behind a waiting head; hold a head back until the next loop step."""
         if self._head:
             self._flush(data)
         elif data.startswith(_HEAD) and not data.startswith(_INTERIM):

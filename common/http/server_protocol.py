@@ -66,7 +66,7 @@ class ServerProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse; a head that arrives complete costs one comparison more."""
+        """Parse the data; for a head that arrives complete, the limits cost one comparison."""
         self._quiet_bytes += len(data)
         super().data_received(data)
         if self._quiet_bytes > self._limits.head_bytes:
@@ -94,7 +94,7 @@ class ServerProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Only another head can follow."""
+        """After a complete message only another head can follow."""
         self._quiet_bytes = 0
         super().on_message_complete()
 

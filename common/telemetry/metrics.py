@@ -31,7 +31,7 @@ class Metric:
 
     name: str
     kind: MetricKind
-    says: str
+    help_text: str
     labels: Labels = ()
     bounds: tuple[float, ...] = ()
 
@@ -201,7 +201,7 @@ def page(families: Iterable[MetricFamily]) -> bytes:
     lines: list[str] = []
     for family in families:
         metric = family.metric
-        lines.append(f"# HELP {metric.name} {_escaped(metric.says)}")
+        lines.append(f"# HELP {metric.name} {_escaped(metric.help_text)}")
         lines.append(f"# TYPE {metric.name} {metric.kind}")
         lines += family.lines()
     lines.append("")

@@ -1,6 +1,6 @@
 """Metrics of the process itself: memory, CPU, open files, garbage collection, Python version.
 
-The names are those that any Python program has, so that everybody's dashboards read them.
+The names are those that any Python program has, so that common dashboards can read them.
 """
 
 from prometheus_client import (

@@ -72,7 +72,7 @@ class Sink(Protocol):
         ...
 
     def counts(self) -> Mapping[str, int]:
-        """How many were sent, how many failed, and how many calls (or requests) were dropped."""
+        """How many spans were sent or failed, and how many calls (or requests) were dropped."""
         ...
 
 

@@ -36,7 +36,7 @@ class Work:
     lease: int = 0
 
     def facts(self) -> Mapping[str, str]:
-        """The fields of a log line; those that are not known are left out."""
+        """The fields of a log line; unknown facts are left out."""
         found = {
             "call_id": self.call_id,
             "trace_id": "" if self.trace is None else self.trace.trace_id,

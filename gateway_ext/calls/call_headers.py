@@ -23,7 +23,7 @@ _HOP_BY_HOP = frozenset(
         *(b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
     }
 )
-# Written anew, or of no use to a function: the gateway itself answers `Expect`.
+# Headers that the gateway writes itself, or that a function has no use for.
 _READ = _HOP_BY_HOP | {
     *(b"content-length", b"expect", b"host", b"x-forwarded-for", b"x-forwarded-host"),
     *(CALL_ID, START_TIME, _TRACE, _STATE),
@@ -35,7 +35,7 @@ _H2C = b"h2c"
 
 @dataclass(slots=True)
 class RequestHeaders:
-    """The parsed headers of a request; `lines` go on to the function as they are."""
+    """The parsed headers of a request; `lines` are passed on to the function unchanged."""
 
     lines: list[bytes] = field(default_factory=list)
     call_id: bytes = b""
@@ -100,7 +100,7 @@ def request_head(
 
 
 class ResponseHeaders(NamedTuple):
-    """The response headers that go back, and the function's report of its models and its time."""
+    """The response headers to pass back, and the function's report of its models and its time."""
 
     back: list[Header]
     models: bytes
@@ -141,7 +141,7 @@ def _note(found: RequestHeaders, name: bytes, value: bytes) -> None:
     elif name == CALL_ID:
         found.call_id = value[:_CALL_ID_BYTES]
     elif name == _TRACE:
-        # Of several none can be the right one: together they are not valid.
+        # Several Content-Length headers together are invalid: none of them can be trusted.
         found.trace = b",".join((found.trace, value)) if found.trace else value
     elif name == _STATE:
         found.trace_state = b",".join((found.trace_state, value)) if found.trace_state else value
@@ -160,6 +160,6 @@ def _names(value: bytes) -> set[bytes]:
 
 
 def _without(lines: list[bytes], names: set[bytes]) -> list[bytes]:
-    """The lines but those of the headers that `Connection` named; four items are one line."""
+    """The lines without the headers that `Connection` named; four items are one line."""
     kept = (at for at in range(0, len(lines), 4) if lines[at] not in names)
     return [item for at in kept for item in lines[at : at + 4]]

@@ -1,4 +1,4 @@
-"""Bounds of a call: sizes, times and a function's waiting line; settings of the invocation path."""
+"""Bounds of a call: sizes, times and a function's queue; settings of the invocation path."""
 
 import asyncio
 from collections import deque
@@ -18,20 +18,20 @@ _RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class InvokeSettings:
-    """Bounds of the invocation path; a function's own are its wishes."""
+    """Bounds of the invocation path; a function's own bounds are in its options."""
 
     max_body_bytes: int = 512 << 20
-    # A body that is still coming is held to this size while its call waits for an instance.
+    # An arriving body is held up to this size while its call waits for an instance.
     read_ahead_bytes: int = 1 << 20
-    # Response headers, and any stretch of a response that carries no body.
+    # Response headers, and any part of a response that carries no body.
     max_head_bytes: int = 64 << 10
-    # How long a call waits for a function that has no instance, and how many may wait so.
+    # How long a call waits for a function without an instance, and how many calls may wait so.
     wake_s: float = 60.0
     max_waking: int = 4096
     connect_s: float = 2.0
-    # Attempts for a call that cannot have reached the function, or that it declares repeatable.
+    # Attempts for a call that cannot have reached the function, or that is declared repeatable.
     attempts: int = 3
-    # Kept-alive connections: how many for an instance, and how long unused.
+    # Kept-alive connections: how many for each instance, and how long an unused one is kept.
     max_idle: int = 512
     idle_s: float = 30.0
 
@@ -58,7 +58,7 @@ class Turns(Generic[Seat]):
         return len(self._waiting)
 
     async def wait(self, most: int, give_back: Callable[[Seat], None]) -> Seat:
-        """Until a seat is handed out; Busy where `most` wait already."""
+        """Wait until a seat is assigned; Busy if `most` calls wait already."""
         if len(self._waiting) >= most:
             raise Busy(self._function, _RETRY_AFTER_S)
         turn: asyncio.Future[Seat] = asyncio.get_running_loop().create_future()
@@ -84,7 +84,7 @@ class Turns(Generic[Seat]):
             self._waiting.popleft().set_result(seat)
 
     def fail(self, error: GatewayError) -> None:
-        """Raise this for every waiting call: no seat will be assigned any more."""
+        """Raise this error in every waiting call: no further seat will be assigned."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():

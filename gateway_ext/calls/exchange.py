@@ -18,7 +18,7 @@ from gateway_ext.errors import GatewayError, NoInstance, TimedOut, Unreachable
 from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.tracing.call_journey import Journey
 
-# A call that is answered sooner is not watched for a caller that leaves.
+# The caller's disconnection is watched for only in calls that take longer than this.
 _WATCH_AFTER_S = 0.01
 _PAUSE_S = 0.05
 _UPLOAD_S = 0.5
@@ -61,7 +61,7 @@ class FunctionCall:
 
 
 class Exchange:
-    """A call in progress; `end` gives back all that it holds, and may be called at any time."""
+    """A call in progress; `end` releases everything that it holds, and may be called any time."""
 
     __slots__ = (
         "call", "interruption", "_parts", "_upload", "_task", "_timer", "_deadline_s",
@@ -73,7 +73,7 @@ class Exchange:
         self.interruption: GatewayError | None = None
         self._parts = parts
         self._upload = RequestBody(call.asked, receive, parts.settings, self._interrupt, call.body)
-        self._deadline_s = call.began_s + call.function.wishes.timeout_s
+        self._deadline_s = call.began_s + call.function.options.timeout_s
         self._instance: Instance | None = None
         self._lease: CallLease | None = None
         self._connection: HttpConnection | None = None
@@ -81,17 +81,17 @@ class Exchange:
         self._ended = False
         self._task = asyncio.current_task()
         self._timer = asyncio.get_running_loop().call_later(
-            min(_WATCH_AFTER_S, call.function.wishes.timeout_s), self._tick
+            min(_WATCH_AFTER_S, call.function.options.timeout_s), self._tick
         )
 
     async def answer(self) -> HttpConnection:
-        """The connection whose status and headers have come; the body can be taken from it.
+        """The connection whose status and headers have arrived; the body can be read from it.
 
         To break the call off, the exchange cancels the task that made it, here or later;
         `broken_off` returns the reason.
         """
         await self._upload.begin()
-        if self.call.function.wishes.gpu:  # a slow caller is not to hold a GPU
+        if self.call.function.options.gpu:  # a slow caller must not hold a GPU
             await self._upload.ahead(_UPLOAD_S)
         self.call.journey.received_s = time.monotonic()
         attempt = 1
@@ -112,9 +112,9 @@ class Exchange:
             attempt += 1
 
     async def next_piece(self, connection: HttpConnection) -> bytes:
-        """The next piece of the response's body; with the last one, nothing is held any more.
+        """The next piece of the response's body; with the last one everything held is released.
 
-        The caller may be slow: behind the end of the body it holds neither an instance nor a GPU.
+        The caller may be slow: after the body's end it holds neither an instance nor a GPU.
         """
         if not connection.readable:
             try:
@@ -127,7 +127,7 @@ class Exchange:
         return body
 
     def broken_off(self) -> GatewayError | None:
-        """The reason if the exchange cancelled its task, which then goes on; else None."""
+        """The reason if the exchange cancelled its task, which may then continue; else None."""
         if self.interruption is not None and self._task is not None:
             self._task.uncancel()
         return self.interruption
@@ -155,7 +155,7 @@ class Exchange:
             instance = await self._turn()
         self._instance = instance
         attempt.instance, attempt.seated_s = instance.address, time.monotonic()
-        if function.wishes.gpu and parts.leasing is not None and self._lease is None:
+        if function.options.gpu and parts.leasing is not None and self._lease is None:
             self._lease = await parts.leasing.acquire(
                 function, call.journey, self._deadline_s, own_id=call.own_id
             )
@@ -179,7 +179,7 @@ class Exchange:
         return connection
 
     async def _turn(self) -> Instance:
-        """Wait for an instance; one that must be started gets time beyond the call's own limit."""
+        """Wait for an instance; a start of one gets time beyond the call's own limit."""
         function, parts = self.call.function, self._parts
         if function.instances:
             return await function.turn(parts.settings.max_waking)
@@ -192,7 +192,7 @@ class Exchange:
                 instance = await function.turn(parts.settings.max_waking)
         except TimeoutError as error:
             raise NoInstance(function.id, f"none came within {wake_s:g} s") from error
-        self._deadline_s = time.monotonic() + function.wishes.timeout_s
+        self._deadline_s = time.monotonic() + function.options.timeout_s
         self._timer.cancel()
         self._tick()
         return instance
@@ -216,7 +216,7 @@ class Exchange:
         return Unreachable(self.call.function.id, str(error), sent=error.sent)
 
     def _note(self, error: str) -> None:
-        """Complete the attempt's record: its error, and the trace report behind the response."""
+        """Complete the attempt's record: its error, and the trace report after the response."""
         attempt = self.call.journey.attempts[-1] if self.call.journey.attempts else None
         if attempt is None or attempt.ended_s:
             return
@@ -225,10 +225,10 @@ class Exchange:
             attempt.keep_report(self._connection.trailer)
 
     def _may_repeat(self, *, sent: bool) -> bool:
-        """Whether to retry: a call that cannot have begun, or that is declared repeatable."""
+        """Whether to retry: only a call that cannot have begun, or is declared repeatable."""
         if not self._upload.repeatable:
             return not sent and self._upload.delivered
-        return not sent or self.call.function.wishes.retry
+        return not sent or self.call.function.options.retry
 
     def _let_go(self, *, lease: bool) -> None:
         connection, self._connection = self._connection, None
@@ -244,7 +244,7 @@ class Exchange:
             held, self._lease = self._lease, None
             self._parts.leasing.release(held)
 
-    # -- what breaks a call off ------------------------------------------------------------------
+    # -- reasons to break a call off ---------------------------------------------------------------
 
     def _tick(self) -> None:
         self._upload.watch()
@@ -253,7 +253,7 @@ class Exchange:
             self._timer = asyncio.get_running_loop().call_later(left_s, self._tick)
         else:
             function = self.call.function
-            self._interrupt(TimedOut(function.id, function.wishes.timeout_s))
+            self._interrupt(TimedOut(function.id, function.options.timeout_s))
 
     def _interrupt(self, error: GatewayError) -> None:
         if self._ended or self.interruption is not None:

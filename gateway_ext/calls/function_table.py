@@ -8,9 +8,9 @@ from gateway_ext.calls.call_limits import Turns
 from gateway_ext.calls.learned_models import Learned
 from gateway_ext.errors import NoInstance, UnknownFunction
 from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, Endpoint, FunctionId
-from gateway_ext.openfaas import function_wishes
+from gateway_ext.openfaas import function_options
 
-Wishing = Callable[[Deployment], function_wishes.Wishes]
+OptionsOf = Callable[[Deployment], function_options.FunctionOptions]
 
 
 class Instance:
@@ -45,26 +45,27 @@ class Instance:
 class Function:
     """One function as it is deployed now; it stays the same object through updates.
 
-    `calls` is how many have come, `last_call_s` when the last one came or ended (monotonic).
+    `calls` is the number of calls so far, `last_call_s` when the last call began or ended
+    (monotonic).
     """
 
     __slots__ = (
-        "id", "label", "deployment", "wishes", "endpoints", "wanted", "inflight", "calls",
+        "id", "label", "deployment", "options", "endpoints", "wanted", "inflight", "calls",
         "last_call_s", "gone", "learned", "_instances", "_next", "_turns", "_ready",
     )  # fmt: skip
 
-    def __init__(self, deployment: Deployment, wished: function_wishes.Wishes) -> None:
+    def __init__(self, deployment: Deployment, options: function_options.FunctionOptions) -> None:
         self.id = deployment.id
         self.label = str(deployment.id)
         self.deployment = deployment
-        self.wishes = wished
+        self.options = options
         self.endpoints: tuple[Endpoint, ...] = ()
         self.wanted = 0
         self.inflight = 0
         self.calls = 0
         self.last_call_s = time.monotonic()
         self.gone = False
-        self.learned = Learned(self.id, wished.models)
+        self.learned = Learned(self.id, options.models)
         self._instances: list[Instance] = []
         self._next = 0
         self._turns: Turns[Instance] = Turns(self.id)
@@ -81,7 +82,7 @@ class Function:
         self.last_call_s = time.monotonic()
 
     async def ready(self, within_s: float) -> bool:
-        """Whether there is an instance, or comes one in that time."""
+        """Whether there is an instance now, or within that time."""
         try:
             async with asyncio.timeout(within_s):
                 await self._ready.wait()
@@ -90,21 +91,21 @@ class Function:
         return not self.gone
 
     def take(self, avoid: Collection[Instance] = ()) -> Instance | None:
-        """The instance with the fewest calls, with one more; None where one has to wait.
+        """The instance with the fewest calls, counting one more; None if the call has to wait.
 
-        Those to `avoid` are taken only where there is no other.
+        Instances to `avoid` are taken only if there is no other.
         """
         if self._turns:
             return None
         return self._take(avoid)
 
     async def turn(self, most_waking: int) -> Instance:
-        """Wait for an instance behind all that wait already; Busy where too many do."""
-        most = self.wishes.queue if self._instances else most_waking
+        """Wait for an instance behind all waiting calls; Busy if too many calls wait."""
+        most = self.options.queue if self._instances else most_waking
         return await self._turns.wait(most, self.give_back)
 
     def give_back(self, instance: Instance) -> None:
-        """A call of it is over."""
+        """Count the end of a call of this instance."""
         self.inflight -= 1
         instance.freed()
         self.last_call_s = time.monotonic()
@@ -113,16 +114,19 @@ class Function:
 
     @property
     def instances(self) -> Sequence[Instance]:
-        """Those that take calls."""
+        """The instances that take calls."""
         return self._instances
 
     def become(
-        self, deployment: Deployment, wished: function_wishes.Wishes, endpoints: Sequence[Endpoint]
+        self,
+        deployment: Deployment,
+        options: function_options.FunctionOptions,
+        endpoints: Sequence[Endpoint],
     ) -> list[Instance]:
-        """Be deployed so from now on; the instances that take no new call are returned."""
+        """Adopt this deployment; returns the instances that take no new call."""
         if deployment != self.deployment:
-            self.learned = Learned(self.id, wished.models)
-        self.deployment, self.wishes = deployment, wished
+            self.learned = Learned(self.id, options.models)
+        self.deployment, self.options = deployment, options
         self.endpoints = tuple(endpoints)
         old = {instance.endpoint: instance for instance in self._instances}
         self._instances = [old[one] if one in old else Instance(one) for one in self.endpoints]
@@ -143,7 +147,7 @@ class Function:
         return left
 
     def no_instance(self, why: str) -> NoInstance:
-        """The error of a call that waited in vain."""
+        """The error of a call that got no instance in time."""
         return NoInstance(self.id, why)
 
     def _take(self, avoid: Collection[Instance] = ()) -> Instance | None:
@@ -152,7 +156,7 @@ class Function:
         if not count:
             return None
         best = instances[0] if count == 1 else self._least_busy(avoid)
-        limit = self.wishes.concurrency
+        limit = self.options.concurrency
         if limit is not None and best.inflight >= limit:
             return None
         best.inflight += 1
@@ -160,7 +164,7 @@ class Function:
         return best
 
     def _least_busy(self, avoid: Collection[Instance]) -> Instance:
-        """Ties go round: the search begins behind the one found last."""
+        """The instance with the fewest calls; of equal ones the next after the last one found."""
         instances = self._instances
         count = len(instances)
         best, found = instances[self._next % count], self._next % count
@@ -177,19 +181,19 @@ class Function:
 class Functions:
     """All functions, by the name in a request's path; a provider's listener.
 
-    `on_change` is told of every function that changed, or is gone.
+    `on_change` is called with every function that changed or was removed.
     """
 
     def __init__(
         self,
         on_change: Callable[[Function], None] | None = None,
-        wishes_of: Wishing = function_wishes.of,
+        options_of: OptionsOf = function_options.of,
     ) -> None:
         self._on_change = on_change
-        self._wishes_of = wishes_of
+        self._options_of = options_of
         self._by_id: dict[FunctionId, Function] = {}
         self._by_path: dict[bytes, Function] = {}
-        # Instances that take no new call but still have some.
+        # Instances that take no new call but still serve some.
         self._leaving: list[Instance] = []
 
     def __iter__(self) -> Iterator[Function]:
@@ -199,7 +203,7 @@ class Functions:
         return len(self._by_id)
 
     def by_path(self, name: bytes) -> Function | None:
-        """The function that `name` or `name.namespace` means."""
+        """The function of the path segment `name` or `name.namespace`."""
         return self._by_path.get(name)
 
     def by_id(self, function: FunctionId) -> Function | None:
@@ -209,22 +213,22 @@ class Functions:
     def function_is(
         self, deployment: Deployment, endpoints: Sequence[Endpoint], *, wanted: int
     ) -> None:
-        """A function is deployed so, and answers there."""
+        """A function has this deployment and these endpoints now."""
         function = self._by_id.get(deployment.id)
         if function is None:
-            wished = self._wishes_of(deployment)
-            function = self._by_id[deployment.id] = Function(deployment, wished)
+            options = self._options_of(deployment)
+            function = self._by_id[deployment.id] = Function(deployment, options)
             self._by_path.update(dict.fromkeys(_paths(deployment.id), function))
         elif deployment == function.deployment:
-            wished = function.wishes
+            options = function.options
         else:
-            wished = self._wishes_of(deployment)
+            options = self._options_of(deployment)
         function.wanted = wanted
-        self._retire(function.become(deployment, wished, endpoints))
+        self._retire(function.become(deployment, options, endpoints))
         self._changed(function)
 
     def function_gone(self, function: FunctionId) -> None:
-        """It was removed."""
+        """A function was removed."""
         left = self._by_id.pop(function, None)
         if left is None:
             return
@@ -235,7 +239,7 @@ class Functions:
         self._changed(left)
 
     async def drained(self, instances: Iterable[str], within_s: float) -> bool:
-        """Wait until none of these instances has a call; False where they take longer."""
+        """Wait until none of these instances has a call; False after `within_s`."""
         names = set(instances)
         present = (one for function in self._by_id.values() for one in function.instances)
         waited = [one for one in (*self._leaving, *present) if one.endpoint.instance in names]

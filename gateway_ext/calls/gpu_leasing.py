@@ -65,9 +65,9 @@ class GpuLeasing:
     ) -> CallLease | None:
         """A lease for the models that the call is expected to use, waited for until `deadline_s`.
 
-        None where no model is expected, or the scheduler no longer knows the models: the call
-        then asks for its GPU by itself. NoGpu where the scheduler refuses. `own_id` states that no
-        other call can have this id.
+        None if no model is expected, or if the scheduler no longer knows the models: the function
+        then asks for its GPU by itself. NoGpu if the scheduler refuses. `own_id`: no other call can
+        have this id.
         """
         learned = function.learned
         if not learned.models:
@@ -80,12 +80,12 @@ class GpuLeasing:
             trace = journey.context(LEASE, attempt.number)
             granted = await self._leases.acquire(request, trace)
         except asyncio.CancelledError:
-            # The grant may be on its way, and nothing else would give that lease back.
+            # The lease may have been granted already, and nothing else would release it.
             self._tasks.start(self._cancel(request.id))
             self._meters.lease("cancelled", time.monotonic() - asked_s)
             raise
         except (EventRefused, RequestFailed, RequestWithdrawn) as error:
-            log.info("call %s: %s goes on without a lease: %s", call_id, function.id, error)
+            log.info("call %s: %s continues without a lease: %s", call_id, function.id, error)
             learned.forget()
             self._meters.lease("refused", time.monotonic() - asked_s)
             attempt.leased_s = time.monotonic()
@@ -99,11 +99,11 @@ class GpuLeasing:
         return CallLease(granted.placement.lease, _lines(granted))
 
     def release(self, lease: CallLease) -> None:
-        """Give the lease back in the background: the call is over."""
+        """Release the lease in the background: the call is over."""
         self._tasks.start(self._release(lease.id))
 
     async def close(self) -> None:
-        """Wait a moment for the leases that are being given back."""
+        """Wait a moment for the leases that are being released."""
         await self._tasks.wait(_FAREWELL_S)
         if self._tasks:
             late = len(self._tasks)
@@ -124,20 +124,20 @@ class GpuLeasing:
 
 
 def _request(function: Function, call_id: str, deadline_s: float, *, own_id: bool) -> Request:
-    wished = function.wishes
+    options = function.options
     return Request(
         id=_request_id(call_id, own_id=own_id),
         function=function.id.for_scheduler,
         models=function.learned.models,
-        batch=wished.batch,
+        batch=options.batch,
         deadline_s=deadline_s,
-        priority=wished.priority,
-        slo_s=wished.slo_s,
+        priority=options.priority,
+        slo_s=options.slo_s,
     )
 
 
 def _request_id(call_id: str, *, own_id: bool) -> RequestId:
-    """A unique id for each lease: the scheduler takes two requests with one id for the same."""
+    """A unique id for each lease: two requests with one id are one request to the scheduler."""
     if own_id:
         return RequestId(call_id)
     plain = "".join(letter for letter in call_id[:_CALL_ID_LETTERS] if letter.isprintable())

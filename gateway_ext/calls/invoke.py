@@ -108,7 +108,7 @@ class Invoke:
             receive = _received(body)
         else:
             call.body = body
-        call.journey.again = True
+        call.journey.by_gateway = True
         self._begin(call)
         before = ABOUT.set(call.journey)
         try:
@@ -118,7 +118,7 @@ class Invoke:
             ABOUT.reset(before)
 
     async def close(self) -> None:
-        """Give back every lease, and close the connections."""
+        """Release every lease, and close the connections."""
         if self._parts.leasing is not None:
             await self._parts.leasing.close()
         self._parts.client.close()
@@ -134,7 +134,7 @@ class Invoke:
         if asked.length is not None and asked.length > most_bytes:
             raise TooLarge(most_bytes)
         call_id, trace = asked.call_id.decode("latin-1"), (asked.trace, asked.trace_state)
-        gpu = function.wishes.gpu
+        gpu = function.options.gpu
         journey = self.tracer.begin(call_id, function.label, method, trace, gpu=gpu)
         return FunctionCall(function, method, rest, query, asked, journey, own_id=not asked.call_id)
 
@@ -144,7 +144,7 @@ class Invoke:
 
     def _find(self, path: bytes) -> tuple[Function, bytes]:
         """The function that a path names, and the rest of the path."""
-        # Where the prefix itself is written with escapes, there is no name to be found.
+        # If the prefix itself is written with escapes, no name can be found.
         name, slash, rest = path.removeprefix(_PREFIX).partition(b"/")
         function = self._functions.by_path(name)
         if function is not None:
@@ -220,7 +220,7 @@ class _Relay:
         self._ended(status)
 
     async def _fail(self, error: GatewayError) -> None:
-        """Respond with the error; a response that has begun can only be cut off."""
+        """Respond with the error; a response that has begun is cut off instead."""
         self._exchange.end()
         call = self._exchange.call
         _note(call, error)
@@ -318,11 +318,11 @@ async def _pieces(
 
 
 def _back(call: FunctionCall, connection: HttpConnection) -> list[Header]:
-    """The response's headers; the models that it reports are learned."""
+    """The response's headers; learns the models that they report."""
     back, models, trace_report = call_headers.read_response(connection.headers)
     if trace_report:
         call.journey.attempts[-1].keep_report(trace_report)
-    if connection.status in _BODILESS:  # a length without a body is a broken answer to our server
+    if connection.status in _BODILESS:  # our server would treat a length without a body as broken
         back = [header for header in back if header[0] not in _LENGTHS]
     if models:
         call.function.learned.saw(models)

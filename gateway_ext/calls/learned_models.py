@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cache_manager.model.ids import ModelId
 from gateway_ext.model import FunctionId
 
-# A model is known by the beginning of its digest, in the namespace of its function.
+# A model's id begins with its digest's first characters, in the namespace of its function.
 _DIGITS = 20
 _RECENT = 4
 _MOST_MODELS = 16
@@ -17,8 +17,8 @@ _HEX = frozenset(string.hexdigits)
 class Learned:
     """The models that the next call is expected to use: those that each of the latest calls used.
 
-    A function whose calls differ has fewer than it will use, or none: what is not expected, the
-    call asks for by itself, which costs less than a model that is brought for nothing.
+    For a function whose calls differ these are fewer models than a call will use, or none: a call
+    asks for a missing model by itself, which costs less than loading a model that is not used.
     """
 
     __slots__ = ("models", "_function", "_recent", "_last_report")

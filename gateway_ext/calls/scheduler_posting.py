@@ -14,7 +14,7 @@ _TRACE = (TRACEPARENT, TRACESTATE)
 
 
 class Posting:
-    """The `Post` of a SchedulerClient; plain HTTP alone, as inside a cluster."""
+    """The `Post` of a SchedulerClient; supports plain HTTP only, as inside a cluster."""
 
     def __init__(self, client: HttpClient | None = None) -> None:
         self._client = HttpClient() if client is None else client
@@ -23,7 +23,7 @@ class Posting:
     async def __call__(
         self, url: str, headers: Mapping[str, str], fields: Mapping[str, object]
     ) -> tuple[int, bytes]:
-        """The response's status and body; ConnectionError where there is none."""
+        """The response's status and body; ConnectionError if there is none."""
         address, head = self._where.get(url) or self._found(url, headers)
         body = _ENCODE(fields).encode()
         size = b"%d\r\n%b" % (len(body), _trace(headers))

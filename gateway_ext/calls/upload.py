@@ -15,8 +15,8 @@ Interrupt = Callable[[GatewayError], None]
 class RequestBody:
     """A body that arrives piece by piece; `complete` once all of it has arrived.
 
-    Without a connection to pour it into, `body` grows up to a bound; a body that was complete
-    before it was poured can be sent again. `interrupt` is called when the rest of the body is
+    Without a connection to write to, `body` grows up to a bound; a body that was complete before it
+    was written to a connection can be sent again. `interrupt` is called if the rest of the body is
     invalid or its caller has disconnected.
     """
 
@@ -49,19 +49,19 @@ class RequestBody:
 
     @property
     def repeatable(self) -> bool:
-        """Whether all of it can be sent (again)."""
+        """Whether the whole body can be sent (again)."""
         return self.complete and not self._poured
 
     @property
     def delivered(self) -> bool:
-        """Whether a connection that it was poured into has been given all of it."""
+        """Whether the connection that the body is written to has received all of it."""
         return self._delivered or not self._poured
 
     async def begin(self) -> None:
         """Wait for the first piece, mostly the whole body; read the rest in the background."""
         if self.complete:
             return
-        assert self._receive is not None, "a body that does not come is complete"
+        assert self._receive is not None, "a body that is not received is complete"
         self._take_in(await self._receive())
         if not self.complete:
             self._reader = asyncio.get_running_loop().create_task(self._read())
@@ -78,7 +78,7 @@ class RequestBody:
             self._reader = asyncio.get_running_loop().create_task(self._until_gone())
 
     def pour(self, connection: HttpConnection) -> None:
-        """Send the held part, and every later piece, behind a head that was sent."""
+        """Send the held part, and every later piece, after a head that was sent."""
         self._poured = True
         self._sink = connection
         held, self.body = self.body, b""
@@ -88,7 +88,7 @@ class RequestBody:
             self._room.set_result(None)
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         if self._reader is not None:
             self._reader.cancel()
 

@@ -1,4 +1,4 @@
-"""Async calls: accepted now, made later. Here: what puts them together and what people ask of them.
+"""Async calls: accepted now, made later. Here: what connects their parts, and their routes.
 
 The queue's port, its two implementations, the intake and the execution have folders of their own.
 """

@@ -93,8 +93,8 @@ def _worker_settings(settings: GatewaySettings) -> JobWorkerSettings:
 
 
 def _attempts(functions: Functions, function: FunctionId) -> int | None:
-    """The attempts a function wishes for: the first one and its `retries`; None for the default."""
+    """The attempts in a function's options: the first one and its `retries`; None: the default."""
     known = functions.by_id(function)
-    if known is None or known.wishes.retries is None:
+    if known is None or known.options.retries is None:
         return None
-    return known.wishes.retries + 1
+    return known.options.retries + 1

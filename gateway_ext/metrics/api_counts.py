@@ -1,4 +1,4 @@
-"""What a provider's dashboards read: its answers by method, path and code, and their times."""
+"""The metrics that a provider's dashboards read: answers by method, path and code, and times."""
 
 from collections.abc import Iterable
 
@@ -23,7 +23,7 @@ class ApiMeters:
         self._times = Histogram(gateway_metrics.SYSTEM_SECONDS)
 
     def answered(self, method: str, path: str, status: int, took_s: float) -> None:
-        """One request was; names in its path are left out, since there may be any number."""
+        """Count one answer; names in its path are left out, as their number has no bound."""
         shown = "/".join(path.split("/")[:3])
         labels = (
             str(status),
@@ -34,9 +34,9 @@ class ApiMeters:
         self._times.add(labels, took_s)
 
     def families(self) -> Iterable[MetricFamily]:
-        """What was counted."""
+        """All metrics counted here."""
         return (self._requests, self._times)
 
     def text(self) -> bytes:
-        """In Prometheus's text format."""
+        """The metrics in Prometheus's text format."""
         return page(self.families())

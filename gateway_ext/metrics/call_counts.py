@@ -1,4 +1,4 @@
-"""Metrics of calls: counted in plain dicts, rendered when Prometheus asks for them."""
+"""Metrics of calls: counted in plain dicts, rendered when Prometheus scrapes them."""
 
 import time
 from collections import Counter
@@ -29,10 +29,10 @@ class FunctionLoad(NamedTuple):
 
 
 class GatewayMeters:
-    """Counts of the gateway. `loads` is asked at every scrape for the functions of the moment.
+    """Counts of the gateway; `loads` is called at every scrape for the present functions.
 
-    At most `most_names` functions have numbers of their own, the rest are `other`; what was
-    removed vanishes.
+    At most `most_names` functions have numbers of their own, the rest are `other`; the numbers of a
+    removed function vanish.
     """
 
     def __init__(
@@ -56,38 +56,38 @@ class GatewayMeters:
         self._started = gauge(gateway_metrics.STARTED, [((), time.time())])
 
     def add(self, source: Source) -> None:
-        """Show this too; it is asked at every scrape."""
+        """Show the metrics of this source too; it is called at every scrape."""
         self._sources.append(source)
 
     def started(self, function: str) -> None:
-        """A call of a known function has come."""
+        """Count a call of a known function that has arrived."""
         self._begun.add((self.functions.of(function),))
 
     def ended(self, function: str, code: int, seconds: float) -> None:
-        """It was answered so, or left by its caller (499)."""
+        """Count an answered call, or one that its caller left (499)."""
         labels = (_CODES.get(code) or _class(code), self.functions.of(function))
         self._answered[function] += 1
         self._invocations.add(labels)
         self._seconds.add(labels, seconds)
 
     def refused(self, code: int) -> None:
-        """A call that is of no known function."""
+        """Count a call that names no known function."""
         self._refused.add((str(code),))
 
     def lease(self, result: str, seconds: float) -> None:
-        """The scheduler answered so after so long."""
+        """Count an answer of the scheduler, and the wait for it."""
         self._leases.add((result,), seconds)
 
     def retried(self, function: str) -> None:
-        """A call was tried once more."""
+        """Count a repeated attempt of a call."""
         self._retries.add((self.functions.of(function),))
 
     def cut(self, function: str, why: str) -> None:
-        """An answer ended before its end: its status had been sent already."""
+        """Count an answer that broke off after its status had been sent."""
         self._cut.add((self.functions.of(function), why))
 
     def serves(self, function: str, instances: Sequence[str]) -> None:
-        """These instances take its calls from now on."""
+        """Note the instances that take a function's calls from now on."""
         now = frozenset(instances)
         new = now - self._instances.get(function, frozenset())
         self._instances[function] = now
@@ -95,7 +95,7 @@ class GatewayMeters:
             self._instances_started.add((self.functions.of(function),), len(new))
 
     def gone(self, function: str) -> None:
-        """It was removed."""
+        """Note that a function was removed."""
         self.functions.forget(function)
         self._answered.pop(function, None)
         self._instances.pop(function, None)
@@ -116,7 +116,7 @@ class GatewayMeters:
         return found
 
     def seconds(self, functions: Container[str]) -> dict[str, list[int]]:
-        """Of these functions, how many answers took up to each bound of `BOUNDS_S`, or longer."""
+        """For each function, how many answers took up to each bound of `BOUNDS_S`, or longer."""
         found: dict[str, list[int]] = {}
         for (_, function), counts in self._seconds.counts():
             if function not in functions:
@@ -126,11 +126,11 @@ class GatewayMeters:
         return found
 
     def text(self) -> bytes:
-        """Everything in Prometheus's text format."""
+        """All metrics in Prometheus's text format."""
         return page(self._families())
 
     def _families(self) -> Iterator[MetricFamily]:
-        """First the gauges: from them follows which functions are gone."""
+        """The gauges first: they determine which functions are gone."""
         yield from self._of_the_moment()
         yield from self._counted()
         for source in self._sources:
@@ -154,5 +154,5 @@ class GatewayMeters:
 
 
 def _class(code: int) -> str:
-    """A function may return any status: unknown ones are grouped by their first digit."""
+    """The label of a status: functions may return any, so unknown ones count by first digit."""
     return f"{code // _HUNDRED}xx"

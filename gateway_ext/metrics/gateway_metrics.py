@@ -9,12 +9,12 @@ _SYSTEM_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7
 FUNCTION = "function_name"
 
 
-def _counter(name: str, says: str, *labels: str) -> Metric:
-    return Metric(f"{_OURS}{name}_total", MetricKind.COUNTER, says, labels)
+def _counter(name: str, help_text: str, *labels: str) -> Metric:
+    return Metric(f"{_OURS}{name}_total", MetricKind.COUNTER, help_text, labels)
 
 
-def _gauge(name: str, says: str, *labels: str) -> Metric:
-    return Metric(f"{_OURS}{name}", MetricKind.GAUGE, says, labels)
+def _gauge(name: str, help_text: str, *labels: str) -> Metric:
+    return Metric(f"{_OURS}{name}", MetricKind.GAUGE, help_text, labels)
 
 
 # -- as OpenFaaS has them ------------------------------------------------------------------------

@@ -1,17 +1,17 @@
-"""How many replicas a function is to have after one of Prometheus's alerts, as in OpenFaaS."""
+"""The number of replicas of a function after one of Prometheus's alerts, as in OpenFaaS."""
 
 import math
 
-from gateway_ext.openfaas.function_wishes import Wishes
+from gateway_ext.openfaas.function_options import FunctionOptions
 
 _ALL_PERCENT = 100
 
 
-def after_alert(replicas: int, wishes: Wishes, *, firing: bool) -> int:
-    """A step up while it fires, a part of the maximum; back to the minimum when it is over."""
+def after_alert(replicas: int, options: FunctionOptions, *, firing: bool) -> int:
+    """One step up while the alert fires, a share of the maximum; the minimum once it is over."""
     if not firing:
-        return wishes.scale_min
-    step = math.ceil(wishes.scale_max * wishes.scale_factor / _ALL_PERCENT)
+        return options.scale_min
+    step = math.ceil(options.scale_max * options.scale_factor / _ALL_PERCENT)
     if not step:
         return replicas
-    return max(wishes.scale_min, min(wishes.scale_max, replicas + step))
+    return max(options.scale_min, min(options.scale_max, replicas + step))

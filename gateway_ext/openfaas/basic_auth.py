@@ -18,7 +18,7 @@ _PASSWORD_BYTES = 24
 
 
 class BasicCredentials(NamedTuple):
-    """Who may manage functions."""
+    """The user and password that may manage functions."""
 
     user: str
     password: str
@@ -30,7 +30,7 @@ class BasicCredentials(NamedTuple):
 
 
 def credentials_in(folder: Path) -> BasicCredentials:
-    """Those in the folder's files; files that are missing are made, readable by the owner only."""
+    """The credentials in the folder's files; missing files are made, readable by the owner only."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     user = _kept(folder / USER_FILE, _USER)
     return BasicCredentials(
@@ -41,7 +41,7 @@ def credentials_in(folder: Path) -> BasicCredentials:
 def _kept(path: Path, new: str) -> str:
     """Read the file; of several processes that start at once, one creates it."""
     with contextlib.suppress(FileNotFoundError):
-        return _said(path)
+        return _read(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -53,10 +53,10 @@ def _kept(path: Path, new: str) -> str:
             os.link(temporary, path)
     finally:
         temporary.unlink()
-    return _said(path)
+    return _read(path)
 
 
-def _said(path: Path) -> str:
+def _read(path: Path) -> str:
     encoded = path.read_text(encoding="utf-8").strip()
     if not encoded:
         raise BadRequest(f"{path} is empty")
@@ -80,7 +80,7 @@ class Auth:
 
 
 def _decoded(encoded: bytes) -> bytes:
-    """What was encoded; nothing, where it is not base64."""
+    """The decoded bytes; empty if the text is not base64."""
     try:
         return b64decode(encoded.strip(), validate=True)
     except binascii.Error:

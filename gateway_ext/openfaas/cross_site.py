@@ -8,10 +8,10 @@ _OURS = frozenset({b"same-origin", b"none"})  # none: a person typed the address
 
 
 def refuse_other_sites(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """CrossSite where a browser's headers name another site; programs send neither header."""
+    """CrossSite if a browser's headers name another site; programs send neither header."""
     found = dict(headers)
     if found.get(b"sec-fetch-site", b"none") not in _OURS:
-        raise CrossSite("it was asked from another site")
+        raise CrossSite("another site's page sent the request")
     origin = found.get(b"origin")
     if origin is not None and origin.partition(b"://")[2] != found.get(b"host"):
-        raise CrossSite(f"it was asked from {origin.decode(errors='replace')}")
+        raise CrossSite(f"the page of {origin.decode(errors='replace')} sent the request")

@@ -9,16 +9,16 @@ _PLAIN = re.compile(r"\d+\.?\d*|\.\d+")
 
 
 def seconds(text: str) -> float:
-    """The duration in seconds; ValueError where it is none."""
-    said = text.strip().replace("\N{GREEK SMALL LETTER MU}", "µ")
-    found_s = float(said) if _PLAIN.fullmatch(said) else _go_seconds(said)
+    """The duration in seconds; ValueError if the text is no duration."""
+    text = text.strip().replace("\N{GREEK SMALL LETTER MU}", "µ")
+    found_s = float(text) if _PLAIN.fullmatch(text) else _go_seconds(text)
     if not math.isfinite(found_s):
-        raise ValueError("it is too long")
+        raise ValueError("the duration is too long")
     return found_s
 
 
-def _go_seconds(said: str) -> float:
-    parts = list(_PART.finditer(said))
-    if not parts or "".join(part.group() for part in parts) != said:
-        raise ValueError("a duration such as 90, 1m30s or 250ms is wanted")
+def _go_seconds(text: str) -> float:
+    parts = list(_PART.finditer(text))
+    if not parts or "".join(part.group() for part in parts) != text:
+        raise ValueError("a duration such as 90, 1m30s or 250ms is expected")
     return sum(float(part[1]) * _UNITS_S[part[2]] for part in parts)

@@ -9,12 +9,12 @@ from starlette.responses import PlainTextResponse, Response
 from gateway_ext import error_statuses
 from gateway_ext.errors import GatewayError, TooLarge
 
-# A function's description, or a secret: more than Kubernetes stores of either.
+# The largest function description or secret: above what Kubernetes stores of either.
 _MOST_BYTES = 4 << 20
 
 
 async def body_of(request: Request) -> bytes:
-    """The whole body; TooLarge as soon as it is more than any description needs."""
+    """The whole body; TooLarge as soon as it exceeds the limit."""
     parts = bytearray()
     async for part in request.stream():
         parts += part
@@ -37,7 +37,7 @@ def done(status: int = 202) -> Response:
 async def failed(request: Request, error: Exception) -> Response:
     """Respond with an error in plain text."""
     del request
-    assert isinstance(error, GatewayError), "registered for no other"
+    assert isinstance(error, GatewayError), "registered for GatewayError alone"
     answer = PlainTextResponse(str(error), error_statuses.status_of(error))
     for name, value in error_statuses.headers_of(error):
         answer.headers[name.decode()] = value.decode()

@@ -1,4 +1,4 @@
-"""Reads JSON objects of others: wrong types are refused by name, unknown fields passed over."""
+"""Reads clients' JSON objects: fields of wrong types are refused by name, unknown ones ignored."""
 
 import json
 import math
@@ -18,11 +18,11 @@ class Fields:
 
     @classmethod
     def of(cls, body: bytes) -> "Fields":
-        """The object that a body holds."""
+        """The object in a request's body."""
         return cls(_object(parsed(body), "the body"))
 
     def text(self, name: str) -> str:
-        """A text, empty if it is not there."""
+        """A text; empty if the field is missing."""
         value = self._get(name)
         if value is None:
             return ""
@@ -31,14 +31,14 @@ class Fields:
         return value
 
     def required(self, name: str) -> str:
-        """A text that must be there."""
+        """A text; the field is required."""
         value = self.text(name)
         if not value:
             raise BadRequest(f"{self._where}{name} is missing")
         return value
 
     def truth(self, name: str) -> bool:
-        """True or false, false if it is not there."""
+        """True or false; false if the field is missing."""
         value = self._get(name)
         if not isinstance(value, bool | None):
             raise self._wrong(name, "true or false", value)
@@ -85,7 +85,7 @@ class Fields:
         return dict(found)
 
     def inner(self, name: str) -> "Fields | None":
-        """An object in this one; None if it is not there or empty."""
+        """An object in this one; None if the field is missing or empty."""
         found = self._object(name)
         return Fields(found, f"{self._where}{name}.") if found else None
 
@@ -93,7 +93,7 @@ class Fields:
         """Bytes, in base64."""
         try:
             return b64decode(self.text(name), validate=True)
-        except ValueError as error:  # binascii.Error is one
+        except ValueError as error:  # binascii.Error is a ValueError
             raise BadRequest(f"{self._where}{name} is not base64: {error}") from error
 
     def _get(self, name: str) -> Any:
@@ -108,10 +108,10 @@ class Fields:
 
 
 def parsed(body: bytes) -> Any:
-    """The JSON that a body holds; every text in it can be written as UTF-8."""
+    """The JSON in a body; every text in it can be encoded as UTF-8."""
     try:
         value = json.loads(body.decode())
-        if b"\\u" in body:  # the one way to half a surrogate pair, which no file or process takes
+        if b"\\u" in body:  # only an escape can hold half a surrogate pair, which UTF-8 cannot
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from error

@@ -18,7 +18,7 @@ _TRUE = frozenset({"1", "t", "true"})
 
 
 class Logs:
-    """Sends lines as they come; ends with the reader, or when the gateway closes."""
+    """Sends log lines as they arrive; ends with the reader, or when the gateway closes."""
 
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
@@ -31,7 +31,7 @@ class Logs:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; an error is sent before the first line."""
         if scope["method"] not in {"GET", "HEAD"}:
-            await send_text(send, _NOT_ALLOWED, "GET is wanted", [(b"allow", b"GET, HEAD")])
+            await send_text(send, _NOT_ALLOWED, "GET is expected", [(b"allow", b"GET, HEAD")])
             return
         try:
             query = _query(scope)
@@ -63,7 +63,7 @@ class Logs:
 
 
 async def _close(lines: AsyncIterator[LogLine]) -> None:
-    """A generator that waits for a line ends here, not when it is collected."""
+    """End a generator that waits for a line now, instead of at its garbage collection."""
     close = getattr(lines, "aclose", None)
     if close is not None:
         await close()

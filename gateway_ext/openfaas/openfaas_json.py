@@ -15,7 +15,7 @@ from gateway_ext.model import (
     Resources,
     Usage,
 )
-from gateway_ext.openfaas import function_wishes, quantities, valid_names
+from gateway_ext.openfaas import function_options, quantities, valid_names
 from gateway_ext.openfaas.json_fields import Fields
 
 Json = dict[str, Any]
@@ -68,7 +68,7 @@ def function_to_remove(body: bytes, namespace: str) -> FunctionId:
 
 
 def scaling(body: bytes) -> Scaling:
-    """How many replicas are wanted; the namespace may be empty."""
+    """The requested number of replicas; the namespace may be empty."""
     sent = Fields.of(body)
     replicas = sent.whole("replicas")
     if replicas is None:
@@ -105,7 +105,7 @@ def alerts(body: bytes) -> list[Alert]:
 def _deployment(sent: Fields, id_: FunctionId) -> Deployment:
     labels, annotations = sent.mapping("labels"), sent.mapping("annotations")
     labels.pop(_NAME_LABEL, None)
-    annotations.pop(function_wishes.TROUBLE, None)
+    annotations.pop(function_options.TROUBLE, None)
     return Deployment(
         id=id_,
         image=sent.text("image"),
@@ -124,14 +124,14 @@ def _deployment(sent: Fields, id_: FunctionId) -> Deployment:
 def _resources(sent: Fields | None) -> Resources | None:
     if sent is None:
         return None
-    gpus = (_amount(sent, maker) for maker in function_wishes.GPU_RESOURCES)
+    gpus = (_amount(sent, maker) for maker in function_options.GPU_RESOURCES)
     gpu = next((amount for amount in gpus if amount), "")
     found = Resources(sent.text("memory"), sent.text("cpu"), gpu)
     return found if found != Resources() else None
 
 
 def _amount(sent: Fields, name: str) -> str:
-    """GPUs are counted: a number is as good as a text."""
+    """GPUs are counted, so a number is accepted like a text."""
     try:
         return sent.text(name)
     except BadRequest:
@@ -139,7 +139,7 @@ def _amount(sent: Fields, name: str) -> str:
 
 
 def _check(found: Deployment) -> None:
-    """What every provider would trip over."""
+    """Refuse a deployment that no provider could run."""
     for name in found.secrets:
         valid_names.secret_name(name)
     if "\0" in found.image + found.process:
@@ -150,7 +150,7 @@ def _check(found: Deployment) -> None:
     for where, amounts in (("limits", found.limits), ("requests", found.requests)):
         if amounts is not None:
             _check_amounts(where, amounts)
-    function_wishes.of(found)
+    function_options.of(found)
 
 
 def _check_amounts(where: str, amounts: Resources) -> None:
@@ -165,7 +165,7 @@ def _check_amounts(where: str, amounts: Resources) -> None:
             raise BadDeployment(f"{where}.{name}: {text!r}: {error}") from error
 
 
-# -- what we send --------------------------------------------------------------------------------
+# -- responses -------------------------------------------------------------------------------------
 
 
 def status_json(status: FunctionStatus, invocations: float) -> Json:
@@ -175,7 +175,7 @@ def status_json(status: FunctionStatus, invocations: float) -> Json:
     sent["labels"] = {**status.deployment.labels, _NAME_LABEL: status.deployment.id.name}
     sent["annotations"] = dict(status.deployment.annotations)
     if status.trouble:
-        sent["annotations"][function_wishes.TROUBLE] = status.trouble
+        sent["annotations"][function_options.TROUBLE] = status.trouble
     sent["invocationCount"] = invocations
     sent["replicas"] = status.replicas
     sent["availableReplicas"] = status.available_replicas
@@ -232,7 +232,7 @@ def timestamp(at: datetime) -> str:
 
 
 def time_of(text: str) -> datetime:
-    """A time of RFC 3339; ValueError where it is none, or names no zone."""
+    """A time of RFC 3339; ValueError if the text is none, or names no zone."""
     found = datetime.fromisoformat(text)
     if found.tzinfo is None:
         raise ValueError(f"{text!r} names no time zone")
@@ -245,16 +245,16 @@ def _resources_json(amounts: Resources | None) -> Json:
     sent = {
         "memory": amounts.memory,
         "cpu": amounts.cpu,
-        function_wishes.GPU_RESOURCES[0]: amounts.gpu,
+        function_options.GPU_RESOURCES[0]: amounts.gpu,
     }
     return {name: value for name, value in sent.items() if value}
 
 
-# -- what another provider answers ---------------------------------------------------------------
+# -- answers of another provider -------------------------------------------------------------------
 
 
 def status_of(sent: Fields, namespace: str) -> FunctionStatus:
-    """A function as an answer showed it; BadRequest where it makes no sense."""
+    """A function in an answer; BadRequest if the answer is invalid."""
     id_ = FunctionId(sent.text("namespace") or namespace, sent.required("name"))
     created = sent.text("createdAt")
     try:
@@ -267,12 +267,12 @@ def status_of(sent: Fields, namespace: str) -> FunctionStatus:
         available_replicas=sent.whole("availableReplicas") or 0,
         created_at=created_at,
         usage=_usage(sent.inner("usage")),
-        trouble=sent.mapping("annotations").get(function_wishes.TROUBLE, ""),
+        trouble=sent.mapping("annotations").get(function_options.TROUBLE, ""),
     )
 
 
 def log_line_of(sent: Fields, function: FunctionId) -> LogLine:
-    """A line of a log as an answer showed it."""
+    """A log line in an answer."""
     try:
         at = time_of(sent.text("timestamp"))
     except ValueError as error:
@@ -281,7 +281,7 @@ def log_line_of(sent: Fields, function: FunctionId) -> LogLine:
 
 
 def objects(values: Sequence[Any], where: str) -> list[Fields]:
-    """Every one of a list, which must be objects."""
+    """The objects of a list; BadRequest if an entry is none."""
     for value in values:
         if not isinstance(value, Mapping):
             raise BadRequest(f"{where} must be JSON objects")

@@ -12,13 +12,13 @@ def memory_bytes(text: str) -> int:
     """The bytes: `Mi`, `MiB` and Docker's `m` are 1024 squared, `M` and `MB` 1000 squared."""
     match = _MEMORY.fullmatch(text.strip())
     if match is None:
-        raise ValueError("an amount of memory such as 128Mi or 2GiB is wanted")
+        raise ValueError("an amount of memory such as 128Mi or 2GiB is expected")
     number, prefix, binary, byte = match.groups()
     as_docker = prefix.islower() and prefix != "k" and not byte
     base = 1024 if binary or as_docker else 1000
     found = float(number) * base ** _POWERS[prefix.lower()]
     if not math.isfinite(found) or found < 1:
-        raise ValueError("it must be a byte at least")
+        raise ValueError("the least amount is one byte")
     return int(found)
 
 
@@ -31,11 +31,11 @@ def shown(amount_bytes: int) -> str:
 
 
 def cpus(text: str) -> float:
-    """Cores: `2`, `0.5`, or thousandths of one as `250m`."""
+    """Cores: `2`, `0.5`, or thousandths of a core as `250m`."""
     match = _CPU.fullmatch(text.strip())
     if match is None:
-        raise ValueError("an amount of processor such as 250m or 2 is wanted")
+        raise ValueError("an amount of processor such as 250m or 2 is expected")
     found = float(match[1]) / (1000 if match[2] else 1)
     if not math.isfinite(found) or found <= 0:
-        raise ValueError("it must be more than nothing")
+        raise ValueError("the amount must be above 0")
     return found

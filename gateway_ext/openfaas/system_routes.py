@@ -14,7 +14,7 @@ from starlette.routing import Route
 from common.http.asgi import App
 from gateway_ext.errors import BadRequest, GatewayError, ProviderFailed, UnknownNamespace
 from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId, FunctionStatus, Namespace
-from gateway_ext.openfaas import function_wishes, openfaas_json, valid_names
+from gateway_ext.openfaas import function_options, openfaas_json, valid_names
 from gateway_ext.openfaas.alert_scaling import after_alert
 from gateway_ext.openfaas.json_answers import body_of, done, failed, shown
 from gateway_ext.ports import Capacity, Provider
@@ -27,10 +27,10 @@ _CREATED = 201
 
 
 class CallCounts(Protocol):
-    """Who counts calls."""
+    """Counts calls."""
 
     def invocations_of(self, function: str) -> int:
-        """How often it was called."""
+        """How often the function was called."""
         ...
 
 
@@ -40,9 +40,9 @@ def make_system(
     settings: GatewaySettings,
     capacity: Capacity | None = None,
 ) -> App:
-    """The application for everything below /system but logs and jobs; it checks no credentials.
+    """The application for all paths below /system but logs and jobs; it checks no credentials.
 
-    With no `capacity` every wish for memory is accepted.
+    Without `capacity` every memory size is accepted.
     """
     functions = _Functions(provider, counts, settings, capacity)
     world = _SystemParts(provider, settings)
@@ -78,9 +78,9 @@ def _route(path: str, **handlers: _Handler) -> Route:
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException), "registered for no other"
-    said = f"{request.method} {request.url.path}: {error.detail}"
-    return PlainTextResponse(said, error.status_code, error.headers)
+    assert isinstance(error, HTTPException), "registered for HTTPException alone"
+    explained = f"{request.method} {request.url.path}: {error.detail}"
+    return PlainTextResponse(explained, error.status_code, error.headers)
 
 
 class _Functions:
@@ -114,10 +114,10 @@ class _Functions:
 
     async def _deploy(self, request: Request, *, update: bool) -> Response:
         wanted = openfaas_json.deployment(await body_of(request))
-        self._check_replicas(function_wishes.of(wanted).scale_max)
+        self._check_replicas(function_options.of(wanted).scale_max)
         largest_bytes = None if self._capacity is None else self._capacity.largest_gpu_bytes()
         if largest_bytes is not None:
-            function_wishes.refuse_beyond(wanted, largest_bytes)
+            function_options.refuse_beyond(wanted, largest_bytes)
         await self._provider.deploy(wanted, update=update)
         _log.info("%s %s: %s", "updated" if update else "deployed", wanted.id, wanted.image)
         return done()
@@ -138,22 +138,22 @@ class _Functions:
         return done()
 
     async def alert(self, request: Request) -> Response:
-        """One alert that fails does not keep the others from being heard."""
+        """Carry out all alerts; one that fails does not stop the others."""
         failures = []
         for alert in openfaas_json.alerts(await body_of(request)):
             try:
-                await self._heed(alert)
+                await self._apply_alert(alert)
             except GatewayError as error:
                 failures.append(f"{alert.function or 'no function_name'}: {error}")
         if failures:
             raise ProviderFailed("; ".join(failures))
         return done(200)
 
-    async def _heed(self, alert: openfaas_json.Alert) -> None:
+    async def _apply_alert(self, alert: openfaas_json.Alert) -> None:
         function = valid_names.function_id(alert.function)
         status = await self._provider.function(function, usage=False)
-        wished = function_wishes.of(status.deployment)
-        replicas = after_alert(status.replicas, wished, firing=alert.firing)
+        options = function_options.of(status.deployment)
+        replicas = after_alert(status.replicas, options, firing=alert.firing)
         if replicas != status.replicas:
             _log.info("an alert scales %s from %d to %d", function, status.replicas, replicas)
             await self._provider.scale(function, replicas)
@@ -170,14 +170,14 @@ class _Functions:
 
 
 class _SystemParts:
-    """What there is beside functions."""
+    """The routes for info, namespaces and secrets."""
 
     def __init__(self, provider: Provider, settings: GatewaySettings) -> None:
         self._provider = provider
         self._settings = settings
 
     async def info(self, request: Request) -> Response:
-        """Flat to a gateway that asks its provider, nested to faas-cli that asks a gateway."""
+        """Flat for a gateway that asks its provider, nested for faas-cli that asks a gateway."""
         del request
         version = {
             "sha": self._settings.sha,
@@ -257,5 +257,5 @@ def _namespace(request: Request) -> str:
 
 def _function(request: Request, namespace: str = "") -> FunctionId:
     """The function that the path names; its namespace is in the query, else in the body."""
-    said = request.query_params.get("namespace", "") or namespace
-    return valid_names.function_id(request.path_params["name"], said)
+    given = request.query_params.get("namespace", "") or namespace
+    return valid_names.function_id(request.path_params["name"], given)

@@ -26,22 +26,22 @@ def new_function_id(name: str, namespace: str = "") -> FunctionId:
 
 
 def function_name(name: str) -> str:
-    """The name, if a function may be called so."""
+    """The name, if it is valid for a function."""
     return _checked("function", name, _PLAIN)
 
 
 def namespace_name(name: str) -> str:
-    """The name, if a namespace may be called so."""
+    """The name, if it is valid for a namespace."""
     return _checked("namespace", name, _PLAIN)
 
 
 def namespace_or_default(name: str) -> str:
-    """The namespace's name, or the default one where none is given."""
+    """The namespace's name, or the default one if none is given."""
     return namespace_name(name or DEFAULT_NAMESPACE)
 
 
 def secret_name(name: str) -> str:
-    """The name, if a secret may be called so; it becomes a file's name, and dots are usual."""
+    """The name, if it is valid for a secret; it becomes a file's name, and dots are usual."""
     return _checked("secret", name, _DOTTED)
 
 

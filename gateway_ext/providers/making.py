@@ -36,7 +36,7 @@ def make_provider(
         return UpstreamProvider(settings, injection)
     if settings.provider == "docker":
         return DockerProvider(_docker(settings), injection)
-    raise BadRequest(f"provider: {settings.provider!r}: process, docker or upstream is wanted")
+    raise BadRequest(f"provider: {settings.provider!r}: process, docker or upstream is expected")
 
 
 def _process(settings: GatewaySettings, environment: Mapping[str, str]) -> ProcessProviderSettings:

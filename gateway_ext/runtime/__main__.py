@@ -1,7 +1,7 @@
 """The entry point: `python /path/to/runtime` serves the handler that the environment names.
 
-This folder may lie anywhere, under any name: its modules become `gateway_ext.runtime`, and nothing
-else of ours becomes importable with them.
+This folder may lie anywhere, under any name: its modules become `gateway_ext.runtime`, and no other
+module of the project becomes importable with them.
 """
 
 import importlib

@@ -6,21 +6,21 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 # Logs a text about a call: the call's id, its trace's id, the text.
-Say = Callable[[str, str, str], None]
+LogLine = Callable[[str, str, str], None]
 
 
-def say_plainly(text: str, call_id: str, trace_id: str) -> None:
+def write_plainly(text: str, call_id: str, trace_id: str) -> None:
     """A plain line."""
     del trace_id
     _write(f"[{call_id}] {text}")
 
 
-def say_as_json(text: str, call_id: str, trace_id: str) -> None:
+def write_as_json(text: str, call_id: str, trace_id: str) -> None:
     """A line of JSON, in the format of our other processes."""
     at = datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
-    said = {"time": f"{at}Z", "level": "error", "logger": "runtime", "message": text}
+    fields = {"time": f"{at}Z", "level": "error", "logger": "runtime", "message": text}
     found = {"call_id": call_id, "trace_id": trace_id}
-    _write(json.dumps(said | {name: value for name, value in found.items() if value}))
+    _write(json.dumps(fields | {name: value for name, value in found.items() if value}))
 
 
 def _write(line: str) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 from concurrent.futures import Future
 
-from gateway_ext.runtime.call_log import say_as_json, say_plainly
+from gateway_ext.runtime.call_log import write_as_json, write_plainly
 from gateway_ext.runtime.gpu_placement import placements
 from gateway_ext.runtime.handler.handler_event import HandlerEvent
 from gateway_ext.runtime.handler.handler_module import Handle
@@ -49,7 +49,7 @@ class FunctionServer:
         asyncio.run_coroutine_threadsafe(self._listen(listener), loop).result()
 
     def ready(self, handle: Handle) -> None:
-        """From now on calls are served."""
+        """Serve calls from now on."""
         asyncio.run_coroutine_threadsafe(self._ready(handle), self._loop.result()).result()
 
     def stop(self) -> None:
@@ -109,7 +109,7 @@ class FunctionServer:
         server = await loop.create_server(
             lambda: ServerConnection(self), sock=listener, backlog=1024
         )
-        # Closing belongs to stopping, and does not wait for connections: they are finished there.
+        # `Server.close` does not wait for connections: `stop` lets their calls finish.
         self._closer = loop.create_task(self._close_with(server))
 
     async def _close_with(self, server: asyncio.Server) -> None:
@@ -124,7 +124,7 @@ class FunctionServer:
             timeout_s=self._settings.exec_timeout_s,
             gpu=placements(gpu=self._settings.gpu),
             exhausted=self._give_way,
-            say=say_as_json if self._settings.log_json else say_plainly,
+            log_line=write_as_json if self._settings.log_json else write_plainly,
         )
 
     def _give_way(self) -> None:

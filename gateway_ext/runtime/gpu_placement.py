@@ -13,7 +13,7 @@ class NoPlacements:
     """For a function without a GPU: nothing is passed."""
 
     def given(self, headers: Headers) -> AbstractContextManager[None]:
-        """The handler's call belongs in here."""
+        """A context for the call of the handler."""
         del headers
         return nullcontext()
 
@@ -21,25 +21,25 @@ class NoPlacements:
         """Headers with the models that the call has used; called inside `given`."""
         return []
 
-    def told(self) -> Sequence[str]:
+    def graph_times(self) -> Sequence[str]:
         """The times of the call's graph calls; called inside `given`."""
         return ()
 
 
 class ShimPlacements(NoPlacements):
-    """The shim's own module, which needs no torch."""
+    """Uses the shim's own module, which needs no torch."""
 
     def __init__(self) -> None:
         module = importlib.import_module("torch_shim.leases.request_context")
         self._given: Callable[..., AbstractContextManager[None]] = module.given
         self._used: Callable[[], Iterable[str]] = getattr(module, "used", tuple)
         # An older shim takes no trace, and reports no times.
-        self._told: Callable[[], Sequence[str]] | None = getattr(module, "told", None)
+        self._graph_times: Callable[[], Sequence[str]] | None = getattr(module, "told", None)
 
     def given(self, headers: Headers) -> AbstractContextManager[None]:
-        """Inside, the shim uses the lease that the gateway sent along, if any."""
+        """A context in which the shim uses the lease that the gateway sent, if any."""
         address, lease = headers.get("x-gpu-address"), headers.get("x-gpu-lease")
-        if self._told is None:
+        if self._graph_times is None:
             return self._given(address, lease)
         return self._given(address, lease, trace=headers.get("traceparent"))
 
@@ -48,11 +48,11 @@ class ShimPlacements(NoPlacements):
         digests = list(self._used())
         return [("X-Gpu-Models", ",".join(digests))] if digests else []
 
-    def told(self) -> Sequence[str]:
+    def graph_times(self) -> Sequence[str]:
         """The times in the format of X-Gpu-Trace."""
-        return () if self._told is None else self._told()
+        return () if self._graph_times is None else self._graph_times()
 
 
 def placements(*, gpu: bool) -> NoPlacements:
-    """The shim's, for a GPU function."""
+    """The shim's placements for a GPU function, else none."""
     return ShimPlacements() if gpu else NoPlacements()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any
 
-from gateway_ext.runtime.call_log import Say
+from gateway_ext.runtime.call_log import LogLine
 from gateway_ext.runtime.gpu_placement import NoPlacements
 from gateway_ext.runtime.handler.handler_event import HandlerContext, HandlerEvent
 from gateway_ext.runtime.handler.handler_module import Handle, runs_in_loop
@@ -36,13 +36,13 @@ class HandlerCalls:
         timeout_s: float,
         gpu: NoPlacements,
         exhausted: Callable[[], None],
-        say: Say,
+        log_line: LogLine,
     ) -> None:
         self.handle = handle
         self.hostname = hostname
         self.timeout_s = timeout_s
         self.gpu = gpu
-        self.say = say
+        self.log_line = log_line
         self.loop = asyncio.get_running_loop()
         self.pool = ThreadPoolExecutor(threads, "handler")
         self.live: set[HandlerCall] = set()
@@ -65,7 +65,7 @@ class HandlerCalls:
     def stuck(self, count: int) -> None:
         """Note that a call whose client has left holds a thread, or no longer does.
 
-        Once all of them are, nothing can be served any more.
+        Once all threads are held, no call can be served any more.
         """
         self._stuck += count
         if self._stuck >= self._threads:
@@ -94,11 +94,11 @@ class HandlerCall:
         )
 
     def run_in_thread(self) -> None:
-        """The handler is a plain function."""
+        """Run a plain function as the handler."""
         self._future = self._calls.pool.submit(self._context.run, self._in_thread)
 
     def run_in_loop(self, returned: object = None) -> None:
-        """The handler is asynchronous, or `returned` something that is."""
+        """Run an asynchronous handler, or an asynchronous result (`returned`)."""
         self._task = self._context.run(self._calls.loop.create_task, self._in_loop(returned))
 
     def cancel(self) -> None:
@@ -124,7 +124,7 @@ class HandlerCall:
         return True
 
     def _time_out(self) -> None:
-        self._say(f"took longer than {self._calls.timeout_s:g} s")
+        self._log_line(f"took longer than {self._calls.timeout_s:g} s")
         if self._end():
             if self._started:
                 self._connection.break_off()
@@ -151,7 +151,7 @@ class HandlerCall:
                 elif answer.pieces is not None:
                     self._pump(answer, answer.pieces)
                 else:
-                    answer.headers += self._said()
+                    answer.headers += self._report_headers()
                     self._hand_to_loop(self._reply, answer)
         except BaseException as error:  # noqa: BLE001 - every error of a handler becomes its response
             self._hand_to_loop(self._fail, error)
@@ -161,22 +161,22 @@ class HandlerCall:
 
     @contextmanager
     def _given(self) -> Iterator[None]:
-        """The handler is called inside; its times are complete at the end."""
+        """A context for the handler's call; its times are complete at the end."""
         self._timing.begins()
         with self._calls.gpu.given(self._event.headers):
             try:
                 yield
             finally:
-                self._timing.ends(self._calls.gpu.told())
+                self._timing.ends(self._calls.gpu.graph_times())
 
-    def _said(self) -> Pairs:
+    def _report_headers(self) -> Pairs:
         """The headers for the gateway beside a whole response."""
-        self._timing.ends(self._calls.gpu.told())
+        self._timing.ends(self._calls.gpu.graph_times())
         return self._calls.gpu.used() + self._timing.header()
 
     def _trailers(self) -> Pairs:
         """The trailers for the gateway behind a stream."""
-        self._timing.ends(self._calls.gpu.told())
+        self._timing.ends(self._calls.gpu.graph_times())
         return self._timing.header()
 
     def _pump(self, answer: HandlerResponse, pieces: Iterator[object]) -> None:
@@ -194,7 +194,7 @@ class HandlerCall:
         self._hand_to_loop(self._finish_stream, self._used(answer), self._trailers())
 
     def _used(self, answer: HandlerResponse) -> HandlerResponse:
-        """Once more than one piece is sent, headers cannot be added."""
+        """Add the gateway's headers, unless the stream has begun: then they cannot be added."""
         if not self._started:
             more = self._calls.gpu.used() + self._timing.announced()
             answer = HandlerResponse(answer.status, answer.headers + more)
@@ -219,7 +219,7 @@ class HandlerCall:
                 elif answer.pieces is not None:
                     await asyncio.to_thread(self._pump, answer, answer.pieces)
                 else:
-                    answer.headers += self._said()
+                    answer.headers += self._report_headers()
                     self._reply(answer)
         except asyncio.CancelledError as error:
             # The runtime cancels when the client left or the time is up; else the handler failed.
@@ -269,7 +269,7 @@ class HandlerCall:
     def _fail(self, error: BaseException) -> None:
         if not self._end():
             return
-        self._say("raised\n" + "".join(traceback.format_exception(error)).rstrip())
+        self._log_line("raised\n" + "".join(traceback.format_exception(error)).rstrip())
         if self._started:
             self._connection.break_off()
         else:
@@ -283,7 +283,7 @@ class HandlerCall:
             self._stuck = False
             self._calls.stuck(-1)
 
-    def _say(self, what: str) -> None:
+    def _log_line(self, what: str) -> None:
         call_id = self._event.headers.get("x-call-id", "-")
         text = f"{self._event.method} {self._event.path} {what}"
-        self._calls.say(text, call_id, self._timing.trace_id)
+        self._calls.log_line(text, call_id, self._timing.trace_id)

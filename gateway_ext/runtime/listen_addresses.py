@@ -27,7 +27,7 @@ def listening(address: str) -> socket.socket:
 
 
 def leave(address: str) -> None:
-    """Removes the file of a Unix socket."""
+    """Remove the file of a Unix socket."""
     kind, _, path = address.partition(":")
     if kind == "unix":
         Path(path).unlink(missing_ok=True)
@@ -35,7 +35,7 @@ def leave(address: str) -> None:
 
 def _unix(path: Path) -> socket.socket:
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
-        path.unlink()  # of a process that was killed
+        path.unlink()  # left by a process that was killed
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     found.bind(str(path))
     found.listen(_BACKLOG)

@@ -58,7 +58,7 @@ def _flush_lines(*streams: TextIO) -> None:
 
 
 def _work(settings: RuntimeSettings, options: argparse.Namespace) -> int:
-    """One of several workers: it accepts connections once it can serve and its parent agrees."""
+    """Run one of several workers, which accepts connections once its parent agrees."""
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != options.parent:
         return 1
@@ -71,7 +71,7 @@ def _work(settings: RuntimeSettings, options: argparse.Namespace) -> int:
 def _serve(
     settings: RuntimeSettings, listener: socket.socket, parent: socket.socket | None = None
 ) -> tuple[int, bool]:
-    """The exit code, and whether nothing of the handler still runs."""
+    """Serve to the end; the exit code, and whether nothing of the handler still runs."""
     service = FunctionServer(settings)
     _at_end_signals(lambda: os._exit(0))  # until there is something to finish
     service.start()
@@ -103,7 +103,7 @@ def _at_end_signals(step: Callable[[], None]) -> None:
 
 
 def _end(code: int, *, clean: bool) -> int:
-    """Ends at once where threads of the handler would keep the process from it."""
+    """Exit at once if threads of the handler would keep the process running."""
     sys.stdout.flush()
     sys.stderr.flush()
     if not clean:

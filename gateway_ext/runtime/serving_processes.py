@@ -34,7 +34,7 @@ class Workers:
         self._lock = threading.Lock()
 
     def run(self) -> int:
-        """Until SIGTERM; the exit code."""
+        """Serve until SIGTERM; returns the exit code."""
         signal.signal(signal.SIGTERM, lambda *_: self._stopping.set())
         signal.signal(signal.SIGINT, lambda *_: self._stopping.set())
         self._lobby.start()
@@ -61,7 +61,7 @@ class Workers:
                 return
             if time.monotonic() - started_s > _LIVED_LONG_S:
                 pause_s = _FIRST_PAUSE_S
-            _say(f"worker {number} ended with {status}; another one follows in {pause_s:g} s")
+            _log(f"worker {number} ended with {status}; another one follows in {pause_s:g} s")
             self._stopping.wait(pause_s * random.uniform(0.8, 1.2))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -109,6 +109,6 @@ class Workers:
                 self._lobby.wait()
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(text + "\n")
     sys.stderr.flush()

@@ -33,12 +33,12 @@ class Timing:
         return parts[1] if len(parts) > 1 else ""
 
     def begins(self) -> None:
-        """The handler is called: until now the call waited for it."""
+        """The handler is called: the call's wait ends."""
         self._began = time.perf_counter_ns()
         self._began_ns = time.time_ns()
 
     def ends(self, below: Sequence[str]) -> None:
-        """The handler has answered; `below` is what its graph calls took."""
+        """The handler has answered; `below` are the times of its graph calls."""
         self._ended = time.perf_counter_ns()
         self._below = below
 

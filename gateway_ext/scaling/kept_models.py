@@ -1,9 +1,9 @@
 """Pins the models of functions with `com.gpufaas.keep` in GPU memory, through the scheduler.
 
-Why the gateway repeats this wish: the core's pin holds a model where it is resident, refuses one
-that is resident nowhere, and ends with its GPU. A wish that outlives both would be a new field of
-the acquire, of its stream and of recordings. This loop needs none of that: it pins what the
-scheduler can pin now and checks once a minute.
+Why the gateway repeats the pin: the core pins a model only on the GPUs that hold it, refuses a
+model that no GPU holds, and drops the pin with its GPU. A pin that outlives both would be a new
+field of the acquire, of its stream and of recordings. This loop needs none of that: it pins what
+the scheduler can pin now, and checks once a minute.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ class Pinning(Protocol):
     """The scheduler's pins: a SchedulerClient with an administrator's token."""
 
     async def pin(self, model: ModelId) -> None:
-        """Keep a model where it is in GPU memory; refused where it is nowhere."""
+        """Keep a model wherever it is in GPU memory; refused if no GPU holds it."""
         ...
 
     async def unpin(self, model: ModelId) -> None:
-        """Let a model be evicted again; refused where it is nowhere."""
+        """Let a model be evicted again; refused if no GPU holds it."""
         ...
 
     async def pinned(self) -> Collection[ModelId]:
@@ -53,7 +53,7 @@ class KeptModelsPace:
 
 @dataclass(slots=True)
 class _KeptModel:
-    """One model: whether a function wishes it to be kept, and whether it is pinned."""
+    """One model: whether a function's options ask to keep it, and whether it is pinned."""
 
     wanted: bool = True
     pinned: bool = False
@@ -97,17 +97,17 @@ class KeptModels:
         while True:
             self._look()
             if self._now_s() >= self._not_before_s:
-                await self._obey()
+                await self._carry_out()
             await asyncio.sleep(self._pace.every_s)
 
     def _look(self) -> None:
-        """Read the wishes; a function whose models are unknown for now keeps its former ones."""
+        """Read the options; a function whose models are unknown for now keeps its former models."""
         self._kept = {
             function.id: function.learned.models
             if function.learned.known
             else self._kept.get(function.id, ())
             for function in self._functions
-            if function.wishes.keep and function.wishes.gpu
+            if function.options.keep and function.options.gpu
         }
         wanted = {model for models in self._kept.values() for model in models}
         for model in sorted(wanted - self._hands.keys()):
@@ -117,7 +117,7 @@ class KeptModels:
                 perhaps = hand.perhaps_pinned
                 self._hands[model] = _KeptModel(model in wanted, perhaps_pinned=perhaps)
 
-    async def _obey(self) -> None:
+    async def _carry_out(self) -> None:
         """Send every order that is due; pause when no scheduler answers."""
         try:
             await self._check()
@@ -143,7 +143,7 @@ class KeptModels:
         self._check_at_s = self._now_s() + self._pace.check_every_s
         for model in believed:
             if model not in pinned:
-                log.info("%s is pinned no more", model)
+                log.info("%s is no longer pinned", model)
                 self._hands[model] = _KeptModel()
 
     async def _order(self, model: ModelId, hand: _KeptModel) -> None:
@@ -175,7 +175,7 @@ class KeptModels:
             hand.perhaps_pinned = hand.failures < self._pace.most_unpins
         else:
             hand.perhaps_pinned = False
-            log.info("%s is kept no more", model)
+            log.info("%s is no longer kept", model)
 
     def _refused(self, model: ModelId, hand: _KeptModel, error: EventRefused) -> None:
         level = logging.DEBUG if hand.failures else logging.INFO

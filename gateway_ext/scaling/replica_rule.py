@@ -1,23 +1,23 @@
-"""How many replicas a function is to have; pure."""
+"""The rule for the number of a function's replicas; pure."""
 
 import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from gateway_ext.openfaas.function_wishes import Wishes
+from gateway_ext.openfaas.function_options import FunctionOptions
 
 _ALL_PERCENT = 100
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingPace:
-    """How fast replicas come and go."""
+    """How fast replicas are added and removed."""
 
-    # Between two steps up: a replica that was just started has taken no load off the others yet.
+    # The pause between two steps up: a new replica has taken no load off the others yet.
     up_every_s: float = 2.0
-    # While some that were asked for are not there, no more are for this long.
+    # No more replicas are requested for this long while requested ones are missing.
     settle_s: float = 30.0
-    # Replicas go only when fewer were enough for this long.
+    # Replicas are removed only if fewer were enough for this long.
     down_after_s: float = 60.0
 
 
@@ -41,10 +41,10 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What earlier moments leave to be remembered.
+    """What the rule remembers of earlier moments.
 
-    `most` is the largest number that was needed since `fewer_since_s`, when fewer than there are
-    began to be enough; infinite where all are needed.
+    `most` is the largest number needed since `fewer_since_s`, when fewer replicas than present
+    began to suffice; infinite while all of them are needed.
     """
 
     seen_since_s: float
@@ -61,67 +61,74 @@ class Decision(NamedTuple):
     past: Past
 
 
-def decide(seen: Observed, wishes: Wishes, past: Past, pace: ScalingPace, now_s: float) -> Decision:
+def decide(
+    seen: Observed, options: FunctionOptions, past: Past, pace: ScalingPace, now_s: float
+) -> Decision:
     """Decide the number of replicas. A function at zero stays there until it is called."""
     if seen.busy:
         past = replace(past, busy_at_s=now_s)
-    needed = needed_replicas(seen, wishes)
+    needed = needed_replicas(seen, options)
     if not seen.wanted:
-        return _from_zero(seen, wishes, past, now_s)
-    if _is_idle(seen, wishes, past, now_s):
+        return _from_zero(seen, options, past, now_s)
+    if _is_idle(seen, options, past, now_s):
         return Decision(0, replace(past, fewer_since_s=math.inf))
     if needed > seen.wanted:
-        return _up(seen, needed, wishes, past, pace, now_s)
+        return _up(seen, needed, options, past, pace, now_s)
     if needed < seen.wanted:
         return _down(seen.wanted, needed, past, pace, now_s)
     return Decision(seen.wanted, replace(past, fewer_since_s=math.inf))
 
 
-def needed_replicas(seen: Observed, wishes: Wishes) -> int:
+def needed_replicas(seen: Observed, options: FunctionOptions) -> int:
     """The replicas that carry the load at the target share, within the function's bounds."""
-    least = max(wishes.scale_min, 1)
-    if not wishes.scale_factor:
+    least = max(options.scale_min, 1)
+    if not options.scale_factor:
         # Scaling is switched off; only the bounds hold.
-        return max(least, min(seen.wanted, wishes.scale_max))
-    load = seen.rate if wishes.scale_type == "rps" else float(seen.inflight + seen.waiting)
-    each = wishes.scale_target
-    if wishes.scale_type != "rps" and wishes.concurrency is not None:
-        # One instance takes no more calls than this: further ones wait for another instance.
-        each = min(each, wishes.concurrency)
-    carried = math.ceil(round(load / (each * wishes.scale_proportion), 9))
-    return max(least, min(wishes.scale_max, carried))
+        return max(least, min(seen.wanted, options.scale_max))
+    load = seen.rate if options.scale_type == "rps" else float(seen.inflight + seen.waiting)
+    each = options.scale_target
+    if options.scale_type != "rps" and options.concurrency is not None:
+        # One instance takes no more calls than this: further calls wait for another instance.
+        each = min(each, options.concurrency)
+    carried = math.ceil(round(load / (each * options.scale_proportion), 9))
+    return max(least, min(options.scale_max, carried))
 
 
-def step_of(wishes: Wishes) -> int:
-    """How many replicas come at once: a part of the most there may be, as OpenFaaS does it."""
-    return max(1, math.ceil(wishes.scale_max * wishes.scale_factor / _ALL_PERCENT))
+def step_of(options: FunctionOptions) -> int:
+    """How many replicas are added at once: a share of the maximum, as OpenFaaS does it."""
+    return max(1, math.ceil(options.scale_max * options.scale_factor / _ALL_PERCENT))
 
 
-def _from_zero(seen: Observed, wishes: Wishes, past: Past, now_s: float) -> Decision:
+def _from_zero(seen: Observed, options: FunctionOptions, past: Past, now_s: float) -> Decision:
     past = replace(past, fewer_since_s=math.inf)
-    if not (seen.waiting or seen.queued):  # a call in flight has an instance, until it is over
+    if not (seen.waiting or seen.queued):  # calls in flight have an instance until they end
         return Decision(0, past)
-    return Decision(max(1, wishes.scale_min), replace(past, raised_at_s=now_s))
+    return Decision(max(1, options.scale_min), replace(past, raised_at_s=now_s))
 
 
-def _is_idle(seen: Observed, wishes: Wishes, past: Past, now_s: float) -> bool:
-    if not wishes.scale_zero or seen.busy:
+def _is_idle(seen: Observed, options: FunctionOptions, past: Past, now_s: float) -> bool:
+    if not options.scale_zero or seen.busy:
         return False
     since_s = max(seen.last_call_s, past.busy_at_s, past.raised_at_s, past.seen_since_s)
-    return now_s - since_s >= wishes.scale_zero_after_s
+    return now_s - since_s >= options.scale_zero_after_s
 
 
 def _up(
-    seen: Observed, needed: int, wishes: Wishes, past: Past, pace: ScalingPace, now_s: float
+    seen: Observed,
+    needed: int,
+    options: FunctionOptions,
+    past: Past,
+    pace: ScalingPace,
+    now_s: float,
 ) -> Decision:
     past = replace(past, fewer_since_s=math.inf)
-    if seen.wanted < wishes.scale_min:
+    if seen.wanted < options.scale_min:
         # Replicas below the minimum are added at once.
-        return Decision(max(wishes.scale_min, 1), replace(past, raised_at_s=now_s))
+        return Decision(max(options.scale_min, 1), replace(past, raised_at_s=now_s))
     wait_s = pace.up_every_s if seen.available >= seen.wanted else pace.settle_s
     if now_s - past.raised_at_s < wait_s:
         return Decision(seen.wanted, past)
-    up = min(needed, seen.wanted + step_of(wishes))
+    up = min(needed, seen.wanted + step_of(options))
     return Decision(up, replace(past, raised_at_s=now_s))
 
 

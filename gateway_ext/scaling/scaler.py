@@ -95,7 +95,7 @@ class Scaler:
         self._look(function, self._now_s(), calling=True)
 
     def changed(self, function: Function) -> None:
-        """The provider reported this function: note that it woke up, or is gone."""
+        """The provider reported this function: note that it woke up, or was removed."""
         hand = self._hands.get(function.id)
         if hand is None:
             return
@@ -107,7 +107,7 @@ class Scaler:
         self._awake(function, hand)
 
     def families(self, names: BoundedNames) -> Iterator[MetricFamily]:
-        """For Prometheus: replicas and wakes; `names` have numbers of their own."""
+        """The metrics of replicas and wakes; `names` have numbers of their own."""
         wanted = [((names.of(each.label),), each.wanted) for each in self._functions]
         yield gauge(gateway_metrics.WANTED, wanted)
         yield self._wakes
@@ -137,7 +137,7 @@ class Scaler:
             hand.woken_at_s = now_s
         if self._closed or hand.task is not None or now_s < hand.not_before_s:
             return
-        replicas, hand.past = decide(seen, function.wishes, hand.past, self._settings.pace, now_s)
+        replicas, hand.past = decide(seen, function.options, hand.past, self._settings.pace, now_s)
         said_already = replicas == hand.last and now_s < hand.believed_until_s
         if replicas != seen.wanted and not said_already:
             self._ask(function.id, hand, replicas, seen.wanted)
@@ -190,7 +190,7 @@ class Scaler:
         hand.failures += 1
         hand.not_before_s = self._now_s() + wait_s
         if isinstance(error, UnknownFunction):
-            return  # it was removed meanwhile; the listener is notified
+            return  # the function was removed meanwhile; the listener is notified
         expected = isinstance(error, GatewayError | TimeoutError | OSError)
         late = _LATE.format(settings.scale_within_s)
         why = late if isinstance(error, TimeoutError) else error
@@ -212,7 +212,7 @@ class Scaler:
 
 
 def _rate(calls: deque[tuple[float, int]], total: int, now_s: float, over_s: float) -> float:
-    """Calls a second over the last while; `calls` holds the totals of earlier looks."""
+    """Calls a second over the last `over_s`; `calls` holds the totals of earlier looks."""
     if not calls or now_s > calls[-1][0]:
         calls.append((now_s, total))
     while len(calls) > 1 and calls[1][0] <= now_s - over_s:

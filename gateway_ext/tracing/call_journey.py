@@ -9,15 +9,15 @@ from scheduler.api import LeaseId, Placement, RequestId
 _SPAN_IDS = 1 << 64
 _MOST_REPORT_BYTES = 8 << 10
 
-# Numbers of spans of one journey; those of an attempt come after those of the ones before.
+# Numbers of the spans of one journey; each attempt has `IN_ATTEMPT` numbers of its own.
 WHOLE, RECEIVING = 0, 1
 TURN, LEASE, FUNCTION, HANDLER, BELOW, IN_ATTEMPT = 8, 9, 10, 11, 12, 4096
 
 
 class Attempt:
-    """One try at an instance; times are those of `time.monotonic`, 0 where it did not come to it.
+    """One attempt at an instance; times are those of `time.monotonic`, 0 for steps not reached.
 
-    `told` is what the function said of its own time (`told.py`).
+    `trace_report` is the function's report of its own time (`reported_trace.py`).
     """
 
     __slots__ = (
@@ -42,15 +42,15 @@ class Attempt:
 
 
 class Journey:
-    """One call, from the moment in which it came.
+    """The record of one call, from its arrival on.
 
-    It belongs to a trace: that of whoever called (`parent` is their span), or one of its own. The
-    ids of its spans are `seed` and what follows, so that they need not be kept.
+    It belongs to a trace: the caller's (`parent` is the caller's span), or one of its own. The ids
+    of its spans are counted from `seed`, so that they need not be kept.
     """
 
     __slots__ = (
         "call_id", "function", "gpu", "method", "trace_id", "parent", "seed", "sampled", "state",
-        "began_s", "began_ns", "received_s", "attempts", "ended_s", "status", "error", "again",
+        "began_s", "began_ns", "received_s", "attempts", "ended_s", "status", "error", "by_gateway",
     )  # fmt: skip
 
     def __init__(
@@ -79,22 +79,22 @@ class Journey:
         self.attempts: list[Attempt] = []
         self.status = 0
         self.error = ""
-        self.again = False  # made by the gateway itself, for a call of an async function
+        self.by_gateway = False  # whether the gateway itself makes the call, for an async call
 
     def attempt(self) -> Attempt:
-        """It is tried, perhaps once more."""
+        """Begin an attempt, the first or a repeated one."""
         found = Attempt(len(self.attempts))
         self.attempts.append(found)
         return found
 
     def span_id(self, number: int, attempt: int = 0) -> str:
-        """The id of one of its spans."""
+        """The id of one of the journey's spans."""
         return f"{(self.seed + number + attempt * IN_ATTEMPT) % _SPAN_IDS or 1:016x}"
 
-    def knows(self, span_id: str) -> bool:
-        """Whether it is the id of one of its spans, or of the caller's."""
+    def has_span(self, span_id: str) -> bool:
+        """Whether this is the id of one of the journey's spans, or of the caller's span."""
         place = (int(span_id, 16) - self.seed) % _SPAN_IDS
-        # One more, as the id after the last one of all is 1 and not 0.
+        # One more than the last number, as the id 0 is replaced by 1.
         return span_id == self.parent or place <= max(1, len(self.attempts)) * IN_ATTEMPT
 
     def context(self, number: int, attempt: int = 0) -> TraceContext:
@@ -102,7 +102,7 @@ class Journey:
         return TraceContext(self.trace_id, self.span_id(number, attempt), self.sampled, self.state)
 
     def lines(self) -> Sequence[bytes]:
-        """The header lines that a function gets, in the attempt that is being made."""
+        """The trace header lines for the function, in the present attempt."""
         span = (self.seed + FUNCTION + (len(self.attempts) - 1) * IN_ATTEMPT) % _SPAN_IDS or 1
         line = f"traceparent: 00-{self.trace_id}-{span:016x}-0{self.sampled:d}\r\n".encode()
         if not self.state:
@@ -111,12 +111,12 @@ class Journey:
 
     @property
     def trace(self) -> TraceContext:
-        """The context of the whole."""
+        """The trace context of the whole call."""
         return self.context(WHOLE)
 
     @property
     def lease(self) -> LeaseId | None:
-        """The last one that it was given."""
+        """The last lease that the call was given."""
         given = [each.placement for each in self.attempts if each.placement is not None]
         return given[-1].lease if given else None
 

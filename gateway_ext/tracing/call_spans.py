@@ -49,7 +49,7 @@ class _CallSpans:
         times = (journey.began_s, journey.ended_s or self.now_s)
         return self._span(WHOLE, WHOLE, f"call {journey.function}", times)._replace(
             parent_id=journey.parent,
-            kind=SpanKind.CONSUMER if journey.again else SpanKind.SERVER,
+            kind=SpanKind.CONSUMER if journey.by_gateway else SpanKind.SERVER,
             attributes=self._facts(),
             error=error,
         )
@@ -66,7 +66,7 @@ class _CallSpans:
             facts["http.response.status_code"] = journey.status
         else:
             facts["gpufaas.running"] = True
-        if journey.again:
+        if journey.by_gateway:
             facts["gpufaas.async"] = True
         return facts
 

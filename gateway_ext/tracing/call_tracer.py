@@ -35,10 +35,10 @@ _PARENT, _STATE = TRACEPARENT.encode(), TRACESTATE.encode()
 
 @dataclass(frozen=True, slots=True)
 class TracerSettings:
-    """How many calls are remembered, and how many of those that bring no trace are sampled.
+    """How many calls are remembered, and which share of calls without a trace is sampled.
 
-    `keep` is for plain calls that went well, and once more for all others: calls of GPU functions,
-    async ones, and failures are not driven out by what nobody looks for.
+    `keep` is for plain calls that succeeded, and once more for all others: calls of GPU functions,
+    async calls and failures are not displaced by plain successful calls.
     """
 
     keep: int = 2_000
@@ -47,7 +47,7 @@ class TracerSettings:
 
 @dataclass(slots=True)
 class TracedStep:
-    """Something that was done for a call apart from it: `facts` and `error` are for its doer."""
+    """A step of work for a call, outside the call itself; its caller sets `facts` and `error`."""
 
     call_id: str
     name: str
@@ -61,7 +61,7 @@ class TracedStep:
     error: str = ""
 
     def span(self) -> Span:
-        """It as a span; what goes on ends now."""
+        """The step as a span; a step in progress ends now."""
         return Span(
             trace_id=self.trace.trace_id,
             span_id=self.trace.span_id,
@@ -77,7 +77,7 @@ class TracedStep:
 
 
 class Remembered(NamedTuple):
-    """How much is remembered, and since when, in seconds until now; None where nothing is."""
+    """How many calls are remembered, and the age of the oldest in seconds; None without one."""
 
     calls: int
     most: int
@@ -85,7 +85,7 @@ class Remembered(NamedTuple):
 
 
 class CallTracer:
-    """The traces of one gateway; `sink` is where those go that are sampled, if anywhere."""
+    """The traces of one gateway; `sink` receives the sampled ones, if there is a sink."""
 
     def __init__(self, settings: TracerSettings, sink: Sink | None = None) -> None:
         self._settings = settings
@@ -98,7 +98,7 @@ class CallTracer:
     ) -> Journey:
         """Begin the record of a call; `headers` are its traceparent and tracestate.
 
-        One that has no id is given one: a UUID, whose digits name its trace too, if it has none.
+        A call without an id gets one: a UUID, whose digits also name its trace if it has none.
         """
         context = _context_of(headers) if headers[0] else None
         own = f"{getrandbits(128) & _NOT_OURS | _UUID:032x}"
@@ -114,7 +114,7 @@ class CallTracer:
         return journey
 
     def ended(self, journey: Journey, status: int, error: str = "") -> None:
-        """The call is over; only the first word on that counts."""
+        """Record the end of a call; only the first call of this method counts."""
         if journey.ended_s:
             return
         journey.ended_s = time.monotonic()
@@ -153,7 +153,7 @@ class CallTracer:
                 self._sink.add(lambda: [step.span()])
 
     def spans(self, call_id: str) -> list[Span]:
-        """All that is remembered of a call, in the order in which it began."""
+        """All remembered spans of a call, in the order in which they began."""
         found: list[Span] = []
         seen: set[int] = set()
         for noted in (*self._plain, *self._others):
@@ -166,7 +166,7 @@ class CallTracer:
         return sorted(found, key=lambda span: span.begin_ns)
 
     def latest(self, most: int) -> list[Mapping[str, str | int | float | bool]]:
-        """The calls that came last, the latest first."""
+        """The calls that arrived last, the latest first."""
         calls = [*self._plain, *(each for each in self._others if isinstance(each, Journey))]
         unique = {id(each): each for each in calls}.values()
         newest = sorted(unique, key=lambda each: -each.began_s)[:most]
@@ -183,14 +183,14 @@ class CallTracer:
         ]
 
     def families(self) -> Iterator[MetricFamily]:
-        """For Prometheus: the outcome of spans for the collector."""
+        """The metrics of spans for the collector."""
         counts = NO_COUNTS if self._sink is None else self._sink.counts()
         yield gauge(
             gateway_metrics.TRACE_SPANS, [((name,), count) for name, count in counts.items()]
         )
 
     def remembered(self) -> Remembered:
-        """How far back the memory goes."""
+        """How many calls are remembered, and since when."""
         oldest = min(
             (ring[0].began_s for ring in (self._plain, self._others) if ring), default=None
         )
@@ -205,7 +205,7 @@ class CallTracer:
         return self._settings.ratio >= 1 or random() < self._settings.ratio
 
 
-def said_in(headers: Iterable[Header]) -> tuple[bytes, bytes]:
+def trace_headers_in(headers: Iterable[Header]) -> tuple[bytes, bytes]:
     """The trace context in the headers of a request."""
     found = dict(headers)
     return found.get(_PARENT, b""), found.get(_STATE, b"")

@@ -15,9 +15,9 @@ Facts = dict[str, str | int | float | bool]
 _US = 1_000
 # A worker's steps of a graph call, in order: the letter in the report, and the name.
 _WORK = (("w", "wait for the GPU"), ("i", "inputs"), ("k", "compute"), ("o", "outputs"))
-_OF_A_CALL = 8  # numbers of spans
+_OF_A_CALL = 8  # span numbers reserved for one graph call
 _MOST_LEASES = _OF_A_CALL - len(_WORK)
-# Microseconds are cut off, and clocks are set by tiny steps: so much is no disagreement.
+# Tolerance of the comparison: microseconds are cut off, and clocks are adjusted in tiny steps.
 _CLOSE_NS = 1_000_000
 
 
@@ -31,8 +31,8 @@ def spans_below(journey: Journey, attempt: Attempt, begin_ns: int, end_ns: int) 
     yield below.handler(report.handler, report)
     seen = set()
     for number, call in enumerate(report.calls):
-        # A repeated id would make a cycle of the tree.
-        if call.span_id in seen or journey.knows(call.span_id):
+        # A repeated id would make a cycle in the tree of spans.
+        if call.span_id in seen or journey.has_span(call.span_id):
             continue
         seen.add(call.span_id)
         acquires = [each for each in report.acquires if each.parent == call.span_id]
@@ -41,9 +41,9 @@ def spans_below(journey: Journey, attempt: Attempt, begin_ns: int, end_ns: int) 
 
 @dataclass(frozen=True, slots=True)
 class _Below:
-    """Makes the spans of one handler: all its times are of one clock, moved by `shift_ns`.
+    """Makes the spans of one handler: all its times are of one clock, shifted by `shift_ns`.
 
-    None is outside the attempt: a collector refuses whole batches for one impossible time.
+    No span lies outside the attempt: a collector refuses whole batches for one impossible time.
     """
 
     journey: Journey
@@ -66,7 +66,7 @@ class _Below:
         return span._replace(service=service, kind=SpanKind.SERVER, attributes=facts)
 
     def call(self, call: CallTimes, acquires: list[CallTimes], number: int) -> Iterator[Span]:
-        """A graph call, the leases that it waited for, and what its worker did."""
+        """A graph call, the leases that it waited for, and the steps of its worker."""
         reason = call.facts.get("h")
         facts: Facts = {
             "gpufaas.model": call.facts.get("m", ""),
@@ -100,7 +100,7 @@ class _Below:
         return span._replace(kind=SpanKind.CLIENT, attributes=facts)
 
     def _work(self, call: CallTimes, acquires: list[CallTimes], number: int) -> Iterator[Span]:
-        """Centre the worker's time in the call: both ways take the same time."""
+        """Centre the worker's time in the call: assume that both transfers take the same time."""
         end_us = call.begin_us + call.took_us
         begin_us = max([call.begin_us, *(each.begin_us + each.took_us for each in acquires)])
         work_us = sum(call.number(letter) for letter, _ in _WORK)
@@ -128,11 +128,11 @@ class _Below:
 
 
 def _shift_ns(handler: CallTimes, begin_ns: int, end_ns: int) -> int:
-    """The offset of the function's clock: zero where its times fit into the call.
+    """The offset of the function's clock: zero if its times fit into the call.
 
-    Where it cannot, the clocks differ: there and back are taken to have taken the same time.
+    If they do not, the clocks differ: request and response are assumed to take the same time.
     """
-    said_ns, took_ns = handler.begin_us * _US, handler.took_us * _US
-    if begin_ns - _CLOSE_NS <= said_ns and said_ns + took_ns <= end_ns + _CLOSE_NS:
+    reported_ns, took_ns = handler.begin_us * _US, handler.took_us * _US
+    if begin_ns - _CLOSE_NS <= reported_ns and reported_ns + took_ns <= end_ns + _CLOSE_NS:
         return 0
-    return begin_ns + max(0, end_ns - begin_ns - took_ns) // 2 - said_ns
+    return begin_ns + max(0, end_ns - begin_ns - took_ns) // 2 - reported_ns

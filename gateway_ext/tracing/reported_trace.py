@@ -1,7 +1,7 @@
 """A function's report of its time in the header X-Gpu-Trace (docs/tracing.md). Pure.
 
-It is the function's word: what cannot be read is left out, and nothing of it is believed beyond
-what a trace shows.
+The report is not trusted: unreadable parts are left out, and it affects nothing but the trace that
+is shown.
 """
 
 import re
@@ -19,10 +19,10 @@ _MOST_CHARACTERS = 128
 
 @dataclass(frozen=True, slots=True)
 class CallTimes:
-    """When something began by the function's clock, and how long it took, in microseconds.
+    """When an operation began by the function's clock, and how long it took, in microseconds.
 
-    `facts` are numbers and names by single letters; `parent` is the id of the graph call that it
-    was done for.
+    `facts` are numbers and names by single letters; `parent` is the id of the graph call that the
+    operation belongs to.
     """
 
     begin_us: int
@@ -32,7 +32,7 @@ class CallTimes:
     facts: Mapping[str, str] = field(default_factory=dict)
 
     def number(self, name: str) -> int:
-        """A numeric fact; 0 where it is missing or no number."""
+        """A numeric fact; 0 if it is missing or no number."""
         return _number(self.facts.get(name, "0")) or 0
 
 
@@ -48,7 +48,7 @@ class ReportedTrace:
 
 
 def read(header: bytes) -> ReportedTrace:
-    """What can be read of it."""
+    """The readable part of the report."""
     found = ReportedTrace()
     version, *entries = header.decode("latin-1").split(" ", _MOST_ENTRIES)
     if version != VERSION:

@@ -17,7 +17,7 @@ _NOT_ALLOWED, _NOT_FOUND = 405, 404
 
 
 class TraceRoutes:
-    """The ASGI application of both."""
+    """The ASGI application of both routes."""
 
     def __init__(self, tracer: CallTracer) -> None:
         self._tracer = tracer
@@ -26,7 +26,7 @@ class TraceRoutes:
         """Answer one request."""
         del receive
         if scope["method"] not in {"GET", "HEAD"}:
-            await send_text(send, _NOT_ALLOWED, "GET is wanted", [(b"allow", b"GET, HEAD")])
+            await send_text(send, _NOT_ALLOWED, "GET is expected", [(b"allow", b"GET, HEAD")])
             return
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
         call_id = unquote(raw.decode("latin-1").removeprefix(PATH).strip("/"))
@@ -48,11 +48,11 @@ class TraceRoutes:
         calls, most, since_s = self._tracer.remembered()
         ago = "" if since_s is None else f", the oldest of which came {since_s:.0f} s ago"
         message = (
-            f"nothing is known of call {call_id}: this gateway remembers {calls} calls{ago} "
-            f"(at most {most} plain ones and {most} others), and none from before it was started"
+            f"call {call_id} is unknown: this gateway remembers {calls} calls{ago} "
+            f"(at most {most} plain ones and {most} others), and none from before its start"
         )
         return {"error": "unknown", "message": message} | self._memory()
 
 
-def _json(said: Mapping[str, Any]) -> bytes:
-    return json.dumps(said).encode()
+def _json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields).encode()

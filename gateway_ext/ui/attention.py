@@ -66,7 +66,7 @@ def _of_gpus(whole: Mapping[str, Any], gpus: list[Json]) -> Iterator[Json]:
                 "warning",
                 "gpu-silent",
                 gpu["id"],
-                f"{gpu['id']} is not heard of: it takes nothing new",
+                f"{gpu['id']} does not report: it takes no new requests",
                 f"look at the GPU manager of {gpu['node']} and at its network",
             )
         elif gpu["withheld_bytes"] > gpu["total_bytes"] // 2:
@@ -132,6 +132,6 @@ def _of_jobs(letters: Json) -> Iterator[Json]:
             "warning",
             "dead-letters",
             "dead_letters",
-            f"{some} tried no more",
+            f"{some} not tried any more",
             "see why, then replay or delete: dead letters",
         )

@@ -7,7 +7,7 @@ from gateway_ext.ui.page_state import SERIES, Point
 
 
 class Series:
-    """The last `points` points, `step_s` apart; a time that was slept through is empty."""
+    """The last `points` points, `step_s` apart; steps without a measurement are empty."""
 
     def __init__(self, step_s: float = 5.0, points: int = 120) -> None:
         self.step_s = step_s
@@ -16,11 +16,11 @@ class Series:
         self._due_s: float | None = None
 
     def due(self, now_s: float) -> bool:
-        """Whether the next point belongs to this moment."""
+        """Whether it is time for the next point."""
         return self._due_s is None or now_s >= self._due_s
 
     def add(self, point: Point, now_s: float) -> list[Point]:
-        """Keep one more; what was added is returned, with empty ones for steps that were missed."""
+        """Add a point; returns the added points, with empty ones for missed steps."""
         missed = 0
         if self._due_s is not None:
             missed = int((now_s - self._due_s) / self.step_s)
@@ -32,12 +32,12 @@ class Series:
         return added
 
     def shown(self) -> Mapping[str, object]:
-        """All of it, by kind, the oldest first."""
+        """All points, by kind, the oldest first."""
         return {"step_s": self.step_s, "points": self._points, "series": by_kind(self._kept)}
 
 
 def by_kind(points: "deque[Point] | list[Point]") -> dict[str, list[float | None]]:
-    """These points, apart by kind."""
+    """These points, split by kind."""
     return {kind: [point.get(kind) for point in points] for kind in SERIES}
 
 

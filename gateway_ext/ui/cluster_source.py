@@ -20,7 +20,7 @@ from scheduler.model import errors
 _DECISIONS = 100
 _MOST_LABELS = 10_000
 _ORDER_S = 10.0
-# What asking costs both sides beside that: HTTP, reading the answer. Measured: bench.page.
+# The cost of a look for both sides beside that: HTTP, reading the answer. Measured: bench.page.
 ASKING_S = 0.0025
 _NO_TOTALS: Json = {
     **dict.fromkeys(("requests", "hits", "misses", "false_misses", "evictions", "failed"), 0),
@@ -35,23 +35,23 @@ class SchedulerConsole(Protocol):
 
     @property
     def url(self) -> str:
-        """Of the scheduler that led last."""
+        """The URL of the last known leader."""
         ...
 
     async def look(self, mark: str) -> Mapping[str, Any]:
-        """Everything, or the changes since that mark."""
+        """The whole state, or the changes since that mark."""
         ...
 
     async def point(self) -> Mapping[str, Any]:
-        """The last seconds, as charts show them."""
+        """The figures of the last seconds, for charts."""
         ...
 
     async def policies(self) -> Sequence[Mapping[str, Any]]:
-        """Every policy there is."""
+        """Every policy with its description."""
         ...
 
     async def explain(self, request: str) -> Mapping[str, Any]:
-        """Why a request went where it went."""
+        """Why a request was placed where it was."""
         ...
 
     async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
@@ -119,7 +119,7 @@ class PageSource:
         try:
             async with asyncio.timeout(self._within_s):
                 view = await self._console.point()
-        except (SchedulerError, TimeoutError):  # the next look reports it
+        except (SchedulerError, TimeoutError):  # the next look reports the failure
             return dict.fromkeys(SERIES)
         return {kind: view.get(kind) for kind in SERIES}
 
@@ -166,7 +166,7 @@ class PageSource:
     # -- the scheduler's view ---------------------------------------------------------------------
 
     async def _ask(self) -> tuple[Mapping[str, Any], str]:
-        """The changes; or none, and the reason."""
+        """The changes since the last look; or no changes, and the reason."""
         try:
             async with asyncio.timeout(self._within_s):
                 view = await self._console.look(self._mark)
@@ -269,10 +269,10 @@ class PageSource:
             self._gpu_seconds[full_name(function)] = held_s
         return self._gpu_seconds
 
-    # -- what models are called -------------------------------------------------------------------
+    # -- the labels of models ---------------------------------------------------------------------
 
     def _learn_labels(self, functions: Mapping[str, Json]) -> None:
-        """Of functions that are not as they were at the last look."""
+        """Learn from the functions that have changed since the last look."""
         before, self._seen = self._seen, functions
         for function_id, function in functions.items():
             if function["models"] and before.get(function_id) is not function:
@@ -280,7 +280,7 @@ class PageSource:
                 self._learn(function["models"], shown_function(f"{namespace}/{name}"))
 
     def _learn(self, models: Iterable[str], function: str | None) -> None:
-        """The first function that was seen to use a model names it; it must not flicker."""
+        """Label models by the first function that was seen to use them, so that labels stay."""
         if function is None:
             return
         if len(self._labels) > _MOST_LABELS:
@@ -289,7 +289,7 @@ class PageSource:
             self._labels.setdefault(model, function)
 
     def _name_models(self) -> None:
-        """Models that were shown before it was known who uses them."""
+        """Label models that were shown before a function was known to use them."""
         named = self._nameless & self._labels.keys()
         if not named:
             return

@@ -12,16 +12,16 @@ _SHOWN = 100
 
 
 class LetterCount(Protocol):
-    """What a queue has, known at once."""
+    """The counts of a queue, known without waiting."""
 
     @property
     def dead(self) -> int:
-        """How many are dead."""
+        """The number of dead letters."""
         ...
 
     @property
     def dead_bytes(self) -> int:
-        """How much they take."""
+        """The bytes of all dead letters."""
         ...
 
 
@@ -30,7 +30,7 @@ class LetterQueue(Protocol):
 
     @property
     def tally(self) -> LetterCount:
-        """What there is."""
+        """The present counts."""
         ...
 
     async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
@@ -38,11 +38,11 @@ class LetterQueue(Protocol):
         ...
 
     async def replay(self, number: JobNumber, now_s: float) -> None:
-        """Let one be tried again."""
+        """Try a dead letter again."""
         ...
 
     async def discard(self, number: JobNumber) -> None:
-        """Forget one."""
+        """Delete a dead letter."""
         ...
 
 
@@ -55,7 +55,7 @@ class DeadLetterRows:
         self._shown: Json = {"count": 0, "items": [], "why": ""}
 
     async def look(self) -> Json:
-        """How many there are, and the first of them."""
+        """The number of dead letters, and the first of them."""
         tally = self._queue.tally
         now = (tally.dead, tally.dead_bytes)
         if now == self._seen:
@@ -71,12 +71,12 @@ class DeadLetterRows:
         return self._shown
 
     async def replay(self, letter: int) -> None:
-        """Let it be tried again."""
+        """Try the letter again."""
         self._seen = None
         await self._queue.replay(JobNumber(letter), time.time())
 
     async def discard(self, letter: int) -> None:
-        """Forget it."""
+        """Delete the letter."""
         self._seen = None
         await self._queue.discard(JobNumber(letter))
 

@@ -15,7 +15,7 @@ _P95 = 0.95
 
 
 class _SeenFunction(NamedTuple):
-    """What a row is made of: while it stays equal, so does the row."""
+    """The values of a row: while they stay equal, so does the row."""
 
     calls: int
     lately: int
@@ -29,7 +29,7 @@ class _SeenFunction(NamedTuple):
 
 
 class FunctionRows:
-    """Makes the rows; `meters` is who counts the gateway's answers."""
+    """Makes the rows; `meters` counts the gateway's answers."""
 
     def __init__(self, functions: Iterable[Function], meters: GatewayMeters) -> None:
         self._functions = functions
@@ -39,7 +39,7 @@ class FunctionRows:
         self._calls: deque[tuple[float, dict[str, int]]] = deque(maxlen=_LOOKS)
 
     def look(self, gpu_seconds: Mapping[str, float], now_s: float) -> dict[str, Json]:
-        """A row for each function there is, by its id; GPU seconds likewise."""
+        """A row for each function, by its id; `gpu_seconds` is by id too."""
         before_s, before = self._calls[0] if self._calls else (now_s, {})
         functions = list(self._functions)
         kept = self._seen
@@ -70,7 +70,7 @@ class FunctionRows:
 
 
 def _rests(function: Function, past: _SeenFunction, gpu_s: float) -> bool:
-    """Whether nothing is left to change of what was seen; most functions rest at most times."""
+    """Whether nothing can have changed since the last row; most functions rest at most times."""
     return (
         past.calls == function.calls
         and not (past.lately or past.in_flight or past.waiting or function.inflight)
@@ -104,7 +104,7 @@ def _row(
         "id": function.label,
         "name": function.id.name,
         "namespace": function.id.namespace,
-        "gpu": function.wishes.gpu,
+        "gpu": function.options.gpu,
         "models": seen.models,
         "replicas": len(seen.endpoints),
         "wanted": seen.wanted,

@@ -80,7 +80,7 @@ def _route(path: str, **handlers: _Handler) -> Route:
 def _refuse_others(request: Request) -> None:
     """Require a header that only our page sends: browsers send credentials for every site."""
     if request.headers.get("x-requested-with", "").lower() != _SENT_BY:
-        raise CrossSite(f"the header X-Requested-With: {_SENT_BY} is wanted")
+        raise CrossSite(f"the header X-Requested-With: {_SENT_BY} is expected")
     refuse_other_sites(request.headers.raw)
 
 
@@ -93,7 +93,7 @@ class _Page:
         self._files = files
 
     async def root(self, request: Request) -> Response:
-        """Below the slash, so that what the page names relatively is found."""
+        """Redirect to the path with a slash, so that the page's relative links work."""
         del request
         return RedirectResponse("/ui/", _MOVED)
 
@@ -118,7 +118,7 @@ class _Page:
     async def order(self, request: Request) -> Response:
         verb = request.path_params["verb"]
         if verb not in _VERBS:
-            raise BadRequest(f"{verb!r}: one of {', '.join(sorted(_VERBS))} is wanted")
+            raise BadRequest(f"{verb!r}: one of {', '.join(sorted(_VERBS))} is expected")
         gpu = _object(await body_of(request)).get("gpu")
         if gpu is not None and not (isinstance(gpu, str) and gpu):
             raise BadRequest("gpu is the name of one")
@@ -134,7 +134,7 @@ class _Page:
         return self._ordered()
 
     def _ordered(self) -> Response:
-        """What was ordered is seen at once."""
+        """Answer an order, and show its effect at once."""
         self._feed.soon()
         return done()
 
@@ -155,9 +155,9 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException), "registered for no other"
-    said = f"{request.method} {request.url.path}: {error.detail}"
-    return PlainTextResponse(said, error.status_code, {**SAFE, **(error.headers or {})})
+    assert isinstance(error, HTTPException), "registered for HTTPException alone"
+    explained = f"{request.method} {request.url.path}: {error.detail}"
+    return PlainTextResponse(explained, error.status_code, {**SAFE, **(error.headers or {})})
 
 
 def _policy(body: bytes) -> tuple[str, Mapping[str, float]]:
@@ -172,7 +172,7 @@ def _policy(body: bytes) -> tuple[str, Mapping[str, float]]:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    """The fields that were sent, or none."""
+    """The fields of the body; none if the body is empty."""
     try:
         sent = json.loads(body) if body else {}
     except ValueError as error:
@@ -194,7 +194,7 @@ def _number(request: Request) -> int:
 
 async def _events(feed: WatcherFeed, scope: Scope, receive: Receive, send: Send) -> None:
     if scope["method"] != "GET":
-        await send_text(send, _NOT_ALLOWED, "GET is wanted", [(b"allow", b"GET"), *SAFE_HEADERS])
+        await send_text(send, _NOT_ALLOWED, "GET is expected", [(b"allow", b"GET"), *SAFE_HEADERS])
         return
     if feed.full or feed.closed:
         headers = [(b"retry-after", b"10"), *SAFE_HEADERS]

@@ -7,18 +7,18 @@ from gateway_ext.ui.page_state import Json, PageState, Point
 
 
 class Source(Protocol):
-    """The cluster, as the page sees it. What cannot be done is raised as a GatewayError."""
+    """The cluster, as the page sees it; every failure is raised as a GatewayError."""
 
     async def look(self) -> PageState:
         """The state now; an unreachable part is marked in it, not raised."""
         ...
 
     async def point(self) -> Point:
-        """A point of the charts: of now and the seconds before; costs far less than a look."""
+        """A point of the charts: figures of the last seconds; costs far less than a look."""
         ...
 
     async def decision(self, request: str) -> Json:
-        """Why a request went where it went, and what came of it."""
+        """Why a request was placed where it was, and its outcome."""
         ...
 
     async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
@@ -30,9 +30,9 @@ class Source(Protocol):
         ...
 
     async def replay(self, letter: int) -> None:
-        """Let a dead letter be tried again."""
+        """Try a dead letter again."""
         ...
 
     async def discard(self, letter: int) -> None:
-        """Forget a dead letter."""
+        """Delete a dead letter."""
         ...

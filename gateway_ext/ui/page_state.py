@@ -10,7 +10,7 @@ Json = Mapping[str, Any]
 # The sections whose items have ids, and the field that is the id.
 ID_FIELDS: Mapping[str, str] = {"gpus": "id", "functions": "id", "decisions": "request"}
 
-# Of what charts are drawn; a point that cannot be known is None.
+# The series of the charts; an unknown point is None.
 SERIES = ("throughput", "hit_ratio", "p50", "p95", "p99", "queue")
 Point = Mapping[str, float | None]
 
@@ -19,9 +19,8 @@ Point = Mapping[str, float | None]
 class PageState:
     """Everything at one moment.
 
-    `whole` are sections that are replaced as a whole, `items` those of which single items are:
-    each section's items by their ids. `spent_s` is the processor time that it cost, here and at
-    the scheduler.
+    `whole` are sections that are replaced as a whole, `items` are sections whose items are replaced
+    one by one, by id. `spent_s` is the processor time of the look, here and at the scheduler.
     """
 
     whole: Mapping[str, Any]

@@ -20,7 +20,7 @@ def full_name(name: str) -> str:
 
 
 def short_model(model: str) -> str:
-    """A model that no function is known to use, by the beginning of its digest."""
+    """The name of a model without a known function: the beginning of its digest."""
     return model.rpartition("/")[2][:8]
 
 

@@ -24,7 +24,7 @@ def changes(old: PageState, new: PageState) -> PageChanges:
 
 
 def _replaced(old: Mapping[str, Json], new: Mapping[str, Json]) -> list[Json]:
-    """Items that are new, or not as they were; the same object need not be compared."""
+    """Items that are new or changed; the same object need not be compared."""
     if old is new:
         return []
     found = []

@@ -22,7 +22,7 @@ _TYPES = {
     ".webmanifest": "application/manifest+json",
 }
 
-# Nothing from elsewhere, nothing inline, no frame around us; and no other site learns of us.
+# No content from elsewhere, no inline code, no frame around the page, and no referrer.
 SAFE: Mapping[str, str] = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -56,7 +56,7 @@ class StaticFiles:
         self._read: dict[Path, tuple[tuple[int, int], StaticFile]] = {}
 
     def get(self, name: str) -> StaticFile | None:
-        """The file of this name below the folder; None where there is none to be shown."""
+        """The file of this name below the folder; None if there is no such file to serve."""
         kind = _TYPES.get(Path(name).suffix)
         if kind is None or "\0" in name or name.endswith("/"):
             return None

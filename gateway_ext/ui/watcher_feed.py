@@ -114,7 +114,7 @@ class WatcherFeed:
         return self._shown().text
 
     async def watch(self, last_id: str = "") -> AsyncGenerator[bytes, None]:
-        """Server-sent events until it leaves: the state, or the changes since `last_id`."""
+        """Events until the watcher leaves: the state, or the changes since `last_id`."""
         self._watchers += 1
         try:
             if self._watchers == 1:

@@ -74,7 +74,7 @@ class LeaderStream:
         if self._channel is None:
             self._keep([message])
             return
-        data = self._channel.say(message)
+        data = self._channel.pack(message)
         if self._line is not None:
             self._line.send(data)
         if self._channel.overfull:
@@ -84,7 +84,7 @@ class LeaderStream:
     def begin_anew(self) -> None:
         """Break off: the next stream carries the whole state, not what this one lacked."""
         if self._channel is not None:
-            self._keep(self._channel.unseen())
+            self._keep(self._channel.unacknowledged())
         self._channel = None
         if self._line is not None:
             self._line.abort()
@@ -99,7 +99,7 @@ class LeaderStream:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._times.leave_s):
                 while self._line is not None and self._channel is not None:
-                    if self._channel.all_seen:
+                    if self._channel.all_acknowledged:
                         break
                     await asyncio.sleep(_POLL_S)
         if self._task is not None:
@@ -168,7 +168,7 @@ class LeaderStream:
             self._tell_everything(wishes)
         else:
             self._line = line
-            for data in channel.again(dialed.welcome.seen):
+            for data in channel.kept_after(dialed.welcome.seen):
                 line.send(data)
         self.begun.set()
 
@@ -183,7 +183,7 @@ class LeaderStream:
             await asyncio.sleep(self._times.beat_s)
             patience.reschedule(self._heard_s + self._times.silence_s)
             if self._line is not None and self._channel is not None:
-                self._line.send(self._channel.hint(Beat()))
+                self._line.send(self._channel.pack_hint(Beat()))
 
     async def _look_around(self, line: MessageLine, url: str) -> None:
         """A leader that is cut off from its store may not know that another one was elected."""
@@ -192,7 +192,7 @@ class LeaderStream:
             if await self._dialer.overtaken(url):
                 log.warning("%s leads no more: term %d has begun", url, self._dialer.term)
                 if self._channel is not None:
-                    line.send(self._channel.hint(Superseded(self._dialer.term)))
+                    line.send(self._channel.pack_hint(Superseded(self._dialer.term)))
                     await asyncio.sleep(_POLL_S)
                 line.abort()
                 return
@@ -200,7 +200,7 @@ class LeaderStream:
     def _hear(self, data: bytes) -> None:
         if self._channel is None:
             return  # it was given up, and the line is closing
-        for message in self._channel.hear(data):
+        for message in self._channel.unpack(data):
             if isinstance(message, Given):
                 self._check(message.term)
             if not isinstance(message, Beat):

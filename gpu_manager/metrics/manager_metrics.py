@@ -6,12 +6,12 @@ _OURS = "gpufaas_node_"
 _LOADS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-def _counter(name: str, says: str, *labels: str) -> Metric:
-    return Metric(f"{_OURS}{name}_total", MetricKind.COUNTER, says, labels)
+def _counter(name: str, help_text: str, *labels: str) -> Metric:
+    return Metric(f"{_OURS}{name}_total", MetricKind.COUNTER, help_text, labels)
 
 
-def _gauge(name: str, says: str, *labels: str) -> Metric:
-    return Metric(f"{_OURS}{name}", MetricKind.GAUGE, says, labels)
+def _gauge(name: str, help_text: str, *labels: str) -> Metric:
+    return Metric(f"{_OURS}{name}", MetricKind.GAUGE, help_text, labels)
 
 
 # -- the node ------------------------------------------------------------------------------------

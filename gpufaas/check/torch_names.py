@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from gpufaas.check.findings import UseOutcome, UseRule
 
 REDIRECTED = UseRule(UseOutcome.REDIRECTED)
-OTHER_GPU = UseRule(UseOutcome.CANNOT, "a function has one GPU", "say cuda, or cuda:0")
+OTHER_GPU = UseRule(UseOutcome.CANNOT, "a function has one GPU", "use cuda, or cuda:0")
 
-_ANSWER = UseRule(UseOutcome.LOCAL, "tells of the one redirected GPU")
+_ANSWER = UseRule(UseOutcome.LOCAL, "describes the one redirected GPU")
 _IN_ORDER = UseRule(UseOutcome.LOCAL, "calls run in order: nothing is ever pending")
 _MEMORY = UseRule(UseOutcome.LOCAL, "counts the function's own tensors against the GPU's memory")
 _RANDOM = UseRule(UseOutcome.LOCAL, "a stream of random numbers of the function's own")
@@ -21,7 +21,7 @@ _TUNING = UseRule(
 )
 
 _NO_KERNELS = "needs a GPU in the function itself"
-_OTHER_LIBRARY = "talks to the GPU past PyTorch"
+_OTHER_LIBRARY = "uses the GPU without PyTorch"
 _UNKNOWN = UseRule(UseOutcome.CANNOT, "the shim does not know it", "leave it out")
 _NO_DRIVER = UseRule(
     UseOutcome.CANNOT, "there is no driver in the function", "ask torch.cuda.mem_get_info()"
@@ -49,7 +49,7 @@ _EXPORT = UseRule(
 )
 _NCCL = UseRule(
     UseOutcome.CANNOT,
-    "GPUs do not talk to each other here",
+    "GPUs are not connected to each other here",
     "there is one GPU: leave collective operations out",
 )
 _KERNELS = UseRule(UseOutcome.CANNOT, _NO_KERNELS, "write it with PyTorch's operators")
@@ -174,7 +174,7 @@ _TABLE: tuple[tuple[UseRule, str, str], ...] = (
     (_EXPORT, "", ".__dlpack__() torch.to_dlpack torch.utils.dlpack.to_dlpack"),
     (_NCCL, "torch.", "cuda.nccl cuda.comm distributed nn.parallel.DistributedDataParallel"),
     (
-        UseRule(UseOutcome.LOCAL, "says that there are no other processes"),
+        UseRule(UseOutcome.LOCAL, "reports that there are no other processes"),
         "torch.distributed.",
         """is_available is_initialized is_nccl_available is_gloo_available is_mpi_available
         is_torchelastic_launched""",
@@ -206,9 +206,9 @@ def _rules() -> Iterator[tuple[str, UseRule]]:
 
 
 RULES: dict[str, UseRule] = dict(_rules())
-# Packages of others are told where they are imported, PyTorch's names where they are used.
+# Other packages are reported where they are imported, PyTorch's names where they are used.
 PACKAGES = frozenset(name for name in RULES if not name.startswith(("torch.", ".")))
-# Arguments that name a device, whatever they are given to.
+# Arguments that name a device, in any function.
 DEVICE_KEYWORDS = frozenset(
     {
         "device",

@@ -1,1 +1,1 @@
-"""The commands of `gpufaas`, one file a command: its options, and what it builds and runs."""
+"""The commands of `gpufaas`, one file for each: its options, and what it builds and runs."""

@@ -1,1 +1,1 @@
-"""What the serving processes are built of: nodes, trace export, the shim's variables, tuning."""
+"""Parts of the serving processes: nodes, trace export, the shim's variables, tuning."""

@@ -1,6 +1,6 @@
 """Spans to a collector: OTLP over HTTP in JSON, from a bounded queue, beside the process's work.
 
-docs/decisions/ says what OpenTelemetry's own exporter would cost.
+docs/decisions/ compares the cost of OpenTelemetry's own exporter.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ _WARNING_EVERY_S = 60.0
 class ExportSettings:
     """Where and how spans are sent.
 
-    `url` appears in log lines, so credentials belong in the headers. A part is one call (or the
-    like) with all its spans: `most_parts` may wait, `batch_parts` are sent at once.
+    `url` appears in log lines, so credentials belong in the headers. A part is one call (or
+    request) with all its spans: `most_parts` may wait, `batch_parts` are sent at once.
     """
 
     url: str
@@ -49,7 +49,7 @@ class ExportSettings:
 
 @dataclass(slots=True)
 class ExportCounts:
-    """What became of spans; `dropped_parts` found the queue full, before their spans were made."""
+    """The outcomes of spans; `dropped_parts` found the queue full, before their spans were made."""
 
     spans: int = 0
     failed_spans: int = 0
@@ -169,10 +169,10 @@ class SpanExporter:
 
 
 def _log_failure(sending: asyncio.Task[None]) -> None:
-    """A bug of ours ends the export of spans; calls go on."""
+    """A bug of ours ends the export of spans; calls continue."""
     error = None if sending.cancelled() else sending.exception()
     if error is not None:
-        log.error("traces are sent no more", exc_info=error)
+        log.error("traces are not sent any more", exc_info=error)
 
 
 def encoded_request(spans_by_service: Mapping[str, list[str]], settings: ExportSettings) -> bytes:

@@ -37,7 +37,7 @@ def export_settings(
 ) -> ExportSettings | None:
     """The exporter's settings; None if no endpoint is configured or OTEL_SDK_DISABLED is set.
 
-    Our own endpoint goes before the environment's. CommandError for an invalid value.
+    Our own endpoint takes precedence over the environment's. CommandError for an invalid value.
     """
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
@@ -69,7 +69,7 @@ def _headers(tracing: TraceSettings, environment: Mapping[str, str]) -> Mapping[
     for pair in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = pair.partition("=")
         if not equals:
-            raise CommandError(f"{_HEADERS}: name=value is wanted, separated by commas")
+            raise CommandError(f"{_HEADERS}: name=value is expected, separated by commas")
         headers[name.strip()] = unquote(value.strip())
     if tracing.headers_file:
         headers |= _headers_in_file(Path(tracing.headers_file))

@@ -11,7 +11,7 @@ _LEGEND = "{{function_name}}"
 
 
 def _of_scheduler(expr: str) -> str:
-    """The scheduler calls a function NAMESPACE/NAME, the gateway NAME.NAMESPACE."""
+    """The scheduler names a function NAMESPACE/NAME, the gateway NAME.NAMESPACE."""
     renamed = f'label_replace({expr}, "{_NAME}", "$2.$1", "function", "(.*)/(.*)")'
     return f"{renamed} and on ({_NAME}) gateway_service_count{{{_CHOSEN}}}"
 
@@ -95,7 +95,7 @@ _REPLICAS = PanelRow(
                 ),
             ),
             "none",
-            "Many, and no more replicas: they crash.",
+            "Many, without more replicas: instances crash.",
         ),
         Panel(
             "From nothing to ready",
@@ -133,7 +133,7 @@ _GPUS = PanelRow(
                 ),
             ),
             "percentunit",
-            "GPUs that its leases keep from others: 1 is one GPU all the time.",
+            "GPUs that the function's leases occupy: 1 is one GPU all the time.",
             stacked=True,
         ),
         Panel(

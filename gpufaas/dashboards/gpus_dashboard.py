@@ -9,9 +9,13 @@ _GPU = 'gpu=~"$gpu"'
 _MODEL = 'model=~"$model"'
 
 
-def _each(title: str, metric: str, unit: str, says: str = "", most: float | None = None) -> Panel:
+def _each(
+    title: str, metric: str, unit: str, description: str = "", most: float | None = None
+) -> Panel:
     """A gauge of each GPU."""
-    return Panel(title, (PromQuery(f"{metric}{{{_GPU}}}", "{{gpu}}"),), unit, says, most=most)
+    return Panel(
+        title, (PromQuery(f"{metric}{{{_GPU}}}", "{{gpu}}"),), unit, description, most=most
+    )
 
 
 _TIME = PanelRow(
@@ -68,28 +72,28 @@ _MEMORY = PanelRow(
                 ),
             ),
             "bytes",
-            "What models were granted, what others have, and what is free.",
+            "Memory granted to models, used by other programs, and free.",
             stacked=True,
         ),
         Panel(
             "Ledger against NVML",
             (PromQuery(f"{_N}ledger_drift_bytes{{{_GPU}}}", "{{gpu}}"),),
             "bytes",
-            "NVML's use less what was granted: far above 0, others use the GPU.",
+            "NVML's use less the granted memory: far above 0, other programs use the GPU.",
             least=None,
         ),
         _each(
             "Used, by NVML",
             f"{_N}device_used_bytes",
             "bytes",
-            "Everybody's use of the GPU. Emulated GPUs have none.",
+            "Use of the GPU by all programs. Emulated GPUs have none.",
         ),
         _each("Models", f"{_S}gpu_models", "none"),
         _each(
             "Age of the least recently used model",
             f"{_S}gpu_lru_age_seconds",
             "s",
-            "Low, and falling: what is in use does not fit.",
+            "Low and falling: the models in use do not fit.",
         ),
     ),
 )
@@ -188,7 +192,7 @@ _MODELS = PanelRow(
                 ),
             ),
             "reqps",
-            "The ten that are asked for most.",
+            "The ten most requested models.",
         ),
         Panel(
             "Hits",
@@ -210,7 +214,7 @@ _MODELS = PanelRow(
                 ),
             ),
             "percentunit",
-            "GPUs that calls of it keep busy.",
+            "GPUs that calls of the model keep busy.",
         ),
         Panel(
             "On so many GPUs",
@@ -243,7 +247,7 @@ _MODELS = PanelRow(
 GPUS = Dashboard(
     "gpufaas-gpus",
     "gpufaas: GPUs and models",
-    "What GPUs do, what they hold, and what leaves them",
+    "Use of GPUs, their models, loads and evictions",
     (_TIME, _MEMORY, _MOVING, _TROUBLE, _MODELS),
     (
         Variable("gpu", "GPU", f"{_S}gpu_models", "gpu"),

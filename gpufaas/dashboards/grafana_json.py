@@ -34,7 +34,7 @@ class PromQuery:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel; `unit` is one of Grafana's, `says` is its description.
+    """One panel; `unit` is one of Grafana's, `description` explains it.
 
     `stacked` lines are parts of a whole; `least` and `most` bound the axis unless None.
     """
@@ -42,7 +42,7 @@ class Panel:
     title: str
     queries: tuple[PromQuery, ...]
     unit: str
-    says: str = ""
+    description: str = ""
     shape: Shape = Shape.LINES
     width: int = 8
     stacked: bool = False
@@ -74,7 +74,7 @@ class Dashboard:
 
     uid: str
     title: str
-    says: str
+    description: str
     rows: tuple[PanelRow, ...]
     variables: tuple[Variable, ...] = ()
 
@@ -89,7 +89,7 @@ def as_json(dashboard: Dashboard) -> str:
     page = {
         "uid": dashboard.uid,
         "title": dashboard.title,
-        "description": dashboard.says,
+        "description": dashboard.description,
         "tags": ["gpufaas"],
         "schemaVersion": _SCHEMA,
         "version": 1,
@@ -141,7 +141,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
     return {
         "type": panel.shape,
         "title": panel.title,
-        "description": panel.says,
+        "description": panel.description,
         "datasource": _SOURCE,
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "options": _options(panel.shape),

@@ -65,7 +65,7 @@ def _metrics(metrics: Iterable[Metric]) -> str:
     for metric in sorted(metrics, key=lambda metric: metric.name):
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         kind = "counter" if metric.kind is MetricKind.UNTYPED else metric.kind
-        lines.append(f"| `{metric.name}` | {kind} | {labels} | {metric.says} |")
+        lines.append(f"| `{metric.name}` | {kind} | {labels} | {metric.help_text} |")
     return "\n".join(lines) + "\n"
 
 

@@ -7,8 +7,8 @@ _S = "gpufaas_scheduler_"
 _W = "gpufaas_gateway_"
 
 
-def _number(title: str, expr: str, unit: str, says: str) -> Panel:
-    return Panel(title, (PromQuery(expr),), unit, says, Shape.NUMBER, 3)
+def _number(title: str, expr: str, unit: str, description: str) -> Panel:
+    return Panel(title, (PromQuery(expr),), unit, description, Shape.NUMBER, 3)
 
 
 _NOW = PanelRow(
@@ -90,7 +90,7 @@ _CALLS = PanelRow(
             "Leases for calls",
             (PromQuery(rate(f"{_W}lease_seconds_count", "result"), "{{result}}"),),
             "reqps",
-            "What the gateway was answered when it asked for a GPU.",
+            "Answers to the gateway's requests for leases.",
             stacked=True,
         ),
         Panel(
@@ -191,7 +191,7 @@ _CONTROL = PanelRow(
                 ),
             ),
             "none",
-            "GPUs that joined, left or drain; nodes that fell silent or were heard again.",
+            "GPUs that joined, left or drain; nodes that fell silent or returned.",
         ),
         Panel(
             "Answers below /system",
@@ -213,6 +213,6 @@ _CONTROL = PanelRow(
 OVERVIEW = Dashboard(
     "gpufaas-overview",
     "gpufaas: overview",
-    "Whether all is well, and how often models are where they are wanted",
+    "Health, and how often requests find their models in GPU memory",
     (_NOW, _PLACING, _CALLS, _CACHE, _CONTROL),
 )

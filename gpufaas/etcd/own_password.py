@@ -116,7 +116,7 @@ async def _authenticate(endpoint: EtcdEndpoint, login: EtcdLogin) -> None:
 async def _auth_request(
     endpoint: EtcdEndpoint, what: str, body: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Its answer; EtcdFailed where it is none, or a refusal."""
+    """etcd's answer; EtcdFailed without an answer, or if etcd refuses."""
     question = json.dumps(body or {}).encode()
     try:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -130,7 +130,7 @@ async def _auth_request(
         found = None
     if not isinstance(found, dict):
         shown = head.partition(b"\r\n")[0].decode(errors="replace") or "nothing"
-        raise EtcdFailed(f"etcd says {shown} to {what}")
+        raise EtcdFailed(f"etcd answers {shown} to {what}")
     if "error" in found:
         raise EtcdFailed(f"etcd refuses {what}: {found['error']}")
     return found

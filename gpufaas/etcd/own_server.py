@@ -28,7 +28,7 @@ OLDEST_SOUND = (3, 5, 28)
 
 _START_S = 20.0
 _STOP_S = 5.0
-_PRIVATE = "private:0"  # a socket's name; etcd wants every address to look like host and port
+_PRIVATE = "private:0"  # a socket's name; etcd requires every address to look like host and port
 
 
 @dataclass(frozen=True, slots=True)

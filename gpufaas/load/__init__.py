@@ -1,1 +1,1 @@
-"""`gpufaas load`: calls of functions at a rate or from so many clients, and what came of them."""
+"""`gpufaas load`: calls functions at a rate or from several clients, and reports results."""

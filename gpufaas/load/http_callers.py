@@ -1,7 +1,7 @@
 """HTTP/1.1 calls to one gateway, with callbacks and without a task for each call.
 
-The gateway's own client costs 1.4 to 2.4 times the CPU of this one a call, and that CPU would
-limit the load (docs/decisions/).
+The gateway's own client costs 1.4 to 2.4 times the CPU of this one for each call, and that CPU
+would limit the load (docs/decisions/).
 """
 
 import asyncio

@@ -39,7 +39,7 @@ class JsonLines(logging.Formatter):
 def configure_logs(level: str, form: str, plain: str = PLAIN) -> None:
     """Write log lines from this level on to standard error; CommandError for an unknown form."""
     if form not in FORMATS:
-        raise CommandError(f"log_format: {form!r}: one of {', '.join(FORMATS)} is wanted")
+        raise CommandError(f"log_format: {form!r}: one of {', '.join(FORMATS)} is expected")
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(plain))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

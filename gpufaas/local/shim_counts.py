@@ -22,7 +22,7 @@ _SUMS = (
 
 
 class ReportFile:
-    """A file in memory to which processes append a JSON object each; nothing of it remains."""
+    """A file in memory to which processes append a JSON object each; it vanishes when closed."""
 
     def __enter__(self) -> Self:
         self._descriptor = os.memfd_create("gpufaas-stats", os.MFD_CLOEXEC)

@@ -1,1 +1,1 @@
-"""What several commands read: options, configuration files, variables, the cluster's secret."""
+"""Inputs of several commands: options, configuration files, variables, the cluster's secret."""

@@ -109,7 +109,7 @@ def _checked(settings: AllSettings) -> AllSettings:
     _check_etcd(settings.etcd)
     if settings.log_format not in FORMATS:
         wanted = " or ".join(FORMATS)
-        raise CommandError(f"log_format = {settings.log_format!r}: {wanted} is wanted")
+        raise CommandError(f"log_format = {settings.log_format!r}: {wanted} is expected")
     if settings.tracing.ratio > 1:
         raise CommandError("[tracing] ratio: from 0 to 1")
     return settings
@@ -218,19 +218,19 @@ def _value(kind: object, name: str, value: object, where: str) -> object:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError("a text is wanted")
+        raise TypeError("a text is expected")
     return value
 
 
 def _whole(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise TypeError("a whole number is wanted")
+        raise TypeError("a whole number is expected")
     return int(value)
 
 
 def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise TypeError("a number is wanted")
+        raise TypeError("a number is expected")
     return float(value)
 
 
@@ -238,7 +238,7 @@ def _truth(value: object) -> bool:
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     found = value if isinstance(value, bool) else words.get(str(value).lower())
     if found is None:
-        raise TypeError("true or false is wanted")
+        raise TypeError("true or false is expected")
     return found
 
 
@@ -246,7 +246,7 @@ def _texts(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if not isinstance(value, list | tuple):
-        raise TypeError("a list of texts is wanted")
+        raise TypeError("a list of texts is expected")
     return tuple(_text(each) for each in value)
 
 
@@ -256,7 +256,7 @@ def numbers(value: object) -> dict[str, float]:
         pairs = [part.partition("=") for part in _texts(value)]
         return {name.strip(): _as_written(number) for name, _, number in pairs}
     if not isinstance(value, Mapping):
-        raise TypeError("a table of numbers is wanted")
+        raise TypeError("a table of numbers is expected")
     return {_text(name): number for name, number in value.items()}
 
 

@@ -52,7 +52,7 @@ def gpu_overlap(flag: str | None, environment: Mapping[str, str]) -> int:
     """The number of leases that a GPU holds at once; the flag overrides the environment."""
     text = flag if flag is not None else environment.get("GPUFAAS_GPU_OVERLAP") or "1"
     if not text.isdecimal() or not 1 <= int(text) <= _MOST_OVERLAP:
-        raise CommandError(f"GPU overlap: {text!r}: a number from 1 to {_MOST_OVERLAP} is wanted")
+        raise CommandError(f"GPU overlap: {text!r}: a number from 1 to {_MOST_OVERLAP} is expected")
     return int(text)
 
 
@@ -60,7 +60,7 @@ def emulation(load: str, run: str) -> EmulatedTimes:
     """The times of emulated GPUs: `0.2+1.5/GiB` is 0.2 s, and 1.5 s for each GiB."""
     base, _, per_gib = load.partition("+")
     if per_gib and not per_gib.endswith("/GiB"):
-        raise CommandError(f"emulated load {load!r}: 0.2+1.5/GiB, for example, is wanted")
+        raise CommandError(f"emulated load {load!r}: 0.2+1.5/GiB, for example, is expected")
     return EmulatedTimes(
         load_s=_seconds(base, "emulated load"),
         load_s_per_gib=_seconds(per_gib.removesuffix("/GiB") or "0", "emulated load"),

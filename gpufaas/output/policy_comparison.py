@@ -132,7 +132,7 @@ def _assumptions(found: Comparison) -> Iterator[str]:
     else:
         yield (
             "Callers do not wait for their models: over a tenth of the recorded callers did not, "
-            "so that loads delay nobody here."
+            "so that loads delay no caller here."
         )
     yield (
         "A load takes what loads of that model from that tier took on average; where none was "

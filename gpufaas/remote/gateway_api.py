@@ -64,7 +64,7 @@ class GatewayApi:
     def _content(self, status: int, body: bytes) -> Any:
         if status == http.client.UNAUTHORIZED:
             raise CommandError(
-                f"{self.url} wants a login: name the folder of {_USER_FILE} and {_PASSWORD_FILE} "
+                f"{self.url} needs a login: name the folder of {_USER_FILE} and {_PASSWORD_FILE} "
                 "with --secrets-dir"
             )
         try:

@@ -1,1 +1,1 @@
-"""All parts on one machine: what `gpufaas up` runs, and where it keeps things."""
+"""All parts on one machine: what `gpufaas up` runs, and where it keeps its files."""

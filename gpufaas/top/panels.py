@@ -70,7 +70,7 @@ def _gpus(state: State, width: int) -> Iterator[ListRow]:
 def _gpu(state: State, key: str) -> list[StyledLine]:
     gpu = _item(state["gpus"], "id", key)
     if gpu is None:
-        return [[StyledText(f"{plain(key)} is no more", RED)]]
+        return [[StyledText(f"{plain(key)} is gone", RED)]]
     now_s = state["now"]
     lines: list[StyledLine] = [
         [
@@ -142,7 +142,7 @@ def _functions(state: State, width: int) -> Iterator[ListRow]:
 def _function(state: State, key: str) -> list[StyledLine]:
     one = _item(state["functions"], "id", key)
     if one is None:
-        return [[StyledText(f"{plain(key)} is no more", RED)]]
+        return [[StyledText(f"{plain(key)} is gone", RED)]]
     return [[StyledText(f"{name:<14}"), StyledText(plain(value))] for name, value in one.items()]
 
 
@@ -168,7 +168,7 @@ def _queue(state: State, width: int) -> Iterator[ListRow]:
 def _queued(state: State, key: str) -> list[StyledLine]:
     one = _item(state["queue"]["head"], "request", key)
     if one is None:
-        return [[StyledText(f"{plain(key)} waits no more", DIM)]]
+        return [[StyledText(f"{plain(key)} no longer waits", DIM)]]
     return [[StyledText(f"{name:<12}"), StyledText(plain(value))] for name, value in one.items()]
 
 

@@ -77,7 +77,9 @@ def head(state: State, trouble: str, width: int) -> list[StyledLine]:
     parameters = " ".join(f"{k}={v:g}" for k, v in state["policy"]["parameters"].items())
     first = [
         StyledText("gpufaas", BOLD),
-        StyledText(f"  {clean(scheduler['leader']) or 'nobody'} leads, term {scheduler['term']}, "),
+        StyledText(
+            f"  {clean(scheduler['leader']) or 'no scheduler'} leads, term {scheduler['term']}, "
+        ),
         StyledText(f"etcd {clean(scheduler['etcd'])}", RED if scheduler["etcd"] == "lost" else ""),
         StyledText("; policy "),
         StyledText(clean(state["policy"]["name"]), CYAN),

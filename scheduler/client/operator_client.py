@@ -11,7 +11,7 @@ _NO_REQUEST = RequestId("")
 
 
 class OperatorClient(SchedulerClient):
-    """Finds the leader as `SchedulerClient` does; readers should use little patience.
+    """Finds the leader as `SchedulerClient` does; programs that only read should wait briefly.
 
     Raises EventRefused where an order cannot be carried out, CallerNotAllowed where the token does
     not suffice, SchedulerUnreachable where no scheduler leads.
@@ -24,20 +24,20 @@ class OperatorClient(SchedulerClient):
 
     async def look(self, mark: str) -> Mapping[str, Any]:
         """The whole state, or its changes since the look with that mark (docs/scheduler.md)."""
-        return await self._said(f"/feed?since={quote(mark, safe='')}")
+        return await self._get_answer(f"/feed?since={quote(mark, safe='')}")
 
     async def point(self) -> Mapping[str, Any]:
         """The figures of the last seconds, for charts."""
-        return await self._said("/feed/point")
+        return await self._get_answer("/feed/point")
 
     async def policies(self) -> Sequence[Mapping[str, Any]]:
         """Every policy with its description."""
-        found: Sequence[Mapping[str, Any]] = (await self._said("/policies"))[LISTED]
+        found: Sequence[Mapping[str, Any]] = (await self._get_answer("/policies"))[LISTED]
         return found
 
     async def explain(self, request: str) -> Mapping[str, Any]:
         """Why a request was placed where it was, and how it ended."""
-        return await self._said(f"/explain/{quote(request)}")
+        return await self._get_answer(f"/explain/{quote(request)}")
 
     async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
         """Put this policy in force on every scheduler."""
@@ -49,5 +49,5 @@ class OperatorClient(SchedulerClient):
         where = "" if gpu is None else f"?gpu={quote(gpu, safe='')}"
         await self._insist(f"/models/{quote(model)}/{verb}{where}", dict, _NO_REQUEST)
 
-    async def _said(self, path: str) -> Mapping[str, Any]:
+    async def _get_answer(self, path: str) -> Mapping[str, Any]:
         return await self._insist(path, lambda: None, _NO_REQUEST)

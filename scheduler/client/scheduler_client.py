@@ -36,20 +36,20 @@ from scheduler.model.errors import (
 )
 from scheduler.model.values import Estimate, LeaseId, Placement, Request, RequestId, SlotId
 
-# A scheduler that took longer to answer than connecting may take had the request: it led.
+# A scheduler that held a request for longer than connecting may take was the leader.
 _HELD_S = 2.5
-# An answered release may wait so long for its node's stream, and its leader may die meanwhile.
+# A leader may die while an answered release still waits for its node's stream, at most this long.
 _REPEATED_S = 12.0
 _MOST_REPEATED = 4_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
-# A host that is cut off, or has died, ends no connection: its silence for so long does.
+# A host that is cut off or dead ends no connection: silence for this long ends it.
 _SILENCE_S = 4
 _OK, _DONE, _UNAUTHORIZED = 200, 204, 401
 _NOT_LEADING = "not-leading"
-LISTED = "listed"  # what an answer is called that is no object
+LISTED = "listed"  # the key under which an answer that is a JSON list is returned
 
-# Posts JSON with these headers to a URL, and returns the status and the body of the answer; what
-# goes wrong on the way is an OSError or a ValueError.
+# Posts JSON with these headers to a URL, and returns the status and the body of the answer; every
+# failure on the way is an OSError or a ValueError.
 Post = Callable[[str, Mapping[str, str], Mapping[str, object]], Awaitable[tuple[int, bytes]]]
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GrantedLease:
-    """A lease: where it is, and what to show there.
+    """A lease: where to use it, and which token to present there.
 
     `addresses` are those of the node's GPU manager; `token` is for the header `X-Gpu-Lease`.
     """
@@ -71,11 +71,11 @@ class GrantedLease:
 class SchedulerClient:
     """Talks to any of several schedulers of a cluster, one of which leads; use as a context.
 
-    A request whose leader goes away is asked for again at the next one, with its id and its time
-    of arrival, until it is answered or nobody has answered for `patience_s`. The next leader is
-    told again of the last releases too: they may have died with the one that took them. A leader
-    that neither answers nor goes away is left as soon as another one leads. All times of requests
-    are those of `time.monotonic` in this process. `post` is another way to send than aiohttp.
+    A request whose leader goes away is sent again to the next leader, with its id and its time of
+    arrival, until a leader answers or no scheduler has answered for `patience_s`. The next leader
+    also receives the last releases again: the earlier leader may have died before it applied them.
+    A leader that neither answers nor goes away is left once another one leads. All times of
+    requests are those of `time.monotonic` in this process. `post` replaces sending by aiohttp.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class SchedulerClient:
     async def acquire(self, request: Request, trace: TraceContext | None = None) -> GrantedLease:
         """Wait for a lease, for this trace; cancelling the task cancels the request.
 
-        Raises RequestEnded where the request ends instead, NoGpus where there is no GPU, Refused
-        where it makes no sense, Unreachable where no scheduler answers.
+        Raises RequestEnded if the request ends without a lease, NoGpus if there is no GPU, Refused
+        if the request is invalid, Unreachable if no scheduler answers.
         """
         arrived_s = time.monotonic() if request.arrived_s is None else request.arrived_s
 
@@ -138,31 +138,31 @@ class SchedulerClient:
         return _granted(await self._insist("/wanted", lambda: {"request": request}, request))
 
     async def release(self, lease: LeaseId, *, may_return: bool = False) -> None:
-        """The holder needs the GPU no more, or (with `may_return`) perhaps later again."""
+        """The holder no longer needs the GPU, or (with `may_return`) may need it again later."""
         fields = {"lease": lease, "may_return": may_return}
         await self._insist("/release", lambda: fields, RequestId(""))
         self._released.append((time.monotonic(), fields))
 
     async def cancel(self, request: RequestId) -> None:
-        """The request ends, wherever it is."""
+        """End the request, wherever it is."""
         await self._insist("/cancel", lambda: {"request": request}, request)
 
-    # -- what only administrators may -------------------------------------------------------------
+    # -- orders that need the administrator's token -----------------------------------------------
 
     async def pin(self, model: ModelId) -> None:
-        """Keep the model wherever it is in GPU memory; Refused where it is nowhere."""
+        """Keep the model wherever it is in GPU memory; Refused if no GPU holds it."""
         await self._order(model, "pin")
 
     async def unpin(self, model: ModelId) -> None:
-        """Let it be evicted again; Refused where it is nowhere."""
+        """Let the model be evicted again; Refused if no GPU holds it."""
         await self._order(model, "unpin")
 
     async def pinned(self) -> frozenset[ModelId]:
         """The models that are pinned on some GPU."""
-        said = await self._insist("/models", lambda: None, RequestId(""))
+        answer = await self._insist("/models", lambda: None, RequestId(""))
         return frozenset(
             ModelId(model["model"])
-            for model in said[LISTED]
+            for model in answer[LISTED]
             if any(holder["pinned"] for holder in model["holders"])
         )
 
@@ -184,18 +184,18 @@ class SchedulerClient:
         while True:
             at, asked_s = self._at, time.monotonic()
             try:
-                status, said = await self._waits.answer(at, self._ask(at, path, fields(), trace))
+                status, answer = await self._waits.answer(at, self._ask(at, path, fields(), trace))
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 trouble = f"{at}: {error!r}"
                 self._try_next(at)
             else:
                 if status in {_OK, _DONE}:
-                    self._answered(at, said)
-                    return said
-                if said.get("error") != _NOT_LEADING:
-                    raise error_of(status, said, request)
-                trouble = str(said.get("message"))
-                leader = said.get("leader")
+                    self._answered(at, answer)
+                    return answer
+                if answer.get("error") != _NOT_LEADING:
+                    raise error_of(status, answer, request)
+                trouble = str(answer.get("message"))
+                leader = answer.get("leader")
                 if isinstance(leader, str):
                     pause_s = _FIRST_PAUSE_S if leader != at else pause_s
                     self._at = leader
@@ -216,48 +216,48 @@ class SchedulerClient:
         fields: Mapping[str, object] | None,
         trace: TraceContext | None = None,
     ) -> tuple[int, Mapping[str, Any]]:
-        """The status and answer to a POST of these fields, or to a GET where there are none."""
+        """The status and answer of a POST of these fields, or of a GET if there are none."""
         if fields is None:
             status, body = await self._get(at + path)
         else:
             # A header, since unknown fields of the body are refused.
             headers = self._headers if trace is None else self._headers | headers_of(trace)
             status, body = await self._post(at + path, headers, fields)
-        said = {} if status == _DONE else json.loads(body)
-        if isinstance(said, list):
-            said = {LISTED: said}
-        if not isinstance(said, dict):
-            raise ValueError("it answers no JSON object")
-        return status, said
+        answer = {} if status == _DONE else json.loads(body)
+        if isinstance(answer, list):
+            answer = {LISTED: answer}
+        if not isinstance(answer, dict):
+            raise ValueError("the answer is no JSON object")
+        return status, answer
 
     async def _post_by_aiohttp(
         self, url: str, headers: Mapping[str, str], fields: Mapping[str, object]
     ) -> tuple[int, bytes]:
         assert self._session is not None, "use it as a context"
-        async with self._session.post(url, headers=headers, json=fields) as answer:
-            return answer.status, await answer.read()
+        async with self._session.post(url, headers=headers, json=fields) as response:
+            return response.status, await response.read()
 
     async def _get(self, url: str) -> tuple[int, bytes]:
         assert self._session is not None, "use it as a context"
-        async with self._session.get(url, headers=self._headers) as answer:
-            return answer.status, await answer.read()
+        async with self._session.get(url, headers=self._headers) as response:
+            return response.status, await response.read()
 
     async def _readiness(self, at: str) -> Mapping[str, Any]:
         """The readiness answer of a scheduler; empty where it does not answer."""
         try:
-            _, said = await self._ask(at, "/readyz", None)
+            _, answer = await self._ask(at, "/readyz", None)
         except (aiohttp.ClientError, OSError, ValueError):
             return {}
-        return said
+        return answer
 
     def _go_to(self, leader: str) -> None:
         self._at = leader
 
     # -- releases that may have died with the leader that took them -------------------------------
 
-    def _answered(self, at: str, said: Mapping[str, Any]) -> None:
+    def _answered(self, at: str, answer: Mapping[str, Any]) -> None:
         """Note a leader's answer; a leader of a new term receives the last releases again."""
-        term = said.get("term", 0)
+        term = answer.get("term", 0)
         if term:
             self._waits.led(at, term)
         if term < self._term or not term:
@@ -269,7 +269,7 @@ class SchedulerClient:
         self._term = term
 
     def _repeat_releases(self) -> None:
-        """Send the last releases to the next leader, once however many calls met trouble."""
+        """Send the last releases to the next leader, once however many calls failed."""
         if self._repeated_some:
             return
         self._repeated_some = True
@@ -285,13 +285,13 @@ class SchedulerClient:
             try:
                 await self._insist("/release", partial(dict, fields), RequestId(""))
             except SchedulerUnreachable as error:
-                log.warning("releases were not repeated: %s", error)
+                log.warning("could not repeat the last releases: %s", error)
                 self._to_repeat.clear()
             except SchedulerError as error:
-                log.info("lease %s was not released again: %s", fields["lease"], error)
+                log.info("could not release lease %s again: %s", fields["lease"], error)
 
     def _try_next(self, failed: str) -> None:
-        """Go on to the next configured scheduler, if the failed one is still the one that is asked.
+        """Move to the next configured scheduler if the failed one is still the current one.
 
         Several calls may report the same failure: only the first one changes the scheduler.
         """
@@ -301,7 +301,7 @@ class SchedulerClient:
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """One that fails when the other host is silent; waiting long for an answer is no silence."""
+    """A socket that fails when the other host is silent; waiting for an answer is no silence."""
     family, kind, protocol, *_ = address
     found = socket.socket(family, kind, protocol)
     notice_silence(found, _SILENCE_S)
@@ -309,7 +309,7 @@ def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
 
 
 def _fields(request: Request, arrived_s: float, now_s: float) -> Mapping[str, object]:
-    """The request as it is sent, with times relative to now, at their defaults left out."""
+    """The request as it is sent: times relative to now, fields at their defaults left out."""
     sent: dict[str, object] = {
         "request": request.id,
         "function": request.function,
@@ -330,18 +330,18 @@ def _fields(request: Request, arrived_s: float, now_s: float) -> Mapping[str, ob
     return sent
 
 
-def _granted(said: Mapping[str, Any]) -> GrantedLease:
-    estimate = said["estimate"]
+def _granted(answer: Mapping[str, Any]) -> GrantedLease:
+    estimate = answer["estimate"]
     placement = Placement(
-        lease=LeaseId(said["lease"]),
-        gpu=GpuId(said["gpu"]),
-        node=NodeId(said["node"]),
-        slot=SlotId(said["slot"]),
-        models=tuple(ModelId(model) for model in said["models"]),
-        hit=said["hit"],
+        lease=LeaseId(answer["lease"]),
+        gpu=GpuId(answer["gpu"]),
+        node=NodeId(answer["node"]),
+        slot=SlotId(answer["slot"]),
+        models=tuple(ModelId(model) for model in answer["models"]),
+        hit=answer["hit"],
         estimate=Estimate(estimate["load_s"], estimate["run_s"]),
     )
-    return GrantedLease(placement, said["term"], tuple(said["addresses"]), said["token"])
+    return GrantedLease(placement, answer["term"], tuple(answer["addresses"]), answer["token"])
 
 
 _PLAIN: Mapping[str, type[RequestWithdrawn | RequestFailed | GivenBack]] = {
@@ -351,14 +351,14 @@ _PLAIN: Mapping[str, type[RequestWithdrawn | RequestFailed | GivenBack]] = {
 }
 
 
-def error_of(status: int, said: Mapping[str, Any], request: RequestId) -> SchedulerError:
+def error_of(status: int, answer: Mapping[str, Any], request: RequestId) -> SchedulerError:
     """The error that the service raised, as its answer names it."""
-    code, message = said.get("error"), str(said.get("message", f"status {status}"))
+    code, message = answer.get("error"), str(answer.get("message", f"status {status}"))
     reason = message.removeprefix(f"request {request}: ")
     if code == "queue-full":
-        return QueueFull(request, reason, said.get("waiting", 0))
+        return QueueFull(request, reason, answer.get("waiting", 0))
     if code == "too-large":
-        needed_bytes, largest_bytes = said.get("needed_bytes", 0), said.get("largest_bytes", 0)
+        needed_bytes, largest_bytes = answer.get("needed_bytes", 0), answer.get("largest_bytes", 0)
         return ModelsTooLarge(request, reason, needed_bytes, largest_bytes)
     if code == "expired":
         return RequestExpired(request, reason, None)

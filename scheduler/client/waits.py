@@ -61,17 +61,17 @@ class Waits:
                 del self._waiting[limit]
 
     def led(self, url: str, term: int) -> None:
-        """Note that this URL answered as the leader of this term."""
+        """Note that the scheduler at this URL answered as the leader of this term."""
         self._terms[url] = max(term, self._terms.get(url, 0))
 
     async def close(self) -> None:
-        """Stop asking."""
+        """Stop polling."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait({self._watching})
 
     async def _watch(self) -> None:
-        """Ask every so often, as long as a call waits."""
+        """Poll at the set interval, as long as a call waits."""
         while self._waiting:
             await asyncio.sleep(self._pace.every_s)
             long = self._long_waited_at()
@@ -87,12 +87,14 @@ class Waits:
     async def _leader(self, urls: Sequence[str]) -> _Leader | None:
         """The leader of the highest term, among these schedulers and those that they name."""
         found = await self._ask(urls)
-        named = {str(said["leader"]) for said in found.values() if said.get("leader")}
+        named = {
+            str(readiness["leader"]) for readiness in found.values() if readiness.get("leader")
+        }
         found |= await self._ask(sorted(named - found.keys()))
         leaders = [
-            _Leader(said["term"], url)
-            for url, said in found.items()
-            if said.get("leading") and isinstance(said.get("term"), int)
+            _Leader(readiness["term"], url)
+            for url, readiness in found.items()
+            if readiness.get("leading") and isinstance(readiness.get("term"), int)
         ]
         for term, url in leaders:
             self.led(url, term)
@@ -100,9 +102,9 @@ class Waits:
 
     async def _ask(self, urls: Sequence[str]) -> dict[str, Mapping[str, Any]]:
         asked = list(dict.fromkeys(urls))
-        return dict(zip(asked, await asyncio.gather(*map(self._said, asked)), strict=True))
+        return dict(zip(asked, await asyncio.gather(*map(self._readiness, asked)), strict=True))
 
-    async def _said(self, url: str) -> Mapping[str, Any]:
+    async def _readiness(self, url: str) -> Mapping[str, Any]:
         try:
             async with asyncio.timeout(self._pace.answers_within_s):
                 return await self._look(url)

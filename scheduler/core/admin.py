@@ -1,4 +1,4 @@
-"""Orders of administrators and memory pressure: pin, unpin, prefetch, evict, make room."""
+"""Orders of administrators and memory pressure: pin, unpin, prefetch, evict, free memory."""
 
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler.core.placer import Placer
@@ -9,7 +9,7 @@ from scheduler.model.events import EvictAsked, PinAsked, PrefetchAsked, UnpinAsk
 
 
 class AdminHandler:
-    """Carries an order out where that is safe, and refuses it with a reason elsewhere."""
+    """Carries an order out where that is safe, and otherwise refuses it with a reason."""
 
     def __init__(self, cluster: ClusterState, placer: Placer) -> None:
         self._cluster = cluster
@@ -37,10 +37,10 @@ class AdminHandler:
             out.append(Refuse(event, reason))
 
     def relieve(self, gpu: Gpu, short_bytes: int, now: float, out: list[Action]) -> None:
-        """A GPU lacks memory that was counted on: free that much and withhold it from use.
+        """A GPU lacks memory that the core counted on: free that much and withhold it from use.
 
-        A remainder that cannot be freed now is left to the next report; a snapshot of the node
-        ends the shortage.
+        What cannot be freed now is left to the next report; a snapshot of the node ends the
+        shortage.
         """
         index, cache = self._cluster.index, gpu.cache
         victims = index.victims(cache, short_bytes, now)
@@ -55,7 +55,7 @@ class AdminHandler:
     def take_over(
         self, gpu: Gpu, model: ModelId, size_bytes: int | None, now: float, out: list[Action]
     ) -> None:
-        """A manager holds a model that the core did not count there: count it, and make room."""
+        """A manager holds a model that the core did not count there: count it, and free memory."""
         profiles, index, cache = self._cluster.profiles, self._cluster.index, gpu.cache
         needed = profiles.memory_bytes(model) if size_bytes is None else size_bytes
         short_bytes = needed - cache.free_bytes
@@ -66,24 +66,24 @@ class AdminHandler:
         self._cluster.admit(gpu, model, min(needed, cache.free_bytes), now, load_s)
 
     def resize(self, model: ModelId, now: float, out: list[Action]) -> None:
-        """A model was measured or declared anew: correct what is kept for it, on every GPU."""
+        """A model was measured or declared again: correct its size on every GPU that holds it."""
         self._cluster.remeasure(model)
         needed = self._cluster.profiles.memory_bytes(model)
         for gpu_id in list(self._cluster.index.holders(model)):
             self._resize(self._cluster.gpus[gpu_id], model, needed, now, out)
 
     def _resize(self, gpu: Gpu, model: ModelId, needed: int, now: float, out: list[Action]) -> None:
-        """Make room for the new size; where that is impossible, an idle copy is evicted."""
+        """Free memory for the new size; where that is impossible, evict an idle copy."""
         index, cache = self._cluster.index, gpu.cache
         resident = cache.residents[model]
         short_bytes = needed - resident.bytes - cache.free_bytes
         if short_bytes > 0:
             victims = index.victims(cache, short_bytes, now, keep=(model,))
             if victims is None and not resident.kept:
-                self._demote(gpu, model, "it takes more than this GPU has room for", out)
+                self._demote(gpu, model, "its measured size does not fit this GPU", out)
                 return
             for victim in victims or ():
-                self._demote(gpu, victim, f"{model} takes more than was thought", out)
+                self._demote(gpu, victim, f"{model} is larger than estimated", out)
         index.resize(cache, model, needed)
 
     # -- one order each: the reason of a refusal, or "" ------------------------------------------
@@ -94,7 +94,7 @@ class AdminHandler:
             for cache in holders:
                 self._cluster.index.pin(cache, model, pinned=True)
                 self._free_what_waits(self._cluster.gpus[cache.id])
-            return "" if holders else "no GPU holds it; name one to load it there"
+            return "" if holders else "no GPU holds it; name a GPU to load it there"
         gpu = self._cluster.gpus[gpu_id]
         if model not in gpu.cache.residents:
             reason = self._prefetch(model, gpu_id, now, out)
@@ -118,7 +118,7 @@ class AdminHandler:
         if slot.holds((model,)):
             return "it is resident there already"
         done = self._placer.prefetch(model, slot, now, out)
-        return "" if done else "it does not fit beside what is in use there"
+        return "" if done else "it does not fit beside the models in use there"
 
     def _idle_slot_for(self, model: ModelId, gpu_id: GpuId | None) -> Slot | None:
         bundle = self._cluster.bundle((model,))
@@ -150,7 +150,7 @@ class AdminHandler:
         out.append(Demote(gpu.spec.id, model, reason))
 
     def _free_what_waits(self, gpu: Gpu) -> None:
-        """After a pin or a shortage: requests that fit here no more wait for any GPU again."""
+        """After a pin or a shortage: requests that no longer fit here wait for any GPU again."""
         index = self._cluster.index
         for slot in gpu.slots:
             fit = all(

@@ -227,7 +227,7 @@ class ClusterView:
         return demand
 
     def _slot_with_hit(self, demand: UnmetDemand) -> Slot | None:
-        """The least used idle slot that holds what a request waits for; forgets what has none."""
+        """The least used idle slot with a waiting hit; drops entries that have none."""
         best: Slot | None = None
         for slot in list(demand.fresh_slots):
             if not slot.idle or self._first_resident(self._cluster.waiting, slot) is None:

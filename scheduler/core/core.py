@@ -1,6 +1,6 @@
 """The state machine that decides everything: `handle(event, now) -> actions`, and nothing else.
 
-No clock, no network, no log, no chance: the same events give the same actions. The live service
+No clock, no network, no log, no randomness: the same events give the same actions. The live service
 and the simulator drive this same object.
 """
 
@@ -27,7 +27,7 @@ from scheduler.model.events import Event, MemoryPressure, PolicySet, SlotFreed, 
 from scheduler.model.values import CoreSettings, RequestId
 from scheduler.policies.placement_policy import Policy
 
-# What one kind of event does; whether the policy has reason to run after it.
+# What one kind of event does, and whether the policy runs after it.
 _Handler = tuple[Callable[[Any, float, list[Action]], None], bool]
 
 
@@ -61,12 +61,12 @@ class Core:
         return self.lifecycle.requests
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take one event in; the actions are to be carried out in their order."""
+        """Take one event in; the caller carries out the actions in their order."""
         out: list[Action] = []
         handler, decides = self._handlers[type(event)]
         try:
             handler(event, now, out)
-        except BadEvent as error:  # a late report from a GPU that was lost, say
+        except BadEvent as error:  # for example a late report from a lost GPU
             out.append(Refuse(event, str(error)))
             return out
         if decides or self.placer.disturbed:
@@ -81,7 +81,7 @@ class Core:
         for decision in self._policy.decide(self._view):
             apply(decision, requests, now, out)
 
-    # -- events that concern the core itself ----------------------------------------------------
+    # -- events handled by the core itself --------------------------------------------------------
 
     def _slot_freed(self, event: SlotFreed, now: float, out: list[Action]) -> None:
         self.lifecycle.slot_freed(event, now, out)
@@ -104,7 +104,7 @@ class Core:
             self.placer.recall(slot)
 
     def _timer_fired(self, event: TimerFired, now: float, out: list[Action]) -> None:
-        """Only the policy, which runs after every event, has a use for it."""
+        """Nothing to do here: the timer is for the policy, which runs after every event."""
 
     def _table(self) -> dict[type, _Handler]:
         life, fleet, admin = self.lifecycle, self.fleet, self._admin
@@ -121,8 +121,8 @@ class Core:
             events.GpuJoined: (fleet.join, True),
             events.GpuDraining: (fleet.drain, True),
             events.GpuLost: (fleet.lose, True),
-            events.NodeSilent: (fleet.silence, True),
-            events.NodeHeard: (fleet.hear, True),
+            events.NodeSilent: (fleet.suspend, True),
+            events.NodeHeard: (fleet.resume, True),
             events.NodeSnapshot: (fleet.reconcile, True),
             events.ModelRegistered: (reports.model_registered, True),
             events.ModelLoaded: (reports.model_loaded, False),

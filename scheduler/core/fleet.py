@@ -44,9 +44,9 @@ class Fleet:
         """Add a GPU, empty."""
         spec = event.gpu
         if spec.id in self._cluster.gpus:
-            out.append(Refuse(event, f"GPU {spec.id} is here already"))
+            out.append(Refuse(event, f"GPU {spec.id} has joined already"))
         elif any(slot.id in self._cluster.slots for slot in spec.slot_specs()):
-            out.append(Refuse(event, f"a slot of GPU {spec.id} is here already"))
+            out.append(Refuse(event, f"a slot of GPU {spec.id} has joined already"))
         elif len({slot.id for slot in spec.slot_specs()}) < len(spec.slot_specs()):
             out.append(Refuse(event, f"GPU {spec.id} names a slot twice"))
         else:
@@ -54,7 +54,7 @@ class Fleet:
             self._lifecycle.refuse_what_cannot_fit(out)
 
     def drain(self, event: GpuDraining, now: float, out: list[Action]) -> None:
-        """Offer the GPU no more; what waits for it waits for any GPU again."""
+        """Offer the GPU no more; requests in its local queues wait for any GPU again."""
         gpu = self.gpu(event.gpu)
         self._cluster.retire(gpu)
         for slot in gpu.slots:
@@ -63,12 +63,12 @@ class Fleet:
         self.leave_if_drained(gpu)
 
     def leave_if_drained(self, gpu: Gpu) -> None:
-        """A draining GPU whose last lease has ended is forgotten."""
+        """Forget a draining GPU whose last lease has ended."""
         if gpu.draining and not any(slot.leases for slot in gpu.slots):
             self._cluster.remove(gpu)
 
     def lose(self, event: GpuLost, now: float, out: list[Action]) -> None:
-        """A GPU is gone: its queue waits elsewhere, what ran there fails or waits again."""
+        """A GPU is gone: its local queues wait for any GPU; leased requests fail or wait again."""
         gpu = self.gpu(event.gpu)
         self._cluster.retire(gpu)
         for slot in gpu.slots:
@@ -79,12 +79,12 @@ class Fleet:
                 self._placer.end(lease, now)
         self._cluster.remove(gpu)
 
-    def silence(self, event: NodeSilent, now: float, out: list[Action]) -> None:
+    def suspend(self, event: NodeSilent, now: float, out: list[Action]) -> None:
         """Offer the node's GPUs no more for now; models and leases stay as they are.
 
-        Their local queues wait for any GPU again, at their old places, even where no other GPU is:
-        what another one can serve need not wait for a node that may be dead, and the rest loses
-        nothing by waiting in the global queue, from where the policy gives it out anew.
+        Requests in their local queues wait for any GPU again, at their old places, even if no other
+        GPU is there: another GPU may serve them sooner than a node that may be dead, and the others
+        lose nothing by waiting in the global queue, from where the policy places them again.
         """
         for gpu in self._of(event.node):
             gpu.silent = True
@@ -92,8 +92,8 @@ class Fleet:
             for slot in gpu.slots:
                 self._placer.recall(slot)
 
-    def hear(self, event: NodeHeard, now: float, out: list[Action]) -> None:
-        """Offer a silent node's GPUs again, but for those that drain."""
+    def resume(self, event: NodeHeard, now: float, out: list[Action]) -> None:
+        """Offer a silent node's GPUs again, except those that drain."""
         for gpu in self._of(event.node):
             if gpu.silent:
                 gpu.silent = False
@@ -104,18 +104,18 @@ class Fleet:
         return [gpu for gpu in self._cluster.gpus.values() if gpu.spec.node == node]
 
     def reconcile(self, event: NodeSnapshot, now: float, out: list[Action]) -> None:
-        """Take over a node's report: GPUs, residents, tiers and leases are as it says."""
+        """Take over a node's report: its GPUs, residents, tiers and leases as reported."""
         _check_owners(event, self._cluster.gpus)
         _check(event, self._cluster.slots, self._placer.leases)
         reported = {snapshot.gpu.id for snapshot in event.gpus}
         for gpu in self._of(event.node):
             if gpu.spec.id not in reported:
                 self.lose(GpuLost(gpu.spec.id, event.lost_leases), now, out)
-        self.hear(NodeHeard(event.node), now, out)
+        self.resume(NodeHeard(event.node), now, out)
         self._cluster.index.replace_tiers(event.node, dict(event.stored))
         for snapshot in event.gpus:
             known = self._cluster.gpus.get(snapshot.gpu.id)
-            if known is not None and known.spec != snapshot.gpu:  # another partition, say
+            if known is not None and known.spec != snapshot.gpu:  # for example repartitioned
                 self.lose(GpuLost(snapshot.gpu.id, event.lost_leases), now, out)
                 known = None
             if known is None:
@@ -149,7 +149,7 @@ class Fleet:
         reported = dict(snapshot.residents)
         for model in [model for model in cache.residents if model not in reported]:
             self._cluster.evict(gpu, model)
-        for model, size_bytes in snapshot.residents:  # the shrunk ones first make room
+        for model, size_bytes in snapshot.residents:  # shrunk models first, to free memory
             if model in cache.residents and size_bytes < cache.residents[model].bytes:
                 index.resize(cache, model, size_bytes)
         for model, size_bytes in snapshot.residents:
@@ -163,7 +163,7 @@ class Fleet:
 
 
 def _check_owners(event: NodeSnapshot, gpus: Mapping[GpuId, Gpu]) -> None:
-    """A node speaks of its own GPUs alone, or two of one name would take each other's away."""
+    """A node may report only its own GPUs; else two nodes would take over one GPU in turn."""
     for snapshot in event.gpus:
         known = gpus.get(snapshot.gpu.id)
         if event.node != snapshot.gpu.node or (known and known.spec.node != event.node):
@@ -173,7 +173,7 @@ def _check_owners(event: NodeSnapshot, gpus: Mapping[GpuId, Gpu]) -> None:
 def _check(
     event: NodeSnapshot, slots: Mapping[SlotId, Slot], leases: Mapping[LeaseId, ActiveLease]
 ) -> None:
-    """Nothing of a report is taken over if it contradicts itself or what others hold."""
+    """Refuse the whole report if it contradicts itself or what other GPUs hold."""
     owners: dict[SlotId, GpuId] = {slot.id: slot.gpu.spec.id for slot in slots.values()}
     for snapshot in event.gpus:
         named: set[SlotId] = set()

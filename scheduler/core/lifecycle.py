@@ -1,4 +1,4 @@
-"""A request's life: accepted, placed, paused, wanted again, and ended exactly once."""
+"""A request's life: accepted, placed, paused, placed again, and ended exactly once."""
 
 from scheduler.core.placer import Placer
 from scheduler.core.state.cluster_state import ClusterState
@@ -18,12 +18,12 @@ from scheduler.model.events import (
 )
 from scheduler.model.values import AfterLoss, LeaseId, RequestId, RequestOutcome
 
-# Arrivals in one microsecond keep their order, for as many of them as a core will ever see.
+# Requests that arrive in the same microsecond keep their order; no core sees more than this many.
 _SEQ_STEP = 1 << 40
-# Requests that come back to the front stand before all others, and among themselves in order.
+# The place of requests that return to the front: before all others, in the order of their return.
 _FRONT = -(1 << 80)
-# So many releases of leases that are not known, or not any more, are remembered, in case a node
-# reports them later.
+# How many releases of leases that this core does not know, or no longer knows, are remembered in
+# case a node reports these leases later.
 _MOST_RELEASED = 4096
 
 _IN_A_QUEUE = (Standing.WAITING, Standing.LOCAL)
@@ -46,7 +46,7 @@ class Lifecycle:
     # -- requests -------------------------------------------------------------------------------
 
     def request_arrived(self, event: RequestArrived, now: float, out: list[Action]) -> None:
-        """Take a request in, or end it at once with the reason."""
+        """Accept a request, or end it at once with the reason."""
         request = event.request
         if not request.models:
             raise BadEvent("model named by request", request.id)
@@ -79,7 +79,7 @@ class Lifecycle:
             pending.number = self._cluster.accepted
             self._cluster.accepted += 1
             for model in bundle.models:
-                self._cluster.index.asked(model, now)
+                self._cluster.index.count_request(model, now)
             lease = self._placer.promised(pending)
             if lease is None:
                 self._placer.wait(pending)
@@ -87,7 +87,7 @@ class Lifecycle:
                 self._placer.rejoin(pending, lease, out)
 
     def _repeat(self, pending: Pending, out: list[Action]) -> None:
-        """Asked again, after a lost answer: the lease that it holds already is the answer."""
+        """Answer a request that arrived again after a lost answer: with the lease that it holds."""
         lease = self._placer.leases.get(pending.lease) if pending.lease is not None else None
         if lease is not None and lease.dispatch is not None:
             out.append(lease.dispatch)
@@ -102,18 +102,18 @@ class Lifecycle:
         self._withdraw(event.request, RequestOutcome.CANCELLED, "the caller went away", out)
 
     def deadline_passed(self, event: DeadlinePassed, now: float, out: list[Action]) -> None:
-        """End a request that was not done in time."""
+        """End a request whose deadline has passed."""
         pending = self.requests.get(event.request)
         stale = event.deadline_s is not None and (
             pending is None or pending.request.deadline_s != event.deadline_s
         )
-        if not stale:  # else it is the timer of an earlier request of this id
+        if not stale:  # a stale timer belongs to an earlier request of this id
             self._withdraw(event.request, RequestOutcome.EXPIRED, "its deadline passed", out)
 
     def _withdraw(
         self, request: RequestId, outcome: RequestOutcome, reason: str, out: list[Action]
     ) -> None:
-        """End a request that may be anywhere; one that ended already is left alone."""
+        """End a request wherever it is; a request that has ended already stays as it is."""
         pending = self.requests.get(request)
         if pending is None:
             return
@@ -139,9 +139,9 @@ class Lifecycle:
         out.append(Finish(pending.request.id, outcome, reason))
 
     def cut_off(self, lease: ActiveLease, after: AfterLoss, reason: str, out: list[Action]) -> None:
-        """The GPU work of a lease is lost: its requests fail or wait again, if not done."""
+        """The GPU work of a lease is lost: its unfinished requests fail or wait again."""
         if lease.released:
-            self._remember(lease.id)  # its manager may not have been told
+            self._remember_release(lease.id)  # the order to end it may not have reached its manager
             self._conclude(lease, out)
             lease.requests.clear()
             return
@@ -155,12 +155,12 @@ class Lifecycle:
     # -- leases ---------------------------------------------------------------------------------
 
     def lease_released(self, event: LeaseReleased, now: float, out: list[Action]) -> None:
-        """The holder is done; the manager is told to end the lease."""
+        """The holder no longer needs the lease: order its manager to end it."""
         lease = self._placer.leases.get(event.lease)
         if not event.may_return:
             self._done_for_good(event.lease, out)
         if lease is None:
-            self._remember(event.lease)
+            self._remember_release(event.lease)
             return
         lease.may_return = event.may_return and (lease.may_return or not lease.released)
         lease.released = True
@@ -169,13 +169,13 @@ class Lifecycle:
         out.append(EndLease(lease.slot.id, lease.id, "released"))
 
     def adopted(self, found: LiveLease, out: list[Action]) -> None:
-        """A lease is in force on a node, though its holder may have released it by now.
+        """A node reported a lease in force; its holder may have released it already.
 
-        Requests may have asked again before the lease was reported which they had been given.
+        Its requests may have arrived again before the node reported that they hold this lease.
         """
         if found.lease in self._released:
             self._placer.leases[found.lease].released = True
-            out.append(EndLease(found.slot, found.lease, "released before its node said it"))
+            out.append(EndLease(found.slot, found.lease, "released before its node reported it"))
             return
         known = [self.requests[name] for name in found.requests if name in self.requests]
         queued = [pending for pending in known if pending.standing in _IN_A_QUEUE]
@@ -185,18 +185,18 @@ class Lifecycle:
                 self._placer.take(pending)
                 self._placer.rejoin(pending, lease, out)
         if known and not queued and len(known) == len(found.requests):
-            out.append(EndLease(found.slot, found.lease, "its requests were given other ones"))
+            out.append(EndLease(found.slot, found.lease, "its requests hold other leases"))
 
-    def _remember(self, lease: LeaseId) -> None:
-        """Its node may be about to report it, to a new leader or after it was given up."""
+    def _remember_release(self, lease: LeaseId) -> None:
+        """Remember the release in case the lease's node reports the lease as in force later."""
         self._released[lease] = None
         if len(self._released) > _MOST_RELEASED:
             del self._released[next(iter(self._released))]
 
     def _done_for_good(self, lease: LeaseId, out: list[Action]) -> None:
-        """Requests that gave this lease back early are over, also where they have another one.
+        """Complete the requests that gave this lease back early, even if they hold another one.
 
-        Whoever was given the first one may know of no other.
+        A holder that releases its first lease for good may not know that another one was granted.
         """
         for pending in self._paused.pop(lease, ()):
             self._finish(pending, RequestOutcome.COMPLETED, "", out)
@@ -207,7 +207,7 @@ class Lifecycle:
         """The manager has ended a lease: its requests are done, unless they may return."""
         lease = self._placer.leases.get(event.lease)
         if lease is None:
-            return  # freed twice, or known from before its GPU was lost
+            return  # freed twice, or freed after its GPU was lost
         if lease.slot.id != event.slot:
             raise BadEvent(f"lease {event.lease} on slot", event.slot)
         self._placer.end(lease, now)
@@ -231,7 +231,7 @@ class Lifecycle:
             out.append(Refuse(event, "this request did not give its lease back early"))
 
     def _conclude(self, lease: ActiveLease, out: list[Action]) -> None:
-        """What becomes of a lease's requests now that they need it no more."""
+        """Complete, pause or requeue the requests of a lease that has ended."""
         for pending in lease.requests:
             if pending in lease.wanted:
                 self._to_the_front(pending, out)
@@ -254,7 +254,7 @@ class Lifecycle:
         self._wait_again(pending, out)
 
     def _wait_again(self, pending: Pending, out: list[Action]) -> None:
-        if self._cluster.too_large(pending.bundle):  # measured since it was accepted
+        if self._cluster.too_large(pending.bundle):  # its models were measured meanwhile
             self._refuse_too_large(pending, out)
         else:
             self._placer.wait(pending)
@@ -266,7 +266,7 @@ class Lifecycle:
             self.cut_off(lease, event.requests, event.reason, out)
 
     def refuse_what_cannot_fit(self, out: list[Action]) -> None:
-        """After sizes changed: end what no GPU can hold, and call back what waits in vain."""
+        """After sizes changed: end requests that fit no GPU, and recall those that wait in vain."""
         cluster = self._cluster
         for slot in cluster.slots.values():
             for lane in slot.local.lanes.values():

@@ -19,7 +19,7 @@ from scheduler.model.events import (
 
 
 class ModelReports:
-    """Corrects profiles, residency and finish times by what really happened."""
+    """Corrects profiles, residency and finish times by the managers' measurements."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ModelReports:
             self._measured(event.model, event.memory_bytes, now, out)
 
     def _measured(self, model: ModelId, peak_bytes: int, now: float, out: list[Action]) -> None:
-        """A model needs more (or, measured for the first time, less) than was thought."""
+        """A model needs more (or, measured for the first time, less) than was estimated."""
         if not self._cluster.profiles.report_memory(model, peak_bytes):
             return
         self._admin.resize(model, now, out)
@@ -93,11 +93,11 @@ class ModelReports:
             self._cluster.index.set_tier(event.node, event.model, event.tier)
         if event.gpu is not None:
             gpu = self._fleet.gpu(event.gpu)
-            if self._counted_on(gpu, event.model):  # else it left before that
+            if self._counted_on(gpu, event.model):  # else the model had left before
                 self._cluster.evict(gpu, event.model)
 
     def _counted_on(self, gpu: Gpu, model: ModelId) -> bool:
-        """Whether a GPU should hold a model, with no order under way that would bring it anew."""
+        """Whether a GPU should hold a model, with no order under way that would load it again."""
         leases = [lease for slot in gpu.slots for lease in slot.leases.values()]
         on_its_way = any(model in lease.loading for lease in leases)
         return model in gpu.cache.residents and not on_its_way

@@ -24,7 +24,7 @@ class Reasons:
 def explain(
     cluster: ClusterState, pending: Pending, slot: Slot, now: float, reasons: Reasons
 ) -> Explanation:
-    """All slots that could have taken the request, soonest finish first; costs a look at each."""
+    """All slots that could have taken the request, soonest finish first; reads every slot."""
     queue = cluster.waiting if pending.standing is Standing.WAITING else slot.local
     return Explanation(
         request=pending.request.id,
@@ -42,7 +42,7 @@ def explain(
 
 
 def _candidates(cluster: ClusterState, pending: Pending, now: float) -> tuple[SlotCandidate, ...]:
-    """Every slot whose GPU could hold the models, by when the request would end there."""
+    """Every slot whose GPU could hold the models, in the order in which the request would end."""
     models, size_class = pending.bundle.models, pending.bundle.size_class
     found: list[tuple[float, SlotId, SlotCandidate]] = []
     known: dict[Hashable, Estimate] = {}
@@ -65,7 +65,7 @@ def _estimate(
     slot: Slot,
     known: dict[Hashable, Estimate],
 ) -> Estimate:
-    """The estimate of one slot, made once for all slots that are alike in what it depends on."""
+    """The estimate of one slot, made once for all slots with the same facts."""
     bundle, batch = pending.bundle, pending.request.batch
     if len(bundle.models) > 1:  # a slot may hold some of them
         return cluster.estimate(bundle, batch, slot)

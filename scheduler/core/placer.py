@@ -18,7 +18,7 @@ _NO_LEASE = LeaseId(0)
 
 
 class Placer:
-    """Applies one decision at a time to the cluster, and says what the world must do for it."""
+    """Applies one decision at a time to the cluster, and returns the actions that carry it out."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Placer:
         out.append(lease.dispatch)
 
     def prefetch(self, model: ModelId, slot: Slot, now: float, out: list[Action]) -> bool:
-        """Load a model with no request; the slot is busy until its manager says it is not."""
+        """Load a model without a request; the slot is busy until its manager reports it freed."""
         bundle = self.cluster.bundle((model,))
         if slot.holds(bundle.models) or not slot.idle:
             return False
@@ -120,7 +120,7 @@ class Placer:
         return True
 
     def promised(self, pending: Pending) -> ActiveLease | None:
-        """The lease that an earlier leader gave this request, if that is still in force."""
+        """The lease that an earlier leader gave this request, if it is still in force."""
         lease = self.leases.get(self._promised.pop(pending.id, _NO_LEASE))
         if lease is None or lease.released or lease.models != pending.bundle.models:
             return None
@@ -148,7 +148,7 @@ class Placer:
         out.append(lease.dispatch)
 
     def end(self, lease: ActiveLease, now: float) -> None:
-        """Take a lease off its slot: the one way in which a slot becomes idle."""
+        """Take a lease off its slot: the only way in which a slot becomes idle."""
         slot = lease.slot
         if self._promised:
             promised = self._promised.items()
@@ -165,7 +165,7 @@ class Placer:
         self.cluster.settle(slot)
 
     def loaded(self, lease: ActiveLease, model: ModelId, now: float) -> None:
-        """A model that a lease waited for is there: correct when its slot will be free."""
+        """A model that a lease waited for is loaded: correct when its slot will be free."""
         if lease.loading.pop(model, None) is None or lease.loading:
             return
         due_s = max(now, lease.begins_s) + lease.run_s
@@ -175,7 +175,7 @@ class Placer:
             self.cluster.settle(lease.slot)
 
     def adopt(self, found: LiveLease, slot: Slot, now: float) -> None:
-        """Take over a lease that a manager reports and that this core did not give."""
+        """Take over a lease that a manager reports and that this core did not grant."""
         lease_id, models = found.lease, found.models
         self._promised.update(dict.fromkeys(found.requests, lease_id))
         lease = ActiveLease(lease_id, slot, models)
@@ -211,7 +211,7 @@ class Placer:
         out.append(EnqueueLocally(pending.request.id, slot.id, rule, explanation))
 
     def take(self, pending: Pending) -> None:
-        """Take a request out of whichever queue it is in."""
+        """Take a request out of its queue, global or local."""
         self.queued -= 1
         if pending.standing is Standing.WAITING:
             self.cluster.waiting.remove(pending)
@@ -224,7 +224,7 @@ class Placer:
         for model in pending.bundle.models:
             self.cluster.index.wait(slot.gpu.cache, model, -1)
         if not slot.idle:
-            self.cluster.settle(slot)  # it is free sooner than it was listed
+            self.cluster.settle(slot)  # it is free sooner than its ranking entry says
 
     def wait(self, pending: Pending) -> None:
         """Put a request into the global queue, at its place by arrival."""
@@ -265,7 +265,7 @@ class Placer:
         *,
         prefetch: bool = False,
     ) -> float:
-        """Let the victims go and reserve memory; the load seconds to expect."""
+        """Evict the victims and reserve memory; returns the expected seconds of the load."""
         cluster, gpu = self.cluster, lease.slot.gpu
         node = gpu.spec.node
         for victim in plan.victims:
@@ -285,7 +285,7 @@ class Placer:
         return total_s
 
     def _load_under_way_s(self, slot: Slot, models: tuple[ModelId, ...], now: float) -> float:
-        """Seconds until models that another lease on this GPU is loading will be there."""
+        """Seconds until models that another lease on this GPU is loading will be resident."""
         ends = [
             ends_s
             for other in slot.gpu.slots
@@ -296,7 +296,7 @@ class Placer:
         return max(0.0, max(ends) - now) if ends else 0.0
 
     def _occupy(self, lease: ActiveLease, now: float, load_s: float, run_s: float) -> None:
-        """The lease loads at once, and runs when it has loaded and the slot has come to it."""
+        """The lease loads at once, and runs once it is loaded and earlier leases have ended."""
         slot, index = lease.slot, self.cluster.index
         for model in lease.models:
             index.touch(slot.gpu.cache, model, now)

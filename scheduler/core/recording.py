@@ -1,7 +1,7 @@
-"""A live run as lines of JSON: what a core began with, its events, a digest of each answer.
+"""A live run as lines of JSON: a core's initial state, its events, a digest of each answer.
 
-Pure: whoever records or replays owns the file. A leader's term begins with a line of its own, so
-that one file may hold several.
+Pure: the caller owns the file. A leader's term begins with a line of its own, so that one file may
+hold several terms.
 """
 
 import json
@@ -52,7 +52,7 @@ class Beginning(NamedTuple):
     def core(
         self, policy: str | None = None, parameters: Mapping[str, float] | None = None
     ) -> Core:
-        """A fresh core that begins so; by another policy, if one is named."""
+        """A fresh core with this initial state; with another policy, if one is named."""
         settings = CoreSettings(
             max_waiting=self.max_waiting,
             first_lease=self.first_lease,
@@ -66,7 +66,7 @@ class Beginning(NamedTuple):
 
 
 class RecordedStep(NamedTuple):
-    """One event, when the core took it in, and the digest of what it answered."""
+    """One event, when the core took it in, and the digest of the resulting actions."""
 
     at_s: float
     event: Event
@@ -112,7 +112,7 @@ def step_line(at_s: float, event: Event, actions: Sequence[Action]) -> str:
 
 
 def parsed(line: str) -> Beginning | RecordedStep:
-    """The content of a line; BadRecording where it is no line of a recording."""
+    """The content of a line; BadRecording if it is no line of a recording."""
     try:
         found = json.loads(line)
         if isinstance(found, dict):

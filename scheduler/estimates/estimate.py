@@ -1,4 +1,4 @@
-"""The one estimate of how long a request takes on a slot, beside what runs there already.
+"""The one estimate of how long a request takes on a slot, beside its neighbours.
 
 Every placement decision reads its seconds here: what a policy compares, what a lease is expected to
 take, what a local queue adds up, and what an explanation shows. Interference between models that
@@ -29,9 +29,9 @@ def estimate(
     """The expected seconds to load what is missing, and to run all models once, one by one.
 
     `neighbours` are the models of the leases that would run beside this one on the same GPU. They
-    change nothing yet: the profiles are taken to hold whatever else runs.
+    change nothing yet: profiles are assumed to hold whatever else runs.
     """
-    del neighbours  # until the interference study's model is here
+    del neighbours  # until the interference study's model is used here
     load_s = 0.0
     for model, source in slot.missing:
         load_s += profiles.load_s(model, source)

@@ -1,4 +1,4 @@
-"""What is known of every model's size and times: declared, measured, or a default."""
+"""Every model's known size and times: declared, measured, or a default."""
 
 from collections.abc import Mapping
 
@@ -40,27 +40,27 @@ class Profiles:
         self._changed: set[ModelId] = set()
 
     def of(self, model: ModelId) -> Profile:
-        """The model's profile; one never seen begins with the defaults."""
+        """The model's profile; a new model's profile has the defaults."""
         profile = self._profiles.get(model)
         if profile is None:
             profile = self._profiles[model] = Profile(self._settings.default_memory_bytes)
         return profile
 
     def known(self) -> Mapping[ModelId, Profile]:
-        """Every model that was declared, asked for or reported."""
+        """Every model that was declared, requested or reported."""
         return self._profiles
 
     def take_changed(self) -> set[ModelId]:
-        """The models whose profiles have changed since this was asked last."""
+        """The models whose profiles have changed since the last call."""
         changed, self._changed = self._changed, set()
         return changed
 
     def restore(self, model: ModelId, profile: Profile) -> None:
-        """Take over what an earlier scheduler knew, unless more is known already."""
+        """Take over an earlier scheduler's profile, unless more is known already."""
         self._profiles.setdefault(model, profile)
 
     def declare(self, spec: ModelSpec) -> None:
-        """Take over a declaration; what was measured already stays."""
+        """Take over a declaration; measured values stay."""
         self._changed.add(spec.id)
         profile = self.of(spec.id)
         if spec.memory_bytes is not None and not profile.measured_bytes:
@@ -81,7 +81,7 @@ class Profiles:
         return self.of(model).memory_bytes
 
     def load_s(self, model: ModelId, source: Tier) -> float:
-        """Seconds to load from this tier: as known, else as known of the next slower tier."""
+        """Seconds to load from this tier; if unknown, from the next slower known tier."""
         known = self.of(model).load_s
         if not known:
             return self._settings.default_load_s
@@ -92,13 +92,13 @@ class Profiles:
         return known[min(slower)] if slower else known[max(known)]
 
     def run_s(self, model: ModelId, batch: int, gpu_type: str) -> float:
-        """Seconds of one run: as known, else scaled from what is nearest to it."""
+        """Seconds of one run; if unknown, scaled from the nearest known run."""
         known = self.of(model).run_s
         exact = known.get((batch, gpu_type))
         return exact if exact is not None else self._nearest_run_s(known, batch, gpu_type)
 
     def usual_run_s(self, model: ModelId) -> float:
-        """Seconds of a run as it was last reported, whatever the batch and the GPU."""
+        """Seconds of a run as last reported, for any batch and GPU."""
         usual = self.of(model).usual_run_s
         return self._settings.default_run_s if usual is None else usual
 

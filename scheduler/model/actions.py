@@ -1,4 +1,4 @@
-"""Everything the core can ask of the world; whoever drives it performs these in order."""
+"""All actions that the core can return; its driver carries them out in order."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from scheduler.model.values import (
 
 
 class Prepare(NamedTuple):
-    """To the GPU manager: let the victims go, then load; a prefetch has a lease of its own."""
+    """To the GPU manager: evict the victims, then load; a prefetch has a lease of its own."""
 
     slot: SlotId
     gpu: GpuId
@@ -27,7 +27,7 @@ class Prepare(NamedTuple):
 
 
 class Dispatch(NamedTuple):
-    """To the callers and the GPU manager: these requests hold this lease of these models now."""
+    """To the callers and the GPU manager: these requests now hold this lease on these models."""
 
     lease: LeaseId
     slot: SlotId
@@ -52,7 +52,7 @@ class EnqueueLocally(NamedTuple):
 
 
 class Demote(NamedTuple):
-    """To the GPU manager: this model leaves this GPU."""
+    """To the GPU manager: evict this model from this GPU."""
 
     gpu: GpuId
     model: ModelId
@@ -68,7 +68,7 @@ class EndLease(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """To the caller: this request has ended, this way, for good."""
+    """To the caller: this request has ended for good, with this outcome."""
 
     request: RequestId
     outcome: RequestOutcome
@@ -76,14 +76,14 @@ class Finish(NamedTuple):
 
 
 class SetTimer(NamedTuple):
-    """Hand this event back at that time."""
+    """Report this event to the core at that time."""
 
     at_s: float
     event: Event
 
 
 class Refuse(NamedTuple):
-    """An event that could not be obeyed, and why."""
+    """An event that was refused, and why."""
 
     event: Event
     reason: str

@@ -10,7 +10,7 @@ SchedulerError
 ├── BadRecording         a file that is no recording of a live run, or cannot be written
 ├── Refused              an event that could not be carried out, or not everywhere
 ├── StoreError           the datastore refused or failed an operation
-│   ├── StoreUnavailable it cannot be reached, or does not answer; a write may have happened
+│   ├── StoreUnavailable it is unreachable or does not answer; a write may have happened
 │   ├── Fenced           a write of a scheduler that no longer leads
 │   └── LeaseGone        the datastore's lease has expired, with every key that was under it
 ├── ServiceError         the service, or its client, cannot carry a call out
@@ -37,7 +37,7 @@ class SchedulerError(Exception):
 
 
 class UnknownPolicy(SchedulerError):
-    """No policy answers to this name."""
+    """No policy has this name."""
 
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
         self.name = name
@@ -77,7 +77,7 @@ class BadValue(SchedulerError):
 
 
 class BadToken(SchedulerError):
-    """A lease token gives no right to anything (any more, where it is only `late`)."""
+    """A lease token gives no right: never, or (if `late`) no longer."""
 
     def __init__(self, reason: str, *, late: bool = False) -> None:
         self.late = late
@@ -85,7 +85,7 @@ class BadToken(SchedulerError):
 
 
 class BadRecording(SchedulerError):
-    """The recording is none, is of another version, or cannot be written; the text says why."""
+    """The file is no recording, of another version, or cannot be written; the text says why."""
 
 
 class EventRefused(SchedulerError):
@@ -102,11 +102,11 @@ class DatastoreError(SchedulerError):
 
 
 class StoreUnavailable(DatastoreError):
-    """The datastore cannot be reached or does not answer; a write may have been done, or not."""
+    """The datastore is unreachable or does not answer; a write may or may not have been done."""
 
 
 class Fenced(DatastoreError):
-    """Nothing was written: the key of the fence is gone, or another process made it anew."""
+    """Nothing was written: the key of the fence is gone, or another process made it again."""
 
     def __init__(self, key: str, revision: int) -> None:
         self.key = key
@@ -132,7 +132,7 @@ class RequestEnded(SchedulerError):
 
 
 class QueueFull(RequestEnded):
-    """So many requests wait already that no further one is accepted."""
+    """The queue is full: no further request is accepted."""
 
     def __init__(self, request: RequestId, reason: str, waiting: int) -> None:
         self.waiting = waiting
@@ -151,7 +151,7 @@ class ModelsTooLarge(RequestEnded):
 
 
 class RequestExpired(RequestEnded):
-    """The time until which the caller would wait is over."""
+    """The caller's deadline has passed."""
 
     def __init__(self, request: RequestId, reason: str, deadline_s: float | None) -> None:
         self.deadline_s = deadline_s
@@ -171,7 +171,7 @@ class GivenBack(RequestEnded):
 
 
 class ServiceError(SchedulerError):
-    """A call to the service that was invalid, or that could not be made."""
+    """A call to the service is invalid, or failed."""
 
 
 class MalformedRequest(ServiceError):
@@ -196,7 +196,7 @@ class UnknownName(ServiceError):
 
 
 class NotLeading(ServiceError):
-    """This scheduler does not lead; the one at `leader` does, where that is known."""
+    """This scheduler does not lead; the one at `leader` does, if that is known."""
 
     def __init__(self, leader: str | None) -> None:
         self.leader = leader
@@ -212,4 +212,4 @@ class NoGpus(ServiceError):
 
 
 class SchedulerUnreachable(ServiceError):
-    """No scheduler answered, for as long as the caller would wait."""
+    """No scheduler answered within the caller's patience."""

@@ -1,4 +1,4 @@
-"""Everything that can happen to the core; a recorded list of these replays to the same actions.
+"""All events of the core; a recorded list of these replays to the same actions.
 
 Events are named tuples: as immutable as frozen dataclasses, and made three times as fast.
 """
@@ -22,7 +22,7 @@ from scheduler.model.values import (
 
 
 class RequestArrived(NamedTuple):
-    """Asking again with the same id changes nothing: acquire is idempotent."""
+    """A request; one with the id of a waiting request changes nothing: acquire is idempotent."""
 
     request: Request
 
@@ -34,7 +34,7 @@ class RequestCancelled(NamedTuple):
 
 
 class DeadlinePassed(NamedTuple):
-    """The time until which the caller would wait is over; `deadline_s` says which time that was."""
+    """The request's deadline has passed; `deadline_s` identifies the deadline."""
 
     request: RequestId
     deadline_s: float | None = None
@@ -44,38 +44,38 @@ class DeadlinePassed(NamedTuple):
 
 
 class GpuJoined(NamedTuple):
-    """A GPU is there, empty."""
+    """A GPU joined, empty."""
 
     gpu: GpuSpec
 
 
 class GpuDraining(NamedTuple):
-    """Takes no new request; what runs there ends in peace."""
+    """The GPU takes no new request; work in flight there may end."""
 
     gpu: GpuId
 
 
 class GpuLost(NamedTuple):
-    """A GPU is gone, and all that was on it."""
+    """A GPU is gone with everything on it."""
 
     gpu: GpuId
     running: AfterLoss = AfterLoss.FAIL
 
 
 class NodeSilent(NamedTuple):
-    """The way to a node is broken: its GPUs take nothing new until it is heard, or given up."""
+    """The stream of a node is broken: its GPUs take nothing new until it resumes or is given up."""
 
     node: NodeId
 
 
 class NodeHeard(NamedTuple):
-    """The way to a silent node is there again; a snapshot of the node says so too."""
+    """The stream of a silent node has resumed; a snapshot of the node means the same."""
 
     node: NodeId
 
 
 class LiveLease(NamedTuple):
-    """A lease that a GPU manager says is in force, and the requests that it was given for."""
+    """A lease that a GPU manager reports as in force, and the requests that it was given for."""
 
     lease: LeaseId
     slot: SlotId
@@ -86,7 +86,7 @@ class LiveLease(NamedTuple):
 class GpuSnapshot(NamedTuple):
     """One GPU as its manager sees it.
 
-    Residents run from the least to the most recently used; what is being loaded is among them.
+    Residents run from the least to the most recently used, models that are being loaded included.
     """
 
     gpu: GpuSpec
@@ -95,7 +95,7 @@ class GpuSnapshot(NamedTuple):
 
 
 class NodeSnapshot(NamedTuple):
-    """A node's whole truth, on attaching: on residency and leases the manager wins."""
+    """A node's full state, on attaching: on residency and leases the manager is right."""
 
     node: NodeId
     gpus: tuple[GpuSnapshot, ...]
@@ -104,7 +104,7 @@ class NodeSnapshot(NamedTuple):
 
 
 class MemoryPressure(NamedTuple):
-    """A GPU lacks this many bytes that the core believed to be there, until its next snapshot."""
+    """A GPU lacks this many bytes that the core counted on, until its next snapshot."""
 
     gpu: GpuId
     short_bytes: int
@@ -130,7 +130,7 @@ class ModelLoaded(NamedTuple):
 
 
 class LoadFailed(NamedTuple):
-    """A model could not be brought into GPU memory; `lease` is that of the order to load it."""
+    """A model could not be loaded into GPU memory; `lease` is that of the order to load it."""
 
     gpu: GpuId
     model: ModelId
@@ -140,7 +140,7 @@ class LoadFailed(NamedTuple):
 
 
 class ModelDemoted(NamedTuple):
-    """A node keeps the model in this tier now; a GPU that is named lost it unasked.
+    """A node now keeps the model in this tier; `gpu` names a GPU that lost it without an order.
 
     The answer to a Demote or a Prepare names no GPU: the core counted those victims as gone.
     """
@@ -173,14 +173,14 @@ class RunFailed(NamedTuple):
 
 
 class LeaseReleased(NamedTuple):
-    """The holder needs the GPU no more; with `may_return` it may want it again."""
+    """The holder no longer needs the lease; with `may_return` it may need another one later."""
 
     lease: LeaseId
     may_return: bool = False
 
 
 class LeaseWanted(NamedTuple):
-    """A request that gave its lease back early calls the GPU again: to the queue's front."""
+    """A request that gave its lease back early asks for another one: to the queue's front."""
 
     request: RequestId
 
@@ -196,7 +196,7 @@ class SlotFreed(NamedTuple):
 
 
 class PinAsked(NamedTuple):
-    """Keep a model on one GPU (loading it if need be), or wherever it is now."""
+    """Keep a model on one GPU (loading it if needed), or wherever it is now."""
 
     model: ModelId
     gpu: GpuId | None = None

@@ -33,7 +33,7 @@ class AfterLoss(StrEnum):
 
 
 class Request(NamedTuple):
-    """One wish for GPU time; `models` are placed together, on one GPU."""
+    """One request for GPU time; its `models` are placed together, on one GPU."""
 
     id: RequestId
     function: str
@@ -72,7 +72,7 @@ class GpuSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What is declared of a model before anything was measured; all of it may be left out."""
+    """The declaration of a model, before any measurement; every part may be left out."""
 
     id: ModelId
     memory_bytes: int | None = None
@@ -116,9 +116,9 @@ class ModelLoad:
 
 @dataclass(slots=True)
 class SlotCandidate:
-    """One slot that a request could have gone to, as the policy saw it; not to be changed.
+    """One slot that a request could have gone to, as the policy saw it; do not change it.
 
-    Frozen it would take thrice as long to make, and one is made for every slot and request.
+    A frozen dataclass would take three times as long to make, one for every slot and request.
     """
 
     slot: SlotId
@@ -137,7 +137,7 @@ class SlotCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why one request went where it went."""
+    """Why one request was placed where it was."""
 
     request: RequestId
     decided_s: float
@@ -154,11 +154,11 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
-    """The core's own knobs; everything about placement belongs to the policy.
+    """The core's own settings; everything about placement belongs to the policy.
 
     A new leader counts its leases from `first_lease`, above all that an earlier one can have given.
     `largest_gpu_bytes` is the largest GPU that is expected: with it a request for a GPU that has
-    not joined yet waits, where it would be refused as too large.
+    not joined yet waits instead of being refused as too large.
     """
 
     max_waiting: int | None = None

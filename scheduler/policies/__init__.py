@@ -15,7 +15,7 @@ _NOT_POLICIES = frozenset({"placement_policy"})
 
 
 class Described(NamedTuple):
-    """A policy as it says of itself what it does, and its parameters: defaults and meanings."""
+    """A policy's own description, and its parameters: defaults and meanings."""
 
     name: str
     summary: str
@@ -48,7 +48,7 @@ def takes(name: str, parameter: str) -> bool:
 
 
 def describe(name: str) -> Described:
-    """What a policy does, in its own words."""
+    """A policy's description, from its docstring, and its parameters."""
     kind = _kind(name)
     summary = (import_module(kind.__module__).__doc__ or "").partition("\n")[0]
     parameters: dict[str, float] = {each.name: getattr(kind(), each.name) for each in fields(kind)}
@@ -68,7 +68,7 @@ def _parameters(name: str) -> dict[str, type]:
 
 
 def _meanings(kind: type) -> dict[str, str]:
-    """What each parameter is for: said beside its type, `Annotated[int, "this"]`."""
+    """What each parameter is for: the text beside its type, `Annotated[int, "this"]`."""
     hints = get_type_hints(kind, include_extras=True)
     return {each.name: "".join(get_args(hints[each.name])[1:]) for each in fields(kind)}
 
@@ -76,7 +76,7 @@ def _meanings(kind: type) -> dict[str, str]:
 def _checked(policy: str, parameter: str, value: object, kind: type) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadParameter(policy, parameter, f"must be a number, not {value!r}")
-    if not abs(value) <= _LARGEST:  # nor is NaN
+    if not abs(value) <= _LARGEST:  # also refuses NaN
         raise BadParameter(policy, parameter, "must be a number of ordinary size")
     if kind is int and value != int(value):
         raise BadParameter(policy, parameter, f"must be a whole number, not {value!r}")

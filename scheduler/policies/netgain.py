@@ -14,7 +14,7 @@ class Policy:
     """Ours. Only the global queue is used; while a GPU is idle and requests wait:
 
     1. The first request goes next once `patience` later ones for each slot have overtaken it.
-       The first has always been overtaken most, so that nobody is overtaken more often.
+       The first has always been overtaken most, so that no request is overtaken more often.
     2. A request whose models are all on an idle GPU goes there: the least used such GPU, the
        first such request.
     3. Models that no GPU holds are loaded, those of the oldest request first.
@@ -99,7 +99,7 @@ class Policy:
     # -- parts ----------------------------------------------------------------------------------
 
     def _wait_for_holders(self, view: View, request: RequestView) -> float:
-        """How long the last of the requests that want these models would wait with no new copy."""
+        """How long the last of the requests for these models would wait with no new copy."""
         holder = view.busy_holder(request)
         if holder is None:
             return 0.0

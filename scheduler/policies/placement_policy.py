@@ -1,4 +1,4 @@
-"""What a policy is shown and what it may decide."""
+"""What a policy can read, and what it may decide."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -83,7 +83,7 @@ Decision = Place | Queue | Skip | Prefetch | Wake
 
 
 class View(Protocol):
-    """The core's state as a policy may see it: always present, never to be changed.
+    """The core's state as a policy may see it: always current, never to be changed.
 
     Every question costs at most the logarithm of the cluster, or one GPU's residents; where models
     are pinned or a GPU is shared, at most a look at each set of models that waits.
@@ -189,7 +189,7 @@ class View(Protocol):
         ...
 
     def idle_share(self) -> float:
-        """How many of the other slots are idle beside one that is, from 0 to 1."""
+        """The share of the other slots that are idle, from 0 to 1, beside one idle slot."""
         ...
 
     def victims(self, request: RequestView, slot: SlotView) -> Sequence[ModelId]:
@@ -224,8 +224,8 @@ class View(Protocol):
 
 
 class Policy(Protocol):
-    """Which request goes where; its fields are its parameters, its memory is the core's."""
+    """Which request goes where; its fields are its parameters, the core keeps its state."""
 
     def decide(self, view: View) -> Iterator[Decision]:
-        """Decisions in order; each is carried out before the next one is asked for."""
+        """Decisions in order; each is carried out before the next one is requested."""
         ...

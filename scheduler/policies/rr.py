@@ -12,7 +12,7 @@ class Policy:
 
     How unclear points were read:
     - "Frequency" counts the requests a GPU was given, whether they ran yet or not; the order is
-      looked at anew for each request, which for one arrival at a time is the loop of the text.
+      computed again for each request, which for one arrival at a time is the loop of the text.
     - A request that comes to an idle GPU passes through its local queue, as the text has it.
     - A GPU that could never hold the request's models is left out of the round.
     """

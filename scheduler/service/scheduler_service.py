@@ -77,10 +77,10 @@ class SchedulerService:
         self.app: App = make_app(self, ApiAccess(secret), self.meters, metrics_auth=guarded)
 
     async def run(self, store: Store) -> None:
-        """Campaign and lead, again and again, until this is cancelled; then hand over."""
+        """Campaign and lead, again and again, until cancelled; then hand over."""
         self._store = store
         if isinstance(store, MemoryStore):
-            self._met = _seconds()  # nothing else remembers the last term from start to start
+            self._met = _seconds()  # a memory store does not keep the last term over a restart
         async with TaskGroup() as tasks:
             tasks.create_task(self._follow())
             while True:
@@ -90,12 +90,12 @@ class SchedulerService:
                     async with standing_by(store, self.name, self.url, log):
                         await candidacy.campaign()
                     try:
-                        await self._lead_on(candidacy, store)
+                        await self._lead_after_election(candidacy, store)
                     except DatastoreError as error:
                         log.warning("%s gives up its term: %s", self.name, error)
                 self._met = max(self._met, candidacy.term)
 
-    async def _lead_on(self, candidacy: Leadership, store: Store) -> None:
+    async def _lead_after_election(self, candidacy: Leadership, store: Store) -> None:
         """Lead from the election until another scheduler leads."""
         keep_s = self._settings.etcd.models_keep_s
         recovered = await recover(store, log, time.time() - keep_s)
@@ -118,7 +118,7 @@ class SchedulerService:
     async def _keep(
         self, office: Office, candidacy: Leadership, store: Store, stack: AsyncExitStack
     ) -> None:
-        """Write everything through, for as long as the stack lasts."""
+        """Keep the core's state stored for as long as the exit stack lasts."""
         keeper = Keeper(
             office.core,
             office.clock,
@@ -178,10 +178,10 @@ class SchedulerService:
             async for leader in found:
                 self.leader = leader if leader is not None and leader.term else None
 
-    # -- what the application asks ----------------------------------------------------------------
+    # -- for the application ----------------------------------------------------------------------
 
     def office(self) -> Office:
-        """What the leader works with; NotLeading where this is not the leader."""
+        """The leader's core, driver and history; NotLeading if this scheduler does not lead."""
         office = self._office
         if office is None:
             raise NotLeading(self._elsewhere())
@@ -216,13 +216,13 @@ class SchedulerService:
         await in_force.choose(self._store, policy, parameters)
 
     def store_state(self) -> str:
-        """In a word, how the datastore is."""
+        """The datastore's state in one word."""
         if isinstance(self._store, MemoryStore):
             return "memory"
         return "ok" if self._store.healthy else "lost"
 
     def health(self) -> Health:
-        """Whether it could answer a caller."""
+        """Whether this scheduler could answer a caller."""
         office, leader = self._office, self._elsewhere()
         return Health(
             ready=office is not None or leader is not None,
@@ -272,5 +272,5 @@ class SchedulerService:
 
 
 def _seconds() -> int:
-    """Rises from one start to the next, where nothing remembers the last term: see `run`."""
+    """A term's floor that rises from start to start, for a store that keeps no term."""
     return int(time.time()) - _EPOCH_S

@@ -11,12 +11,12 @@ _DAY_S = 86_400.0
 class Serving:
     """How one scheduler serves; `advertise` is the URL under which others reach it.
 
-    Requests wait `attach_grace_s` for the first GPU after a start, since GPU managers need a
-    moment to attach; later ones are refused at once while there is none. Decisions are explained
-    with their candidates while there are at most `explain_slots` slots: it costs a look at each.
-    `record` names a file to which everything that happens is appended, to be replayed. At most
-    `metric_names` GPUs, models and functions each have metrics of their own, which are shown to
-    everybody unless `metrics_auth` asks for credentials.
+    Requests wait `attach_grace_s` for the first GPU after a start, since GPU managers need a moment
+    to attach; later requests are refused at once while there is no GPU. Decisions are explained
+    with their candidates while there are at most `explain_slots` slots, since an explanation reads
+    every slot. `record` names a file to which every event is appended, for a replay. At most
+    `metric_names` GPUs, models and functions each have metrics of their own. The metrics are public
+    unless `metrics_auth` requires credentials.
     """
 
     listen: str = "127.0.0.1:7700"
@@ -37,10 +37,10 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Etcd:
-    """Where the state is kept: these endpoints, a child started for it, or only in memory.
+    """Where the state is kept: at these endpoints, in an etcd child process, or only in memory.
 
-    `ca`, `cert` and `key` are files in PEM, for endpoints with https; the password's file holds
-    nothing else. The profile of a model that was not used for `models_keep_days` is deleted
+    `ca`, `cert` and `key` are PEM files for https endpoints; the password's file holds only the
+    password. The profile of a model that was not used for `models_keep_days` is deleted
     (0: never).
     """
 
@@ -57,7 +57,7 @@ class Etcd:
 
     @property
     def models_keep_s(self) -> float:
-        """The same in seconds; 0 days are for ever."""
+        """The same in seconds; 0 days mean for ever."""
         return self.models_keep_days * _DAY_S if self.models_keep_days else math.inf
 
 

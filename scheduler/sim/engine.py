@@ -1,4 +1,4 @@
-"""The core on virtual time: arrivals in, placements carried out in no time at all."""
+"""The core on virtual time: arrivals go in, and placements take no time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ class Hardware:
 
 @dataclass(slots=True)
 class SimulationRun:
-    """What one simulation left behind."""
+    """The results of one simulation."""
 
     tally: SimulationTally
     explanations: list[Explanation] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Engine:
             core.handle(ModelRegistered(self._declared(model).spec()), 0.0)
 
     def run(self, progress: Progress | None = None) -> SimulationRun:
-        """Until the last request is done."""
+        """Run until the last request is done."""
         arrivals, due, handle = self._workload.arrivals, self._due, self._core.handle
         carry_out, tally = self._carry_out, self.run_result.tally
         total = len(arrivals)

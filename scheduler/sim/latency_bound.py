@@ -1,8 +1,8 @@
 """A lower bound on average latency that no policy can beat, clairvoyant ones included.
 
-It assumes what every policy here obeys: GPUs start empty; a GPU runs one request at a time without
-interrupting it; a model is loaded only by a request that has arrived, right before its inference
-and on its GPU, and stays in memory that nothing else uses. Proofs: docs/decisions/0004.
+It assumes what holds for every policy here: GPUs start empty; a GPU runs one request at a time
+without interrupting it; a model is loaded only by a request that has arrived, on its GPU and right
+before its inference, and stays in memory that nothing else uses. Proofs: docs/decisions/0004.
 """
 
 from bisect import bisect_left, bisect_right
@@ -19,14 +19,14 @@ from scheduler.sim.workload import MINUTE_S, Workload
 _EARLY_CUTS_S = (0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 40.0)
 _COLD_FOR_S = (3.0, 10.0)
 _LONGEST_PART = 10
-# The bound that sees memory takes time that grows with the square of the requests for a model.
+# Time of the memory-aware bound grows with the square of the number of requests for a model.
 _MOST_FOR_COPIES = 2_000
 _ROUNDING_S = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One request: when it came, what its inference takes, what its model's load takes."""
+    """One request: its arrival, the seconds of its inference, and of its model's load."""
 
     model: ModelId
     arrived_s: float
@@ -38,12 +38,12 @@ class _Job:
 
     @property
     def ready_s(self) -> float:
-        """Before this its inference cannot start: it loads, or its copy serves the loader first."""
+        """The earliest start of the inference: after its load, or after the loader's inference."""
         served_s = self.first_s + self.load_s + self.run_s
         return self.arrived_s + min(self.load_s, max(0.0, served_s - self.arrived_s))
 
     def is_cold(self, cold_for_s: float, part_start_s: float) -> bool:
-        """Whether it came soon after the first request for its model, in the same part."""
+        """Whether the job arrived soon after its model's first request, in the same part."""
         return self.first_s >= part_start_s and self.arrived_s <= self.first_s + cold_for_s
 
 
@@ -94,7 +94,7 @@ def _cuts(jobs: Sequence[_Job]) -> list[int]:
 
 
 def _by_copies(first_jobs: Sequence[_Job], hardware: Hardware, to_beat: float) -> float:
-    """What these first requests take when copies of models compete for memory alone."""
+    """Seconds of these first requests when only memory limits the copies of models."""
     if sum(job.run_s + job.load_s for job in first_jobs) <= to_beat:
         return to_beat
     by_model: dict[ModelId, list[_Job]] = {}
@@ -120,7 +120,7 @@ def _part_bound(part: Sequence[_Job], gpus: int) -> float:
 
 
 def _first_come(part: Sequence[_Job], ready_s: Sequence[float], gpus: int) -> float:
-    """All hold a GPU as long as the shortest: first come, first served is best then."""
+    """Each job holds a GPU as long as the shortest job: first come, first served is best."""
     shortest_s = min(job.run_s for job in part)
     free_s = [ready_s[0]] * gpus
     total_s = sum(job.run_s - job.arrived_s for job in part)
@@ -132,7 +132,7 @@ def _first_come(part: Sequence[_Job], ready_s: Sequence[float], gpus: int) -> fl
 
 
 def _mean_busy_times(part: Sequence[_Job], gpus: int, cold_for_s: float) -> float:
-    """One machine as fast as all GPUs, interruptible; each model's load stands before it."""
+    """One machine as fast as all GPUs, interruptible; each model's load precedes its jobs."""
     cold = [job.is_cold(cold_for_s, part[0].arrived_s) for job in part]
     numbers = Counter(job.model for job, is_cold in zip(part, cold, strict=True) if is_cold)
     total_s = 0.0
@@ -150,13 +150,13 @@ def _mean_busy_times(part: Sequence[_Job], gpus: int, cold_for_s: float) -> floa
 
 
 def _share(job: _Job, numbers: Counter[ModelId]) -> float:
-    """How much of its requests' weight goes to a model's load: as heavy for its length as they."""
+    """The share of its requests' weight that a model's load gets: in proportion to its length."""
     work_s = job.load_s + numbers[job.model] * job.run_s
     return job.load_s / work_s if work_s > 0.0 else 0.0
 
 
 def _least_weighted_mean_busy_time(work: list[tuple[float, float, float]], speed: int) -> float:
-    """Of (release, weight, size) on one machine of this speed: by weight/size, interrupting."""
+    """For (release, weight, size) on one machine of this speed: by weight/size, interruptible."""
     pending = sorted(item for item in work if item[2] > 0.0)
     left = [size / speed for _, _, size in pending]
     ready: list[tuple[float, int]] = []

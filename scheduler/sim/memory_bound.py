@@ -1,14 +1,14 @@
-"""A lower bound on waiting that sees memory: what it costs to keep a model, and to load it again.
+"""A lower bound on waiting that counts memory: the cost of keeping a model or loading it again.
 
-Each copy of a model serves some of its requests, in turn. Memory has a price per byte and second;
-whatever the price, the cheapest way to share the requests out to copies, less the price of all
-the memory there is, bounds the waiting of every schedule. Proof: docs/decisions/0004.
+Each copy of a model serves some of its requests, in turn. Memory has a price per byte and second.
+For every price, the cheapest way to distribute the requests over copies, less the price of all
+memory, bounds the waiting of every schedule. Proof: docs/decisions/0004.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Of keeping the largest model, in seconds of waiting a second; the proof allows up to a half.
+# The price of keeping the largest model, in seconds of waiting a second; at most a half, by proof.
 _PRICES = (0.0, 1 / 256, 1 / 128, 1 / 64, 1 / 32, 3 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 _FIRST_WIDTH = 16
 
@@ -24,7 +24,7 @@ class ModelRequests:
 
 
 def least_waiting(demands: Sequence[ModelRequests], memory_bytes: int) -> float:
-    """No schedule has less waiting and loading in sum (seconds) in this much memory."""
+    """No schedule in this much memory has less waiting and loading in sum (seconds)."""
     first_s = min(demand.arrivals_s[0] for demand in demands)
     last_s = max(demand.arrivals_s[-1] for demand in demands)
     largest = max(demand.memory_bytes for demand in demands)
@@ -35,7 +35,7 @@ def least_waiting(demands: Sequence[ModelRequests], memory_bytes: int) -> float:
         paid = sum(_cheapest(d, price * d.memory_bytes / largest, last_s) for d in demands)
         bound = paid - price * memory_bytes / largest * (last_s - first_s)
         if bound < best:
-            break  # It is concave in the price.
+            break  # the bound is concave in the price
         best = bound
     return best
 

@@ -15,7 +15,7 @@ BATCH = 32
 
 @dataclass(frozen=True, slots=True)
 class SimModel:
-    """One model with the times that it really takes in the simulation."""
+    """One model with its true times in the simulation."""
 
     id: ModelId
     size_class: str
@@ -24,7 +24,7 @@ class SimModel:
     run_s: float
 
     def spec(self) -> ModelSpec:
-        """What the core is told of it beforehand."""
+        """What the core is given of the model beforehand."""
         return ModelSpec(
             self.id,
             self.memory_bytes,
@@ -52,8 +52,8 @@ def working_set(size: int) -> list[SimModel]:
     """One model a function, from the most to the least used, sizes spread evenly.
 
     The five most used are the thesis's. Each further function takes the next unused model of the
-    size class that has the fewest so far; when a class has no more, its models come again as
-    copies of their own (`vgg11#2`), since each function has weights of its own.
+    size class with the fewest so far; when a class has no more, its models come again as separate
+    copies (`vgg11#2`), since each function has weights of its own.
     """
     table = table1()
     chosen = [table[name] for name in MOST_USED[:size]]

@@ -1,4 +1,4 @@
-"""Counts what a simulation does, and what that comes to."""
+"""Counts what a simulation does, and computes its figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Summary:
 
 
 class SimulationTally:
-    """Grows with the run; costs a few dictionary accesses a request."""
+    """Counts during the run; costs a few dictionary accesses a request."""
 
     def __init__(self, gpus: int, models: Sequence[ModelId]) -> None:
         self._gpus = gpus

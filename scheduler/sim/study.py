@@ -71,7 +71,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioResult:
-    """A scenario and what became of it."""
+    """A scenario and its figures."""
 
     scenario: Scenario
     summary: Summary
@@ -79,7 +79,7 @@ class ScenarioResult:
 
 
 def check(scenario: Scenario) -> None:
-    """Raise where the scenario cannot be run, before any time is spent on it."""
+    """Raise if the scenario cannot be run, before any time is spent on it."""
     policies.make(scenario.policy, scenario.parameters())
     eviction.make(scenario.eviction)
     hardware = scenario.hardware
@@ -108,7 +108,7 @@ def run(
 
 
 def run_all(scenarios: Sequence[Scenario], done: Progress | None = None) -> list[ScenarioResult]:
-    """All of them, in order, on every core of this machine where that pays."""
+    """Run all scenarios, in order, on every core of this machine where that pays."""
     results = []
     for result in _each(scenarios):
         results.append(result)

@@ -19,7 +19,7 @@ TAIL_EXPONENT = 0.9510
 
 
 class Arrivals(StrEnum):
-    """How the requests of a minute lie in it, which the thesis does not say."""
+    """How the requests of a minute are spread over it; the thesis does not say."""
 
     UNIFORM = "uniform"
     POISSON = "poisson"
@@ -41,7 +41,7 @@ class Pattern:
         """When the requests of one minute arrive, in order."""
         start_s = minute * MINUTE_S
         if self.arrivals is Arrivals.POISSON:
-            # A Poisson process of which the number in this minute is known.
+            # A Poisson process whose number of arrivals in this minute is given.
             return sorted(start_s + MINUTE_S * random.random() for _ in range(number))
         width_s = MINUTE_S if self.arrivals is Arrivals.UNIFORM else self.bunch_s
         return [start_s + width_s * place / number for place in range(number)]
@@ -49,7 +49,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Models, and which of them is asked for at which second."""
+    """Models, and which of them is requested at which second."""
 
     models: tuple[SimModel, ...]
     arrivals: tuple[tuple[float, ModelId], ...]

@@ -1,1 +1,1 @@
-"""The datastore behind one port, in etcd or in memory, and what is kept in it and read back."""
+"""The datastore behind one port, in etcd or in memory, and the records kept in it."""

@@ -1,14 +1,14 @@
-"""The port to the datastore, which etcd and this process's memory both answer."""
+"""The port to the datastore, implemented by etcd and by this process's memory."""
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import NamedTuple, NewType, Protocol
 
-# A promise to the datastore to be alive: keys under a lease vanish when it is not refreshed.
+# A lease of the datastore: its keys vanish when its holder does not refresh it.
 StoreLease = NewType("StoreLease", int)
 
 
 class Fence(NamedTuple):
-    """Write only while this key is there and is still the one that was made at this revision."""
+    """Write only while this key exists and is still the one that was made at this revision."""
 
     key: str
     revision: int
@@ -24,7 +24,7 @@ class Listing(NamedTuple):
 class KeyChanges(NamedTuple):
     """Keys that were written at one revision, each with its value, or None where it was deleted.
 
-    If `complete`, these are all keys that there are under the prefix, and any other is gone.
+    If `complete`, these are all keys under the prefix, and any other key is gone.
     """
 
     revision: int
@@ -35,21 +35,22 @@ class KeyChanges(NamedTuple):
 class Store(Protocol):
     """The datastore: keys are paths like `models/bert`, values are bytes.
 
-    Every change has a revision, higher than all before it. What cannot be done raises a
+    Every change has a revision, higher than all before it. A failed operation raises a
+    StoreError; StoreUnavailable leaves open whether a write was done.
     StoreError; StoreUnavailable leaves open whether a write was done.
     """
 
     @property
     def healthy(self) -> bool:
-        """Whether it answered when it was last asked; it is asked all the time."""
+        """Whether the datastore answered its last probe; probes are sent continuously."""
         ...
 
     def on_health_change(self, callback: Callable[[bool], None]) -> Callable[[], None]:
-        """Call back, on the event loop, whenever `healthy` changes, until what is returned is."""
+        """Call back, on the event loop, whenever `healthy` changes; returns the stopper."""
         ...
 
     async def get(self, key: str) -> bytes | None:
-        """The key's value, or None where there is no such key."""
+        """The key's value, or None if there is no such key."""
         ...
 
     async def list(self, prefix: str) -> Listing:
@@ -57,15 +58,15 @@ class Store(Protocol):
         ...
 
     async def put(self, key: str, value: bytes, lease: StoreLease | None = None) -> int:
-        """Write one key, under this lease or under none; the revision of the write."""
+        """Write one key, under this lease or under none; returns the revision of the write."""
         ...
 
     async def create(self, key: str, value: bytes, lease: StoreLease | None = None) -> int | None:
-        """Write a key that is not there yet; the revision, or None where it is there already."""
+        """Write a key that does not exist yet; the revision, or None if the key exists already."""
         ...
 
     async def delete(self, key: str) -> None:
-        """Take a key away, if it is there."""
+        """Delete a key, if it exists."""
         ...
 
     async def write(
@@ -75,9 +76,9 @@ class Store(Protocol):
         fence: Fence | None = None,
         lease: StoreLease | None = None,
     ) -> None:
-        """Write and delete at once, all or nothing; raises Fenced where the fence does not hold.
+        """Write and delete at once, all or nothing; raises Fenced if the fence does not hold.
 
-        No key may be in both. At most MAX_CHANGES keys.
+        No key may be in both `puts` and `deletes`. At most MAX_CHANGES keys.
         """
         ...
 
@@ -86,8 +87,8 @@ class Store(Protocol):
     ) -> AsyncGenerator[KeyChanges, None]:
         """Changes to keys under the prefix from this revision on, or first all keys, then changes.
 
-        It goes on for ever, also after the datastore was away. Where changes cannot be had any
-        more (they were compacted), it begins anew with all keys (`complete`). Close it: `aclosing`.
+        The watch never ends, also after an outage of the datastore. If the changes are no longer
+        available (compacted), it yields all keys again (`complete`). Close it: `aclosing`.
         """
         ...
 
@@ -96,17 +97,17 @@ class Store(Protocol):
         ...
 
     async def refresh(self, lease: StoreLease) -> bool:
-        """Let the lease live on; False where it is gone."""
+        """Extend the lease; False if the lease is gone."""
         ...
 
     async def revoke(self, lease: StoreLease) -> None:
-        """End a lease and its keys, if it is still there."""
+        """End a lease and its keys, if the lease still exists."""
         ...
 
     async def close(self) -> None:
-        """Give everything back; leases are left to expire, watches end."""
+        """Release all resources; leases are left to expire, watches end."""
         ...
 
 
-# Keys in one `write`, whatever the datastore: etcd takes 128 unless it is told otherwise.
+# Keys in one `write`, for any datastore: 128 is etcd's default limit.
 MAX_CHANGES = 100

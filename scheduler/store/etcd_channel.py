@@ -1,13 +1,13 @@
-"""One connection to etcd: its calls with time limits, its errors as ours, its replacement.
+"""One connection to etcd: its calls with time limits, its errors as StoreErrors, its replacement.
 
-Of aetcd only the generated calls are used, not its client: that one knows one host and no TLS,
-waits for ever unless told otherwise, and loses watches in silence (docs/etcd.md lists what it
-does). A channel of gRPC has traps of its own:
+Of aetcd only the generated calls are used, not its client: that client supports one host and no
+TLS, waits for ever by default, and loses watches without an error (docs/etcd.md lists its faults).
+A gRPC channel has traps of its own:
 
-- It shares its connections with every channel to the same address, so that a new one would go on
-  with the dead connection of the old one; hence the local pool.
+- It shares its connections with every channel to the same address, so that a new channel would
+  reuse the dead connection of the old one; hence the local pool.
 - It waits up to two minutes before it connects again; hence the short back-off.
-- Closing it cancels the tasks that wait for an answer; hence an old one is closed only when no
+- Closing it cancels the tasks that wait for an answer; hence an old channel is closed only when no
   call can be left on it.
 """
 
@@ -32,10 +32,10 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.max_receive_message_length", -1),  # 4 MB else, too little for a long listing
+    ("grpc.max_receive_message_length", -1),  # the default of 4 MB is too little for a long listing
     ("grpc.enable_http_proxy", 0),
 )
-# What etcd answers when it, or the way to it, is at fault; anything else is a fault of ours.
+# Status codes for which etcd, or the way to it, is at fault; for any other the caller is at fault.
 _AWAY = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -47,13 +47,13 @@ _AWAY = frozenset(
         grpc.StatusCode.UNKNOWN,
     }
 )
-# Above the time limit of every call, so that no call is left on a channel when it is closed.
+# Longer than any call's time limit, so that no call is left on a channel when it is closed.
 _DRAIN_S = CALL_S + 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdSettings:
-    """Where etcd is, and how to be let in; all keys are under `prefix`."""
+    """Where etcd is, and how to authenticate; all keys are under `prefix`."""
 
     endpoints: tuple[str, ...] = ("http://127.0.0.1:2379",)
     prefix: str = "/gpufaas/"
@@ -65,7 +65,7 @@ class EtcdSettings:
 
 
 class PassExpired(StoreUnavailable):
-    """With a new pass it can be done."""
+    """The auth token has expired; the call can be repeated with a new one."""
 
 
 class EtcdStubs:
@@ -82,7 +82,7 @@ class EtcdStubs:
 
 
 class EtcdChannel:
-    """Calls to whichever endpoint answers; `reopen` goes on to the next one."""
+    """Calls to whichever endpoint answers; `reopen` moves on to the next endpoint."""
 
     def __init__(self, settings: EtcdSettings, log: Logger) -> None:
         self._settings = settings
@@ -94,12 +94,12 @@ class EtcdChannel:
         self.calls = self._connect()
 
     def reopen(self) -> None:
-        """Connect anew, to the next endpoint; calls under way end as they may."""
+        """Connect to the next endpoint; calls under way end on the old connection."""
         old, self.calls = self.calls, self._connect()
         self._closing.start(_close_later(old.channel))
 
     async def call(self, stub: str, method: str, request: Any, timeout_s: float = CALL_S) -> Any:
-        """One question and its answer."""
+        """One call and its answer."""
         try:
             return await self._ask(stub, method, request, timeout_s)
         except PassExpired:
@@ -114,7 +114,7 @@ class EtcdChannel:
             )
 
     async def enter(self, calls: EtcdStubs) -> None:
-        """Ask for a pass first, where a user is named."""
+        """Fetch an auth token first, if a user is configured."""
         if not self._settings.user or calls.metadata:
             return
         async with self._entry:
@@ -128,7 +128,7 @@ class EtcdChannel:
             calls.metadata = (("token", answer.token),)
 
     async def close(self) -> None:
-        """Close all; who still waits for an answer gets StoreUnavailable."""
+        """Close all connections; calls that still wait raise StoreUnavailable."""
         await self._closing.close()
         await self.calls.channel.close()
 
@@ -144,25 +144,25 @@ class EtcdChannel:
         return EtcdStubs(channel, target)
 
     def _credentials(self) -> Any:
-        """Read anew for each connection, for certificates are renewed; else what was read last."""
+        """The certificates, read again for each connection since they are renewed."""
         paths = (self._settings.ca_file, self._settings.key_file, self._settings.cert_file)
         try:
             self._pem = tuple(None if path is None else path.read_bytes() for path in paths)
         except OSError as error:
             if self._pem is None:
                 raise DatastoreError(f"{error.filename}: {error.strerror}") from error
-            self._log.warning("the certificates for etcd stay as they were: %s", error)
+            self._log.warning("keeping the old certificates for etcd: %s", error)
         return grpc.ssl_channel_credentials(*self._pem)
 
 
 @contextmanager
 def explained(calls: EtcdStubs) -> Iterator[None]:
-    """Whatever goes wrong with these calls is raised as a StoreError."""
+    """Raise every failure of these calls as a StoreError."""
     try:
         yield
     except rpc.AioRpcError as error:
         if calls.metadata and _is_expired(error):
-            calls.metadata = ()  # the next call asks for another
+            calls.metadata = ()  # the next call fetches another token
             raise PassExpired(error.details()) from error
         raise _ours(error) from error
     except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
@@ -171,17 +171,17 @@ def explained(calls: EtcdStubs) -> Iterator[None]:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise StoreUnavailable("the connection was closed") from None  # gRPC cancelled us
+        raise StoreUnavailable("the connection was closed") from None  # gRPC cancelled the task
 
 
 def _is_expired(error: Any) -> bool:
-    """Whether the pass has run out, or users and roles have changed since it was made out."""
+    """Whether the token has expired, or users and roles have changed since it was issued."""
     old = "auth store is old" in (error.details() or "")
     return old or error.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def _ours(error: Any) -> DatastoreError:
-    """What an answer of etcd means to us."""
+    """The DatastoreError that stands for an error of etcd."""
     code, text = error.code(), error.details() or str(error.code())
     if code is grpc.StatusCode.NOT_FOUND and "lease" in text:
         return LeaseGone(0)

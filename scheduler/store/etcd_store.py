@@ -19,9 +19,9 @@ _TRY_AGAIN_S = 0.25
 
 
 class EtcdStore:
-    """Keys under the settings' prefix; `async with` keeps a heartbeat going, which watches need.
+    """Keys under the settings' prefix; `async with` runs a heartbeat, which watches need.
 
-    Health is what the heartbeat finds, a write a second: an etcd that is gone is noticed within
+    The heartbeat, one write a second, determines `healthy`: an etcd that is gone is noticed within
     a second, one that is frozen or cut off within `_BEAT_EVERY_S + CALL_S`, 3 s.
     """
 
@@ -86,7 +86,7 @@ class EtcdStore:
                         wanted = changes.revision + 1
                         yield changes
             except Compacted as error:
-                self._log.info("the watch of %s begins anew: %s", prefix, error)
+                self._log.info("the watch of %s starts again: %s", prefix, error)
                 wanted = None
             except StoreUnavailable as error:
                 self._log.debug("the watch of %s broke: %s", prefix, error)
@@ -136,7 +136,7 @@ class EtcdStore:
     # -- leases ---------------------------------------------------------------------------------
 
     async def grant(self, ttl_s: int) -> StoreLease:
-        """See Store; etcd makes 2 s of anything shorter."""
+        """See Store; etcd raises anything shorter to 2 s."""
         answer = await self._channel.call("lease", "LeaseGrant", rpc.LeaseGrantRequest(TTL=ttl_s))
         return StoreLease(int(answer.ID))
 
@@ -162,7 +162,7 @@ class EtcdStore:
             stream.cancel()
         if not hasattr(answer, "TTL"):
             raise StoreUnavailable("the stream was ended")
-        return bool(answer.TTL > 0)  # of a lease that is gone it says 0, and no error
+        return bool(answer.TTL > 0)  # for an expired lease etcd answers 0, not an error
 
     async def revoke(self, lease: StoreLease) -> None:
         """See Store."""
@@ -183,7 +183,7 @@ class EtcdStore:
     # -- health ---------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
-        """Write the heartbeat that every watch listens for, and take a new connection without."""
+        """Write the heartbeat that every watch expects; reconnect if that fails."""
         while True:
             try:
                 await self.put(HEARTBEAT, b"")
@@ -213,7 +213,7 @@ class EtcdStore:
         try:
             return await self._channel.call("kv", method, request)
         except LeaseGone as error:
-            raise LeaseGone(lease or 0) from error  # etcd does not say which
+            raise LeaseGone(lease or 0) from error  # etcd's error does not name the lease
 
     def _key(self, name: str) -> bytes:
         return (self._root + name).encode()
@@ -226,7 +226,7 @@ class EtcdStore:
         return rpc.PutRequest(key=self._key(key), value=value, lease=lease or 0)
 
     def _created(self, key: str, revision: int) -> Any:
-        """That the key was made at this revision; 0: that there is no such key."""
+        """The condition that the key was created at this revision; 0: that there is no such key."""
         return rpc.Compare(
             result=rpc.Compare.EQUAL,
             target=rpc.Compare.CREATE,

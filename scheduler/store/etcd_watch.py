@@ -1,4 +1,4 @@
-"""One stream of etcd that watches a prefix, and is known to be alive."""
+"""One stream of etcd that watches a prefix, and notices when the stream is dead."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -11,21 +11,21 @@ from scheduler.model.errors import DatastoreError, StoreUnavailable
 from scheduler.store.datastore import KeyChanges
 from scheduler.store.etcd_channel import CALL_S, EtcdStubs, explained
 
-# A heartbeat is written every second, by somebody: a stream that brings none for this long is dead.
+# Some client writes a heartbeat every second: a stream that brings none for this long is dead.
 SILENCE_S = 4.0
 
-_WATCHED, _BEATS = 1, 2  # our names for the two watches on one stream
+_WATCHED, _BEATS = 1, 2  # the ids of the two watches on one stream
 
 
 class Compacted(DatastoreError):
-    """The changes from that revision on cannot be had any more."""
+    """The changes from that revision on are no longer available."""
 
 
 class EtcdWatch:
     """Changes under one prefix from a revision on, on one stream.
 
-    The stream also watches the key to which heartbeats are written: a stream of a stopped etcd is
-    silent for ever, and only a missing heartbeat tells it from one on which nothing changes.
+    The stream also watches the key to which heartbeats are written: the stream of a stopped etcd
+    stays open without messages, and only a missing heartbeat shows that it is not just idle.
     """
 
     def __init__(self, calls: EtcdStubs, root: str, heartbeat: str) -> None:
@@ -34,7 +34,7 @@ class EtcdWatch:
         self._heartbeat = (root + heartbeat).encode()
 
     async def changes(self, prefix: str, from_revision: int) -> AsyncGenerator[KeyChanges, None]:
-        """Until the stream breaks (StoreUnavailable), or at once (Compacted)."""
+        """Yield changes until the stream breaks (StoreUnavailable or Compacted)."""
         # With `hasleader` a member that lost its cluster ends the stream instead of keeping it.
         metadata = (*self._calls.metadata, ("hasleader", "true"))
         stream = self._calls.watch.Watch(metadata=metadata)
@@ -56,13 +56,13 @@ class EtcdWatch:
                 await stream.write(_create(_WATCHED, begin, prefix_end(begin), from_revision))
                 await stream.write(_create(_BEATS, self._heartbeat, b"", 0))
         except TimeoutError:
-            raise StoreUnavailable("no watch can be had") from None
+            raise StoreUnavailable("etcd did not confirm the watch") from None
 
     def _read(self, answer: Any, from_revision: int) -> list[KeyChanges]:
         if answer is grpc.aio.EOF:
             raise StoreUnavailable("the watch was ended")
         if answer.created and answer.header.revision < from_revision - 1:
-            # Made anew without its data: it would be silent until it had come so far again.
+            # The datastore was replaced by an empty one: no change would come up to this revision.
             raise Compacted(f"only at revision {answer.header.revision}, not {from_revision - 1}")
         if answer.compact_revision:
             raise Compacted(f"compacted up to revision {answer.compact_revision}")
@@ -70,8 +70,8 @@ class EtcdWatch:
             raise StoreUnavailable(answer.cancel_reason or "the watch was cancelled")
         if answer.watch_id != _WATCHED:
             return []
-        # An answer may hold several revisions, in order, each of them whole. Its header's revision
-        # is that of the datastore: more changes up to it may yet come.
+        # An answer may hold several revisions, in order and each complete. Its header's revision is
+        # the datastore's, and more changes up to that revision may follow.
         found: dict[int, dict[str, bytes | None]] = {}
         for event in answer.events:
             found.setdefault(event.kv.mod_revision, {})[self._key(event.kv)] = _value(event)

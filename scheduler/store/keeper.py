@@ -1,4 +1,4 @@
-"""Writes the core's state through to the datastore, coalesced, fenced and off the request path."""
+"""Writes the core's state to the datastore: coalesced, fenced and off the request path."""
 
 import asyncio
 import math
@@ -30,9 +30,9 @@ from scheduler.store.stored_records import (
     profile_record,
 )
 
-# Changes are collected for so long, so that what is written is at most 50 ms behind.
+# Changes are collected for this long, so that what is written is at most 50 ms behind.
 COLLECT_S = 0.04
-# GPUs of an earlier leader that have not come back by then are forgotten.
+# GPUs of an earlier leader that have not returned within this time are forgotten.
 RETURN_S = 60.0
 _TRY_AGAIN_S = 0.25
 _WRITE_BYTES = 512 * 1024  # etcd takes 1.5 MiB in one request
@@ -41,9 +41,9 @@ _WRITE_BYTES = 512 * 1024  # etcd takes 1.5 MiB in one request
 class Keeper:
     """Keeps GPU status, LRU lists, finish times and profiles in the datastore, fenced.
 
-    `async with` does so until the end, and writes once more then. After an election, and after the
-    datastore was away, it looks at what is there, and writes whatever differs. The profile of a
-    model that was neither resident nor reported of for `models_keep_s` is deleted.
+    `async with` keeps the records up to date, and writes once more at its end. After an election or
+    an outage of the datastore it reads the stored records, and writes those that differ. The
+    profile of a model that was neither resident nor reported for `models_keep_s` is deleted.
     """
 
     def __init__(
@@ -90,24 +90,24 @@ class Keeper:
             await self.flush()
 
     def touched(self) -> None:
-        """Something has changed in the core."""
+        """Note that the core has changed."""
         if self._touched_s is None:
             self._touched_s = self._clock.now_s()
         self._touched.set()
 
     @property
     def behind_s(self) -> float:
-        """For how long something has been waiting to be written."""
+        """How long the oldest unwritten change has been waiting."""
         return 0.0 if self._touched_s is None else self._clock.now_s() - self._touched_s
 
     async def flush(self) -> None:
-        """Write what differs, now."""
+        """Write all differences now."""
         fence = self._fence()
         if fence is None:
             return
         if fence != self._surveyed:
             await self._survey()
-        self._surveyed = None  # until it is written, all of it
+        self._surveyed = None  # until everything is written
         since_s, self._touched_s = self._touched_s, None
         self._touched.clear()
         puts, deletes = self._differences()
@@ -137,7 +137,7 @@ class Keeper:
                 await asyncio.sleep(_TRY_AGAIN_S)
 
     def _health_changed(self, healthy: bool) -> None:  # noqa: FBT001  # the port's callback
-        """It may have lost its data while it was away."""
+        """Read the stored records again: the datastore may have lost its data."""
         if healthy:
             self._surveyed = None
             self.touched()
@@ -150,7 +150,7 @@ class Keeper:
     # -- what differs ---------------------------------------------------------------------------
 
     async def _survey(self) -> None:
-        """Learn what is stored; what we wrote since may be lost."""
+        """Read the stored records; earlier writes may be lost."""
         stored: dict[str, bytes] = {}
         for kind in (*OF_GPUS, MODELS):
             stored.update((await self._store.list(kind)).values)
@@ -162,7 +162,7 @@ class Keeper:
                 self._note_use(ModelId(name(MODELS, stored_key)), value)
 
     def _note_use(self, model: ModelId, value: bytes) -> None:
-        with suppress(BadRecord):  # recovery has logged it; it is replaced once the model is used
+        with suppress(BadRecord):  # recovery logged the record; the model's next use replaces it
             used_unix_s = last_used_unix_s(value)
             self._used_unix_s[model] = max(used_unix_s, self._used_unix_s.get(model, 0))
 
@@ -181,7 +181,7 @@ class Keeper:
             yield from gpu_records(gpu, self._unix_offset_s)
 
     def _of_models(self) -> Iterator[tuple[str, StoredRecord]]:
-        """Those that have changed or were used; all that are kept, after a survey."""
+        """Records of changed and used models; after a survey, of all models that are kept."""
         profiles = self._core.cluster.profiles
         known, used = profiles.known(), profiles.take_changed()
         hour = self._now_unix_s() // HOUR_S
@@ -216,7 +216,7 @@ class Keeper:
             puts[stored_key] = value
 
     def _left(self, current: set[str]) -> list[str]:
-        """What is stored of GPUs that are gone; an earlier leader's have some time to come back."""
+        """Stored keys of GPUs that are gone; those of an earlier leader have time to return."""
         returning = self._clock.now_s() < self._began_s + RETURN_S
         return [
             stored_key
@@ -250,7 +250,7 @@ def _informative(known: Mapping[ModelId, Profile]) -> set[ModelId]:
 
 
 def _batches(puts: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
-    """As much at once as the datastore takes."""
+    """The records in batches as large as the datastore takes."""
     batch: dict[str, bytes] = {}
     size_bytes = 0
     for stored_key, value in puts.items():

@@ -39,11 +39,11 @@ class MemoryStore:
 
     @property
     def healthy(self) -> bool:
-        """It is never away."""
+        """Always true."""
         return True
 
     def on_health_change(self, callback: Callable[[bool], None]) -> Callable[[], None]:
-        """Its health never changes."""
+        """Never calls back: this store's health never changes."""
         del callback
         return lambda: None
 
@@ -118,7 +118,7 @@ class MemoryStore:
         self._apply(puts, deleted, lease)
 
     def compact(self) -> None:
-        """Forget all changes up to now; watches that lag behind begin anew."""
+        """Forget all changes up to now; watches that lag behind yield all keys again."""
         self._compacted = self._revision
         self._history.clear()
         self._wake()
@@ -193,7 +193,7 @@ class MemoryStore:
         self._wake()
 
     def _detach(self, key: str) -> None:
-        """A key that is written anew or deleted is under its old lease no more."""
+        """A key that is written again or deleted no longer belongs to its old lease."""
         entry = self._entries.get(key)
         if entry is not None and entry.lease is not None:
             self._leases[entry.lease].keys.discard(key)

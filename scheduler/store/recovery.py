@@ -34,7 +34,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(slots=True)
 class Recovered:
-    """Profiles, the order in which models were used, what was pinned, and the policy."""
+    """Profiles, the order in which models were used, the pinned models, and the policy."""
 
     profiles: Mapping[ModelId, Profile] = field(default_factory=dict)
     orders: dict[GpuId, GpuOrder] = field(default_factory=dict)
@@ -46,15 +46,16 @@ class Recovered:
             core.cluster.profiles.restore(model, found)
 
     def begin_with(self, configured: PolicyChoice) -> PolicyChoice:
-        """An administrator's choice, if one was made; else what is configured now."""
+        """The administrator's choice, if there is one; else the configured policy."""
         stored = self.policy
         return stored if stored is not None and stored.chosen_by == ADMINISTRATOR else configured
 
     def take(self, snapshot: NodeSnapshot) -> tuple[NodeSnapshot, list[PinAsked]]:
-        """A node's first report with its residents in the order of old, and the pins of old.
+        """A node's first report, with its residents in their recorded order, and recorded pins.
 
-        What is resident, its manager knows; in which order it was used, we do. What came later is
-        the most recently used. Every GPU is asked for once: then its order is the core's.
+        The manager knows which models are resident; the datastore knows in which order they were
+        used. Unrecorded models count as the most recently used. Each GPU is restored only once:
+        from then on the core's own order holds.
         """
         pins: list[PinAsked] = []
         gpus: list[GpuSnapshot] = []
@@ -72,13 +73,13 @@ _NO_ORDER = GpuOrder((), frozenset())
 
 
 async def recover(store: Store, log: Logger, models_since_unix_s: float = 0.0) -> Recovered:
-    """Read everything but bad records, which are logged, and models last used before then."""
+    """Read all records but bad ones, which are logged, and models last used before that time."""
 
     def sound(stored_key: str, value: bytes, read: Callable[[bytes], _Value]) -> _Value | None:
         try:
             return read(value)
         except (BadRecord, SchedulerError) as error:
-            log.warning("%s in the datastore is passed over: %s", stored_key, error)
+            log.warning("ignoring %s in the datastore: %s", stored_key, error)
             return None
 
     profiles: dict[ModelId, Profile] = {}
@@ -100,7 +101,7 @@ async def recover(store: Store, log: Logger, models_since_unix_s: float = 0.0) -
 
 
 def sound_choice(value: bytes) -> PolicyChoice:
-    """A stored policy that can be made; raises BadRecord or SchedulerError for another."""
+    """A stored policy that can be made; raises BadRecord or SchedulerError for any other."""
     choice = policy_choice(value)
     policies.make(choice.name, choice.parameters)
     return choice

@@ -12,7 +12,7 @@ from scheduler.estimates.profiles import Profile
 MODELS, GPUS, LRU, FINISH = "models/", "gpus/", "lru/", "finish/"
 OF_GPUS = (GPUS, LRU, FINISH)
 POLICY = "policy"
-# When a model was used last is kept to the hour, so that use alone is written once an hour.
+# The time of a model's last use is kept to the hour, so that use alone is written once an hour.
 HOUR_S = 3600
 
 CONFIGURATION, ADMINISTRATOR = "configuration", "administrator"
@@ -33,7 +33,7 @@ class PolicyChoice(NamedTuple):
 
 
 class GpuOrder(NamedTuple):
-    """One GPU's residents from the least to the most recently used, and those that are pinned."""
+    """One GPU's residents from the least to the most recently used, and the pinned models."""
 
     models: tuple[ModelId, ...]
     pinned: frozenset[ModelId]
@@ -58,7 +58,7 @@ def encoded(record: StoredRecord) -> bytes:
 
 
 def gpu_records(gpu: Gpu, unix_offset_s: float) -> Iterator[tuple[str, StoredRecord]]:
-    """Status, LRU list and finish times of one GPU; the offset makes Unix time of the core's."""
+    """Status, LRU list and finish times of one GPU; the offset converts the core's time to Unix."""
     gpu_id = gpu.spec.id
     yield key(GPUS, gpu_id), _status(gpu)
     residents = gpu.cache.residents.values()
@@ -125,7 +125,7 @@ def gpu_of(lru_key: str) -> GpuId:
 
 
 def profile_record(profile: Profile, used_unix_s: int) -> StoredRecord:
-    """What is known of one model, and in which hour it was used last."""
+    """The profile of one model, and the hour of its last use."""
     return {
         "used_unix_s": used_unix_s,
         "memory_bytes": profile.memory_bytes,
@@ -173,7 +173,7 @@ def profile(value: bytes) -> Profile:
 
 
 def last_used_unix_s(value: bytes) -> int:
-    """In which hour a model was used last, as its record has it."""
+    """The hour of a model's last use, by its record."""
     try:
         return int(json.loads(value)["used_unix_s"])
     except (ValueError, TypeError, KeyError, OverflowError) as error:
@@ -181,7 +181,7 @@ def last_used_unix_s(value: bytes) -> int:
 
 
 def is_unused(used_unix_s: int, since_unix_s: float) -> bool:
-    """Whether a model was last used before then, in whatever part of its hour that was."""
+    """Whether a model was last used before then; its use counts as late as its hour allows."""
     return used_unix_s + HOUR_S <= since_unix_s
 
 

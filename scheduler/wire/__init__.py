@@ -1,1 +1,1 @@
-"""Values as they travel or are written down: codecs, messages, signed leases, refusals. Pure."""
+"""Values as they are sent or stored: codecs, messages, signed leases, refusals. Pure."""

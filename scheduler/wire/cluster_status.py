@@ -9,7 +9,7 @@ from scheduler.model.values import LeaseId, RequestId, RequestOutcome, SlotId
 
 @dataclass(frozen=True, slots=True)
 class ResidentStatus:
-    """One model in one GPU's memory; `used_s` is when a request last took it into use."""
+    """One model in one GPU's memory; `used_s` is when a request last used it."""
 
     model: ModelId
     memory_bytes: int
@@ -21,7 +21,7 @@ class ResidentStatus:
 
 @dataclass(frozen=True, slots=True)
 class LeaseStatus:
-    """One lease in force; `released` says that only its node's report is still to come."""
+    """One lease in force; if `released`, only its node's report is still to come."""
 
     id: LeaseId
     models: tuple[ModelId, ...]
@@ -46,7 +46,7 @@ class GpuStatus:
     """One GPU; its residents run from the least to the most recently used.
 
     `withheld_bytes` were reported as used by other programs; they are part of `used_bytes`. A
-    `silent` GPU takes nothing new until the stream to its node is there again.
+    `silent` GPU takes nothing new until its node's stream is restored.
     """
 
     id: GpuId
@@ -63,7 +63,7 @@ class GpuStatus:
 
 @dataclass(frozen=True, slots=True)
 class DecisionCounts:
-    """What was decided since the start; a request is a hit if it had to load nothing."""
+    """Counts of the decisions since the start; a request is a hit if it had to load nothing."""
 
     hits: int = 0
     misses: int = 0

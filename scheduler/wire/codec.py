@@ -1,8 +1,8 @@
-"""Events, actions and the scheduler's other values as plain JSON-able ones, and back, strictly.
+"""Events, actions and the scheduler's other values as plain JSON values, and back, strictly.
 
-A codec is made once for a type, out of its annotations. Named tuples and dataclasses become objects
-of their fields, less those that have their default; a member of a union of such classes becomes
-`[name, fields]`; enumerations go by name, mappings with other than string keys as lists of pairs.
+A codec is made once for a type, from its annotations. Named tuples and dataclasses become objects
+of their fields, without those at their default; a member of a union of such classes becomes
+`[name, fields]`; enumerations become names, mappings with other than string keys lists of pairs.
 """
 
 import math
@@ -29,12 +29,12 @@ _FromPlain = Callable[[Plain], Any]
 _Pair = tuple[_ToPlain, _FromPlain]
 
 _NAME_AND_FIELDS = 2
-# JSON has no words for these.
+# JSON has no literals for these numbers.
 _UNENDING = {"inf": math.inf, "-inf": -math.inf}
 
 
 class Codec(Generic[T]):
-    """Turns values of one type into plain ones and back; what it reads it reads strictly."""
+    """Converts values of one type to plain ones and back; reading is strict."""
 
     def __init__(self, kind: object) -> None:
         self._to_plain, self._from_plain = _pair(kind)
@@ -44,7 +44,7 @@ class Codec(Generic[T]):
         return self._to_plain(value)
 
     def from_plain(self, plain: Plain) -> T:
-        """The value that was made plain; BadValue says what is wrong with it, and where."""
+        """The value of a plain one; BadValue says what is wrong with it, and where."""
         value: T = self._from_plain(plain)
         return value
 
@@ -99,7 +99,7 @@ def _read_number(plain: Plain) -> float:
 
 def _read_none(plain: Plain) -> None:
     if plain is not None:
-        raise BadValue(f"{_shown(plain)} where nothing is wanted")
+        raise BadValue(f"{_shown(plain)} where null is expected")
 
 
 _SIMPLE: dict[Any, _Pair] = {
@@ -208,7 +208,7 @@ def _record(kind: Any) -> _Pair:
                 raise BadValue(f"{kind.__name__} has no {_shown(name)}")
         try:
             return kind(**{name: readers[name](each) for name, each in plain.items()})
-        except BadValue:  # read once more, to say where it is
+        except BadValue:  # read again field by field, to name the wrong one
             for name, each in plain.items():
                 _at(name, readers[name], each)
             raise
@@ -279,7 +279,7 @@ def _dict(plain: Plain) -> dict[str, Any]:
 
 
 def _at(place: object, read: _FromPlain, plain: Plain) -> Any:
-    """Read a part, and say where it was if it is wrong."""
+    """Read a part, and name the part in any error."""
     try:
         return read(plain)
     except BadValue as error:

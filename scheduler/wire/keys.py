@@ -1,4 +1,4 @@
-"""Keys for every purpose out of the one secret that a cluster shares."""
+"""Keys for every purpose, derived from the one secret that a cluster shares."""
 
 import hmac
 

@@ -1,4 +1,4 @@
-"""Signed lease tokens: what a caller shows to a GPU manager to use a lease that it was given."""
+"""Signed lease tokens: what a caller presents to a GPU manager to use its lease."""
 
 import hmac
 import json
@@ -14,17 +14,17 @@ from scheduler.wire.codec import Codec
 from scheduler.wire.keys import derived_key
 
 _MOST_CHARACTERS = 4096
-# Of the addresses in a token, which has to fit into a header with the rest of it.
+# The most bytes of addresses in a token, which has to fit into a header with its other fields.
 _MOST_ADDRESS_CHARACTERS = 1024
 _quoted = json.encoder.encode_basestring_ascii
 
 
 class LeaseClaims(NamedTuple):
-    """Who may use which lease, and until when it may begin to, in seconds since 1970.
+    """Who may use which lease, and until when the use may begin, in seconds since 1970.
 
     `function` is `tenant/function`; `term` is that of the leader that gave the lease; `addresses`
-    are those of the node's GPU manager, as far as the signer knew them; the signature vouches for
-    them, where a caller's own word would not.
+    are those of the node's GPU manager, as far as the signer knew them: signed, so that a caller
+    cannot change them.
     """
 
     lease: LeaseId
@@ -53,27 +53,27 @@ class LeaseTokens:
         return f"{body}.{self._mac(body)}"
 
     def verify(self, token: str, now_s: float) -> LeaseClaims:
-        """The claims of a token; BadToken where it was forged or came too late."""
+        """The claims of a token; BadToken if the token is forged or expired."""
         body, _, mac = token.rpartition(".")
         right = len(token) <= _MOST_CHARACTERS and token.isascii()
         if not right or not hmac.compare_digest(mac, self._mac(body)):
             raise BadToken("it was not signed by this cluster")
         try:
             claims = _CLAIMS.from_plain(json.loads(urlsafe_b64decode(body + "==")))
-        except (ValueError, BadValue) as error:  # a program with the secret signed other claims
-            raise BadToken(f"it claims what nobody here understands: {error}") from error
+        except (ValueError, BadValue) as error:  # another version with the secret signed it
+            raise BadToken(f"its claims cannot be read: {error}") from error
         if now_s >= claims.expires_s:
             raise BadToken(f"it expired {now_s - claims.expires_s:.1f} s ago", late=True)
         return claims
 
     def _mac(self, body: str) -> str:
-        mac = self._begun_mac.copy()  # making one anew takes OpenSSL thrice as long
+        mac = self._begun_mac.copy()  # a new one takes OpenSSL three times as long
         mac.update(body.encode())
         return _text(mac.digest())
 
 
 def addresses_for_token(addresses: Iterable[str]) -> tuple[str, ...]:
-    """The first of these addresses, as many as there is room for."""
+    """As many of these addresses as fit, the first ones first."""
     found: list[str] = []
     room = _MOST_ADDRESS_CHARACTERS
     for address in addresses:
@@ -90,12 +90,12 @@ def sign(claims: LeaseClaims, secret: bytes) -> str:
 
 
 def verify(token: str, secret: bytes, now_s: float) -> LeaseClaims:
-    """The claims of a token under a cluster's secret; BadToken where it was forged or is late."""
+    """The claims of a token under a cluster's secret; BadToken if it is forged or expired."""
     return LeaseTokens(secret).verify(token, now_s)
 
 
 def _json(claims: LeaseClaims) -> str:
-    """What `_CLAIMS` would make of it, at a third of the cost: one is signed for every lease."""
+    """The same JSON as `_CLAIMS` at a third of the cost: one token is signed for every lease."""
     if not math.isfinite(claims.expires_s):
         return json.dumps(_CLAIMS.to_plain(claims), separators=(",", ":"))
     return (
@@ -107,7 +107,7 @@ def _json(claims: LeaseClaims) -> str:
 
 
 def _addresses(claims: LeaseClaims) -> str:
-    """The field of the addresses; left out where there are none, as the codec does."""
+    """The field of the addresses; left out if there are none, as the codec does."""
     quoted = ",".join(map(_quoted, claims.addresses))
     return f',"addresses":[{quoted}]' if claims.addresses else ""
 

@@ -8,23 +8,23 @@ from scheduler.model.actions import Demote, Dispatch, EndLease, Prepare
 class NodeLink(Protocol):
     """The orders that one node's GPU manager takes.
 
-    No order waits: the node notes it, returns, and reports later what came of it. An order may
-    come while the node is inside one of its own reports. A link that raises has lost its node.
+    No order waits: the node notes it, returns, and reports the result later. An order may arrive
+    while the node is inside one of its own reports. A link that raises has lost its node.
     """
 
     def prepare(self, order: Prepare) -> None:
-        """Let the victims go, then load; a prefetch ends its lease itself when it has loaded."""
+        """Evict the victims, then load; a prefetch ends its lease itself when it has loaded."""
         ...
 
     def grant(self, order: Dispatch) -> None:
-        """A lease is in force: said of hits and misses, before or after the lease's prepare.
+        """A lease is in force; sent for hits and misses, before or after the lease's prepare.
 
-        It may be said again of a lease that is in force already, and changes nothing then.
+        The order may be repeated for a lease in force, and changes nothing then.
         """
         ...
 
     def demote(self, order: Demote) -> None:
-        """This model leaves this GPU."""
+        """Evict this model from this GPU."""
         ...
 
     def end_lease(self, order: EndLease) -> None:

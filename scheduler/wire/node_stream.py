@@ -24,17 +24,17 @@ from scheduler.wire.refusals import CallRefusal
 VERSION = 1
 MAX_GREETING_BYTES = 16 << 10
 MAX_MESSAGE_BYTES = 16 << 20
-# An end that has kept this much for the other one to come back gives up: a snapshot is cheaper.
+# An end that has kept this much for an absent peer gives up: a new snapshot is cheaper.
 _MOST_KEPT = 20_000
 _MOST_KEPT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
-    """Heartbeats, the silence after which a stream counts as broken, and what a break may last.
+    """Heartbeats, the silence after which a stream counts as broken, and how long a break may last.
 
-    A manager waits from `retry_s` up to `most_retry_s` before it dials anew, and asks schedulers
-    that it is not attached to every `probe_s` whether they lead by now.
+    A manager waits from `retry_s` up to `most_retry_s` before it dials again. Every `probe_s` it
+    asks the schedulers that it is not attached to whether they lead.
     """
 
     beat_s: float = 1.0
@@ -51,7 +51,7 @@ class StreamTimes:
 
 
 class Challenge(NamedTuple):
-    """The scheduler's first word: it leads in this term; `run` names this life of it."""
+    """The scheduler's first message: it leads in this term; `run` identifies its process."""
 
     version: int
     nonce: str
@@ -61,14 +61,14 @@ class Challenge(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """The stream that a manager would go on with, and the last message of it that it took."""
+    """The stream that a manager wants to resume, and the last message of it that it took."""
 
     run: str
     seen: int
 
 
 class Hello(NamedTuple):
-    """The manager's answer; `run` names this life of it, `term` is the highest it has met.
+    """The manager's answer; `run` identifies its process, `term` is the highest it has met.
 
     `addresses` are those at which it listens for functions.
     """
@@ -84,7 +84,7 @@ class Hello(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """The manager is let in; the earlier stream goes on after `seen`, or a new one begins."""
+    """The manager is accepted; its earlier stream resumes after `seen`, or a new one begins."""
 
     resumed: bool
     seen: int = 0
@@ -92,7 +92,7 @@ class Welcome(NamedTuple):
 
 
 class TurnedAway(NamedTuple):
-    """The manager is not let in; another scheduler may lead."""
+    """The manager is refused; another scheduler may lead."""
 
     reason: str
     leader: str | None = None
@@ -115,7 +115,7 @@ def pack_greeting(greeting: Greeting) -> bytes:
 
 
 def read_greeting(data: bytes) -> Greeting:
-    """A greeting as it was sent; BadValue where it is none."""
+    """Read a greeting; BadValue if the data holds none."""
     return _GREETINGS.from_plain(_unpacked(data, MAX_GREETING_BYTES))
 
 
@@ -125,15 +125,15 @@ def proven(greeting: Provable, key: bytes, *about: str) -> Provable:
 
 
 def is_proven(greeting: Provable, key: bytes, *about: str) -> bool:
-    """Whether its sender knows the key."""
+    """Whether the greeting's sender knows the key."""
     return hmac.compare_digest(greeting.proof.encode(), _proof(greeting, key, about).encode())
 
 
 def _proof(greeting: Greeting, key: bytes, about: tuple[str, ...]) -> str:
     name, fields = _GREETINGS.to_plain(greeting)
     fields.pop("proof", None)
-    said = json.dumps([name, fields, about], sort_keys=True)
-    return hmac.digest(key, said.encode(), "sha256").hex()
+    sent_codec = json.dumps([name, fields, about], sort_keys=True)
+    return hmac.digest(key, sent_codec.encode(), "sha256").hex()
 
 
 # -- messages -----------------------------------------------------------------------------------
@@ -162,14 +162,14 @@ class Report(NamedTuple):
 
 
 class Acquire(NamedTuple):
-    """Up: a lease is wanted; its times are seconds from now on (of an arrival: negative)."""
+    """Up: asks for a lease; its times are seconds from now on (of an arrival: negative)."""
 
     call: int
     request: Request
 
 
 class Wanted(NamedTuple):
-    """Up: another lease is wanted, after one that was released early."""
+    """Up: asks for another lease, after one that was released early."""
 
     call: int
     request: RequestId
@@ -191,11 +191,11 @@ class Survey(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """Up: the node leaves; no message of it is to come."""
+    """Up: the node leaves; no message follows."""
 
 
 class Superseded(NamedTuple):
-    """Up: the manager has met a leader of this higher term, and goes there."""
+    """Up: the manager has met a leader of this higher term, and attaches there."""
 
     term: int
 
@@ -210,7 +210,7 @@ class Given(NamedTuple):
 class Answer(NamedTuple):
     """Down: the result of a call, if the call has one.
 
-    `addresses` are those of the placement's node, where it is another than the caller's.
+    `addresses` are those of the placement's node, if it is not the caller's own node.
     """
 
     call: int
@@ -232,76 +232,76 @@ class Beat(NamedTuple):
 
 Up = Report | Acquire | Wanted | Ask | Survey | Leave | Superseded | Beat
 Down = Given | Answer | Contended | Beat
-Said = TypeVar("Said")
-Heard = TypeVar("Heard")
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
 
 
-class MessageChannel(Generic[Said, Heard]):
-    """One end of a stream that may break and go on: numbers what is said, and keeps it until seen.
+class MessageChannel(Generic[Sent, Received]):
+    """One end of a stream that may break and resume: numbers and keeps messages until acknowledged.
 
-    A message is `[number, seen, [name, fields]]`, number 0 for those that may be lost; several may
-    travel in one piece, one behind the other. `seen` is what the sender had taken when it said
-    this, not when it was sent: it tells what it knew.
+    A message is `[number, seen, [name, fields]]`, with number 0 if it may be lost; several may
+    travel in one piece, one behind the other. `seen` is the last message that the sender had taken
+    when it packed this one, not when it sent it.
     """
 
-    def __init__(self, said: Codec[Said], heard: Codec[Heard]) -> None:
+    def __init__(self, sent_codec: Codec[Sent], received_codec: Codec[Received]) -> None:
         self.seen = 0
-        self._said = said
-        self._heard = heard
+        self._sent_codec = sent_codec
+        self._received_codec = received_codec
         self._last = 0
-        self._kept: dict[int, tuple[bytes, Said]] = {}
+        self._kept: dict[int, tuple[bytes, Sent]] = {}
         self._kept_bytes = 0
 
     @property
     def overfull(self) -> bool:
-        """Whether so much waits to be seen that starting anew is better."""
+        """Whether so many messages are unacknowledged that a new stream is better."""
         return len(self._kept) > _MOST_KEPT or self._kept_bytes > _MOST_KEPT_BYTES
 
     @property
-    def all_seen(self) -> bool:
-        """Whether the other end has taken everything."""
+    def all_acknowledged(self) -> bool:
+        """Whether the other end has acknowledged everything."""
         return not self._kept
 
-    def say(self, message: Said) -> bytes:
-        """The next message, kept until it is seen."""
+    def pack(self, message: Sent) -> bytes:
+        """The next message as bytes, kept until it is acknowledged."""
         self._last += 1
         data = self._packed(self._last, message)
         self._kept[self._last] = data, message
         self._kept_bytes += len(data)
         return data
 
-    def hint(self, message: Said) -> bytes:
-        """A message that may be lost."""
+    def pack_hint(self, message: Sent) -> bytes:
+        """A message that may be lost, as bytes."""
         return self._packed(0, message)
 
-    def again(self, after: int) -> list[bytes]:
-        """What was said after that message, to be sent once more."""
+    def kept_after(self, after: int) -> list[bytes]:
+        """The kept messages after that number, to be sent again."""
         if not self._last - len(self._kept) <= after <= self._last:
-            raise BadValue(f"message {after} was not said, or was taken back")
+            raise BadValue(f"message {after} was never sent, or was acknowledged already")
         return [data for number, (data, _) in self._kept.items() if number > after]
 
-    def unseen(self) -> Iterator[Said]:
-        """What the other end did not know when it said what was heard last."""
+    def unacknowledged(self) -> Iterator[Sent]:
+        """Messages that the other end had not taken when it packed its last message."""
         return (message for _, message in self._kept.values())
 
-    def hear(self, data: bytes) -> Iterator[Heard]:
-        """What the other end says anew in one piece; BadValue where that is nonsense."""
+    def unpack(self, data: bytes) -> Iterator[Received]:
+        """The new messages in one piece; BadValue if the piece is malformed."""
         unpacker = msgpack.Unpacker(**_STRICT, max_buffer_size=MAX_MESSAGE_BYTES)
         try:
             unpacker.feed(data)
-            heard = 0
+            read_bytes = 0
             for plain in unpacker:
-                heard = unpacker.tell()
-                message = self._heard_one(plain)
+                read_bytes = unpacker.tell()
+                message = self._unpack_one(plain)
                 if message is not None:
                     yield message
         except (ValueError, RecursionError, msgpack.UnpackException) as error:
             raise BadValue(f"no message: {error}"[:200]) from error
-        if heard != len(data):
+        if read_bytes != len(data):
             raise BadValue("a message that is cut off")
 
-    def _heard_one(self, plain: object) -> Heard | None:
-        """A message, None for one that was heard before."""
+    def _unpack_one(self, plain: object) -> Received | None:
+        """A message, or None for one that was taken before."""
         if not isinstance(plain, list) or [type(each) for each in plain[:2]] != [int, int]:
             raise BadValue("a message is [number, seen, [name, fields]]")
         number, seen, *rest = plain
@@ -311,7 +311,7 @@ class MessageChannel(Generic[Said, Heard]):
             return None
         if number and number != self.seen + 1:
             raise BadValue(f"message {number} after {self.seen}")
-        message = self._heard.from_plain(rest[0])
+        message = self._received_codec.from_plain(rest[0])
         self.seen = number or self.seen
         self._forget(seen)
         return message
@@ -323,8 +323,8 @@ class MessageChannel(Generic[Said, Heard]):
             data, _ = self._kept.pop(number)
             self._kept_bytes -= len(data)
 
-    def _packed(self, number: int, message: Said) -> bytes:
-        packed: bytes = msgpack.packb([number, self.seen, self._said.to_plain(message)])
+    def _packed(self, number: int, message: Sent) -> bytes:
+        packed: bytes = msgpack.packb([number, self.seen, self._sent_codec.to_plain(message)])
         return packed
 
 
@@ -345,12 +345,12 @@ class DownChannel(MessageChannel[Down, Up]):
     def __init__(self) -> None:
         super().__init__(_DOWN, _UP)
 
-    def unseen_orders(self) -> list[Order]:
-        """Orders that the node did not know when it said what was heard last."""
-        return [message.order for message in self.unseen() if isinstance(message, Given)]
+    def unacknowledged_orders(self) -> list[Order]:
+        """Orders that the node had not taken when it packed its last message."""
+        return [message.order for message in self.unacknowledged() if isinstance(message, Given)]
 
 
-# Neither binary data nor types of anybody's own.
+# Neither binary data nor extension types.
 _STRICT = {"max_ext_len": 0, "max_bin_len": 0}
 
 

@@ -1,4 +1,4 @@
-"""Errors that a caller expects, as values that travel to a caller in another process."""
+"""Errors that a caller expects, as values that are sent to a caller in another process."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -71,7 +71,7 @@ _MAKERS: dict[str, Callable[[CallRefusal, RequestId], SchedulerError]] = {
 
 
 def error_of(sent: CallRefusal) -> SchedulerError:
-    """The error that the value stands for; BadValue where no error has that name."""
+    """The error that the value stands for; BadValue if no error has that name."""
     make = _MAKERS.get(sent.error)
     if make is None:
         raise BadValue(f"no error is called {sent.error[:80]!r}")

@@ -1,4 +1,4 @@
-"""Node snapshots that crossed orders on their way: brought up to what was ordered meanwhile."""
+"""Node snapshots that crossed orders on the way, corrected by those orders."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,10 +20,10 @@ class _Books:
 
 
 def amended(snapshot: NodeSnapshot, orders: Iterable[_Order]) -> NodeSnapshot:
-    """The snapshot as it would be had the node taken these orders before it was made.
+    """The snapshot as if the node had taken these orders before it made the snapshot.
 
-    A manager changes its books as soon as an order comes, and says nothing of a lease's end before
-    it has: what it reports afterwards fits the amended snapshot.
+    A manager changes its books as soon as an order arrives, and reports a lease's end only later:
+    its later reports fit the amended snapshot.
     """
     books = {
         found.gpu.id: _Books(dict(found.residents), {live.lease: live for live in found.leases})
@@ -44,7 +44,7 @@ def amended(snapshot: NodeSnapshot, orders: Iterable[_Order]) -> NodeSnapshot:
 
 def _enter(order: _Order, books: dict[GpuId, _Books]) -> None:
     if isinstance(order, EndLease) or order.gpu not in books:
-        return  # a lease is in force until its manager says that it has ended
+        return  # a lease is in force until its manager reports its end
     found = books[order.gpu]
     if isinstance(order, Demote):
         found.residents.pop(order.model, None)

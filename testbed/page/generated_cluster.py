@@ -360,7 +360,7 @@ class GeneratedCluster:
         if self.letters:
             found.append({
                 "level": "warning", "code": "dead-letters", "about": "dead_letters",
-                "text": f"{len(self.letters)} async calls are tried no more",
+                "text": f"{len(self.letters)} async calls are not tried any more",
                 "what_to_do": "replay or delete them below",
             })  # fmt: skip
         return found

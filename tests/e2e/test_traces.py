@@ -220,7 +220,7 @@ def test_call_that_is_not_known_is_said_so(traced: Traced) -> None:
         "trace", "no-such-call", "--gateway", traced.stack.url, "--secrets-dir", secrets
     )
     assert found.returncode == 2
-    assert "nothing is known of call no-such-call: this gateway remembers" in found.stderr
+    assert "call no-such-call is unknown: this gateway remembers" in found.stderr
 
 
 def test_lines_are_json_with_call_and_trace_when_asked_for(traced: Traced) -> None:

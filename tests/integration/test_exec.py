@@ -101,7 +101,7 @@ def test_exit_code_is_that_of_a_shell_when_there_is_no_such_program(tmp_path: Pa
 
 def test_program_that_is_missing_is_asked_for() -> None:
     assert run(code=2).stderr == (
-        "gpufaas exec: which program? say gpufaas exec -- python your_script.py\n"
+        "gpufaas exec: which program? use gpufaas exec -- python your_script.py\n"
     )
 
 

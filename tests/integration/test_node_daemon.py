@@ -215,7 +215,7 @@ def test_weights_are_found_on_disk_when_the_store_is_too_small(tmp_path: Path) -
         (("--devices", "gpu"), "devices 'gpu'"),
         (("--devices", "cpu:0"), "devices 'cpu:0'"),
         (("--gpu-memory", "lots"), "not a size"),
-        (("--listen", "nowhere"), "is wanted"),
+        (("--listen", "nowhere"), "is expected"),
         (("--policy", "magic"), "unknown policy"),
         (("--emulate-load", "slow"), "emulated load"),
         (("--secret-file", "/proc/none/secret"), "secret file"),

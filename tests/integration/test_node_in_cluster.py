@@ -99,7 +99,7 @@ def test_function_computes_on_when_the_scheduler_is_killed_and_starts_again(
         (("--scheduler", "ftp://somewhere"), "http://host:port"),
         (("--scheduler", ""), "http://host:port"),
         (("--scheduler", "http://localhost:99999"), "http://host:port"),
-        (("--advertise", "nowhere"), "is wanted"),
+        (("--advertise", "nowhere"), "is expected"),
     ],
 )
 def test_node_does_not_start_when_its_cluster_makes_no_sense(

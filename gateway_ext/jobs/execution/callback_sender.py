@@ -14,7 +14,7 @@ from gateway_ext.jobs.execution.retry_policy import AttemptOutcome, GiveUp, Retr
 from gateway_ext.jobs.intake.callback_addresses import PublicResolver
 from gateway_ext.jobs.queue.job_bodies import MemoryBody, StoredBody
 from gateway_ext.jobs.queue.job_values import AsyncCall, CallResult, Job
-from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings, carrying, said_in
+from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings, carrying, trace_headers_in
 
 _NOT_PASSED_ON = frozenset(
     {
@@ -69,7 +69,7 @@ class CallbackSender:
         self, call: AsyncCall, result: CallResult, body: StoredBody
     ) -> AttemptOutcome | None:
         """None where the result was delivered; the request belongs to the call's trace."""
-        name, parent = f"callback {call.function}", said_in(call.headers)
+        name, parent = f"callback {call.function}", trace_headers_in(call.headers)
         with self._tracer.step(call.id, name, parent, SpanKind.CLIENT) as step:
             tried = await self._sent(call, result, body, step.trace)
             step.error = "" if tried is None else tried.why

@@ -25,8 +25,8 @@ class FunctionCalls(Protocol):
     def call(
         self, call: AsyncCall, body: StoredBody
     ) -> AbstractAsyncContextManager[FunctionAnswer]:
-        """The answer, for the time it is read; failures are those of `gateway_ext.errors`.
+        """The function's answer, while the context lasts; errors are `gateway_ext.errors`.
 
-        Reading the body raises them too, where the function breaks off.
+        Reading the body raises them too, if the function breaks off.
         """
         ...

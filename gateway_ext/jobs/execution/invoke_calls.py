@@ -9,7 +9,7 @@ from gateway_ext.jobs.execution.function_calls import FunctionAnswer
 from gateway_ext.jobs.queue.job_bodies import StoredBody, whole
 from gateway_ext.jobs.queue.job_values import AsyncCall
 
-# A body in memory can be sent to another instance where the first one breaks off.
+# A body in memory can be sent to another instance if the first one breaks off.
 _HELD_BYTES = 1 << 20
 
 
@@ -21,7 +21,7 @@ class InvokeCalls:
 
     @asynccontextmanager
     async def call(self, call: AsyncCall, body: StoredBody) -> AsyncIterator[FunctionAnswer]:
-        """The answer, for the time it is read."""
+        """The function's answer, while the context lasts."""
         path = PREFIX.encode() + str(call.function).encode() + call.path
         headers = [*call.headers, (b"x-call-id", call.id.encode("latin-1"))]
         small = body.size_bytes <= _HELD_BYTES

@@ -161,7 +161,7 @@ class JobDispatcher:
             await self._end(job, JobDead(why) if last else TryAgain(self._defect_s, why))
 
     async def _end(self, job: Job, ending: JobEnding) -> None:
-        """Record the end, for as long as it takes: nobody else knows how this job ended."""
+        """Record the end, for as long as it takes: only this task knows how the job ended."""
         try:
             await self._record(job, ending)
         finally:

@@ -54,7 +54,7 @@ class JobWorker:
         log: Logger,
         tracer: CallTracer | None = None,
     ) -> None:
-        """`attempts_of` gives the attempts that a function wishes for; None for the default."""
+        """`attempts_of` gives the attempts in a function's options; None for the default."""
         self._tracer = tracer
         self._queue = queue
         self._calls = calls

@@ -19,7 +19,7 @@ class BackOff:
     def wait_s(self, failures: int, chance: float, at_least_s: float = 0.0) -> float:
         """The wait after this many failures; `chance` is from 0 to 1.
 
-        `at_least_s`, which the other side asked for, is respected even beyond `most_s`.
+        `at_least_s`, which the function or receiver asked for, is respected even beyond `most_s`.
         """
         steps = min(failures - 1, 64)  # a larger power would overflow
         whole_s = min(self.most_s, self.first_s * self.factor**steps)
@@ -78,7 +78,7 @@ class RetryPolicy:
     back_off: BackOff = BackOff()
 
     def of(self, attempts: int | None) -> "RetryPolicy":
-        """This policy with the number of attempts that a function wishes for, if it does."""
+        """This policy with the number of attempts in a function's options, if they name one."""
         return self if attempts is None else replace(self, attempts=max(1, attempts))
 
     def verdict(

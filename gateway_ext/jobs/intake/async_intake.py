@@ -23,7 +23,7 @@ from gateway_ext.jobs.intake.callback_addresses import checked_url
 from gateway_ext.jobs.queue.job_queue import BodySpool, JobQueue
 from gateway_ext.jobs.queue.job_values import AsyncCall
 from gateway_ext.model import FunctionId
-from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings, carrying, said_in
+from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings, carrying, trace_headers_in
 
 PREFIX = b"/async-function/"
 
@@ -91,7 +91,7 @@ class AsyncIntake:
 
     async def _take(self, scope: Scope, receive: Receive) -> str:
         call = self._call(scope)
-        name, parent = f"queue {call.function}", said_in(call.headers)
+        name, parent = f"queue {call.function}", trace_headers_in(call.headers)
         with self._tracer.step(call.id, name, parent, SpanKind.PRODUCER) as step:
             traced = replace(call, headers=carrying(call.headers, step.trace))
             await self._keep(traced, _length_bytes(scope), receive)

@@ -1,9 +1,9 @@
 """The job queue that gateways share: two streams of NATS JetStream, and an index in memory.
 
 A job is one small record at a subject of its own; its call, result and bodies are parts in the
-other stream. A record is written only where nobody has changed it since the writer read it, so a
-claim has one winner, and a gateway that was considered dead cannot end another one's claim. `put`
-returns True once the servers have acknowledged both; docs/async.md says what that protects against.
+other stream. A record is written only if it was not changed since the writer read it, so a claim
+has one winner, and a gateway that was considered dead cannot end another one's claim. `put` returns
+True once the servers have acknowledged both; docs/async.md says what that protects against.
 """
 
 import asyncio

@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment
-from gateway_ext.openfaas import function_wishes, quantities
+from gateway_ext.openfaas import function_options, quantities
 from gateway_ext.providers.docker.docker_settings import DockerSettings
 from gateway_ext.providers.docker.engine.engine_client import FUNCTION, RELEASE
 from gateway_ext.providers.docker.release_store import Release
@@ -48,7 +48,7 @@ def check(deployment: Deployment) -> None:
 
 def ignored(deployment: Deployment) -> list[str]:
     """Constraints that mean nothing on one machine."""
-    return [one for one in deployment.constraints if not function_wishes.is_gpu_constraint(one)]
+    return [one for one in deployment.constraints if not function_options.is_gpu_constraint(one)]
 
 
 def lasting(injected: Mapping[str, str]) -> str:
@@ -110,15 +110,15 @@ def filler(image: str, volume: str, labels: Mapping[str, str]) -> dict[str, Any]
 
 
 def _environment(deployment: Deployment, injected: Mapping[str, str]) -> dict[str, str]:
-    wished = function_wishes.of(deployment)
+    options = function_options.of(deployment)
     limits = deployment.limits
     cores = math.ceil(quantities.cpus(limits.cpu)) if limits and limits.cpu else None
     defaults = {
-        **runtime_defaults(wished),
+        **runtime_defaults(options),
         **({"fprocess": deployment.process} if deployment.process else {}),
         **({"OMP_NUM_THREADS": str(cores)} if cores else {}),
     }
-    ours = runtime_settings(wished) | without_shim_path(injected)
+    ours = runtime_settings(options) | without_shim_path(injected)
     return {**defaults, **deployment.environment, **ours}
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment
-from gateway_ext.openfaas import function_wishes
+from gateway_ext.openfaas import function_options
 from gateway_ext.ports import Injection
 from gateway_ext.providers.docker import container_spec
 from gateway_ext.providers.docker.container_fleet import ContainerFleet
@@ -36,12 +36,12 @@ class DockerParts:
     injection: Injection | None
 
     def injected(self, deployment: Deployment) -> Mapping[str, str]:
-        """Variables that activate the shim; none unless the function wants a GPU."""
+        """Variables that activate the shim; none unless the function uses a GPU."""
         return gpu_environment(self.injection, deployment)
 
     def check(self, deployment: Deployment, image: EngineImage) -> None:
-        """BadDeployment if the function wants a GPU and its image has no shim."""
-        wants_gpu = self.injection is not None and function_wishes.of(deployment).gpu
+        """BadDeployment if the function uses a GPU and its image has no shim."""
+        wants_gpu = self.injection is not None and function_options.of(deployment).gpu
         if wants_gpu and not image.has_our_template:
             name = deployment.image
             raise BadDeployment(f"image {name} is not built on a template of ours: it has no shim")

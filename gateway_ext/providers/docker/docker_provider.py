@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway_ext.errors import ProviderFailed
 from gateway_ext.model import Deployment, FunctionId
-from gateway_ext.openfaas import function_wishes
+from gateway_ext.openfaas import function_options
 from gateway_ext.ports import FunctionListener, Injection
 from gateway_ext.providers.docker import container_spec
 from gateway_ext.providers.docker.container_fleet import ContainerFleet
@@ -95,7 +95,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
 
     async def deploy(self, deployment: Deployment, *, update: bool) -> None:
         """Accept a deployment; a bad image is refused if it is known within `pull_answer_s`."""
-        wished = function_wishes.of(deployment)
+        options = function_options.of(deployment)
         container_spec.check(deployment)
         self._check(deployment, update=update)
         image = await self._parts.images.within(deployment.image, self._settings.pull_answer_s)
@@ -106,9 +106,9 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
             release = self._release(deployment, image)
             function = self._functions.get(deployment.id)
             if function is not None:
-                function.update(release, max(function.wanted, wished.scale_min))
+                function.update(release, max(function.wanted, options.scale_min))
             else:
-                function = self._add(await self._new_record(release, wished.scale_min))
+                function = self._add(await self._new_record(release, options.scale_min))
                 function.begin()
         if passed_over := container_spec.ignored(deployment):
             text = f"constraints mean nothing to one Docker Engine: {', '.join(passed_over)}"

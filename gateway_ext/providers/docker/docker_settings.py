@@ -1,4 +1,4 @@
-"""What a person can choose about the docker provider: one frozen value."""
+"""The settings of the docker provider: one frozen value."""
 
 import re
 from dataclasses import dataclass
@@ -42,4 +42,4 @@ class DockerSettings(ManagedSettings):
         if not _NAME.fullmatch(self.network):
             raise BadRequest(f"docker_network: {self.network!r} is no name of a network")
         if self.pull not in _PULLS:
-            raise BadRequest(f"docker_pull: {self.pull!r}: {', '.join(sorted(_PULLS))} is wanted")
+            raise BadRequest(f"docker_pull: {self.pull!r}: {', '.join(sorted(_PULLS))} is expected")

@@ -24,7 +24,7 @@ class ImagePulls:
         self._pulling: dict[str, asyncio.Task[EngineImage]] = {}
 
     async def within(self, name: str, within_s: float) -> EngineImage | None:
-        """The image; None if it is not there after `within_s`, while the pull goes on."""
+        """The image; None if it is not there after `within_s`; the pull then continues."""
         task = self._task_of(name)
         done, _ = await asyncio.wait([task], timeout=within_s)
         return task.result() if done else None

@@ -53,7 +53,7 @@ class FunctionLog:
             follower.add(lines)
 
     async def read(self, query: LogQuery) -> AsyncIterator[LogLine]:
-        """Yield the stored lines that the query wants and, with `follow`, new ones as they come."""
+        """Yield the stored lines that the query selects and, with `follow`, new ones."""
         follower = _Follower()
         if query.follow:
             self._followers.add(follower)

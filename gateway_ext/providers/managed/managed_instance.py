@@ -1,4 +1,4 @@
-"""What a replica needs of an instance, whatever runs it."""
+"""What a replica needs of an instance of any kind."""
 
 import asyncio
 from typing import Protocol

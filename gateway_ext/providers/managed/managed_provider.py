@@ -1,4 +1,4 @@
-"""The part of a provider that does not depend on what runs its functions."""
+"""The part of a provider that does not depend on the kind of its instances."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ F = TypeVar("F", bound=ManagedFunction[Any, Any])
 
 
 class ManagedProvider(ABC, Generic[F, R]):
-    """Implements `gateway_ext.ports.Provider` but for what starts and ends instances."""
+    """Implements `gateway_ext.ports.Provider` except starting and ending instances."""
 
     def __init__(self, store: RecordStore[R]) -> None:
         """Secrets and namespaces are stored in the state folder too."""

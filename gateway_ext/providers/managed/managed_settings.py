@@ -1,4 +1,4 @@
-"""What a person can choose about instances, whatever runs them."""
+"""The settings of instances that all managed providers share."""
 
 from dataclasses import dataclass
 

@@ -31,7 +31,7 @@ class FunctionRecord(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Made anew when a function of this name is deployed for the first time."""
+        """Made again when a function of this name is deployed for the first time."""
         ...
 
     @property

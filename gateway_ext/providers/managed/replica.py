@@ -60,7 +60,7 @@ class Replica(Generic[I]):
         await asyncio.wait([self._task])
 
     async def detach(self) -> None:
-        """Watch the instance no longer; it goes on running."""
+        """Stop watching its instance, which continues to run."""
         self._detached = True
         self._task.cancel()
         await asyncio.wait([self._task])

@@ -107,7 +107,7 @@ class Rollout(Generic[V]):
         self._changed.set()
 
     def report_failure(self, why: str) -> None:
-        """Show why a version cannot be made yet; making it goes on."""
+        """Show why a version cannot be made yet; making it continues."""
         self._failed = why
         self._owner.note(why)
         log.warning("%s: %s", self._owner.deployment.id, why)
@@ -124,7 +124,7 @@ class Rollout(Generic[V]):
             await asyncio.wait(list(self._retiring))
 
     async def detach(self) -> None:
-        """Stop watching all instances; they go on running."""
+        """Stop watching all instances; they continue to run."""
         await self._stop_making()
         for task in list(self._retiring):
             task.cancel()
@@ -134,12 +134,12 @@ class Rollout(Generic[V]):
 
     @property
     def versions(self) -> list[V]:
-        """The current version and the coming one, where there are such."""
+        """The current version and the coming one, if they exist."""
         return [one for one in (self.current, self.coming) if one is not None]
 
     @property
     def present(self) -> list[V]:
-        """All versions that instances run of, retiring ones too."""
+        """All versions that have instances, retiring ones too."""
         return [*self.versions, *self._retiring.values()]
 
     @property

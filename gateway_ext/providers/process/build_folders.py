@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment
-from gateway_ext.openfaas.function_wishes import PATH
+from gateway_ext.openfaas.function_options import PATH
 from gateway_ext.providers.process.process_settings import ProcessProviderSettings
 
 _HANDLER = "handler.py"

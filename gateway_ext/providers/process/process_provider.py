@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from gateway_ext.errors import ProviderFailed
 from gateway_ext.model import Deployment
-from gateway_ext.openfaas import function_wishes
+from gateway_ext.openfaas import function_options
 from gateway_ext.ports import FunctionListener, Injection
 from gateway_ext.providers.managed.managed_provider import ManagedProvider
 from gateway_ext.providers.process import build_folders, process_table
@@ -72,7 +72,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         await asyncio.gather(*(function.stop(drain=False) for function in functions))
         leaving = list(self._leaving)
         for task in leaving:
-            task.cancel()  # ends its wait for calls; the clean-up in it goes on
+            task.cancel()  # ends its wait for calls; its clean-up continues
         if leaving:
             await asyncio.wait(leaving)
         await asyncio.to_thread(process_table.end_marked, f"{self._parts.mark}/")
@@ -80,7 +80,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
 
     async def deploy(self, deployment: Deployment, *, update: bool) -> None:
         """Accept a deployment; its environment and its instances are made in the background."""
-        wished = function_wishes.of(deployment)
+        options = function_options.of(deployment)
         async with self._deploying:
             self._check(deployment, update=update)
             present = self._functions.get(deployment.id)
@@ -91,7 +91,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
                 build = await asyncio.to_thread(build_folders.copy, source, folder, uid)
                 if present is not None:
                     before = present.record  # it may have been scaled in the meantime
-                wanted = max(before.wanted, wished.scale_min)
+                wanted = max(before.wanted, options.scale_min)
                 record = replace(before, deployment=deployment, build=build, wanted=wanted)
                 # The old version serves, and reads its secrets, until the new one is ready.
                 shown = present.secrets if present is not None else set()
@@ -156,7 +156,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         if not self._separate_users:
             return None
         taken = {function.record.uid for function in self._functions.values()}
-        # Of another gateway, or of a function whose processes hid from their end.
+        # Users of another gateway's processes, or of processes that escaped their function's end.
         taken |= process_table.users()
         first = self._settings.first_uid
         for uid in range(first, first + self._settings.uids):

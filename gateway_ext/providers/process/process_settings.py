@@ -1,4 +1,4 @@
-"""What a person can choose about the process provider: one frozen value."""
+"""The settings of the process provider: one frozen value."""
 
 import sys
 from collections.abc import Mapping

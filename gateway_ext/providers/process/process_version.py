@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway_ext.model import Deployment
-from gateway_ext.openfaas import function_wishes, quantities
+from gateway_ext.openfaas import function_options, quantities
 from gateway_ext.ports import Injection
 from gateway_ext.providers.function_environment import (
     gpu_environment,
@@ -62,7 +62,7 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
 
 def _orders(record: BuildRecord, python: Path, parts: ProcessParts) -> LaunchOrders:
     deployment = record.deployment
-    wished = function_wishes.of(deployment)
+    options = function_options.of(deployment)
     injected = gpu_environment(parts.injection, deployment)
     cpus = _cpus(deployment)
     shim = [path for path in injected.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -75,7 +75,7 @@ def _orders(record: BuildRecord, python: Path, parts: ProcessParts) -> LaunchOrd
     ]
     return LaunchOrders(
         command=[str(python), str(RUNTIME)],
-        environment=_environment(record, python, injected, wished) | _threads(cpus),
+        environment=_environment(record, python, injected, options) | _threads(cpus),
         cwd=str(record.build),
         uid=record.uid,
         cpus=cpus,
@@ -95,7 +95,10 @@ def home_folder(record: BuildRecord) -> Path:
 
 
 def _environment(
-    record: BuildRecord, python: Path, injected: Mapping[str, str], wished: function_wishes.Wishes
+    record: BuildRecord,
+    python: Path,
+    injected: Mapping[str, str],
+    options: function_options.FunctionOptions,
 ) -> dict[str, str]:
     own = dict(record.deployment.environment)
     home, secrets = str(home_folder(record)), str(secrets_folder(record))
@@ -104,14 +107,14 @@ def _environment(
         "HOME": home,
         "TMPDIR": home,
         "PYTHONDONTWRITEBYTECODE": "1",  # functions may not write to the build
-        **runtime_defaults(wished),
+        **runtime_defaults(options),
     }
     ours = {
         "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",
         "OPENFAAS_SECRETS_DIR": secrets,
         "secret_mount_path": secrets,
         "GPUFAAS_HANDLER": str(build_folders.handler_of(record.build)),
-        **runtime_settings(wished),
+        **runtime_settings(options),
     }
     paths = [one for one in (injected.get("PYTHONPATH"), own.get("PYTHONPATH")) if one]
     joined = {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}

@@ -105,7 +105,7 @@ class PythonEnvironments:
         (folder / _MADE).touch()
 
     def _missing(self, requirements: bytes) -> bytes:
-        """The lines that pip must install: a bare name is met by a package of the gateway."""
+        """The lines that pip must install: a package of the gateway satisfies a bare name."""
         lines = [line.split(b" #")[0].strip() for line in requirements.splitlines()]
         asked = [line for line in lines if line and not line.startswith(b"#")]
         return b"\n".join(line for line in asked if not self._is_met(line))

@@ -43,14 +43,14 @@ def provider_site(url: str) -> ProviderSite:
     except ValueError as error:
         raise BadRequest(f"upstream_url {url!r}: {error}") from error
     if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment:
-        raise BadRequest(f"upstream_url {url!r}: http://HOST:PORT/ is wanted (calls use no TLS)")
+        raise BadRequest(f"upstream_url {url!r}: http://HOST:PORT/ is expected (calls use no TLS)")
     if parts.username is not None:
-        raise BadRequest("upstream_url names a user: say upstream_user and upstream_password_file")
+        raise BadRequest("upstream_url names a user: use upstream_user and upstream_password_file")
     return ProviderSite(parts.hostname, port or 80, parts.path.rstrip("/"))
 
 
 class ProviderHttp:
-    """One provider, asked with the credentials that it wants."""
+    """One provider, called with the configured credentials."""
 
     def __init__(self, site: ProviderSite, user: str, password: str, timeout_s: float) -> None:
         self._site = site

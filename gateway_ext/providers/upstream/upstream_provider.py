@@ -30,7 +30,7 @@ from gateway_ext.model import (
     LogLine,
     Namespace,
 )
-from gateway_ext.openfaas import function_wishes, json_fields, openfaas_json
+from gateway_ext.openfaas import function_options, json_fields, openfaas_json
 from gateway_ext.ports import FunctionListener, Injection, LogQuery
 from gateway_ext.providers.function_environment import gpu_environment, without_shim_path
 from gateway_ext.providers.upstream.deployment_extras import NOTHING, Extras, digest, merged, parted
@@ -72,7 +72,7 @@ class UpstreamProvider:
             raise
 
     async def close(self) -> None:
-        """Stop polling; the other provider's functions go on running."""
+        """Stop polling; the other provider's functions continue to run."""
         await self._poll.close()
         await self._http.close()
 
@@ -254,7 +254,7 @@ class UpstreamProvider:
         """The status with the extras; `trouble` says what another client wrote wrongly."""
         deployment = merged(status.deployment, self._extras[status.deployment.id])
         try:
-            function_wishes.of(deployment)
+            function_options.of(deployment)
         except BadDeployment as error:
             return replace(status, deployment=deployment, trouble=str(error))
         return replace(status, deployment=deployment)
@@ -312,7 +312,7 @@ def _in(namespace: str) -> dict[str, str]:
 def _list(value: Any) -> list[Any]:
     """The list in an answer; Go writes null for an empty one."""
     if not isinstance(value, list | None):
-        raise BadRequest("a list is wanted")
+        raise BadRequest("a list is expected")
     return value or []
 
 

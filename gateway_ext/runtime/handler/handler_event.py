@@ -51,7 +51,7 @@ class Headers(Multi):
 
     @staticmethod
     def key(name: str) -> str:
-        """Header names differ in more than case."""
+        """The name in lower case."""
         return name.lower()
 
 

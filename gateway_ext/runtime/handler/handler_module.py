@@ -18,9 +18,9 @@ class NoHandler(Exception):
 
 
 def load(folder: Path) -> Handle:
-    """Runs handler.py once and gives its `handle`.
+    """Run handler.py once and return its `handle`.
 
-    It may say `from .x import y`, `from function.x import y` or `import x` for its own files.
+    It may use `from .x import y`, `from function.x import y` or `import x` for its own files.
     """
     folder = folder.absolute()
     path = folder / "handler.py"
@@ -39,7 +39,7 @@ def load(folder: Path) -> Handle:
 
 
 def runs_in_loop(handle: Handle) -> bool:
-    """Whether calling it only makes a coroutine or an async generator."""
+    """Whether a call of the handler only makes a coroutine or an async generator."""
     call = getattr(handle, "__call__", handle)  # noqa: B004 - an object's, not whether it has one
     kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     return any(is_kind(one) for is_kind in kinds for one in (handle, call))

@@ -30,7 +30,7 @@ class HandlerResponse:
 
 
 def answer_of(returned: object) -> HandlerResponse:
-    """Takes `{statusCode, body, headers}`, a text, bytes, a JSON value, a generator, None."""
+    """Accepts `{statusCode, body, headers}`, a text, bytes, a JSON value, a generator, None."""
     if isinstance(returned, Mapping) and _is_shaped(returned):
         status = _status_of(returned.get("statusCode", 200))
         answer = _with_body(status, returned.get("body"))
@@ -77,7 +77,7 @@ def _json(value: object) -> bytes:
 
 def _status_of(status: object) -> int:
     try:
-        number = int(status)  # type: ignore[call-overload]  # what else it is, `int` finds out
+        number = int(status)  # type: ignore[call-overload]  # `int` rejects every other type
     except (TypeError, ValueError) as error:
         raise BadResponse(f"statusCode is {status!r}") from error
     if number not in _STATUSES:

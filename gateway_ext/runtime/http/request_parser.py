@@ -36,8 +36,8 @@ class RequestHead:
 
 
 def head_in(buffer: bytearray) -> RequestHead | None:
-    """Takes a request head off the buffer, once it is complete."""
-    while buffer.startswith(b"\r\n"):  # some clients end a body with one too many
+    """Take a request head off the buffer, once it is complete."""
+    while buffer.startswith(b"\r\n"):  # some clients send an extra line end after a body
         del buffer[:2]
     end = buffer.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
     if end < 0:
@@ -122,7 +122,7 @@ class BodyParser:
         self._in_trailers = False
 
     def take(self, buffer: bytearray) -> bool:
-        """Takes the body's bytes off the buffer; True once the body is complete."""
+        """Take the body's bytes off the buffer; True once the body is complete."""
         if not self._chunked:
             self._move(buffer)
             return self._missing_bytes == 0

@@ -36,7 +36,7 @@ class ConnectionOwner(Protocol):
     def begin(
         self, head: RequestHead, body: bytes, connection: "ServerConnection"
     ) -> RunningCall | None:
-        """Serve it; None where it was answered at once."""
+        """Serve a request; None if it was answered at once."""
         ...
 
 
@@ -46,7 +46,7 @@ class ServerConnection(asyncio.Protocol):
     def __init__(self, site: ConnectionOwner) -> None:
         self.busy = False
         self.lost = False
-        self.room = threading.Event()  # set while a stream may write on, and once all is over
+        self.room = threading.Event()  # set while a stream may be written, and after its end
         self.room.set()
         self._site = site
         self._loop = asyncio.get_running_loop()
@@ -103,7 +103,7 @@ class ServerConnection(asyncio.Protocol):
             waiter()
 
     def when_room(self, callback: Callable[[], None]) -> None:
-        """Call back as soon as more may be written: at once, if that is now."""
+        """Call back as soon as more may be written, at once if that is now."""
         if self.room.is_set():
             callback()
         else:
@@ -216,7 +216,7 @@ class ServerConnection(asyncio.Protocol):
             return
         self._transport.resume_reading()
         if self._buffer:
-            # In a later step: immediate responses would nest as deeply as requests are pipelined.
+            # In a later step: immediate responses would recurse once for each pipelined request.
             self._loop.call_soon(self._resume)
 
     def _resume(self) -> None:

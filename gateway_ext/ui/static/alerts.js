@@ -1,6 +1,6 @@
 // Alerts for the operator, and whether the shown state is up to date.
 
-import { byId, h, keyed, say } from "./dom.js";
+import { byId, h, keyed, setText } from "./dom.js";
 
 const LIVE = { connecting: "connecting", live: "live", lost: "not live", paused: "paused" };
 
@@ -18,7 +18,7 @@ export function drawAlerts(alerts) {
   if (!section.firstElementChild) section.append(list, more);
   const rest = alerts.length - MOST;
   more.hidden = rest <= 0 || all;
-  say(more, `and ${rest} more`);
+  setText(more, `and ${rest} more`);
   keyed(list, all ? alerts : alerts.slice(0, MOST), {
     key: (one) => `${one.code} ${one.about}`,
     make,
@@ -41,9 +41,9 @@ function make() {
 
 function update(view, alert) {
   view.node.classList.toggle("critical", alert.level === "critical");
-  say(view.level, alert.level);
-  say(view.text, sentence(alert.text));
-  say(view.remedy, sentence(alert.what_to_do ?? ""));
+  setText(view.level, alert.level);
+  setText(view.text, sentence(alert.text));
+  setText(view.remedy, sentence(alert.what_to_do ?? ""));
 }
 
 /** With a capital, unless it begins with a name such as node-1/cuda:0, and with a full stop. */
@@ -55,7 +55,7 @@ function sentence(text) {
 /** Show whether the page receives changes; old state is marked. */
 export function drawLive(live, why) {
   byId("live").dataset.live = live;
-  say(byId("live-text"), LIVE[live]);
+  setText(byId("live-text"), LIVE[live]);
   drawStale(live, why);
 }
 
@@ -66,14 +66,14 @@ export function drawScheduler(scheduler) {
   const note = byId("stale");
   if (!scheduler.ok) {
     note.hidden = false;
-    say(note, `The state of the GPUs is old. ${sentence(scheduler.why || "no scheduler leads")}`);
+    setText(note, `The state of the GPUs is old. ${sentence(scheduler.why || "no scheduler leads")}`);
   } else if (byId("live").dataset.live === "live") {
     note.hidden = true;
   }
   const leads = scheduler.leader
     ? `led by ${scheduler.leader}, term ${scheduler.term}`
     : "no leader";
-  say(byId("foot"), `Scheduler ${scheduler.url ?? ""}, ${leads}; datastore ${scheduler.etcd}`);
+  setText(byId("foot"), `Scheduler ${scheduler.url ?? ""}, ${leads}; datastore ${scheduler.etcd}`);
 }
 
 function drawStale(live, why) {
@@ -83,9 +83,9 @@ function drawStale(live, why) {
     note.hidden = byId("main").dataset.scheduler !== "lost";
   } else if (live === "paused") {
     note.hidden = false;
-    say(note, "Paused: nothing moves until you resume.");
+    setText(note, "Paused: nothing moves until you resume.");
   } else {
     note.hidden = !why;
-    say(note, why ?? "");
+    setText(note, why ?? "");
   }
 }

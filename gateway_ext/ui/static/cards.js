@@ -32,8 +32,8 @@ export function openModel(feed, gpuId, model) {
   const dialog = open({ title: nameOf(resident), content, className: "narrow", refresh });
   const run = async (verb, gpu = gpuId) => {
     const ordered = () => order(`${pathOf(model)}/${verb}`, { body: gpu ? { gpu } : {} });
-    const said = `Ordered: ${verb} ${nameOf(resident)}${gpu ? ` on ${gpu}` : ""}`;
-    const isDone = await attempt(dialog, ordered, said);
+    const text = `Ordered: ${verb} ${nameOf(resident)}${gpu ? ` on ${gpu}` : ""}`;
+    const isDone = await attempt(dialog, ordered, text);
     if (isDone && verb === "evict") focusGpu(gpuId);
   };
   pin.addEventListener("click", () => run(look().resident?.pinned ? "unpin" : "pin"));

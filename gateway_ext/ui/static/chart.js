@@ -1,6 +1,6 @@
 // A small chart of lines over time: axes, a readout under the mouse or by arrow keys, no library.
 
-import { attribute, h, onceAFrame, say } from "./dom.js";
+import { attribute, h, onceAFrame, setText } from "./dom.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const NARROW_PX = 230;
@@ -216,7 +216,7 @@ export class Chart {
     this.#at = place;
     attribute(this.cursor, "visibility", place === null ? "hidden" : "visible");
     if (place === null) {
-      say(this.readout, "");
+      setText(this.readout, "");
       return;
     }
     for (const end of ["x1", "x2"]) attribute(this.cursor, end, this.#x(place).toFixed(1));
@@ -224,7 +224,7 @@ export class Chart {
     const values = this.#lines.map((line) =>
       `${line.label} ${this.#format(this.#value(line.kind, place))}`.trim(),
     );
-    say(this.readout, `${agoS === 0 ? "now" : past(agoS)}: ${values.join(", ")}`);
+    setText(this.readout, `${agoS === 0 ? "now" : past(agoS)}: ${values.join(", ")}`);
     this.readout.classList.toggle("at-left", this.#x(place) > this.#width / 2);
   }
 }

@@ -1,6 +1,6 @@
 // The latest decisions; each opens its explanation.
 
-import { byId, h, inUse, keyed, say } from "./dom.js";
+import { byId, h, inUse, keyed, setText } from "./dom.js";
 import { openExplanation } from "./explanation.js";
 import { ago, count, seconds } from "./format.js";
 
@@ -29,7 +29,7 @@ export function startDecisions(source) {
   list.addEventListener("keydown", moved);
   for (const over of ["pointerleave", "focusout"])
     list.addEventListener(over, () => setTimeout(release));
-  say(byId("decisions-hint"), `curl ${location.origin}/function/NAME`);
+  setText(byId("decisions-hint"), `curl ${location.origin}/function/NAME`);
 }
 
 /** Show the newest first. While the list is in use its rows stay in place, and are updated. */
@@ -46,7 +46,7 @@ export function drawDecisions(decisions, now) {
     make,
     update: (view, one) => update(view, one, now),
   });
-  say(byId("decisions-summary"), summary(newest, shown));
+  setText(byId("decisions-summary"), summary(newest, shown));
   keepOneTabStop();
 }
 
@@ -82,19 +82,19 @@ function make(one) {
 }
 
 function update(view, one, now) {
-  say(view.cells[0], ago(one.at, now));
+  setText(view.cells[0], ago(one.at, now));
   if (view.one === one) return;
   view.one = one;
   const [, called, gpu, , waited, load, run, outcome] = view.cells;
-  say(called, one.function);
-  say(gpu, one.gpu ?? "in a queue");
+  setText(called, one.function);
+  setText(gpu, one.gpu ?? "in a queue");
   const cache = one.hit === null ? "" : one.hit ? "hit" : one.false_miss ? "false miss" : "miss";
-  say(view.badge, cache);
+  setText(view.badge, cache);
   view.badge.dataset.kind = cache;
-  say(waited, seconds(one.waited_s));
-  say(load, one.hit ? "–" : seconds(one.load_s));
-  say(run, one.run_s ? seconds(one.run_s) : "–"); // nothing was measured of it, so far
-  say(outcome, one.outcome ?? "running");
+  setText(waited, seconds(one.waited_s));
+  setText(load, one.hit ? "–" : seconds(one.load_s));
+  setText(run, one.run_s ? seconds(one.run_s) : "–"); // nothing was measured of it, so far
+  setText(outcome, one.outcome ?? "running");
   outcome.dataset.kind = one.outcome ?? "running";
   const words = [
     `${one.function} on ${one.gpu ?? "no GPU yet"}`,

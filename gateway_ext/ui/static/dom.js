@@ -16,7 +16,7 @@ export function h(tag, properties, ...children) {
 export const byId = (id) => document.getElementById(id);
 
 /** Set a text only where it differs: an equal text costs no layout. */
-export function say(node, text) {
+export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 

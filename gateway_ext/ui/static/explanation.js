@@ -88,14 +88,14 @@ function why(explained, label) {
     ? `${several(explained.queue_length, "request")} waited, ${count(explained.ahead)} of them ahead of it`
     : "No other request waited";
   const passed = explained.visits === 0 ? "never passed over" : `passed over ${times(explained.visits)}`;
-  const said = `${explained.policy}: it had waited ${seconds(explained.waited_s)} and was ${passed}. ${ahead}.`;
+  const text = `${explained.policy}: it had waited ${seconds(explained.waited_s)} and was ${passed}. ${ahead}.`;
   const victims = explained.victims.length
     ? h("p", { text: `Evicted for it: ${explained.victims.map(label).join(", ")}.` })
     : null;
   const sorted = explained.candidates
     .map(finished)
     .sort((a, b) => a.finish_s - b.finish_s || (a.slot === explained.chosen ? -1 : 1));
-  return [h("p", { text: said }), victims, candidates(sorted, explained.chosen)].filter(Boolean);
+  return [h("p", { text: text }), victims, candidates(sorted, explained.chosen)].filter(Boolean);
 }
 
 const finished = (one) => ({
@@ -157,7 +157,7 @@ function candidate(one, chosen, longest) {
     part.style.width = `${(100 * one[field]) / longest}%`;
     bar.append(part);
   }
-  const said = PARTS.map(([field, name]) => `${name} ${seconds(one[field])}`).join(", ");
+  const text = PARTS.map(([field, name]) => `${name} ${seconds(one[field])}`).join(", ");
   return h(
     "tr",
     { class: isChosen ? "chosen" : "", tabindex: "-1" },
@@ -170,7 +170,7 @@ function candidate(one, chosen, longest) {
     ),
     h("td", { text: one.idle ? "idle" : "busy" }),
     h("td", { text: one.cached ? "resident" : "to load" }),
-    h("td", { class: "estimate-cell" }, bar, h("span", { class: "sr", text: said })),
+    h("td", { class: "estimate-cell" }, bar, h("span", { class: "sr", text: text })),
     h("td", { class: "number", text: seconds(one.finish_s) }),
   );
 }

@@ -14,7 +14,7 @@ export class Feed {
   #state = new State();
   #source = null;
   #tries = 0;
-  #heardMs = 0;
+  #messageMs = 0;
   #filled = false;
   #paused = false;
   #live = "";
@@ -40,7 +40,7 @@ export class Feed {
 
   /** Time since the last message. */
   get ageS() {
-    return (performance.now() - this.#heardMs) / 1000;
+    return (performance.now() - this.#messageMs) / 1000;
   }
 
   start() {
@@ -64,9 +64,9 @@ export class Feed {
     this.#close();
     const source = new EventSource("events");
     this.#source = source;
-    source.addEventListener("state", (event) => this.#heard(event, true));
-    source.addEventListener("change", (event) => this.#heard(event, false));
-    source.addEventListener("ping", (event) => this.#heard(event, false));
+    source.addEventListener("state", (event) => this.#onMessage(event, true));
+    source.addEventListener("change", (event) => this.#onMessage(event, false));
+    source.addEventListener("ping", (event) => this.#onMessage(event, false));
     source.addEventListener("error", () => this.#failed(source));
   }
 
@@ -76,10 +76,10 @@ export class Feed {
     this.#source = null;
   }
 
-  #heard(event, whole) {
+  #onMessage(event, whole) {
     const received = JSON.parse(event.data);
     const changed = whole ? this.#state.replace(received) : this.#state.change(received);
-    this.#heardMs = performance.now();
+    this.#messageMs = performance.now();
     this.#tries = 0;
     this.#filled ||= whole;
     this.#report("live");
@@ -108,7 +108,7 @@ export class Feed {
 
   #watch() {
     if (this.#source === null || this.#live !== "live") return;
-    if (performance.now() - this.#heardMs > SILENT_MS) {
+    if (performance.now() - this.#messageMs > SILENT_MS) {
       this.#report("lost", "The gateway does not answer. Trying again.");
       this.#open();
     }

@@ -1,7 +1,7 @@
 // Every function with its replicas and what it costs: only the rows in sight exist.
 
 import { open } from "./dialog.js";
-import { attribute, byId, facts, h, inUse, keyed, onceAFrame, say, style, viewsOf } from "./dom.js";
+import { attribute, byId, facts, h, inUse, keyed, onceAFrame, setText, style, viewsOf } from "./dom.js";
 import { bytes, count, gpuSeconds, rate, seconds, several, shortCount } from "./format.js";
 import { knownModels } from "./models.js";
 
@@ -132,7 +132,7 @@ function drawRows() {
     make,
     update: (view, item) => update(view, item, height),
   });
-  say(byId("functions-summary"), summary());
+  setText(byId("functions-summary"), summary());
   keepOneTabStop();
 }
 
@@ -170,7 +170,7 @@ function update(view, { one, place }, height) {
   style(view.fill, "--part", String(most ? (one.gpu_seconds ?? 0) / most : 0));
   if (view.one === one) return;
   view.one = one;
-  COLUMNS.forEach((column, at) => say(view.texts[at], column.show(one)));
+  COLUMNS.forEach((column, at) => setText(view.texts[at], column.show(one)));
   view.node.classList.toggle("plain", !one.gpu);
   view.node.classList.toggle("failing", one.errors > 0);
   view.node.classList.toggle("short", one.replicas < one.wanted);

@@ -1,6 +1,6 @@
 // Every GPU as a bar, its blocks the models in its memory, drawn to scale.
 
-import { attribute, byId, h, keyed, onceAFrame, say, style, viewsOf } from "./dom.js";
+import { attribute, byId, h, keyed, onceAFrame, setText, style, viewsOf } from "./dom.js";
 import { bytes, several } from "./format.js";
 import { colour, nameOf } from "./models.js";
 
@@ -49,7 +49,7 @@ export function drawGpus(gpus) {
   byId("gpus-empty").hidden = drawn.length > 0;
   byId("gpus-legend").hidden = drawn.length === 0;
   find.hidden = drawn.length === 0;
-  say(byId("gpus-summary"), summary(shown));
+  setText(byId("gpus-summary"), summary(shown));
   keepOneTabStop();
 }
 
@@ -96,7 +96,7 @@ function update(view, gpu, wanted) {
   Object.assign(view, { gpu, wanted, barPx });
   attribute(view.node, "data-state", STATES[gpu.state] ?? "idle");
   attribute(view.name, "aria-label", inWords(gpu));
-  say(view.facts, `${bytes(gpu.free_bytes)} free`);
+  setText(view.facts, `${bytes(gpu.free_bytes)} free`);
   drawWaits(view.waits, gpu);
   drawBlocks(view, gpu, wanted);
   const part = (value) => `${((100 * value) / gpu.total_bytes).toFixed(2)}%`;
@@ -140,7 +140,7 @@ function drawWaits(node, gpu) {
       ? `${waiting} waiting for this GPU: ${gpu.queue.map((one) => one.function).join(", ")}`
       : null,
   );
-  say(node, waiting === 0 ? "" : waiting > 4 ? `▮▮▮▮ ${waiting}` : "▮".repeat(waiting));
+  setText(node, waiting === 0 ? "" : waiting > 4 ? `▮▮▮▮ ${waiting}` : "▮".repeat(waiting));
 }
 
 function makeBlock(resident) {
@@ -164,11 +164,11 @@ function updateBlock(block, resident, gpu, wanted) {
   node.classList.toggle("pinned", Boolean(resident.pinned));
   node.classList.toggle("found", wanted !== "" && isFound(resident, wanted));
   const roomPx = (barPx * resident.bytes) / gpu.total_bytes - 8;
-  say(label, roomPx < LABEL_PX - 8 ? "" : fitted(name, roomPx));
+  setText(label, roomPx < LABEL_PX - 8 ? "" : fitted(name, roomPx));
   const marks = ["busy", "loading", "pinned"].filter((mark) => resident[mark]);
-  const said = [name, bytes(resident.bytes), ...marks].join(", ");
-  attribute(node, "aria-label", `${said}, on ${gpu.id}`);
-  attribute(node, "title", `${said}\n${resident.model}`);
+  const text = [name, bytes(resident.bytes), ...marks].join(", ");
+  attribute(node, "aria-label", `${text}, on ${gpu.id}`);
+  attribute(node, "title", `${text}\n${resident.model}`);
 }
 
 /** The part of a name that fits; never a single letter. */

@@ -2,7 +2,7 @@
 
 import { Refused, order } from "./api.js";
 import { note, twice } from "./dialog.js";
-import { byId, h, keyed, say } from "./dom.js";
+import { byId, h, keyed, setText } from "./dom.js";
 import { ago, count, several } from "./format.js";
 
 const list = h("ul", { class: "letters" });
@@ -15,7 +15,7 @@ export function startLetters() {
 /** Show them, in the order they came in. */
 export function drawLetters(letters, now) {
   byId("letters-empty").hidden = letters.count > 0 || Boolean(letters.why);
-  say(byId("letters-summary"), summary(letters));
+  setText(byId("letters-summary"), summary(letters));
   keyed(list, letters.items, {
     key: (one) => one.id,
     make,
@@ -66,11 +66,11 @@ function make(one) {
 }
 
 function update(view, one, now) {
-  say(
+  setText(
     view.when,
     `${several(one.tries, "time")} tried, ${ago(one.at, now)}${one.call ? `, call ${one.call}` : ""}`,
   );
-  say(view.why, one.why);
+  setText(view.why, one.why);
 }
 
 /** Run the order; the focus moves to the next letter when this one is gone. */

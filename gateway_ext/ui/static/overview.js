@@ -1,7 +1,7 @@
 // The figures at the top: a number for now, and a chart of the last minutes under it.
 
 import { Chart } from "./chart.js";
-import { byId, h, say } from "./dom.js";
+import { byId, h, setText } from "./dom.js";
 import { count, few, rate, seconds, share } from "./format.js";
 import { waiting } from "./queue.js";
 
@@ -51,10 +51,10 @@ export function startOverview() {
 /** Show the current figures. */
 export function drawFigures(state) {
   for (const { big, small, of } of tiles) {
-    say(big, of.big(state));
-    const said = of.small(state);
-    if (said instanceof Node) small.replaceChildren(said);
-    else say(small, said);
+    setText(big, of.big(state));
+    const text = of.small(state);
+    if (text instanceof Node) small.replaceChildren(text);
+    else setText(small, text);
   }
 }
 

@@ -2,7 +2,7 @@
 
 import { order } from "./api.js";
 import { attempt, open, twice } from "./dialog.js";
-import { byId, h, say } from "./dom.js";
+import { byId, h, setText } from "./dom.js";
 
 const button = byId("policy");
 let feed = null;
@@ -17,15 +17,15 @@ export function startPolicy(source) {
 export function drawPolicy(policy) {
   if (!policy?.name) return;
   button.disabled = false;
-  say(button, `Policy ${policy.name}`);
+  setText(button, `Policy ${policy.name}`);
   button.title = inWords(policy);
 }
 
 function inWords({ name, parameters }) {
-  const said = Object.entries(parameters)
+  const text = Object.entries(parameters)
     .map(([key, value]) => `${key} ${value}`)
     .join(", ");
-  return said ? `${name}, ${said}` : name;
+  return text ? `${name}, ${text}` : name;
 }
 
 function openForm() {
@@ -87,9 +87,9 @@ function openForm() {
 }
 
 function drawChoice(policy, { fields, meaning, rule }) {
-  say(meaning, policy.meaning);
+  setText(meaning, policy.meaning);
   rule.hidden = !policy.rule;
-  say(rule.lastElementChild, policy.rule ?? "");
+  setText(rule.lastElementChild, policy.rule ?? "");
   fields.replaceChildren(...policy.parameters.map(parameter));
   if (policy.parameters.length === 0)
     fields.append(h("p", { class: "hint", text: "It has no parameters." }));
@@ -106,13 +106,13 @@ function parameter(one) {
     value: one.value,
     "aria-describedby": `${id}-hint`,
   });
-  const said = [one.meaning, `default ${one.default}`].filter(Boolean).join("; ");
+  const text = [one.meaning, `default ${one.default}`].filter(Boolean).join("; ");
   return h(
     "div",
     { class: "field" },
     h("label", { for: id, text: one.name }),
     input,
-    h("span", { class: "hint", id: `${id}-hint`, text: said }),
+    h("span", { class: "hint", id: `${id}-hint`, text: text }),
   );
 }
 

@@ -1,6 +1,6 @@
 // Requests that wait for a GPU: the number by function, and the first ones in order.
 
-import { byId, h, keyed, say, style } from "./dom.js";
+import { byId, h, keyed, setText, style } from "./dom.js";
 import { count, seconds, several, times } from "./format.js";
 
 const MOST_BARS = 8;
@@ -35,7 +35,7 @@ export function drawQueue(queue) {
   const isEmpty = queue.length + queue.local === 0;
   byId("queue-empty").hidden = !isEmpty;
   byId("queue-body").hidden = isEmpty;
-  say(byId("queue-summary"), isEmpty ? "" : waiting(queue));
+  setText(byId("queue-summary"), isEmpty ? "" : waiting(queue));
   drawBars(queue);
   table.hidden = queue.head.length === 0;
   keyed(head, queue.head.slice(0, MOST_HEAD), {
@@ -57,12 +57,12 @@ function drawBars({ length, by_function: by }) {
     key: (one) => one.function,
     make: makeBar,
     update: (view, one) => {
-      say(view.number, count(one.length));
+      setText(view.number, count(one.length));
       style(view.fill, "width", `${(100 * one.length) / longest}%`);
     },
   });
   const others = length - most.reduce((sum, one) => sum + one.length, 0);
-  say(
+  setText(
     rest,
     by.length > most.length
       ? `and ${count(others)} more, of ${several(by.length - most.length, "other function")}`
@@ -91,6 +91,6 @@ function makeRow(one) {
 }
 
 function updateRow(view, one) {
-  say(view.waited, seconds(one.waited_s));
-  say(view.visits, times(one.visits));
+  setText(view.waited, seconds(one.waited_s));
+  setText(view.visits, times(one.visits));
 }

@@ -1,1 +1,1 @@
-"""Commands that ask a running scheduler, gateway or GPU manager, or steer it."""
+"""Commands that query or control a running scheduler, gateway or GPU manager."""

@@ -10,7 +10,7 @@ from gpufaas.remote.scheduler_api import add_scheduler_options, request_story, s
 
 def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
-    parser = commands.add_parser("explain", help="why a request went where it went")
+    parser = commands.add_parser("explain", help="why a request was placed where it was")
     parser.add_argument("request", nargs="?", help="its id; without one, the latest ids")
     add_scheduler_options(parser)
     parser.set_defaults(run=_run)

@@ -16,7 +16,7 @@ _HEAD = ("MODEL", "FUNCTIONS", "WHERE", "BYTES", "SINCE", "USES", "LAST USED", "
 _CLUSTER_HEAD = ("MODEL", "NEEDS", "HELD BY", "LEASES", "WAITING", "LOAD", "RUN", "A MINUTE")
 _ORDERS = {
     "evict": "take a model out of GPU memory",
-    "pin": "keep a model in GPU memory; with --gpu, load it there if need be",
+    "pin": "keep a model in GPU memory; with --gpu, load it there if needed",
     "unpin": "let a pinned model be evicted again",
     "prefetch": "load a model ahead of its requests (--scheduler)",
 }
@@ -44,7 +44,7 @@ def _add_common_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _names_scheduler(options: argparse.Namespace) -> bool:
-    """Whether a cluster is meant, and not this machine's GPU manager."""
+    """Whether the command is for a cluster, and not for this machine's GPU manager."""
     named: str | None = options.scheduler or options.environment.get("GPUFAAS_SCHEDULER")
     return options.address is None and bool(named)
 

@@ -15,12 +15,12 @@ def add_parser(commands: Commands) -> None:
     add_scheduler_options(parser)
     verbs = parser.add_subparsers(dest="verb", required=True)
     get = add_verb(verbs, "get", "the policy in force")
-    choose = add_verb(verbs, "set", "decide by another one from now on, losing no request")
+    choose = add_verb(verbs, "set", "change the policy, losing no request")
     choose.add_argument("policy")
     choose.add_argument(
         "parameters", nargs="*", default=[], metavar="NAME=NUMBER", help="as in o3_limit=10"
     )
-    every = add_verb(verbs, "list", "what there is to choose from")
+    every = add_verb(verbs, "list", "every policy with its parameters")
     for each, run in ((get, _get), (choose, _set), (every, _list)):
         add_scheduler_options(each)
         each.set_defaults(run=run)
@@ -66,4 +66,4 @@ def _parameter(text: str) -> tuple[str, float]:
     try:
         return name, float(number)
     except ValueError as error:
-        raise CommandError(f"parameter {text!r}: NAME=NUMBER is wanted") from error
+        raise CommandError(f"parameter {text!r}: NAME=NUMBER is expected") from error

@@ -9,9 +9,11 @@ from scheduler.service.http.access import ApiRole, token
 
 def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
-    parser = commands.add_parser("token", help="print the token that a scheduler's API wants")
+    parser = commands.add_parser("token", help="print the token for a scheduler's API")
     parser.add_argument(
-        "--caller", action="store_true", help="one that may acquire and look, and change nothing"
+        "--caller",
+        action="store_true",
+        help="a token that may acquire and read, and change nothing",
     )
     add_secret_option(parser)
     parser.set_defaults(run=_run)

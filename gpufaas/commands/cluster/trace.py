@@ -76,7 +76,7 @@ def request_trace(gateway: GatewayApi, scheduler: SchedulerApi, call_id: str) ->
         try:
             found = scheduler.get(f"/traces/{in_path(request)}")["spans"]
         except CommandError as error:
-            missing.append(f"of request {request} the scheduler says: {error}")
+            missing.append(f"request {request}: {error}")
         else:
             spans += _attached_below(span, found)
     return {"call_id": call_id, "spans": spans, "missing": missing}

@@ -54,13 +54,17 @@ def add_parser(commands: Commands) -> None:
     add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
     add("--listen", metavar="HOST:PORT", help="where to answer HTTP (127.0.0.1:8080)")
     add("--role", help="gateway, or provider behind the gateway of OpenFaaS (gateway)")
-    add("--provider", help="who runs functions: process, docker or upstream (process)")
+    add("--provider", help="what runs functions: process, docker or upstream (process)")
     add("--upstream-url", metavar="URL", help="of the provider that runs functions")
     add("--builds", metavar="DIR", help="where shrinkwrapped builds are (build)")
     add("--state-dir", metavar="DIR", help="where functions, builds and jobs are kept")
     add("--secrets-dir", metavar="DIR", help="of basic-auth-user and basic-auth-password")
-    add("--scheduler", metavar="URL[,URL]", help="who gives GPUs (GPUFAAS_SCHEDULER)")
-    add("--node", metavar="ADDRESS", help="of the GPU manager that functions talk to")
+    add(
+        "--scheduler",
+        metavar="URL[,URL]",
+        help="the schedulers that grant GPUs (GPUFAAS_SCHEDULER)",
+    )
+    add("--node", metavar="ADDRESS", help="of the GPU manager that functions connect to")
     add("--log-level", choices=["debug", "info", "warning", "error"], help="(info)")
     add_log_format_option(parser)
     add_secret_option(parser)
@@ -114,7 +118,7 @@ def _with_folders(
 
 @dataclass(frozen=True, slots=True)
 class _Serving:
-    """What one gateway is built of."""
+    """The parts of one gateway."""
 
     settings: GatewaySettings
     tracing: TraceSettings

@@ -36,17 +36,22 @@ def add_parser(commands: Commands) -> None:
         metavar="ADDRESS",
         help="unix:/path, unix:@name, tcp:host:port or tls:host:port; may be given several times",
     )
-    add("--certificate", metavar="FILE", help="PEM, shown to who comes by a tls address")
+    add("--certificate", metavar="FILE", help="PEM, for clients that connect to a tls address")
     add("--key", metavar="FILE", help="the certificate's key")
-    add("--spill", metavar="DIR", help="where weights go that memory has no room for")
-    add("--spill-size", default="64GiB", metavar="SIZE", help="how much may lie there (64GiB)")
-    add("--secret-file", metavar="FILE", help="what credentials are made with; made if missing")
+    add("--spill", metavar="DIR", help="folder for weights that memory has no room for")
+    add(
+        "--spill-size",
+        default="64GiB",
+        metavar="SIZE",
+        help="the most bytes in that folder (64GiB)",
+    )
+    add("--secret-file", metavar="FILE", help="the secret for credentials; made if missing")
     add("--scheduler", metavar="URL[,URL]", help="join the cluster of these schedulers")
     add(
         "--advertise",
         action="append",
         metavar="ADDRESS",
-        help="where functions elsewhere find this node (where it listens)",
+        help="where functions on other hosts reach this node (where it listens)",
     )
     add("--metrics", metavar="HOST:PORT", help="where to answer Prometheus and health checks")
     add_device_options(parser, log_level="info")

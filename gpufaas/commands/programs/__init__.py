@@ -1,1 +1,1 @@
-"""Commands for people who write functions: check, run and load a program, and find what lacks."""
+"""Commands for authors of functions: check, run and load a program, and find missing packages."""

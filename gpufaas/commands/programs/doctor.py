@@ -113,7 +113,7 @@ def _gpu() -> PartStatus:
     if found:
         return PartStatus(name, "ok", "; ".join(found.splitlines()), used_for)
     if Path("/proc/driver/nvidia/version").exists():
-        remedy = "the driver is loaded, but nvidia-smi says nothing: match the driver's libraries"
+        remedy = "the driver is loaded, but nvidia-smi prints nothing: match the driver's libraries"
         return PartStatus(name, "optional", "driver without NVML", used_for, remedy)
     remedy = "install the NVIDIA driver (nvidia-smi must list the GPU), or do without"
     return PartStatus(name, "optional", "none", used_for, remedy)

@@ -37,7 +37,7 @@ def add_parser(commands: Commands) -> None:
     add = parser.add_argument
     tracing = "first calls wait for their graph, or run locally meanwhile (wait)"
     add("--tracing", choices=["wait", "background"], default="wait", help=tracing)
-    add("--stats", action="store_true", help="say at the end, in JSON, what ran where")
+    add("--stats", action="store_true", help="print at the end, as JSON, what ran where")
     add("program", nargs=argparse.REMAINDER, help="the program and its arguments")
     parser.set_defaults(run=_run)
 
@@ -45,7 +45,7 @@ def add_parser(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
-        raise CommandError("which program? say gpufaas exec -- python your_script.py")
+        raise CommandError("which program? use gpufaas exec -- python your_script.py")
     level = getattr(logging, options.log_level.upper())
     logging.basicConfig(level=level, format="gpufaas: %(levelname)s %(name)s: %(message)s")
     return asyncio.run(_execute(program, options))

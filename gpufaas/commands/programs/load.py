@@ -37,8 +37,13 @@ def add_parser(commands: Commands) -> None:
     add = parser.add_argument
     add("--functions", required=True, metavar="A,B,C", help="by popularity, the first one most")
     add("--rate", type=float, metavar="R", help="calls a second, answered or not (open loop)")
-    add("--clients", type=int, metavar="N", help="who call again once answered (closed loop)")
-    add("--seconds", type=float, default=10.0, metavar="S", help="for so long (10)")
+    add(
+        "--clients",
+        type=int,
+        metavar="N",
+        help="clients that call again once answered (closed loop)",
+    )
+    add("--seconds", type=float, default=10.0, metavar="S", help="how long (10)")
     add("--popularity", default="uniform", metavar="P", help="uniform, thesis or zipf:EXPONENT")
     kinds = [kind.value for kind in Arrivals]
     add("--arrivals", choices=kinds, default=Arrivals.POISSON.value, help="at a rate (poisson)")
@@ -96,7 +101,7 @@ def _check(options: argparse.Namespace, names: tuple[str, ...]) -> None:
     if options.clients is not None and (options.trace or options.rate is not None):
         raise CommandError("--clients is a load of its own: without --rate and --trace")
     if options.clients is None and options.rate is None and not options.trace:
-        raise CommandError("say how much: --rate R, --clients N or --trace FILE")
+        raise CommandError("how much load? use --rate R, --clients N or --trace FILE")
     if options.trace and options.popularity != "uniform":
         raise CommandError("a trace has its own popularity: without --popularity")
     for name in ("rate", "clients", "seconds", "speed", "timeout"):

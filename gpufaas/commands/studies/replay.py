@@ -99,7 +99,7 @@ def replay(path: Path) -> ReplayResult:
         if _answer(core, entry.event, entry.at_s) != entry.digest:
             found.differing_lines.append(number)
     if core is None:
-        raise BadRecording(f"{path}: nothing is recorded there")
+        raise BadRecording(f"{path}: the recording is empty")
     return found
 
 

@@ -42,7 +42,7 @@ def add_parser(commands: Commands) -> None:
     add("--seed", type=int, default=1, help="first seed (1)")
     add("--seeds", type=int, default=1, metavar="K", help="runs with K seeds, averaged (1)")
     add("--json", action="store_true", help="print one JSON array instead of the table")
-    add("--explain", metavar="REQUEST", help="why a request (17, or r17) went where it went")
+    add("--explain", metavar="REQUEST", help="why a request (17, or r17) was placed where it was")
     parser.set_defaults(run=_run)
 
 

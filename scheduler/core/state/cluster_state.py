@@ -1,4 +1,4 @@
-"""GPUs, slots and who holds what, with the orders that policies ask for kept up to date."""
+"""GPUs, slots and leases, with the rankings that policies ask for kept up to date."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from scheduler.model.values import Estimate, GpuSpec, SlotId
 
 
 class ClusterState:
-    """The state that a placement reads: residency, slots in their orders, waiting requests.
+    """The state that a placement reads: residency, ranked slots, waiting requests.
 
     Distinct GPU sizes make the size classes: a request of class c fits every GPU of class >= c
     on which nothing is locked.
@@ -67,7 +67,7 @@ class ClusterState:
         return bundle
 
     def remeasure(self, model: ModelId) -> None:
-        """A model's memory need has changed, for whatever will ask for it."""
+        """Adopt a model's changed memory need, for present and later requests."""
         for bundle in self.bundles_of(model):
             before = bundle.size_class
             self._measure(bundle)
@@ -75,7 +75,7 @@ class ClusterState:
                 self.waiting.regroup(len(self.sizes) + 1)
 
     def too_large(self, bundle: Bundle) -> bool:
-        """Whether no GPU that was ever here could hold the models; False before the first one."""
+        """Whether no GPU seen so far could hold the models; False before the first one."""
         return 0 < self.largest_bytes < bundle.bytes
 
     def _measure(self, bundle: Bundle) -> None:
@@ -100,7 +100,7 @@ class ClusterState:
         )
 
     def copies(self, bundle: Bundle) -> int:
-        """On how many GPUs these models are; of several models, the rarest counts."""
+        """How many GPUs hold these models; of several models, the rarest counts."""
         return min(self.index.copies(model) for model in bundle.models)
 
     def _excess_s(self, lane: BundleLane) -> float:
@@ -150,7 +150,7 @@ class ClusterState:
         self._sort_sizes()
 
     def offer(self, gpu: Gpu) -> None:
-        """Offer a GPU again that was retired for a while."""
+        """Offer a retired GPU again."""
         if gpu.active:
             return
         gpu.active = True
@@ -221,12 +221,12 @@ class ClusterState:
         if waiters:
             self.index.wait(gpu.cache, model, waiters)
         users = sum(model in lease.models for s in gpu.slots for lease in s.leases.values())
-        if users:  # leases whose own copy of the model was lost
+        if users:  # leases for which the model was loaded here and then lost
             self.index.use(gpu.cache, model, users)
         self._residency_changed(model)
 
     def evict(self, gpu: Gpu, model: ModelId) -> None:
-        """Give back a model's memory; the GPU no longer counts as a holder."""
+        """Free a model's memory; the GPU no longer counts as a holder."""
         self.index.evict(gpu.cache, model)
         self._residency_changed(model)
 
@@ -246,7 +246,7 @@ class ClusterState:
     def _ranking(
         self, rankings: dict[Bundle, HolderRanking], bundle: Bundle, *, idle: bool
     ) -> HolderRanking:
-        """The order of a bundle's holders, kept from the first time that it is asked for."""
+        """The ranking of a bundle's holders, kept from its first use on."""
         ranking = rankings.get(bundle)
         if ranking is None:
             ranking = rankings[bundle] = HolderRanking(bundle.models, idle=idle)
@@ -254,7 +254,7 @@ class ClusterState:
         return ranking
 
     def _list_holders(self, gpu: Gpu, model: ModelId) -> None:
-        """Enter a GPU's slots wherever holders of this model are ordered."""
+        """Enter a GPU's slots into every ranking of this model's holders."""
         for bundle in self.bundles_of(model):
             for slot in gpu.slots:
                 if slot.holds(bundle.models):
@@ -297,7 +297,7 @@ class ClusterState:
         return bool(self.ready) and self.ready.first_idle() is not None
 
     def settle(self, slot: Slot) -> None:
-        """Bring the orders up to date after a slot's leases, times or local queue changed."""
+        """Update the rankings after a slot's leases, times or local queue changed."""
         idle = len(slot.leases) < slot.capacity and slot.gpu.active
         if idle != slot.idle:
             slot.idle = idle

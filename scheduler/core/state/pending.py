@@ -33,9 +33,9 @@ class Bundle:
 class Pending:
     """One request that the core has accepted and not finished yet.
 
-    `seq` is its place in the order of arrival, `number` how many were accepted before it, `rank`
-    its place in the queue it is in now; `wait_s` is what it adds to the wait of a local queue;
-    `gave_back` are the leases that it ended early and came back from.
+    `seq` is its place in the order of arrival, `number` how many requests were accepted before it,
+    `rank` its place in its present queue; `wait_s` is what it adds to the wait of a local queue;
+    `gave_back` are the leases that it gave back early before it asked for another one.
     """
 
     __slots__ = (

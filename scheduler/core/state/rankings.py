@@ -1,8 +1,8 @@
 """Slots ordered by how often they were used or when they are free, kept without re-sorting.
 
-All of these are heaps whose entries may be older than the truth. A key only ever grows (how often
-a slot was given work; when it will be free), so that an outdated entry lies too near to the top,
-is found there, and is then corrected or dropped.
+All of these are heaps that may hold outdated entries. A key only ever grows (how often a slot was
+given work; when it will be free), so that an outdated entry lies too near to the top, comes up
+there too early, and is then corrected or dropped.
 """
 
 from collections.abc import Callable, Iterable
@@ -47,11 +47,11 @@ class HolderRanking:
         heappush(self._entries, self._entry(slot))
 
     def overgrown(self, holders: int) -> bool:
-        """Whether doubled and outdated entries outnumber the holders."""
+        """Whether duplicate and outdated entries outnumber the holders."""
         return _overgrown(len(self._entries), holders)
 
     def rebuild(self, holders: Iterable[Slot]) -> None:
-        """Begin anew with one entry a holder."""
+        """Start again with one entry for each holder."""
         self._entries = [self._entry(slot) for slot in holders]
         heapify(self._entries)
 
@@ -84,7 +84,7 @@ class SlotRanking:
         heappush(self._entries, (slot.frequency, slot.id, slot))
 
     def first_idle(self) -> Slot | None:
-        """The least used idle slot; a slot is entered anew whenever it is idle after a change."""
+        """The least used idle slot; a slot is entered again whenever it is idle after a change."""
         entries = self._entries
         while entries:
             frequency, _, slot = entries[0]
@@ -94,7 +94,7 @@ class SlotRanking:
         return None
 
     def few_idle(self, most: int, accepts: Callable[[Slot], bool]) -> list[Slot]:
-        """The least used idle slots that are accepted, in order."""
+        """The least used idle slots that `accepts` accepts, in order."""
         accepted: list[Slot] = []
         aside: dict[Slot, tuple[int, SlotId, Slot]] = {}
         while len(accepted) < most and (slot := self.first_idle()) is not None:
@@ -107,7 +107,7 @@ class SlotRanking:
         return accepted
 
     def first_active(self, accepts: Callable[[Slot], bool]) -> Slot | None:
-        """The least used slot, idle or not, that is accepted."""
+        """The least used slot, idle or not, that `accepts` accepts."""
         entries, aside = self._entries, []
         found: Slot | None = None
         while entries and found is None:

@@ -49,7 +49,7 @@ class RequestQueue:
         return self.count
 
     def __iter__(self) -> Iterator[Pending]:
-        """All requests in order; costs a sort, so never on the path of a placement."""
+        """All requests in order; costs a sort, so no placement uses it."""
         return iter(sorted((p for lane in self.lanes.values() for p in lane), key=_rank))
 
     def first(self, size_class: int = 0) -> Pending | None:
@@ -75,7 +75,7 @@ class RequestQueue:
         return sorted(heads, key=_rank)
 
     def add(self, pending: Pending, rank: int) -> None:
-        """Put a request at its rank; at the end of its lane at no cost, elsewhere by a walk."""
+        """Insert a request by rank; free at the end of its lane, a walk elsewhere."""
         bundle = pending.bundle
         lane = self.lanes.get(bundle)
         if lane is None:
@@ -116,7 +116,7 @@ class RequestQueue:
         self.count -= 1
 
     def regroup(self, size_classes: int) -> None:
-        """Sort the lanes into their size classes anew."""
+        """Sort the lanes into size classes again."""
         self._heads = [[] for _ in range(size_classes)]
         for lane in self.lanes.values():
             lane.heads = self._heads[lane.bundle.size_class if size_classes > 1 else 0]
@@ -141,7 +141,7 @@ class RequestQueue:
 
 
 def _insert(lane: BundleLane, pending: Pending) -> None:
-    """Into the lane by rank: only requests that come back from a slot take this way."""
+    """Insert into the lane by rank; only requests that come back from a slot need this."""
     after = lane.first
     assert after is not None
     while after.rank < pending.rank:

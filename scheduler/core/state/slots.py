@@ -12,16 +12,16 @@ from scheduler.model.values import GpuSpec, LeaseId, SlotId
 
 
 class Relisting(Protocol):
-    """An order of slots that dropped this one until its state changes."""
+    """A ranking that dropped this slot until the slot's state changes."""
 
     def list(self, slot: "Slot") -> None: ...
 
 
 class ActiveLease:
-    """One dispatch in force on a slot; without requests it is a prefetch, or was adopted.
+    """One lease in force on a slot; without requests it is a prefetch, or was adopted.
 
-    `loading` holds, for each model on its way, when it is expected to be there. Its run may begin
-    at `begins_s`, when the slot comes to it, and should be over at `due_s`.
+    `loading` holds, for each model that is being loaded, when its load should end. The run may
+    begin at `begins_s`, when the slot's earlier leases have ended, and should end at `due_s`.
     """
 
     __slots__ = (
@@ -54,14 +54,14 @@ class ActiveLease:
         self.due_s = 0.0
 
     def left_s(self, now: float) -> float:
-        """Seconds of the slot's work that end with this lease; below zero where it is overdue."""
+        """Seconds of the slot's work that end with this lease; below zero if it is overdue."""
         return self.due_s - max(now, self.begins_s)
 
 
 class Gpu:
     """One GPU: its memory, as the cache index keeps it, and its slots.
 
-    `active` says whether it takes requests: neither `draining`, which is for good, nor `silent`.
+    `active`: the GPU takes requests; it is neither `draining`, which is final, nor `silent`.
     """
 
     __slots__ = ("active", "cache", "draining", "silent", "size_class", "slots", "spec")
@@ -118,17 +118,17 @@ class Slot:
 
     @property
     def available_s(self) -> float:
-        """When it could start a request that joined its local queue now, if nothing is overdue."""
+        """When the slot could start a request that joined its queue now, if nothing is overdue."""
         return self.free_s + self.local_s
 
     def wait_s(self, now: float) -> float:
-        """Seconds until it could: what is overdue ends any moment, the local queue comes on top."""
+        """Seconds until `available_s`; overdue leases count as ending now."""
         return max(0.0, self.free_s - now) + self.local_s
 
     def neighbours(self) -> tuple[ModelId, ...]:
         """The models of the leases beside which one more lease of this slot would run.
 
-        A slot with room for one lease runs its next one after, not beside, the lease that it holds.
+        A slot with room for one lease runs its next lease after, not beside, its present one.
         """
         slots = self.gpu.slots
         if len(slots) == 1 and self.capacity == 1:

@@ -1,8 +1,7 @@
-"""Which waiting requests could be served at once, by whom, and which models lack GPUs.
+"""Which waiting requests could be served at once, on which slots, and which models lack GPUs.
 
-Kept only once a policy has asked for it, so that the policies that do not ask pay nothing. Like
-the rankings, the heaps here hold entries that may be older than the truth, on the side where they
-come up too early, and are corrected when they do.
+Kept only after a policy has asked for it, so that policies that do not ask pay nothing. Like the
+rankings, the heaps here may hold outdated entries; these come up too early, and are corrected then.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -37,7 +36,7 @@ class UnmetDemand:
         self._excesses: list[tuple[float, BundleLane]] = []
 
     def start(self, idle_slots: Iterable[Slot]) -> None:
-        """Begin to follow; everything that is there already counts as fresh."""
+        """Begin to follow; everything that waits already counts as new."""
         self.running = True
         self.fresh_slots = dict.fromkeys(idle_slots)
         self.fresh_bundles = dict.fromkeys(self._waiting.lanes)
@@ -77,7 +76,7 @@ class UnmetDemand:
         return _first(self._unheld, most, self._rank_if_unheld)
 
     def most_in_excess(self, most: int) -> Sequence[Pending]:
-        """First requests of lanes whose holders have more to do than a load would take."""
+        """First requests of lanes whose waiting work per holder exceeds one more load."""
         return _first(self._excesses, most, self._excess_if_held)
 
     # -- parts ----------------------------------------------------------------------------------
@@ -110,7 +109,7 @@ def _first_rank(lane: BundleLane) -> int:
 def _first(
     heap: list[tuple[Key, BundleLane]], most: int, present_key: Callable[[BundleLane], Key | None]
 ) -> list[Pending]:
-    """The first lanes of a heap by their present keys; outdated and doubled entries go."""
+    """The first lanes of a heap by their present keys; drops outdated and duplicate entries."""
     found: dict[BundleLane, Key] = {}
     while heap and len(found) < most:
         entry, lane = heappop(heap)

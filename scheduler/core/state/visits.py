@@ -6,9 +6,9 @@ from heapq import heappush, heappushpop, nlargest
 class Visits:
     """Counts up to a limit.
 
-    A policy passes over everything before a boundary. Requests keep their order, so the visits of
-    one are the boundaries beyond it, and it has reached the limit L when the L-th largest boundary
-    is: L numbers are all that must be kept. A request that comes back to its old place counts as
+    A policy passes over everything before a boundary. Requests keep their order, so a request's
+    visits are the boundaries behind it, and it has reached the limit L if the L-th largest boundary
+    is behind it: only L numbers must be kept. A request that comes back to its old place counts as
     if it had been there all along, which can only end its waiting sooner.
     """
 
@@ -18,7 +18,7 @@ class Visits:
         self._boundaries: list[int] = []
 
     def skip(self, boundary: int, limit: int) -> None:
-        """Everything before `boundary` was passed over once more."""
+        """Count one visit for everything before `boundary`."""
         if limit <= 0:
             return
         boundaries = self._boundaries

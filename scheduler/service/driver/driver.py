@@ -104,7 +104,7 @@ class Driver:
     def detach(self, node: NodeId, running: AfterLoss = AfterLoss.FAIL) -> None:
         """The node is gone with its GPUs; `running` is for requests that hold leases there.
 
-        What waits again holds no lease: its caller has to acquire it once more, or cancel it.
+        A request that waits again holds no lease: its caller has to acquire it again, or cancel it.
         """
         if node in self._links:
             self._log.info("node %s is detached", node)
@@ -112,7 +112,7 @@ class Driver:
             self._drain()
 
     def report(self, event: Event) -> None:
-        """Take one event in, from a node or on behalf of somebody."""
+        """Take one event in, from a node or on behalf of a caller."""
         self._submit(_Reported(event))
 
     # -- callers --------------------------------------------------------------------------------
@@ -133,17 +133,17 @@ class Driver:
         return await self._placement(pending.request, event)
 
     def release(self, lease: LeaseId, *, may_return: bool = False) -> None:
-        """The holder needs the GPU no more, or (with `may_return`) perhaps later again."""
+        """The holder no longer needs the GPU, or (with `may_return`) may need it again later."""
         self.report(events.LeaseReleased(lease, may_return))
 
     def cancel(self, request: RequestId) -> None:
-        """The caller went away: the request ends, wherever it is."""
+        """The caller went away: end the request, wherever it is."""
         self.report(events.RequestCancelled(request))
 
-    # -- administration: each raises Refused where it cannot be done ------------------------------
+    # -- administration: each method raises EventRefused if the order cannot be carried out --------
 
     async def pin(self, model: ModelId, gpu: GpuId | None = None) -> None:
-        """Keep a model on one GPU, loading it if need be, or wherever it is now."""
+        """Keep a model on one GPU, loading it there if needed, or wherever it is now."""
         await self._ask(events.PinAsked(model, gpu))
 
     async def unpin(self, model: ModelId, gpu: GpuId | None = None) -> None:
@@ -151,7 +151,7 @@ class Driver:
         await self._ask(events.UnpinAsked(model, gpu))
 
     async def prefetch(self, model: ModelId, gpu: GpuId | None = None) -> None:
-        """Load a model ahead of its requests; the load goes on after this returns."""
+        """Load a model ahead of its requests; the load continues after this returns."""
         await self._ask(events.PrefetchAsked(model, gpu))
 
     async def evict(self, model: ModelId, gpu: GpuId | None = None) -> None:
@@ -179,7 +179,7 @@ class Driver:
         )
 
     def counts(self) -> DecisionCounts:
-        """What was decided since the start."""
+        """Counts of the decisions since the start."""
         return self._journal.counts()
 
     async def survey(self) -> Status:
@@ -219,7 +219,7 @@ class Driver:
         return answer.placement
 
     def _gives_back(self, request: RequestId) -> bool:
-        """Whether the request holds no lease any more, or one that is only waited for to end."""
+        """Whether the request holds no lease any more, or one whose end was ordered."""
         pending = self._core.requests.get(request)
         if pending is None or pending.lease is None:
             return False
@@ -243,7 +243,7 @@ class Driver:
         return GivenBack(request.id, "its last lease was released for good")
 
     async def _ask(self, event: Event) -> None:
-        """Submit one order and wait until it was handled; raises its refusal."""
+        """Submit one order and wait until the core handled it; raises its refusal."""
         answered: Future[EventRefused | None] = get_running_loop().create_future()
 
         def handled(refused: EventRefused | None) -> None:
@@ -265,7 +265,7 @@ class Driver:
             self._drain()
 
     def _drain(self) -> None:
-        """Handle all events, and those that follow from them, unless a call further up does."""
+        """Handle all events, and those that follow from them, unless an outer call does so."""
         if self._handling:
             return
         self._handling = True
@@ -341,7 +341,7 @@ class Driver:
 
     def _order(self, gpu_id: GpuId, order: Prepare | Demote) -> None:
         gpu = self._core.cluster.gpus.get(gpu_id)
-        if gpu is not None:  # else it left in this very step
+        if gpu is not None:  # else the GPU left in the same step
             self._links.give(gpu.spec.node, order)
 
     def _end_lease(self, slot_id: SlotId, order: EndLease) -> None:

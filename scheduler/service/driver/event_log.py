@@ -17,7 +17,7 @@ from scheduler.model.events import Event
 from scheduler.model.values import LeaseId, RequestOutcome
 from scheduler.wire.cluster_status import DecisionCounts
 
-# Faults and what people ask for are rare and wanted in a log; the rest comes with every request.
+# Faults and administrators' orders are rare and logged; all other events come with every request.
 _LEVELS: dict[type, int] = {
     events.GpuJoined: INFO,
     events.GpuDraining: INFO,
@@ -55,7 +55,7 @@ class DecisionLog:
             self._log.log(level, "%s", event)
 
     def refused(self, event: Event, reason: str) -> None:
-        """One event was not obeyed."""
+        """One event was refused."""
         self._refusals += 1
         self._log.warning("refused %s: %s", event, reason)
 
@@ -82,7 +82,7 @@ class DecisionLog:
             self.refused(action.event, action.reason)
 
     def counts(self) -> DecisionCounts:
-        """What was counted so far."""
+        """All counts so far."""
         return DecisionCounts(
             hits=self._hits,
             misses=self._misses,
@@ -93,7 +93,7 @@ class DecisionLog:
         )
 
     def _dispatched(self, action: Dispatch) -> None:
-        if action.lease <= self._latest_lease:  # said again to a caller that asked again
+        if action.lease <= self._latest_lease:  # repeated for a caller that asked again
             return
         self._latest_lease = action.lease
         if action.hit:
@@ -107,7 +107,7 @@ class DecisionLog:
             action.slot,
             "hit" if action.hit else "miss",
             action.rule,
-            # One placement may follow from what happened to somebody else's request.
+            # The placement may be for another request than the one that this event is about.
             extra={"request": ",".join(action.requests), "lease": action.lease},
         )
         self._explain(action)

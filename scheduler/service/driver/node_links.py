@@ -22,20 +22,20 @@ class NodeLinks:
         return node in self._links
 
     def nodes(self) -> tuple[NodeId, ...]:
-        """The nodes that are attached, in the order in which they came."""
+        """The nodes that are attached, in the order in which they attached."""
         return tuple(self._links)
 
     def attach(self, node: NodeId, link: NodeLink) -> None:
-        """Orders for this node go this way from now on."""
+        """Send orders for this node over this link from now on."""
         self._links[node] = link
 
     def lose(self, node: NodeId, running: AfterLoss) -> None:
-        """No order reaches this node any more; `running` is for what it was given already."""
+        """Send this node no more orders; `running` says what becomes of its leases' requests."""
         self._links.pop(node, None)
         self.lost.setdefault(node, running)
 
     def give(self, node: NodeId, order: Order) -> bool:
-        """Hand one order over; False where the node is lost, which is then known."""
+        """Hand one order over; False if the node is lost, also if the link fails now."""
         link = self._links.get(node)
         if link is None:
             self.lose(node, AfterLoss.FAIL)
@@ -63,7 +63,7 @@ class NodeLinks:
             self._failed(node, "contended")
 
     def _failed(self, node: NodeId, order: object) -> None:
-        self._log.exception("node %s is lost: it could not take %s", node, order)
+        self._log.exception("node %s is lost: its link failed at %s", node, order)
         self.lose(node, AfterLoss.FAIL)
 
 

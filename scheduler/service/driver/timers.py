@@ -1,4 +1,4 @@
-"""Events that the core wants back later."""
+"""Events that the core asked to receive at a later time."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from scheduler.model.values import RequestId
 
 
 class Timers:
-    """Hands every event back at its time; one that is set twice comes once."""
+    """Reports every event at its time; an event that is set twice is reported once."""
 
     def __init__(self, clock: Clock, report: Callable[[Event], None]) -> None:
         self._clock = clock
@@ -29,13 +29,13 @@ class Timers:
         self._set[order] = self._clock.call_at(order.at_s, lambda: self._due(order))
 
     def ended(self, request: RequestId) -> None:
-        """The deadline of this request matters no more."""
+        """Drop the deadline of this request."""
         order = self._deadlines.pop(request, None)
         if order is not None:
             self._set.pop(order).cancel()
 
     def close(self) -> None:
-        """Report nothing any more."""
+        """Report no further event."""
         for timer in self._set.values():
             timer.cancel()
         self._set.clear()

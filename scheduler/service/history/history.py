@@ -59,7 +59,7 @@ class RequestRecord:
 
     @property
     def granted_s(self) -> float | None:
-        """When it was given its first lease."""
+        """When the request was given its first lease."""
         return self.happened[0].dispatched_s if self.happened else None
 
 
@@ -128,7 +128,7 @@ class History:
                 decided(action, now)
 
     def get(self, request: RequestId) -> RequestRecord | None:
-        """The record of a request; None where it is forgotten or was never seen."""
+        """The record of a request; None if it was forgotten or never seen."""
         return self._records.get(request)
 
     def latest(self, most: int) -> list[RequestRecord]:
@@ -137,11 +137,11 @@ class History:
         return records[: -most - 1 : -1]
 
     def newest(self) -> Iterator[RequestRecord]:
-        """All of them, the latest first; nothing may be taken in meanwhile."""
+        """All requests, the latest first; take no event in while iterating."""
         return reversed(self._records.values())
 
     def dispatched_s(self, lease: LeaseId) -> float | None:
-        """When a lease that is in force was given; None for one that an earlier leader gave."""
+        """When a lease in force was given; None for a lease that an earlier leader gave."""
         held = self._held.get(lease)
         return None if held is None else held.happened.dispatched_s
 
@@ -163,7 +163,7 @@ class History:
         known = self._records.get(request.id)
         if known is not None:
             if known.outcome is None:
-                return  # asked again
+                return  # the same request asked again
             del self._records[request.id]
         arrived_s = now if request.arrived_s is None else request.arrived_s
         self._records[request.id] = RequestRecord(request, arrived_s)
@@ -186,7 +186,7 @@ class History:
                 held.happened.failed_loads[event.model] = event.reason
 
     def _run_finished(self, event: RunFinished, now: float) -> None:
-        """Runs of a slot that several leases share cannot be told apart, but by their models."""
+        """Attribute a run to the lease with its models; a slot's leases may share all of them."""
         del now
         for held in self._by_slot.get(event.slot, _NO_LEASES).values():
             if event.model in held.dispatch.models:
@@ -201,7 +201,7 @@ class History:
             self._listener.freed(held.dispatch, held.happened)
 
     def _fleet_changed(self, event: GpuLost | NodeSnapshot, now: float) -> None:
-        """Leases that went with their GPU are never reported as freed."""
+        """Drop leases that were lost with their GPU: they are never reported as freed."""
         del event, now
         for lease in [lease for lease in self._held if lease not in self._alive]:
             self._forget(lease)
@@ -219,7 +219,7 @@ class History:
 
     def _prepared(self, action: Prepare, now: float) -> None:
         del now
-        if not action.prefetch:  # its dispatch follows at once
+        if not action.prefetch:  # the Dispatch of this lease follows at once
             self._missing[action.lease] = frozenset([load.model for load in action.loads])
 
     def _dispatched(self, action: Dispatch, now: float) -> None:

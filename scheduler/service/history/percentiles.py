@@ -17,7 +17,7 @@ class Percentiles:
         self._slices: deque[tuple[int, Counter[int]]] = deque(maxlen=_SLICES + 1)
 
     def add(self, seconds: float, at_s: float) -> None:
-        """Something took so long, and was over then."""
+        """Add a duration that ended at this time."""
         number = int(at_s // _SLICE_S)
         slices = self._slices
         if not slices or slices[-1][0] < number:
@@ -25,7 +25,7 @@ class Percentiles:
         slices[-1][1][round(log(max(seconds, _LEAST_S)) / _WIDTH)] += 1
 
     def of(self, shares: Sequence[float], now_s: float, last_s: float) -> list[float | None]:
-        """For each share, what this part of the durations did not exceed; None of nothing."""
+        """For each share, the duration that this share did not exceed; None without durations."""
         first = int((now_s - last_s) // _SLICE_S)
         counts: Counter[int] = Counter()
         for number, found in self._slices:

@@ -1,6 +1,6 @@
 """What became of the latest requests: rows of the last decisions, and times of the last minute.
 
-It reads the history when it is asked to, so that requests pay nothing for being watched.
+The history is read only when this is asked, so that requests pay nothing for being watched.
 """
 
 from typing import NamedTuple
@@ -12,11 +12,11 @@ from scheduler.service.history.history import History, RequestRecord
 from scheduler.service.history.percentiles import Percentiles
 
 _ROWS = 100
-_LEASE_NUMBER = (1 << 32) - 1  # what comes above it is the leader's term
+_LEASE_NUMBER = (1 << 32) - 1  # the bits above it hold the leader's term
 
 
 class DecisionRow(NamedTuple):
-    """The last lease that a request was given, and what came of it; `number` rises."""
+    """The last lease of a request, and its outcome so far; `number` rises."""
 
     request: RequestId
     number: int
@@ -48,7 +48,7 @@ class RecentRequests:
         self.times = Percentiles()
 
     def update(self, now_s: float) -> None:
-        """Take in what happened since the last time."""
+        """Take in everything since the last update."""
         for record in reversed(self._new()):
             self._open[record.request.id] = record
         granted: list[RequestRecord] = []
@@ -62,7 +62,7 @@ class RecentRequests:
                 self._ended(record, now_s)
         granted.sort(key=lambda record: record.happened[-1].lease)
         for record in granted:
-            self._decided.pop(record.request.id, None)  # it came back for another lease
+            self._decided.pop(record.request.id, None)  # the request returned for another lease
             self._decided[record.request.id] = record
             self._final.pop(record.request.id, None)
         for request in list(self._decided)[:-_ROWS]:
@@ -70,7 +70,7 @@ class RecentRequests:
             self._final.pop(request, None)
 
     def rows(self) -> dict[str, DecisionRow]:
-        """The last decisions as they stand, the oldest first."""
+        """The last decisions in their present state, the oldest first."""
         rows: dict[str, DecisionRow] = {}
         for request, record in self._decided.items():
             row = self._final.get(request) or self._row(record)
@@ -82,7 +82,7 @@ class RecentRequests:
         return rows
 
     def _new(self) -> list[RequestRecord]:
-        """Records that were not seen yet, the newest first."""
+        """Records that were not taken in yet, the newest first."""
         new: list[RequestRecord] = []
         for record in self._history.newest():
             if record is self._last:

@@ -11,7 +11,7 @@ from scheduler.model.events import Event
 
 
 class RunRecorder:
-    """Appends terms and events; what was not flushed is lost with the process."""
+    """Appends terms and events; data that was not flushed is lost with the process."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -28,11 +28,11 @@ class RunRecorder:
         self._write(step_line(now, event, actions))
 
     def flush(self) -> None:
-        """Let others see everything so far."""
+        """Make everything so far visible to readers of the file."""
         self._file.flush()
 
     def close(self) -> None:
-        """The recording ends."""
+        """End the recording."""
         self._file.close()
 
     def _write(self, line: str) -> None:

@@ -1,4 +1,4 @@
-"""The spans of requests: their waits, what was decided of them, and what leases were used for."""
+"""The spans of requests: their waits, the decisions about them, and the use of their leases."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ _UNTRACED = TraceContext("0" * 32, "")
 
 
 class _Decided(NamedTuple):
-    """A decision, when it was made, and how long that took."""
+    """A decision, when it was made, and how long making it took."""
 
     at_s: float
     took_s: float
@@ -42,7 +42,7 @@ class _Loaded(NamedTuple):
 
 @dataclass(slots=True)
 class _Traced:
-    """One request: the trace that it belongs to, if any, and what its history does not keep."""
+    """One request: the trace that it belongs to, if any, and facts that the history lacks."""
 
     trace: TraceContext
     seed: int
@@ -76,7 +76,7 @@ class RequestTraces:
         }
 
     def __call__(self, now: float, event: Event, actions: Sequence[Action], took_s: float) -> None:
-        """One event was handled, which took so long; the history knows of it already."""
+        """One event was handled in this time; the history has taken it in already."""
         self._took_s = took_s
         happens = self._happens.get(type(event))
         if happens is not None and not (actions and isinstance(actions[0], Refuse)):
@@ -87,7 +87,7 @@ class RequestTraces:
                 decides(action, now)
 
     def spans(self, request: RequestId) -> list[Span]:
-        """The spans of a request; none where it is forgotten or was never seen."""
+        """The spans of a request; none if it was forgotten or never seen."""
         traced, record = self._traced.get(request), self._history.get(request)
         return [] if traced is None or record is None else self._made(traced, record)
 
@@ -99,7 +99,7 @@ class RequestTraces:
         del now
         request = event.request.id
         known = self._traced.pop(request, None)
-        if known is not None and not known.ended:  # asked again
+        if known is not None and not known.ended:  # the same request asked again
             self._traced[request] = known
             return
         work = ABOUT.get()
@@ -197,7 +197,7 @@ class _RequestSpans:
             "gpufaas.gpu": happened.gpu,
             "gpufaas.slot": happened.slot,
         }
-        if happened.runs:  # of short leases runs are reported when they are over
+        if happened.runs:  # the runs of short leases are reported after the lease's end
             facts |= {"gpufaas.run_s": happened.run_s, "gpufaas.runs": happened.runs}
         if happened.missing:
             facts["gpufaas.load_s"] = happened.load_s

@@ -33,7 +33,7 @@ class ErrorResponse(NamedTuple):
     again_s: int | None = None
 
 
-# The first row whose type fits is taken.
+# The first row whose type fits the error is used.
 TABLE: tuple[tuple[type[SchedulerError], ErrorResponse], ...] = (
     (QueueFull, ErrorResponse(429, "queue-full", RETRY_S)),
     (RequestExpired, ErrorResponse(504, "expired")),
@@ -58,7 +58,7 @@ _NO_LEADER = ErrorResponse(503, "not-leading", RETRY_S)
 
 
 def failure(error: SchedulerError) -> ErrorResponse:
-    """How this error is answered."""
+    """The status, code and retry time of this error's answer."""
     if isinstance(error, NotLeading):
         return _NO_LEADER if error.leader is None else _ELSEWHERE
     if isinstance(error, CallerNotAllowed) and not error.known:
@@ -67,13 +67,13 @@ def failure(error: SchedulerError) -> ErrorResponse:
 
 
 def body(error: SchedulerError) -> dict[str, Any]:
-    """What the answer says, with the facts that a program may want."""
-    said: dict[str, Any] = {"error": failure(error).code, "message": str(error)}
+    """The body of the answer: code, message, and the error's facts for programs."""
+    fields: dict[str, Any] = {"error": failure(error).code, "message": str(error)}
     for fact in _FACTS:
         value = getattr(error, fact, None)
         if value is not None:
-            said[fact] = value
-    return said
+            fields[fact] = value
+    return fields
 
 
 def headers(error: SchedulerError) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The routes of who watches: the page and `gpufaas top`."""
+"""The routes for observers: the page and `gpufaas top`."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -18,18 +18,18 @@ _MOST_CHARACTERS = 200
 def feed_router(
     service: OperatorService, meters: SchedulerCounters, view: Sequence[Any]
 ) -> APIRouter:
-    """The routes; `view` are dependencies: who may look."""
+    """The routes; `view` are dependencies that check who may look."""
     routes = APIRouter(tags=["watching"], dependencies=list(view))
     feed = _of_term(service, meters)
 
-    @routes.get("/feed", summary="Everything, or what is new since the look of that mark")
+    @routes.get("/feed", summary="The whole state, or the changes since that mark")
     async def look(
         since: Annotated[str, Query(max_length=_MOST_CHARACTERS)] = "",
     ) -> Response:
         about = {"name": service.name, "store": service.store_state()}
         return Response(feed().look(since, about), media_type=_JSON)
 
-    @routes.get("/feed/point", summary="The last seconds, as charts show them")
+    @routes.get("/feed/point", summary="Figures of the last seconds, for charts")
     async def point() -> Response:
         return Response(feed().point(), media_type=_JSON)
 
@@ -37,7 +37,7 @@ def feed_router(
 
 
 def _of_term(service: OperatorService, meters: SchedulerCounters) -> Callable[[], PageFeed]:
-    """The feed of the office of this term, made when somebody first watches it."""
+    """The feed of this term's office, made when it is first requested."""
     kept: dict[Office, PageFeed] = {}
 
     def feed() -> PageFeed:

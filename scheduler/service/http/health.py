@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`ready` says that callers are served: by this scheduler, or by the leader that it names.
+    """`ready`: callers are served, by this scheduler or by the leader that it names.
 
     `store` is `memory`, `ok`, or `lost` (served from memory until it is back). A leader that is not
-    `confirmed` cannot ask the datastore whether another one was elected meanwhile.
+    `confirmed` cannot ask the datastore whether another scheduler was elected meanwhile.
     """
 
     ready: bool

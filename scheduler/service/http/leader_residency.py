@@ -12,20 +12,20 @@ from scheduler.service.views.explanation import tier_name
 
 
 class LeaderResidency:
-    """Asks whoever leads at the moment."""
+    """Reads and orders the cache of the present leader."""
 
     def __init__(self, office: Callable[[], Office]) -> None:
         self._office = office
 
     def models(self) -> list[ModelShown]:
-        """Every model that was declared, asked for or reported."""
+        """Every model that was declared, requested or reported."""
         office = self._office()
         core, now_s = office.core, office.clock.now_s()
         known = core.cluster.profiles.known()
         return [_model(core, model, known[model], now_s) for model in sorted(known)]
 
     def named(self, name: str) -> ModelId:
-        """By its id, or by the beginning of that or of its last part."""
+        """Find a model by its id, or by the beginning of the id or of its last part."""
         known = self._office().core.cluster.profiles.known()
         if name in known:
             return ModelId(name)

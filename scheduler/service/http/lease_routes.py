@@ -32,10 +32,10 @@ _EMPTY = {"type": "http.response.body"}
 
 
 class Leading(Protocol):
-    """The service, as far as these routes use it."""
+    """The part of the service that these routes use."""
 
     def office(self) -> Office:
-        """What the leader works with; NotLeading where we do not lead."""
+        """The leader's core, driver and history; NotLeading if this scheduler does not lead."""
         ...
 
     def lease_fields(self, placement: Placement, request: Request) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class HotPath:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request to one of the routes; a POST is wanted."""
+        """Answer one request to one of the routes; only POST is accepted."""
         path = scope["path"]
         try:
             if scope["method"] != "POST":
@@ -78,7 +78,7 @@ class HotPath:
         request = request_bodies.acquire(body, office.clock.now_s())
         ABOUT.set(Work(_trace(scope), function=request.function, request=request.id))
         if b"progress=1" in scope["query_string"]:
-            return await self._tell_progress(office, request, receive, send)
+            return await self._stream_progress(office, request, receive, send)
         presence = CallerPresence(receive)
         try:
             if not office.has_gpus:
@@ -120,14 +120,14 @@ class HotPath:
         office.driver.cancel(request_bodies.request(await _body(receive)))
         return await _nothing(send)
 
-    async def _tell_progress(
+    async def _stream_progress(
         self, office: Office, request: Request, receive: Receive, send: Send
     ) -> int:
         """Stream lines of progress; the last one is the placement or the error."""
         presence = CallerPresence(receive)
 
-        async def line(said: Mapping[str, Any]) -> None:
-            part = _json(said) + b"\n"
+        async def line(fields: Mapping[str, Any]) -> None:
+            part = _json(fields) + b"\n"
             await send({"type": "http.response.body", "body": part, "more_body": True})
 
         await send({"type": "http.response.start", "status": 200, "headers": [_LINES]})
@@ -166,7 +166,7 @@ class HotPath:
         }
 
     def _ended(self, office: Office, error: RequestWithdrawn) -> SchedulerError:
-        """A request that ended with its leader's term is to be asked for again elsewhere."""
+        """A request that ended with its leader's term must be sent again to the next leader."""
         if not office.closed:
             return error
         try:
@@ -179,7 +179,8 @@ class HotPath:
 class CallerPresence:
     """Cancels the current task once its caller has disconnected, if the task waits at all.
 
-    The watch begins when the loop comes to it: a request that is answered at once pays nothing.
+    Watching begins at the next step of the event loop: a request that is answered at once costs
+    nothing.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -216,17 +217,17 @@ class CallerPresence:
 
 def _request(office: Office, request_id: RequestId) -> Request:
     pending = office.core.requests.get(request_id)
-    if pending is None:  # it ended in the moment in which it was answered
+    if pending is None:  # the request ended while its answer was being made
         raise RequestWithdrawn(request_id, "it has ended")
     return pending.request
 
 
 def _trace(scope: Scope) -> TraceContext | None:
-    said = _header(scope, _TRACEPARENT)
-    if not said:
+    parent = _header(scope, _TRACEPARENT)
+    if not parent:
         return None
     state = _header(scope, _TRACESTATE)
-    return trace_of(said.decode("latin-1"), state.decode("latin-1"))
+    return trace_of(parent.decode("latin-1"), state.decode("latin-1"))
 
 
 def _header(scope: Scope, name: bytes) -> bytes:
@@ -249,14 +250,14 @@ async def _body(receive: Receive) -> bytes:
     return bytes(body)
 
 
-def _json(said: Mapping[str, Any]) -> bytes:
-    return to_json(said, inf_nan_mode="constants")
+def _json(fields: Mapping[str, Any]) -> bytes:
+    return to_json(fields, inf_nan_mode="constants")
 
 
 async def _answer(
-    send: Send, status: int, said: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    send: Send, status: int, fields: Mapping[str, Any], headers: Mapping[str, str] | None = None
 ) -> int:
-    body = _json(said)
+    body = _json(fields)
     shown = [_JSON, (b"content-length", b"%d" % len(body))]
     shown += [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
     await send({"type": "http.response.start", "status": status, "headers": shown})

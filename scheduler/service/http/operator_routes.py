@@ -20,16 +20,16 @@ _MOST_SHOWN = 10_000
 
 
 class OperatorService(Protocol):
-    """What the routes ask of the service."""
+    """The part of the service that these routes use."""
 
     name: str
 
     def office(self) -> Office:
-        """What the leader works with; NotLeading where this is not the leader."""
+        """The leader's core, driver and history; NotLeading if this scheduler does not lead."""
         ...
 
     def store_state(self) -> str:
-        """In a word, how the datastore is."""
+        """The datastore's state in one word."""
         ...
 
     async def set_policy(self, policy: str, parameters: Mapping[str, float]) -> None:
@@ -47,7 +47,7 @@ class PolicyBody(BaseModel):
 
 
 class PolicyShown(BaseModel):
-    """A policy in its own words; `parameters` holds the defaults, `meanings` what they are for."""
+    """A policy's own description; `parameters` are its defaults, `meanings` their purposes."""
 
     name: str
     summary: str
@@ -67,7 +67,7 @@ def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any])
     async def cluster() -> ClusterShown:
         return cluster_report.cluster(service.office(), service.name, service.store_state())
 
-    @get("/queue", tags=["cluster"], dependencies=view, summary="Who waits, in order")
+    @get("/queue", tags=["cluster"], dependencies=view, summary="Waiting requests, in order")
     async def queue(most: Annotated[int, Query(ge=0, le=_MOST_SHOWN)] = _SHOWN) -> QueueShown:
         return cluster_report.queue(service.office(), most)
 
@@ -79,7 +79,7 @@ def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any])
         "/explain/{request:path}",
         tags=["explain"],
         dependencies=view,
-        summary="Why a request went where it went, and what came of it",
+        summary="Why a request was placed where it was, and its outcome",
     )
     async def explain(request: str) -> RequestShown:
         office = service.office()
@@ -106,7 +106,7 @@ def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any])
 def _add_policy(
     routes: APIRouter, service: OperatorService, view: Sequence[Any], change: Sequence[Any]
 ) -> None:
-    """What decides, and what could."""
+    """The policy in force, and the policies to choose from."""
 
     @routes.get("/policy", tags=["policy"], dependencies=view, summary="The policy in force")
     async def policy() -> PolicyBody:
@@ -117,7 +117,7 @@ def _add_policy(
 
     # POST too: our client for programs, which finds the leader, posts.
     @routes.post("/policy", dependencies=change, include_in_schema=False)
-    @routes.put("/policy", tags=["policy"], dependencies=change, summary="Decide by another one")
+    @routes.put("/policy", tags=["policy"], dependencies=change, summary="Change the policy")
     async def set_policy(choice: PolicyBody) -> PolicyBody:
         service.office()
         policies.make(choice.policy, choice.parameters)
@@ -125,7 +125,7 @@ def _add_policy(
         return choice
 
     @routes.get(
-        "/policies", tags=["policy"], dependencies=view, summary="What there is to choose from"
+        "/policies", tags=["policy"], dependencies=view, summary="Every policy with its parameters"
     )
     async def every_policy() -> list[PolicyShown]:
         every = (policies.describe(name) for name in policies.available())

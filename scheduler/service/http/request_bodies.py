@@ -1,4 +1,4 @@
-"""What callers send, read strictly: JSON objects with known fields of the right types."""
+"""Bodies of callers' requests, read strictly: JSON objects with known fields of the right types."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ Fields = dict[str, Any]
 
 
 def acquire(body: bytes, now_s: float) -> Request:
-    """The request; times of the caller are relative, those of the request are the scheduler's."""
+    """The request; its body's times are relative, its own times are the scheduler's."""
     fields = _fields(body, _ACQUIRE)
     models = fields.get("models")
     if not isinstance(models, list) or not 0 < len(models) <= _MOST_MODELS:
@@ -54,7 +54,7 @@ def acquire(body: bytes, now_s: float) -> Request:
 
 
 def request(body: bytes) -> RequestId:
-    """The request that is wanted again, or cancelled."""
+    """The id of the request that asks for another lease, or is cancelled."""
     return RequestId(_name(_fields(body, frozenset({"request"})), "request"))
 
 
@@ -75,7 +75,7 @@ def _fields(body: bytes, known: frozenset[str]) -> Fields:
     except ValueError as error:
         raise MalformedRequest(f"no JSON: {error}") from error
     if not isinstance(fields, dict):
-        raise MalformedRequest("a JSON object is wanted")
+        raise MalformedRequest("a JSON object is expected")
     if not fields.keys() <= known:
         strangers = ", ".join(sorted(fields.keys() - known))
         raise MalformedRequest(f"unknown: {strangers}; known: {', '.join(sorted(known))}")
@@ -90,7 +90,7 @@ def _name(fields: Fields, field: str) -> str:
 
 def _checked_name(field: str, value: object) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_NAME:
-        raise MalformedRequest(f"{field}: a text of 1 to {_LONGEST_NAME} characters is wanted")
+        raise MalformedRequest(f"{field}: a text of 1 to {_LONGEST_NAME} characters is expected")
     return value
 
 

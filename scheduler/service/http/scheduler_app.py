@@ -26,20 +26,20 @@ from scheduler.service.http.operator_routes import OperatorService, router
 from scheduler.service.metrics.counters import SchedulerCounters
 
 _ABOUT = """Places requests on GPUs. Programs call `POST /acquire` (JSON: `request`, `function`,
-`models`, and if wanted `batch`, `deadline_in_s`, `waited_s`, `priority`, `application`, `stage`,
+`models`, and optionally `batch`, `deadline_in_s`, `waited_s`, `priority`, `application`, `stage`,
 `slo_s`, `near`), which waits and answers with a lease, its GPU, its node's addresses and a signed
 token; `?progress=1` streams JSON lines meanwhile. `POST /wanted` and `/cancel` take `request`,
 `POST /release` takes `lease` and `may_return`. Going away cancels the request.
 
 Credentials: `Authorization: Bearer TOKEN`, or basic with the user `admin` or `caller` and the
-token as password; `gpufaas token` prints it. Errors say `error`, `message` and facts."""
+token as password; `gpufaas token` prints it. Errors have `error`, `message` and facts."""
 
 
 class ServiceApplication(OperatorService, Leading, Protocol):
-    """The service as its application sees it."""
+    """The service as its application uses it."""
 
     def health(self) -> Health:
-        """Whether it could answer a caller."""
+        """Whether the service could answer a caller."""
         ...
 
     def metrics(self) -> bytes:
@@ -58,7 +58,7 @@ def make_app(
     *,
     metrics_auth: bool = False,
 ) -> App:
-    """The whole application; with `metrics_auth`, Prometheus has to show credentials too."""
+    """The whole application; with `metrics_auth`, Prometheus needs credentials too."""
     hot = HotPath(service, access, meters)
     management = _management(service, access, meters, metrics_auth=metrics_auth)
 
@@ -112,7 +112,7 @@ def _add_health(app: FastAPI, service: ServiceApplication, may_measure: list[Any
 
 
 def _lets_in(access: ApiAccess, least: ApiRole) -> Callable[[Request], Awaitable[None]]:
-    # No plain function: it would be called in another thread.
+    # `check` is async: FastAPI would call a plain function in another thread.
     async def check(request: Request) -> None:
         role = access.role(request.headers.get("authorization", "").encode("latin-1"))
         if role is None:
@@ -125,23 +125,23 @@ def _lets_in(access: ApiAccess, least: ApiRole) -> Callable[[Request], Awaitable
 
 async def _failed(request: Request, error: Exception) -> Response:
     del request
-    assert isinstance(error, SchedulerError), "registered for no other"
+    assert isinstance(error, SchedulerError), "registered for SchedulerError alone"
     status = error_table.failure(error).status
     return JSONResponse(error_table.body(error), status, error_table.headers(error))
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
     del request
-    assert isinstance(error, HTTPException), "registered for no other"
-    said = {"error": "no-route", "message": str(error.detail)}
-    return JSONResponse(said, error.status_code, error.headers)
+    assert isinstance(error, HTTPException), "registered for HTTPException alone"
+    fields = {"error": "no-route", "message": str(error.detail)}
+    return JSONResponse(fields, error.status_code, error.headers)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError), "registered for no other"
+    assert isinstance(error, RequestValidationError), "registered for RequestValidationError alone"
     problems: list[Any] = list(error.errors())
-    said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in problems)
-    return await _failed(request, MalformedRequest(said))
+    explained = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in problems)
+    return await _failed(request, MalformedRequest(explained))
 
 
 def _version() -> str:

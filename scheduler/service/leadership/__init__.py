@@ -1,1 +1,1 @@
-"""Which scheduler leads, and what it leads with: the election, its term, the policy in force."""
+"""Which scheduler leads, and by which policy: the election, the leader's term, its policy."""

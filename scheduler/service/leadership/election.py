@@ -1,13 +1,13 @@
-"""Which of several schedulers leads: an election in the datastore, and the term that it gives.
+"""Which of several schedulers leads: an election in the datastore, and the resulting term.
 
 The leader holds the key `leader` under a lease that it refreshes. Terms rise by one with every
 election, and are recorded in `election`, which outlives the leader.
 
-A leader whose lease cannot be refreshed does not know whether the datastore is gone or only the way
-to it is cut. It leads on, since it alone holds the queue, until it learns of another leader: from
-the datastore, once it is back, or from a GPU manager that has seen a higher term. Until then
-another leader may be elected, so a lease of the datastore excludes nobody: what does is that every
-GPU manager refuses the orders of a lower term than the highest that it has seen.
+A leader whose lease cannot be refreshed does not know whether the datastore is down or only
+unreachable from here. It continues to lead, since only it holds the queue, until it learns of
+another leader: from the datastore, once that answers again, or from a GPU manager that has met a
+higher term. Another leader may be elected meanwhile, so the datastore's lease does not exclude two
+leaders. Terms do: every GPU manager refuses orders of a lower term than the highest it has met.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ ELECTION = "election"
 LEASE_TTL_S = 3
 _REFRESH_S = 1.0
 _TRY_AGAIN_S = 0.5
-# A leader finds out within a second that the datastore is back.
+# A leader notices within a second that the datastore is back.
 _GIVE_WAY_S = 2.0
 
 
 class LeaderInfo(NamedTuple):
-    """The leader as others see it; `id` is new with every candidacy, `process` may be empty."""
+    """The leader's record; `id` is new with every candidacy, `process` may be empty."""
 
     name: str
     url: str
@@ -44,10 +44,10 @@ class LeaderInfo(NamedTuple):
 
 
 class Leadership:
-    """One candidacy: wait in `campaign`, lead until `lost` is set, then make another.
+    """One candidacy: wait in `campaign`, lead until `lost` is set, then make a new candidacy.
 
-    `async with` resigns at the end, so that the next one leads at once. A term may rise while it
-    leads: its lease ran out while nobody else was elected.
+    `async with` resigns at the end, so that the next scheduler leads at once. The term may rise
+    while this scheduler leads: its lease expired and no other scheduler was elected.
     """
 
     def __init__(
@@ -75,21 +75,21 @@ class Leadership:
 
     @property
     def term(self) -> int:
-        """The term of this leader; before it is one, the highest that it knows of."""
+        """The term of this leader; before the election, the highest term that it has met."""
         return self._me.term
 
     @property
     def leading(self) -> bool:
-        """Whether it was elected, and knows of no other leader since."""
+        """Whether this scheduler was elected, and has met no later leader since."""
         return self._fence is not None and not self.lost.is_set()
 
     @property
     def fence(self) -> Fence | None:
-        """What the leader's writes are to be fenced with; it changes when the term rises."""
+        """The fence for the leader's writes; it changes when the term rises."""
         return self._fence
 
     async def campaign(self) -> int:
-        """Wait until this scheduler leads; the term."""
+        """Wait until this scheduler leads; returns its term."""
         assert self._fence is None, "a candidacy is for one election"
         while not await self._elected():
             await asyncio.sleep(_TRY_AGAIN_S)
@@ -97,7 +97,7 @@ class Leadership:
         return self.term
 
     async def resign(self) -> None:
-        """Lead no more, and let another one lead at once."""
+        """Stop leading, and let another scheduler lead at once."""
         self.lost.set()
         self._forget_health()
         self._forget_health = _nothing
@@ -107,10 +107,10 @@ class Leadership:
         await self._give_lease_back()
 
     def saw(self, term: int) -> None:
-        """A node or scheduler has met this term: if it is later than ours, find out who leads.
+        """A node or scheduler has met this term: if it is above ours, find out who leads.
 
-        While the datastore is away that is taken for another leader's. Where it says that we lead
-        it has lost its data, and our term rises above the one that was seen.
+        While the datastore does not answer, the higher term counts as another leader's. If the
+        datastore answers that we lead, it has lost its data, and our term rises above the one met.
         """
         if term > self.term:
             self._seen_term = max(self._seen_term, term)
@@ -121,12 +121,12 @@ class Leadership:
         self._doubted.set()
 
     async def leader(self) -> LeaderInfo | None:
-        """Who leads, as the datastore has it."""
+        """The leader that the datastore records."""
         found = decoded(await self._store.get(LEADER))
         return found if found is not None and found.term else None
 
     async def leaders(self) -> AsyncGenerator[LeaderInfo | None, None]:
-        """Who leads, and every change of it from then on."""
+        """The leader that the datastore records, then every change of leader."""
         async with aclosing(self._store.watch(LEADER)) as found:
             async for changes in found:
                 if changes.complete or LEADER in changes.values:
@@ -137,7 +137,7 @@ class Leadership:
     # -- being elected --------------------------------------------------------------------------
 
     async def _elected(self) -> bool:
-        """Try until it is, or until the datastore fails."""
+        """Stand for election until elected; False if the datastore fails."""
         try:
             while not await self._stand():
                 await self._wait_for_vacancy()
@@ -151,7 +151,7 @@ class Leadership:
     async def _stand(self) -> bool:
         """Take the office if it is vacant."""
         lease = self._lease = await self._store.grant(LEASE_TTL_S)
-        # Term 0: others do not take it for the leader yet.
+        # With term 0 other schedulers do not treat this candidate as the leader yet.
         revision = await self._store.create(LEADER, _encoded(self._me._replace(term=0)), lease)
         if revision is None:
             await self._give_lease_back()
@@ -160,7 +160,7 @@ class Leadership:
         return True
 
     async def _take_office(self, lease: StoreLease, fence: Fence) -> None:
-        """Make the term known: one higher than any before, as recorded or seen."""
+        """Publish the new term: one above the highest term recorded or met."""
         latest = decoded(await self._store.get(ELECTION))
         recorded = 0 if latest is None else latest.term
         me = self._me._replace(term=max(recorded, self.term, self._seen_term) + 1)
@@ -183,7 +183,7 @@ class Leadership:
                         await self._depose(leader)
 
     async def _give_way(self) -> None:
-        """Where the datastore was away, its leases ran out: whoever leads may go on first."""
+        """After an outage of the datastore all its leases expired: let the old leader return."""
         back_s = asyncio.get_running_loop().time() - self._back_s
         if not self._store.healthy or back_s < _GIVE_WAY_S:
             await asyncio.sleep(_GIVE_WAY_S)
@@ -193,19 +193,19 @@ class Leadership:
             self._back_s = asyncio.get_running_loop().time()
 
     async def _depose(self, leader: LeaderInfo) -> None:
-        """Do not wait for the lease of a leader on this machine that was killed.
+        """Delete the record of a leader on this machine whose process was killed.
 
-        Should another one be elected in between, it is elected again: the term is what counts.
+        If another leader is elected in between, it is elected again: terms decide, not this record.
         """
         latest = decoded(await self._store.get(LEADER))
         if latest is not None and latest.id == leader.id:
             self._log.info("the process of %s has ended without resigning", leader.name)
             await self._store.delete(LEADER)
 
-    # -- staying it -----------------------------------------------------------------------------
+    # -- staying the leader -----------------------------------------------------------------------
 
     async def _refresh(self) -> None:
-        """Until the office is lost."""
+        """Refresh the lease until the leadership is lost."""
         while not self.lost.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(_REFRESH_S):
@@ -213,20 +213,20 @@ class Leadership:
             try:
                 await self._stay()
             except (StoreUnavailable, LeaseGone, Fenced) as error:
-                self._lead_on(str(error))
+                self._lead_without_store(str(error))
             except DatastoreError as error:
                 self._lose(str(error))
 
-    def _lead_on(self, why: str) -> None:
-        """The datastore says nothing: it is gone, or only we are cut off from it."""
+    def _lead_without_store(self, why: str) -> None:
+        """The datastore does not answer: it is down, or unreachable from here."""
         if self._seen_term > self.term:
             self._lose(f"term {self._seen_term} has begun")
         elif self.confirmed:
-            self._log.warning("%s leads on without the datastore: %s", self._me.name, why)
+            self._log.warning("%s continues to lead without the datastore: %s", self._me.name, why)
             self.confirmed = False
 
     async def _stay(self) -> None:
-        """Refresh the lease; where it or the key is gone, be elected again unless another was."""
+        """Refresh the lease; if the lease or the key is gone, try to be elected again."""
         alive = self._lease is not None and await self._store.refresh(self._lease)
         if alive and self.confirmed and not self._doubted.is_set():
             return
@@ -241,7 +241,7 @@ class Leadership:
         self.confirmed = not self.lost.is_set()
 
     async def _regain(self) -> None:
-        """Be elected again, unless another one was meanwhile."""
+        """Be elected again, unless another scheduler was elected meanwhile."""
         await self._give_lease_back()
         lease = self._lease = await self._store.grant(LEASE_TTL_S)
         revision = await self._store.create(LEADER, _encoded(self._me._replace(term=0)), lease)
@@ -250,18 +250,18 @@ class Leadership:
             await self._give_lease_back()
             self._lose("another scheduler was elected")
         elif revision is None:
-            raise StoreUnavailable("an earlier try stands in the way until its lease expires")
+            raise StoreUnavailable("the key of an earlier attempt remains until its lease expires")
         else:
             await self._take_office(lease, Fence(LEADER, revision))
 
     def _lose(self, why: str) -> None:
         if not self.lost.is_set():
-            self._log.warning("%s leads no more: %s", self._me.name, why)
+            self._log.warning("%s no longer leads: %s", self._me.name, why)
             self.lost.set()
             self.confirmed = False
 
     async def _give_lease_back(self) -> None:
-        """So that its key does not stand in the way; else it expires by itself."""
+        """Revoke the lease so that its key does not block an election until it expires."""
         lease, self._lease = self._lease, None
         if lease is not None:
             with suppress(DatastoreError):
@@ -269,11 +269,11 @@ class Leadership:
 
 
 def _nothing() -> None:
-    """There is nothing left to forget."""
+    """Replaces the callback's removal after it ran once."""
 
 
 def decoded(value: bytes | None) -> LeaderInfo | None:
-    """The leader whose record this is; None where there is none, or it is no such record."""
+    """The leader of this record; None without a record, or if it is invalid."""
     if value is None:
         return None
     try:

@@ -6,7 +6,7 @@ _PATIENCE_S = 1.0
 
 
 async def term_at(url: str) -> int:
-    """The term in which the scheduler at this URL leads; 0 where it does not, or is silent."""
+    """The term in which the scheduler at this URL leads; 0 if it does not lead or answer."""
     patience = aiohttp.ClientTimeout(total=_PATIENCE_S)
     try:
         async with (

@@ -1,4 +1,4 @@
-"""The policy in force, through the datastore: set by anyone, taken over by whoever leads."""
+"""The policy in force, kept in the datastore: set on any scheduler, applied by the leader."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -26,41 +26,42 @@ Apply = Callable[[PolicyChoice], Awaitable[None]]
 
 
 class Written(NamedTuple):
-    """A choice as the datastore has it since this revision; None where that is nothing of use."""
+    """The datastore's choice since this revision; None if it holds no usable choice."""
 
     choice: PolicyChoice | None
     revision: int
 
 
 class PolicyInForce:
-    """What a leader decides by: of all choices the one that was written last.
+    """The policy that a leader decides by: of all choices the one that was written last.
 
-    Whoever writes a choice and whoever hears of it both say so; the first to come applies it.
+    A new choice arrives from its writer and from the datastore's watch; the first arrival applies
+    it.
     """
 
     def __init__(self, begun_with: PolicyChoice, apply: Apply) -> None:
         self.choice = begun_with
         self._apply = apply
         self._revision = 0
-        self._writing = asyncio.Lock()  # what is in force is written over no choice made meanwhile
+        self._writing = asyncio.Lock()  # so that the stored policy never replaces a newer choice
 
     async def choose(self, store: Store, name: str, parameters: Mapping[str, float]) -> None:
         """Choose the policy of all schedulers, and decide by it; raises as `set_policy`."""
         async with self._writing:
             written = await set_policy(store, name, parameters)
-            # It is the latest: what seemed to be later was lost with the datastore's data.
+            # This choice is the latest: any higher revision was lost with the datastore's data.
             self._revision = min(self._revision, written.revision - 1)
             await self.take(written)
 
-    async def heard(
+    async def reconcile(
         self, store: Store, written: Written, fence: Callable[[], Fence | None], log: Logger
     ) -> None:
-        """Take over what the datastore has, or store what is in force where that goes before."""
+        """Apply the datastore's choice, or store the policy in force if that takes precedence."""
         async with self._writing:
             if written.revision < self._revision:
                 if (await store.list(POLICY)).revision >= self._revision:
-                    return  # it comes late
-                self._revision = 0  # the datastore has lost its data, and counts anew
+                    return  # a newer choice is in force
+                self._revision = 0  # the datastore has lost its data; its revisions start again
             chosen, current = written.choice, self.choice
             if chosen is None or (_is_ours(current) and _is_ours(chosen)):
                 await _keep(store, current, chosen, fence(), log)
@@ -68,10 +69,10 @@ class PolicyInForce:
             try:
                 await self.take(written)
             except SchedulerError as error:
-                log.warning("the policy that was chosen is not applied: %s", error)
+                log.warning("the stored policy cannot be applied: %s", error)
 
     async def take(self, written: Written) -> None:
-        """Decide by it, unless a later one was taken; raises what `apply` raises."""
+        """Apply this choice unless a later one was applied; raises what `apply` raises."""
         if written.revision <= self._revision:
             return
         self._revision = written.revision
@@ -90,19 +91,19 @@ async def set_policy(store: Store, name: str, parameters: Mapping[str, float]) -
 async def follow_policy(
     store: Store, in_force: PolicyInForce, fence: Callable[[], Fence | None], log: Logger
 ) -> None:
-    """As long as this scheduler leads: apply what is chosen, and keep what is in force stored."""
+    """While this scheduler leads: apply stored choices, and keep the policy in force stored."""
     while True:
         try:
             async with aclosing(_choices(store, log)) as found:
                 async for written in found:
-                    await in_force.heard(store, written, fence, log)
+                    await in_force.reconcile(store, written, fence, log)
         except StoreUnavailable as error:
             log.debug("the policy is not stored: %s", error)
             await asyncio.sleep(_TRY_AGAIN_S)
 
 
 async def _choices(store: Store, log: Logger) -> AsyncGenerator[Written, None]:
-    """What is stored, and every change of it."""
+    """The stored choice, then every change of it."""
     async with aclosing(store.watch(POLICY)) as found:
         async for changes in found:
             if changes.complete or POLICY in changes.values:
@@ -110,7 +111,7 @@ async def _choices(store: Store, log: Logger) -> AsyncGenerator[Written, None]:
 
 
 def _is_ours(choice: PolicyChoice) -> bool:
-    """Whether it was configured, so that the leader's own configuration goes before it."""
+    """Whether the choice is from a configuration file: the leader's own file takes precedence."""
     return choice.chosen_by == CONFIGURATION
 
 
@@ -131,7 +132,7 @@ async def _keep(
     fence: Fence | None,
     log: Logger,
 ) -> None:
-    """Let everybody see what is in force; a leader that is one no more leaves it."""
+    """Store the policy in force, unless this scheduler no longer leads."""
     if choice == stored:
         return
     try:

@@ -1,4 +1,4 @@
-"""A name for this process by which others on this machine can tell whether it still lives."""
+"""A name for this process by which other processes on this machine can tell whether it lives."""
 
 import os
 from contextlib import suppress
@@ -9,7 +9,7 @@ _NAMESPACE = Path("/proc/self/ns/pid")
 
 
 def name_of_this_process() -> str:
-    """This start of the machine, the name space of process ids (a container's), and the id."""
+    """The machine's boot id, the namespace of process ids (a container's), and the process id."""
     return f"{_space()}/{os.getpid()}"
 
 
@@ -22,13 +22,13 @@ def has_ended(process: str) -> bool:
         os.kill(int(number), 0)
     except ProcessLookupError:
         return True
-    except (PermissionError, OverflowError):  # somebody else's, or no number of a process
+    except (PermissionError, OverflowError):  # another user's process, or no process id
         return False
     return False
 
 
 def _space() -> str:
-    """The same for all who see each other's process ids; "" where that cannot be known."""
+    """Equal for all processes that see each other's process ids; "" if unknown."""
     with suppress(OSError):
         return f"{_BOOT.read_text().strip()}/{_NAMESPACE.readlink()}"
     return ""

@@ -1,8 +1,8 @@
-"""The other schedulers: known from the datastore, and asked directly when that is away.
+"""The other schedulers: known from the datastore, and asked directly while it does not answer.
 
-A leader that cannot reach the datastore cannot tell whether another one was elected meanwhile. GPU
-managers would tell it, but those that are attached to it have met no other; so it asks the
-schedulers that stood by when it last could see them.
+A leader that cannot reach the datastore cannot know whether another scheduler was elected. GPU
+managers could report a new leader, but those attached to this leader have met none. So the leader
+asks the schedulers that stood by when it last reached the datastore.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ _TTL_S = 10
 _REFRESH_S = 3.0
 _LOOK_S = 1.0
 
-# In which term the scheduler at this URL leads; 0 where it does not, or does not answer.
+# The term in which the scheduler at this URL leads; 0 if it does not lead or does not answer.
 Ask = Callable[[str], Awaitable[int]]
 
 
 @asynccontextmanager
 async def standing_by(store: Store, name: str, url: str, log: Logger) -> AsyncIterator[None]:
-    """Be known to the leader as one that may follow it."""
+    """Keep this scheduler listed in the datastore as a candidate."""
     task = asyncio.create_task(_stay_known(store, name, url, log))
     try:
         yield
@@ -40,7 +40,7 @@ async def standing_by(store: Store, name: str, url: str, log: Logger) -> AsyncIt
 
 
 async def watch_rivals(store: Store, leadership: Leadership, ask: Ask, log: Logger) -> None:
-    """As long as this scheduler leads: find out if another one does, also without the datastore."""
+    """While this scheduler leads: find out if another one leads, also without the datastore."""
     urls: list[str] = []
     while True:
         if leadership.confirmed:
@@ -63,7 +63,7 @@ async def _stay_known(store: Store, name: str, url: str, log: Logger) -> None:
                 lease = await store.grant(_TTL_S)
                 await store.put(key(CANDIDATES, url), record, lease)
         except DatastoreError as error:
-            log.debug("not known as a candidate: %s", error)
+            log.debug("not listed as a candidate: %s", error)
         await asyncio.sleep(_REFRESH_S)
 
 

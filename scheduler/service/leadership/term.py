@@ -1,4 +1,4 @@
-"""What a leader works with: one core for its term, the driver of it, and its history."""
+"""What a leader works with: one core for its term, the driver of that core, and its history."""
 
 import logging
 from asyncio import AbstractEventLoop, Event
@@ -29,12 +29,12 @@ _TERM_BITS = 32
 
 
 def first_lease(term: int) -> LeaseId:
-    """Above every lease that an earlier leader can have given."""
+    """An id above every lease that an earlier leader can have given."""
     return LeaseId(term << _TERM_BITS)
 
 
 class Office:
-    """Made when a term begins, closed when it ends; leases of a later one are always higher."""
+    """Made when a term begins, closed when it ends; leases of later terms have higher ids."""
 
     def __init__(
         self,
@@ -82,36 +82,36 @@ class Office:
 
     @property
     def term(self) -> int:
-        """The term as it is now; it may rise while nobody else was elected."""
+        """The present term; it rises if the lease expired and no other scheduler was elected."""
         return self._term()
 
     def rises_with(self, term: Callable[[], int]) -> None:
-        """Whom to ask for the term."""
+        """Read the term from this callable from now on."""
         self._term = term
 
     def close(self) -> None:
-        """The term is over: whoever waits is told so, and nothing is decided any more."""
+        """The term is over: end every waiting request, and decide nothing any more."""
         self.closed = True
         self._grace_over.cancel()
         self._grace.set()
         self.driver.close()
 
     async def decide_by(self, choice: PolicyChoice) -> None:
-        """Decide by this policy, if that is not what is in force already; no request is lost."""
+        """Decide by this policy unless it is in force already; no request is lost."""
         name, parameters = choice.name, choice.parameters
         if self.core.placer.policy_name != name or self.parameters != parameters:
             await self.driver.set_policy(name, parameters)
 
     @property
     def has_gpus(self) -> bool:
-        """Whether some GPU takes requests, or will as soon as its node is heard again."""
+        """Whether some GPU takes requests, or will once its silent node reports again."""
         cluster = self.core.cluster
         return cluster.active_slots > 0 or any(
             gpu.silent and not gpu.draining for gpu in cluster.gpus.values()
         )
 
     async def some_gpu(self) -> None:
-        """Wait for the first GPU, but not for long; NoGpus where none came."""
+        """Wait a short time for the first GPU; NoGpus if none attached."""
         while not self.has_gpus and not self.closed:
             if self._grace.is_set():
                 raise NoGpus
@@ -150,7 +150,7 @@ _BRING_GPUS = frozenset({GpuJoined, NodeSnapshot})
 
 
 class _Restoring(Driver):
-    """Lets a node's first report have its models in the order in which they were used of old."""
+    """Puts the models of a node's first report into their last recorded order of use."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class _Restoring(Driver):
 
 
 class _WhileFew:
-    """Every request, while there are few slots; what is told of it then costs little."""
+    """Contains every request while there are few slots, so that explaining a decision is cheap."""
 
     def __init__(self, most_slots: int) -> None:
         self._most_slots = most_slots

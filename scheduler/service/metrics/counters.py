@@ -11,14 +11,14 @@ from scheduler.service.history.history import Happened, HistoryListener
 from scheduler.service.metrics import scheduler_metrics
 
 MOST_NAMES = 1_000
-# GPUs, models and functions that were not met for so long (up to twice) make room for others.
+# GPUs, models and functions that were unused for this long (at most twice) make room for others.
 _FORGET_S = 86_400.0
 
 
 class SchedulerCounters(HistoryListener):
     """Counters and histograms.
 
-    At most so many GPUs, models and functions have numbers of their own; others are `other`.
+    At most `most_names` GPUs, models and functions have numbers of their own; others are `other`.
     """
 
     def __init__(self, most_names: int = MOST_NAMES) -> None:
@@ -66,7 +66,7 @@ class SchedulerCounters(HistoryListener):
             self.fleet_events.put((event,), 0.0)
 
     def met(self, gpu: str) -> None:
-        """A GPU is there: an increase is only seen of what was there before."""
+        """A GPU joined: Prometheus sees an increase only of a value that existed before."""
         labels = (self.gpus.of(gpu),)
         for each in (self.load_failures, self.pressure, self.gpu_loads, self.gpu_load):
             each.add(labels, 0.0)
@@ -77,7 +77,7 @@ class SchedulerCounters(HistoryListener):
     # -- what was decided -----------------------------------------------------------------------
 
     def decisions(self, policy: str) -> BucketCounts:
-        """How long the core takes under this policy; to be added to with every event."""
+        """The histogram of decision times under this policy; add to it with every event."""
         return self._decided.of((policy,))
 
     def placed(
@@ -89,7 +89,7 @@ class SchedulerCounters(HistoryListener):
         result: str,
         waited_s: float | None,
     ) -> None:
-        """A request was given a lease; its first one, if it is said how long it has waited."""
+        """A request was given a lease; with `waited_s` if it is the request's first lease."""
         self._policy_placements.add((policy, result))
         self._gpu_placements.add((gpu, result))
         self._function_placements.add((function, result))
@@ -114,12 +114,12 @@ class SchedulerCounters(HistoryListener):
         return len(self._of_lease)
 
     def forget_leases(self, alive: Collection[LeaseId]) -> None:
-        """Leases that went with their GPU are never reported as freed."""
+        """Drop leases that were lost with their GPU: they are never reported as freed."""
         for lease in [lease for lease in self._of_lease if lease not in alive]:
             del self._of_lease[lease]
 
     def compared(self, what: str, model: str, estimated_s: float, measured_s: float) -> None:
-        """What was expected of a model's load or run, and what came."""
+        """Compare the estimated and the measured seconds of a model's load or run."""
         if measured_s > 0.0:
             self._ratio.add((what,), estimated_s / measured_s)
         self._model_estimated.add((model,), estimated_s)
@@ -148,7 +148,7 @@ class SchedulerCounters(HistoryListener):
     # -- what is shown --------------------------------------------------------------------------
 
     def gpu_seconds(self) -> Mapping[str, float]:
-        """What each function's leases that have ended took of GPUs."""
+        """The GPU seconds of each function's ended leases."""
         return {function: held_s for (function,), held_s in self._function_held.values.items()}
 
     def placements(self) -> Counter[str]:
@@ -159,7 +159,7 @@ class SchedulerCounters(HistoryListener):
         return found
 
     def families(self) -> Iterator[MetricFamily]:
-        """Everything that was counted."""
+        """Every metric that was counted."""
         if time.monotonic() - self._swept_s > _FORGET_S:
             self.sweep()
         yield from self._counted()
@@ -170,7 +170,7 @@ class SchedulerCounters(HistoryListener):
         yield answered
 
     def sweep(self) -> None:
-        """Let go of what was not met since this was last called."""
+        """Drop names that were unused since the last call."""
         self._swept_s = time.monotonic()
         for label, names in self._names.items():
             for name in names.sweep():

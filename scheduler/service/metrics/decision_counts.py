@@ -27,7 +27,7 @@ from scheduler.service.metrics.counters import SchedulerCounters
 from scheduler.service.metrics.expected_times import ExpectedTimes
 
 _HIT, _MISS, _FALSE_MISS = "hit", "miss", "false_miss"
-# Why a model is told to leave, by the event that led to it.
+# The reason of an eviction, by the event that led to it.
 _REASONS: Mapping[type, str] = {
     EvictAsked: "asked",
     MemoryPressure: "pressure",
@@ -88,7 +88,7 @@ class DecisionCounting:
 
     def _dispatched(self, action: Dispatch, now: float) -> None:
         if action.lease <= self._latest:
-            return  # said again
+            return  # repeated for a caller that asked again
         self._latest = action.lease
         meters, requests = self._meters, self._core.requests
         policy = self._core.placer.policy_name
@@ -98,7 +98,7 @@ class DecisionCounting:
         functions = []
         for request in action.requests:
             pending = requests.get(request)
-            if pending is None:  # it has ended in this very step
+            if pending is None:  # the request ended in the same step
                 continue
             functions.append(meters.functions.of(pending.request.function))
             first = not pending.gave_back
@@ -141,7 +141,7 @@ class DecisionCounting:
         self._meters.pressure.add((self._meters.gpus.of(event.gpu),))
 
     def _fleet(self, event: Event) -> None:
-        if not isinstance(event, GpuJoined | GpuLost):  # these show in what is there now
+        if not isinstance(event, GpuJoined | GpuLost):  # the comparison below finds these
             self._meters.fleet_events.add((_FLEET[type(event)],))
         self._fleet_changed(event)
 

@@ -1,4 +1,4 @@
-"""What was expected of loads and runs, until reports say what they took."""
+"""Estimated loads and runs, kept until reports bring the measured times."""
 
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler.model.actions import Dispatch, Prepare
@@ -6,12 +6,12 @@ from scheduler.model.events import LoadFailed, ModelLoaded, RunFinished
 from scheduler.model.values import SlotId
 from scheduler.service.metrics.counters import SchedulerCounters
 
-# Runs are reported a moment after their lease has ended: other models may have come to the slot.
+# Runs are reported after their lease has ended: the slot may serve other models by then.
 _MODELS_OF_SLOT = 8
 
 
 class ExpectedTimes:
-    """Estimates of leases of one model: where there are more, nobody says which one erred."""
+    """Estimates of leases of one model: with several models an error belongs to none of them."""
 
     def __init__(self, meters: SchedulerCounters) -> None:
         self._meters = meters
@@ -20,11 +20,11 @@ class ExpectedTimes:
         self._loading = False
 
     def prepared(self, action: Prepare) -> None:
-        """What is loaded for a request, whose dispatch follows at once."""
+        """Note the loads of a lease, whose dispatch follows at once."""
         self._loading = not action.prefetch
 
     def dispatched(self, action: Dispatch) -> None:
-        """A new lease, with its estimates."""
+        """Note a new lease with its estimates."""
         loading, self._loading = self._loading, False
         if len(action.models) != 1:
             return
@@ -38,25 +38,25 @@ class ExpectedTimes:
             del runs[next(iter(runs))]
 
     def loaded(self, event: ModelLoaded) -> None:
-        """It has come."""
+        """Compare the load with its estimate."""
         expected_s = self._loads.pop((event.gpu, event.model), None)
         if expected_s is not None:
             model = self._meters.models.of(event.model)
             self._meters.compared("load", model, expected_s, event.load_s)
 
     def failed(self, event: LoadFailed) -> None:
-        """It does not come."""
+        """Drop the estimate of a load that failed."""
         self._loads.pop((event.gpu, event.model), None)
 
     def ran(self, event: RunFinished) -> None:
-        """Calls have ended, which took that long each."""
+        """Compare calls that have ended, and their measured seconds, with the estimate."""
         expected_s = self._runs.get(event.slot, _NOTHING).get(event.model)
         if expected_s is not None:
             model = self._meters.models.of(event.model)
             self._meters.compared("run", model, expected_s, event.run_s)
 
     def forget(self) -> None:
-        """GPUs came or went: what was expected before may never be reported."""
+        """Drop all estimates: after GPUs joined or left, their reports may never arrive."""
         self._loads.clear()
         self._runs.clear()
 

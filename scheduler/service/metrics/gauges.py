@@ -1,4 +1,4 @@
-"""What a scheduler tells Prometheus: what it counted, and what is true at the moment of asking."""
+"""The metrics page of a scheduler: its counters, and gauges of its present state."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -12,7 +12,7 @@ Own = Callable[[], Mapping[str, float]]
 
 
 class MetricsPage:
-    """Answers a scrape; a standby has only what it knows of itself.
+    """Answers a scrape; a standby shows only the metrics of its own process.
 
     `own` has the values of metrics without labels, by name.
     """
@@ -38,9 +38,9 @@ class MetricsPage:
         for metric in _OWN:
             yield gauge(metric, [((), own[metric.name])])
         yield gauge(scheduler_metrics.STARTED, [((), self._meters.started_unix_s)])
-        told = NO_COUNTS if self._sink is None else self._sink.counts()
+        span_counts = NO_COUNTS if self._sink is None else self._sink.counts()
         yield gauge(
-            scheduler_metrics.TRACE_SPANS, [((name,), count) for name, count in told.items()]
+            scheduler_metrics.TRACE_SPANS, [((name,), count) for name, count in span_counts.items()]
         )
         yield from self._meters.families()
         status = self._status()
@@ -113,7 +113,7 @@ _NUMBERS: Mapping[Metric, Callable[[GpuStatus], float]] = {
 
 
 def _copies(status: Status, names: BoundedNames) -> Iterator[Values]:
-    """Each model on how many GPUs; a copy beyond the first is a duplicate."""
+    """On how many GPUs each model is; a copy beyond the first is a duplicate."""
     copies: dict[str, int] = {}
     duplicates = duplicate_bytes = 0
     for gpu in status.gpus:

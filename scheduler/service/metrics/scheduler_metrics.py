@@ -9,16 +9,16 @@ _DECISIONS_S = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.00
 _RATIOS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.1, 1.25, 1.5, 2, 4, 10)
 
 
-def _counter(name: str, says: str, *labels: str) -> Metric:
-    return Metric(f"{_OURS}{name}_total", MetricKind.COUNTER, says, labels)
+def _counter(name: str, help_text: str, *labels: str) -> Metric:
+    return Metric(f"{_OURS}{name}_total", MetricKind.COUNTER, help_text, labels)
 
 
-def _gauge(name: str, says: str, *labels: str) -> Metric:
-    return Metric(f"{_OURS}{name}", MetricKind.GAUGE, says, labels)
+def _gauge(name: str, help_text: str, *labels: str) -> Metric:
+    return Metric(f"{_OURS}{name}", MetricKind.GAUGE, help_text, labels)
 
 
-def _times(name: str, says: str, bounds: tuple[float, ...], *labels: str) -> Metric:
-    return Metric(f"{_OURS}{name}", MetricKind.HISTOGRAM, says, labels, bounds)
+def _times(name: str, help_text: str, bounds: tuple[float, ...], *labels: str) -> Metric:
+    return Metric(f"{_OURS}{name}", MetricKind.HISTOGRAM, help_text, labels, bounds)
 
 
 # -- of this process, also on a standby ------------------------------------------------------------

@@ -24,7 +24,7 @@ class AcceptedSocket:
         except _ENDED as error:
             raise LineBroken(str(error)) from error
         if message["type"] == "websocket.disconnect":
-            raise LineBroken(f"it was closed ({message.get('code')})")
+            raise LineBroken(f"the socket was closed ({message.get('code')})")
         data = message.get("bytes")
         if not isinstance(data, bytes):
             raise LineBroken("a text message came; messages are binary")
@@ -38,7 +38,7 @@ class AcceptedSocket:
             raise LineBroken(str(error)) from error
 
     async def close(self) -> None:
-        """See MessageSocket; the other end has a moment to read what is on its way."""
+        """See MessageSocket; waits a moment for the other end to read pending messages."""
         if self._aborted or self._websocket.application_state is not WebSocketState.CONNECTED:
             return
         try:

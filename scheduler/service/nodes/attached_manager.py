@@ -1,4 +1,4 @@
-"""One attached GPU manager: orders out and reports in, over one socket after another."""
+"""One attached GPU manager: sends orders and takes reports, over one socket after another."""
 
 import asyncio
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from scheduler.wire.snapshots import amended
 
 
 class AttachedManager:
-    """A NodeLink that outlives its socket; `run` is the life of the manager at the other end.
+    """A NodeLink that outlives its socket; `run` identifies the manager process.
 
     Messages are kept while there is no socket, and sent over the next one.
     """
@@ -46,13 +46,13 @@ class AttachedManager:
         self.node = node
         self.run = run
         self.left = False
-        self.heard_s = 0.0
+        self.last_message_s = 0.0
         self._driver = driver
         self._term = term
         self._log = log
         self._superseded = superseded
         self._channel = DownChannel()
-        self._calls = NodeCalls(node, driver, now_s, self._say, addresses)
+        self._calls = NodeCalls(node, driver, now_s, self._send, addresses)
         self._line: MessageLine | None = None
         self._before: AttachedManager | None = None
         self._attached = False
@@ -69,15 +69,15 @@ class AttachedManager:
 
     @property
     def seen(self) -> int:
-        """The last message of the manager that was taken."""
+        """The number of the last message taken from the manager."""
         return self._channel.seen
 
     def unsent(self, resume: Resume) -> list[bytes] | None:
-        """What a manager that comes back lacks; None where it has to begin anew."""
+        """Messages that a returning manager lacks; None if its stream has to begin again."""
         if self._channel.overfull:
             return None
         try:
-            return self._channel.again(resume.seen)
+            return self._channel.kept_after(resume.seen)
         except BadValue:
             return None
 
@@ -87,12 +87,12 @@ class AttachedManager:
         if self._grace is not None:
             self._grace.cancel()
         self._line = line
-        self.heard_s = asyncio.get_running_loop().time()
+        self.last_message_s = asyncio.get_running_loop().time()
         for data in unsent:
             line.send(data)
         if self._waiting:
             self.contended(waiting=True)
-        if self._silent:  # only now: what is decided next is said after what was kept
+        if self._silent:  # after the kept messages, so that later decisions follow them
             self._silent = False
             self._driver.report(NodeHeard(self.node))
 
@@ -102,32 +102,32 @@ class AttachedManager:
             self._line.hang_up()
             self._line = None
 
-    def broken(self, line: MessageLine, grace_s: float, over: Callable[[], None]) -> None:
-        """This socket is gone: if it was the last, `over` is called unless another comes soon."""
+    def socket_ended(self, line: MessageLine, grace_s: float, over: Callable[[], None]) -> None:
+        """This socket has ended: call `over` after the grace, unless another socket connects."""
         if self._line is line:
             self._line = None
             self._silent = self._attached
             self._driver.report(NodeSilent(self.node))
             self._grace = asyncio.get_running_loop().call_later(grace_s, over)
 
-    def succeeds(self, before: "AttachedManager") -> None:
-        """The manager begins anew: what came before ends when it has said what it holds.
+    def replace(self, before: "AttachedManager") -> None:
+        """Replace an earlier stream, whose open orders end with the manager's first snapshot.
 
-        Until then it gets nothing new, also where the end of its last socket was not noticed yet.
+        Until then the node gets no new order, also if its last socket has not ended yet.
         """
-        self._before = before.heir()
+        self._before = before.last_attached()
         if before.connected:
             self._driver.report(NodeSilent(self.node))
         before.close()
 
-    def heir(self) -> "AttachedManager | None":
-        """Who may have been given orders that did not arrive: this, or what it succeeded."""
+    def last_attached(self) -> "AttachedManager | None":
+        """The stream whose orders may not have arrived: this one, or the one it replaced."""
         return self if self._attached else self._before
 
-    def ends(self) -> list[EndLease]:
-        """Ends of leases that were ordered here, and perhaps never arrived."""
-        inherited = [] if self._before is None else self._before.ends()
-        orders = self._channel.unseen_orders()
+    def unconfirmed_ends(self) -> list[EndLease]:
+        """Ends of leases that were ordered here and may not have arrived."""
+        inherited = [] if self._before is None else self._before.unconfirmed_ends()
+        orders = self._channel.unacknowledged_orders()
         return inherited + [order for order in orders if isinstance(order, EndLease)]
 
     def close(self) -> None:
@@ -140,43 +140,43 @@ class AttachedManager:
     # -- orders of the driver -------------------------------------------------------------------
 
     def prepare(self, order: Prepare) -> None:
-        self._give(order)
+        self._send_order(order)
 
     def grant(self, order: Dispatch) -> None:
-        self._give(order._replace(explanation=None))
+        self._send_order(order._replace(explanation=None))
 
     def demote(self, order: Demote) -> None:
-        self._give(order)
+        self._send_order(order)
 
     def end_lease(self, order: EndLease) -> None:
-        self._give(order)
+        self._send_order(order)
 
     def contended(self, *, waiting: bool) -> None:
         self._waiting = waiting
         if self._line is not None:
-            self._line.send(self._channel.hint(Contended(waiting)))
+            self._line.send(self._channel.pack_hint(Contended(waiting)))
 
     def beat(self) -> None:
-        """Send a heartbeat; hang up on a manager that acknowledges nothing."""
+        """Send a heartbeat; hang up on a manager that does not acknowledge messages."""
         if self._line is not None:
-            self._line.send(self._channel.hint(Beat()))
+            self._line.send(self._channel.pack_hint(Beat()))
             if self._channel.overfull:
                 self._log.warning("node %s does not keep up", self.node)
                 self._line.hang_up()
 
-    def _give(self, order: Order) -> None:
-        self._say(Given(self._term(), order))
+    def _send_order(self, order: Order) -> None:
+        self._send(Given(self._term(), order))
 
-    def _say(self, message: Down) -> None:
-        data = self._channel.say(message)
+    def _send(self, message: Down) -> None:
+        data = self._channel.pack(message)
         if self._line is not None:
             self._line.send(data)
 
     # -- messages of the manager ------------------------------------------------------------------
 
-    def heard(self, data: bytes) -> None:
-        """Take messages in; BadValue where they are none."""
-        for message in self._channel.hear(data):
+    def take_messages(self, data: bytes) -> None:
+        """Take messages in; BadValue if the data holds none."""
+        for message in self._channel.unpack(data):
             if isinstance(message, Report):
                 self._report(message.event)
             elif isinstance(message, Leave):
@@ -191,11 +191,11 @@ class AttachedManager:
             self._driver.report(event)
             return
         if event.node != self.node:
-            raise BadValue(f"node {self.node} speaks for {event.node[:80]}")
+            raise BadValue(f"node {self.node} reports as node {event.node[:80]}")
         if not self._attached:
             self._attached = True
             self._driver.attach(self.node, self)
-        self._driver.report(amended(event, self._channel.unseen_orders()))
+        self._driver.report(amended(event, self._channel.unacknowledged_orders()))
         before, self._before = self._before, None
-        for order in [] if before is None else before.ends():
+        for order in [] if before is None else before.unconfirmed_ends():
             self.end_lease(order)

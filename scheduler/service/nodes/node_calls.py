@@ -20,7 +20,7 @@ NodeCall = Acquire | Wanted | Ask | Survey
 
 
 class NodeCalls:
-    """The calls of one manager that are not answered yet; `answer` takes the answers."""
+    """The unanswered calls of one manager; the callback `answer` sends the answers."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class NodeCalls:
     def begin(self, call: NodeCall) -> None:
         """Answer the call, now or later."""
         if call.call in self._open:
-            raise BadValue(f"call {call.call} is there twice")
+            raise BadValue(f"call {call.call} is pending already")
         self._open.add(call.call)
         task = self._tasks.start(self._serve(call))
         task.add_done_callback(lambda _: self._open.discard(call.call))
@@ -70,7 +70,7 @@ class NodeCalls:
         return Answer(number)
 
     def _placed(self, number: int, placement: Placement) -> Answer:
-        """With the addresses of a node that the caller may not know."""
+        """The placement, with the addresses of a node that the caller may not know."""
         away = placement.node != self._node
         addresses = self._addresses(placement.node) if away else ()
         return Answer(number, placement, addresses=addresses)
@@ -78,7 +78,7 @@ class NodeCalls:
     def _order(self, call: Ask) -> Coroutine[Any, Any, None]:
         orders = {"pin": self._driver.pin, "unpin": self._driver.unpin, "evict": self._driver.evict}
         if call.do not in orders:
-            raise BadValue(f"nobody can do {call.do[:80]!r}")
+            raise BadValue(f"no such order: {call.do[:80]!r}")
         return orders[call.do](call.model, call.gpu)
 
     def _survey(self) -> Status:
@@ -89,7 +89,7 @@ class NodeCalls:
 
 
 def _here(request: Request, now_s: float) -> Request:
-    """The request in this scheduler's time."""
+    """The request with its times converted to this scheduler's clock."""
     deadline_s, arrived_s = request.deadline_s, request.arrived_s
     return request._replace(
         deadline_s=None if deadline_s is None else now_s + deadline_s,

@@ -1,4 +1,4 @@
-"""The scheduler's end of the node streams: GPU managers come, break off, come back, and leave."""
+"""The scheduler's end of the node streams: GPU managers attach, reconnect and leave."""
 
 import asyncio
 import secrets
@@ -32,15 +32,16 @@ _TIMES = StreamTimes()
 
 
 class _Refused(Exception):
-    """A manager is turned away; the text is what it is told."""
+    """A manager is turned away; the text is sent to it."""
 
 
 class NodeStreams:
-    """Attaches to a driver every GPU manager that comes and knows the cluster's secret.
+    """Attaches to a driver every GPU manager that knows the cluster's secret.
 
     A node whose stream breaks keeps its GPUs and leases for a grace, and is detached after it.
-    `fenced` is told of a term above this scheduler's own that a manager has met: it leads no more.
-    Close it before the driver, or managers are told that their requests were cancelled.
+    `fenced` is called when a manager has met a higher term than this scheduler's, which then no
+    longer leads. Close the streams before the driver, else managers receive the cancellation of
+    their requests.
     """
 
     def __init__(
@@ -68,24 +69,24 @@ class NodeStreams:
 
     @property
     def nodes(self) -> dict[NodeId, bool]:
-        """The nodes that are attached; False where the stream is broken at the moment."""
+        """The nodes that are attached; False if the node's stream is broken at present."""
         return {name: node.connected for name, node in self._nodes.items()}
 
     def addresses(self, node: NodeId) -> tuple[str, ...]:
-        """Where a node's GPU manager listens for functions, as it said itself."""
+        """Where a node's GPU manager listens for functions, by its own report."""
         return self._addresses.get(node, ())
 
     def listens_at(self, node: NodeId, addresses: tuple[str, ...]) -> None:
-        """Remember where functions reach the node's manager, as the node has said."""
+        """Remember where functions reach the node's manager, by its own report."""
         self._addresses[node] = addresses
 
     @property
     def attached(self) -> Mapping[NodeId, AttachedManager]:
-        """The nodes that have a stream or had one lately."""
+        """The nodes that have a stream, or had one lately."""
         return self._nodes
 
     async def serve(self, websocket: WebSocket) -> None:
-        """One socket of one manager, from the greeting to its end."""
+        """Serve one socket of one manager, from the greeting to the socket's end."""
         name = NodeId(websocket.path_params["node"])
         await websocket.accept()
         hello = None
@@ -93,19 +94,19 @@ class NodeStreams:
             try:
                 async with asyncio.timeout(self._times.greeting_s):
                     hello = await self._greet(line, name)
-                await self._attend(line, self._seat(name, hello, line))
+                await self._serve_stream(line, self._resume_or_begin(name, hello, line))
             except _Refused as error:
                 self._log.warning("turned node %s away: %s", name, error)
                 line.greet(pack_greeting(TurnedAway(str(error))))
                 await line.flush()
             except (LineBroken, BadValue) as error:
-                level = DEBUG if hello is None else WARNING  # managers look who leads, and hang up
+                level = DEBUG if hello is None else WARNING  # managers probe for the leader
                 self._log.log(level, "the stream of node %s: %s", name, error)
             except TimeoutError:
                 self._log.warning("node %s was silent for too long", name)
 
     async def close(self) -> None:
-        """Hang up on every manager; they keep what they have, and look for the next leader."""
+        """Hang up on every manager; managers keep their state and look for the next leader."""
         self._closed = True
         for node in self._nodes.values():
             node.close()
@@ -114,29 +115,29 @@ class NodeStreams:
     # -- the greeting ---------------------------------------------------------------------------
 
     async def _greet(self, line: MessageLine, name: NodeId) -> Hello:
-        """Who it is, once it has shown that it knows the secret."""
+        """The manager's Hello, once it has proven that it knows the secret."""
         nonce = secrets.token_hex(16)
         challenge = Challenge(VERSION, nonce, self._term(), self._run)
         line.greet(pack_greeting(proven(challenge, self._key, name)))
         hello = read_greeting(await line.receive())
         if not isinstance(hello, Hello):
-            raise BadValue("it said no Hello")
+            raise BadValue("it sent no Hello")
         if hello.version != VERSION:
-            raise _Refused(f"it speaks version {hello.version}, this scheduler {VERSION}")
+            raise _Refused(f"it uses protocol version {hello.version}, this scheduler {VERSION}")
         if hello.node != name or not is_proven(hello, self._key, nonce):
             raise _Refused("it does not know the cluster's secret")
-        self._met(hello.term)
+        self._note_term(hello.term)
         if hello.term > self._term() or self._closed:
-            raise _Refused(f"this scheduler leads no more: term {hello.term} has begun")
+            raise _Refused(f"this scheduler no longer leads: term {hello.term} has begun")
         return hello
 
-    def _met(self, term: int) -> None:
+    def _note_term(self, term: int) -> None:
         """A manager has met a leader of this term, earlier or elsewhere."""
         if term > self._term() and self._fenced is not None:
             self._fenced(term)
 
-    def _seat(self, name: NodeId, hello: Hello, line: MessageLine) -> AttachedManager:
-        """Where its stream goes on, or begins."""
+    def _resume_or_begin(self, name: NodeId, hello: Hello, line: MessageLine) -> AttachedManager:
+        """Resume the manager's stream, or begin a new one."""
         known = self._nodes.get(name)
         if known is not None and known.connected and known.run != hello.run:
             raise _Refused("another manager is attached under this name")
@@ -152,11 +153,11 @@ class NodeStreams:
                 self._term,
                 self._now_s,
                 self._log,
-                self._met,
+                self._note_term,
                 self.addresses,
             )
             if known is not None:
-                node.succeeds(known)
+                node.replace(known)
             self._nodes[name] = node
             welcome = Welcome(resumed=False)
         else:
@@ -164,42 +165,42 @@ class NodeStreams:
         line.greet(pack_greeting(proven(welcome, self._key, name, hello.nonce)))
         node.connect(line, unsent or [])
         self._log.info(
-            "the stream of node %s %s", name, "goes on" if unsent is not None else "begins"
+            "the stream of node %s %s", name, "resumes" if unsent is not None else "begins"
         )
         return node
 
     # -- the stream -----------------------------------------------------------------------------
 
-    async def _attend(self, line: MessageLine, node: AttachedManager) -> None:
+    async def _serve_stream(self, line: MessageLine, node: AttachedManager) -> None:
         loop = asyncio.get_running_loop()
         beats: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(self._times.silence_s) as patience:
                 beats = loop.create_task(_beat(node, self._times, patience))
                 while not node.left:
-                    node.heard(await line.receive())
-                    node.heard_s = loop.time()
+                    node.take_messages(await line.receive())
+                    node.last_message_s = loop.time()
             self._log.info("node %s leaves", node.node)
             node.beat()
             await line.flush()
         except BadValue:
-            self._over(node)  # it would only be said again
+            self._give_up(node)  # a resumed stream would repeat the bad message
             raise
         finally:
             if beats is not None:
                 beats.cancel()
-            self._gone(line, node)
+            self._stream_ended(line, node)
 
-    def _gone(self, line: MessageLine, node: AttachedManager) -> None:
+    def _stream_ended(self, line: MessageLine, node: AttachedManager) -> None:
         if self._nodes.get(node.node) is not node:
             return
         if node.left:
-            self._over(node)
+            self._give_up(node)
         else:
-            node.broken(line, self._times.grace_s, lambda: self._over(node))
+            node.socket_ended(line, self._times.grace_s, lambda: self._give_up(node))
 
-    def _over(self, node: AttachedManager) -> None:
-        """The node is given up."""
+    def _give_up(self, node: AttachedManager) -> None:
+        """Give the node up: detach it from the driver."""
         if self._nodes.get(node.node) is node:
             del self._nodes[node.node]
             self._addresses.pop(node.node, None)
@@ -208,7 +209,7 @@ class NodeStreams:
 
 
 async def turn_away(websocket: WebSocket, leader: str | None) -> None:
-    """What a scheduler that does not lead says to a GPU manager."""
+    """Answer a GPU manager that this scheduler does not lead."""
     await websocket.accept()
     async with MessageLine(AcceptedSocket(websocket)) as line:
         line.greet(pack_greeting(TurnedAway("it does not lead", leader)))
@@ -216,8 +217,8 @@ async def turn_away(websocket: WebSocket, leader: str | None) -> None:
 
 
 async def _beat(node: AttachedManager, times: StreamTimes, patience: asyncio.Timeout) -> None:
-    """Say that this end is there; the other one has to have been heard not long ago."""
+    """Send heartbeats, and extend the deadline from the last message of the other end."""
     while True:
         await asyncio.sleep(times.beat_s)
-        patience.reschedule(node.heard_s + times.silence_s)
+        patience.reschedule(node.last_message_s + times.silence_s)
         node.beat()

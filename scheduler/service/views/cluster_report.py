@@ -1,4 +1,4 @@
-"""What the API shows of a leader: the cluster, its queue, latencies, estimates against truth."""
+"""The API's report of a leader: the cluster, its queue, latencies, estimates and measurements."""
 
 from dataclasses import dataclass
 from statistics import fmean, median, quantiles
@@ -25,7 +25,7 @@ class LatencyFigures:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """The load and run that were estimated for the latest leases, and those that were measured."""
+    """The estimated load and run of the latest leases, and the measured ones."""
 
     leases: int
     estimated_s: float
@@ -74,7 +74,7 @@ class QueuedShown:
 
 @dataclass(frozen=True, slots=True)
 class QueueShown:
-    """How many wait, and the first of them in the order of their queues."""
+    """How many requests wait, and the first of them in the order of their queues."""
 
     waiting: int
     waiting_locally: int
@@ -82,7 +82,7 @@ class QueueShown:
 
 
 def cluster(office: Office, name: str, store: str) -> ClusterShown:
-    """Everything that a person wants to see at a glance."""
+    """The cluster's state for people, at a glance."""
     status = office.driver.status()
     counts = status.counts
     placed = counts.hits + counts.misses
@@ -142,7 +142,7 @@ def _times(seconds: list[float]) -> LatencyFigures | None:
 
 
 def _accuracy(latest: list[RequestRecord]) -> Accuracy | None:
-    """Over leases that ran something: of the others nothing was measured."""
+    """Over leases that ran something; other leases have no measurements."""
     pairs = [
         (decided.action.estimate.total_s, happened.load_s + happened.run_s)
         for record in latest
@@ -162,5 +162,5 @@ def _accuracy(latest: list[RequestRecord]) -> Accuracy | None:
 
 
 def of_lease(record: RequestRecord, lease: LeaseId) -> Happened | None:
-    """What came of one of a request's leases."""
+    """The measured course of one of a request's leases."""
     return next((found for found in record.happened if found.lease == lease), None)

@@ -1,4 +1,4 @@
-"""The answer of /explain: why a request was placed where it was, and what was measured."""
+"""The answer of /explain: why a request was placed where it was, and the measured times."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from scheduler.service.views.cluster_report import of_lease
 
 @dataclass(frozen=True, slots=True)
 class EstimateShown:
-    """The seconds that were expected when the lease was given."""
+    """The expected seconds at the time when the lease was given."""
 
     load_s: float
     run_s: float
@@ -21,7 +21,7 @@ class EstimateShown:
 class LeaseShown:
     """The course of one lease: measured seconds, and how long the slot was held.
 
-    `held_s` is None while the lease is in force, and where it went with its GPU.
+    `held_s` is None while the lease is in force, and if the lease was lost with its GPU.
     """
 
     lease: LeaseId
@@ -35,9 +35,9 @@ class LeaseShown:
 
 @dataclass(frozen=True, slots=True)
 class DecisionShown:
-    """One decision, seconds after the arrival: a lease, or a place in a slot's own queue.
+    """One decision, seconds after the arrival: a lease, or a place in a slot's local queue.
 
-    `why` holds the candidates with their estimates, where the cluster is small enough to keep them.
+    `why` holds the candidates with their estimates if the cluster is small enough to keep them.
     """
 
     after_s: float
@@ -135,5 +135,5 @@ def _lease(happened: Happened) -> LeaseShown:
 
 
 def tier_name(tier: Tier) -> str:
-    """As people write it."""
+    """The tier's name for people."""
     return tier.name.lower()

@@ -1,4 +1,4 @@
-"""GPUs and the queue as the page shows them: small values that are equal while nothing changed."""
+"""GPUs and the queue as the page shows them: small values, equal until something changes."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from scheduler.model.values import RequestId
 from scheduler.service.history.history import History
 
 _QUEUED = 20
-# Of so many looks it is told in which part a GPU was busy, in steps that seldom change.
+# A GPU's utilisation is its busy share of this many samples, in steps that seldom change.
 _LOOKS, _FEWEST_LOOKS, _STEPS = 60, 10, 20
 
 
@@ -32,7 +32,7 @@ class ResidentGlance(NamedTuple):
 
 
 class LeaseGlance(NamedTuple):
-    """A lease in force; None where an earlier leader gave it."""
+    """A lease in force; unknown fields are None, for example of an earlier leader's lease."""
 
     request: RequestId | None
     function: str | None
@@ -50,7 +50,7 @@ class QueuedGlance(NamedTuple):
 
 
 class GpuGlance(NamedTuple):
-    """One GPU; `queue` has the first that wait for it, of `queue_length`."""
+    """One GPU; `queue` has the first of the `queue_length` requests that wait for it."""
 
     id: str
     node: str
@@ -67,7 +67,7 @@ class GpuGlance(NamedTuple):
     leases: tuple[LeaseGlance, ...]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The glance as JSON values."""
         parts = {
             name: [part._asdict() for part in getattr(self, name)]
             for name in ("queue", "residents", "leases")
@@ -76,7 +76,7 @@ class GpuGlance(NamedTuple):
 
 
 class Glances:
-    """Looks at the GPUs of one core; `since_1970_s` is what to add to its times."""
+    """Samples the GPUs of one core; `since_1970_s` is what to add to the core's times."""
 
     def __init__(self, core: Core, history: History, since_1970_s: float) -> None:
         self._core = core
@@ -165,7 +165,7 @@ def _queued(pending: Pending) -> QueuedGlance:
 
 
 def in_order(queue: RequestQueue) -> Iterator[Pending]:
-    """Those that wait, in their order; the first few cost no look at the others."""
+    """Waiting requests in their order; iterating over the first few reads only those."""
     lanes = [lane.first for lane in queue.lanes.values() if lane.first is not None]
     heads: list[tuple[int, int, Pending]] = [(head.rank, n, head) for n, head in enumerate(lanes)]
     heapify(heads)
@@ -180,7 +180,7 @@ def in_order(queue: RequestQueue) -> Iterator[Pending]:
 
 
 def lengths(queue: RequestQueue) -> Sequence[tuple[str, int]]:
-    """How many wait of each function, most first; requests for the same models count together."""
+    """How many requests wait of each function, most first; a lane counts for its first function."""
     found: dict[str, int] = {}
     for lane in queue.lanes.values():
         if lane.first is not None:

@@ -18,12 +18,12 @@ _HEAD = 50
 _MOST_FUNCTIONS = 50
 _SHARES = (0.5, 0.95, 0.99)
 _MINUTE_S, _SHORT_S = 60.0, 10.0
-# Two who watch share what was found so shortly before.
+# Two observers share the state that was read at most this long ago.
 _AGAIN_S = 0.25
 
 
 class _Counted(NamedTuple):
-    """How much there had been at that time."""
+    """The counts at one time."""
 
     at_s: float
     ended: int
@@ -32,7 +32,7 @@ class _Counted(NamedTuple):
 
 
 class PageFeed:
-    """The state of one leader; an answer carries a mark, the next one the changes since it."""
+    """The state of one leader; given an answer's mark, the next answer has only changes."""
 
     def __init__(self, office: Office, meters: SchedulerCounters) -> None:
         self._office = office
@@ -49,16 +49,16 @@ class PageFeed:
         self._counted = deque([_Counted(office.began_s, 0, 0, 0)], maxlen=300)
 
     def look(self, since: str, about: Mapping[str, str]) -> bytes:
-        """Everything small, and of GPUs, decisions and functions what is new since that mark.
+        """The whole state; of GPUs, decisions and functions only what is new since the mark.
 
-        `about` holds facts of the scheduler itself, which are added.
+        `about` holds facts of the scheduler process, which are added.
         """
         began_s = time.thread_time()
         self._count()
         if self._office.clock.now_s() - self._looked_s >= _AGAIN_S:
             self._take_in()
         seen = self._seen(since)
-        told: dict[str, Any] = {
+        state: dict[str, Any] = {
             **about,
             "now": time.time(),
             "term": self._office.term,
@@ -73,11 +73,11 @@ class PageFeed:
             "decisions": [row._asdict() for row in self._rows.since(seen).values()],
             "gpu_seconds": self._gpu_seconds.since(seen),
         }
-        body = to_json(told)
+        body = to_json(state)
         return b'{"took_s":%.6f,' % (time.thread_time() - began_s) + body[1:]
 
     def point(self) -> bytes:
-        """A point of the charts: of the last seconds."""
+        """One point of the charts: figures of the last seconds."""
         self._count()
         core, now_s = self._office.core, self._office.clock.now_s()
         rate, hit_ratio = self._rates(_SHORT_S)
@@ -97,12 +97,12 @@ class PageFeed:
         self._gpu_seconds.update(rounded, self._number)
 
     def _seen(self, since: str) -> int:
-        """Which look this is the mark of; 0 where there is none, or too much was forgotten."""
+        """The number of this mark's answer; 0 without a mark, or if changes were forgotten."""
         name, _, number = since.rpartition("-")
         if name != self._name or not (number.isascii() and number.isdecimal()):
             return 0
         seen = int(number[:18])
-        return seen if seen <= self._number and self._gpus.knows(seen) else 0
+        return seen if seen <= self._number and self._gpus.has_changes_since(seen) else 0
 
     # -- the parts --------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class PageFeed:
         }
 
     def _count(self) -> None:
-        """Note what there is by now, at most about once a second."""
+        """Record the present counts, at most once in `_AGAIN_S`."""
         now_s = self._office.clock.now_s()
         self._recent.update(now_s)
         if now_s - self._counted[-1].at_s < _AGAIN_S:
@@ -160,11 +160,11 @@ class PageFeed:
         self._counted.append(_Counted(now_s, ended, counts.hits, placed))
 
     def _rates(self, last_s: float) -> tuple[float | None, float | None]:
-        """Requests that ended a second, and the part of those placed that were hits."""
+        """Ended requests a second, and the share of hits among the placed requests."""
         newest = self._counted[-1]
         since_s = newest.at_s - last_s
         before = next((one for one in self._counted if one.at_s >= since_s), newest)
-        if before is newest and len(self._counted) > 1:  # nobody has looked for longer than that
+        if before is newest and len(self._counted) > 1:  # no counts within this time
             before = self._counted[-2]
         span_s, placed = newest.at_s - before.at_s, newest.placed - before.placed
         return (

@@ -1,4 +1,4 @@
-"""Values by name, each with the number of the look that found it so: what is new since a look."""
+"""Values by name, each with the number of the update that brought it: changes since an update."""
 
 from collections.abc import Mapping
 from typing import Generic, TypeVar
@@ -8,7 +8,7 @@ _MOST_GONE = 4_096
 
 
 class Versions(Generic[_Value]):
-    """Answers what has changed since an earlier look."""
+    """Answers which values have changed since an earlier update."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[int, _Value]] = {}
@@ -16,7 +16,7 @@ class Versions(Generic[_Value]):
         self._forgot = 0
 
     def update(self, values: Mapping[str, _Value], number: int) -> None:
-        """The look of this number found these."""
+        """Take in all present values as the update of this number."""
         kept = self._kept
         for name, value in values.items():
             before = kept.get(name)
@@ -31,14 +31,14 @@ class Versions(Generic[_Value]):
             oldest = next(iter(self._gone))
             self._forgot = self._gone.pop(oldest)
 
-    def knows(self, number: int) -> bool:
-        """Whether the changes since that look are still known."""
+    def has_changes_since(self, number: int) -> bool:
+        """Whether the changes since that update are still known."""
         return number >= self._forgot
 
     def since(self, number: int) -> dict[str, _Value]:
-        """What was found to be new or different after that look."""
+        """Values that are new or different since that update."""
         return {name: value for name, (at, value) in self._kept.items() if at > number}
 
     def gone_since(self, number: int) -> list[str]:
-        """What was there at that look, or came after it, and is no more."""
+        """Names that were present at that update or later, and are gone now."""
         return [name for name, at in self._gone.items() if at > number and name not in self._kept]

@@ -24,11 +24,11 @@ class WaitProgress:
         self._request = request
         self._line = line
         self._decisions: Queue[Decided] = Queue()
-        self._telling: Task[None] | None = None
+        self._writing: Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         self._office.history.watch(self._request, self._decisions.put_nowait)
-        self._telling = get_running_loop().create_task(self._tell())
+        self._writing = get_running_loop().create_task(self._write_lines())
         return self
 
     async def __aexit__(
@@ -38,10 +38,10 @@ class WaitProgress:
         trace: TracebackType | None,
     ) -> None:
         self._office.history.unwatch(self._request, self._decisions.put_nowait)
-        assert self._telling is not None
-        self._telling.cancel()
+        assert self._writing is not None
+        self._writing.cancel()
 
-    async def _tell(self) -> None:
+    async def _write_lines(self) -> None:
         while True:
             await self._line(self._waits())
             try:

@@ -1,4 +1,4 @@
-"""A recording beside what other policies would have made of the same traffic."""
+"""A recording, compared with what other policies would have made of the same traffic."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,10 +20,10 @@ from scheduler.sim.simulation_tally import percentile
 
 @dataclass(frozen=True, slots=True)
 class TrafficFigures:
-    """What became of the traffic; latency is from a request's arrival until it completed.
+    """The outcome of the traffic; latency is from a request's arrival until it completed.
 
     Requests that had not ended with the recording are `unfinished` everywhere, and not counted
-    among those that completed, since nobody knows when they would have.
+    among those that completed, since the recording does not show when they would have completed.
     `elsewhere` counts requests whose first GPU was another one than in the recording.
     """
 
@@ -53,7 +53,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What happened, what the simulation makes of it, and what other policies would have made."""
+    """The recorded run, the same run simulated, and the other policies simulated."""
 
     happened: TrafficFigures
     recorded: Outlook
@@ -66,7 +66,7 @@ class Comparison:
 
 @dataclass(slots=True)
 class TrafficWatch:
-    """Follows one term, real or simulated, with the same eyes; some requests are left out."""
+    """Counts one term, real or simulated, in the same way; some requests are left out."""
 
     left_out: frozenset[RequestId] = frozenset()
     latencies: list[float] = field(default_factory=list)
@@ -82,7 +82,7 @@ class TrafficWatch:
     _given: set[LeaseId] = field(default_factory=set)
 
     def __call__(self, now: float, event: Event, actions: Sequence[Action]) -> None:
-        """One event, and what the core answered."""
+        """Count one event and the core's actions."""
         if isinstance(event, RequestArrived):
             self._arrives(event, now)
         for action in actions:
@@ -104,7 +104,7 @@ class TrafficWatch:
 
     def _dispatched(self, action: Dispatch) -> None:
         if action.lease in self._given:
-            return  # said again
+            return  # repeated for a caller that asked again
         self._given.add(action.lease)
         self.leases += 1
         self.hits += action.hit
@@ -116,7 +116,7 @@ class TrafficWatch:
 
     @property
     def unfinished(self) -> frozenset[RequestId]:
-        """Those that have not ended."""
+        """Requests that have not ended."""
         return self._names.unfinished()
 
     def _finished(self, action: Finish, now: float) -> None:
@@ -139,7 +139,7 @@ class _Term(list[RecordedStep]):
 def compare(
     entries: Iterable[Beginning | RecordedStep], others: Sequence[tuple[str, Mapping[str, float]]]
 ) -> Comparison:
-    """The recording, and these policies with these parameters; BadRecording where it cannot be."""
+    """Compare the recorded run with these policies; BadRecording if it cannot be replayed."""
     happened: list[TrafficWatch] = []
     worlds: list[RecordedWorld] = []
     for term in _terms(entries):
@@ -147,7 +147,7 @@ def compare(
         happened.append(watch)
         worlds.append(world)
     if not worlds:
-        raise BadRecording("nothing is recorded there")
+        raise BadRecording("the recording is empty")
     changes = sum(len(world.policies) for world in worlds)
     begun = worlds[0].beginning
     recorded = [
@@ -173,7 +173,7 @@ def compare(
         terms=len(worlds),
         policy_changes=changes,
         callers_wait=all(world.times.callers_wait for world in worlds),
-        unmeasured_holds=sum(not asked.holds for w in worlds for asked in w.asked.values()),
+        unmeasured_holds=sum(not each.holds for w in worlds for each in w.requests.values()),
     )
 
 
@@ -200,7 +200,7 @@ def _read(term: _Term) -> tuple[TrafficWatch, RecordedWorld]:
         if digest(actions) != answer:
             raise BadRecording(
                 f"at {at_s:.6f} this version decides otherwise than the one that recorded it, so "
-                "that what happened cannot be told"
+                "that the recorded run cannot be rebuilt"
             )
         watch(at_s, event, actions)
         reading.take(at_s, event, actions)
@@ -244,6 +244,6 @@ def _figures(watches: Sequence[TrafficWatch], happened: Sequence[TrafficWatch]) 
 
 
 def _elsewhere(watch: TrafficWatch, happened: TrafficWatch) -> int:
-    """How many requests went to another GPU first."""
+    """How many requests went to a first GPU other than the recorded one."""
     then = happened.first_gpus
     return sum(then.get(name, gpu) != gpu for name, gpu in watch.first_gpus.items())

@@ -1,8 +1,8 @@
-"""What a recording says of the world: who asked for what and when, and how long it all took.
+"""The world that a recording shows: which requests came when, and how long all work took.
 
-Pure of decisions: the events of a live run came when they did because of what its policy decided.
-What is kept here came from outside (arrivals, callers that gave up, GPUs, administrators), or is a
-duration (loads, holds, runs), so that another policy can be given the same world.
+The events of a live run depend on its policy's decisions. This module keeps only what does not:
+events from outside (arrivals, callers that gave up, GPUs, administrators) and durations (loads,
+holds, runs), so that another policy can be given the same world.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from scheduler.model.values import AfterLoss, LeaseId, Request, RequestId, Reque
 
 
 class MeasuredRun(NamedTuple):
-    """One measured run: when it was over, counted from when its lease's models were there."""
+    """One measured run; `after_s` is from the loading of its lease's models to the run's end."""
 
     after_s: float
     model: ModelId
@@ -27,7 +27,7 @@ class MeasuredRun(NamedTuple):
 
 
 class RecordedFailure(NamedTuple):
-    """GPU work that failed, as long after its models were there."""
+    """GPU work that failed `after_s` seconds after its lease's models were loaded."""
 
     after_s: float
     reason: str
@@ -38,10 +38,10 @@ class RecordedFailure(NamedTuple):
 class RecordedHold:
     """One lease of a request: what its holder did with it, and for how long.
 
-    `held_s` runs from when the models were there, or from the lease on for a holder that does not
-    wait for them (`waits`). Without `released` the GPU manager
-    ended the lease by itself. One that may return came back after `wanted_after_s`, or was done
-    after `done_after_s`, both counted from its release.
+    `held_s` runs from the loading of the models, or from the grant for a holder that does not wait
+    for the models (`waits` is false). Without `released` the GPU manager ended the lease by itself.
+    A request that may return asked for another lease `wanted_after_s` after its release, or was
+    done `done_after_s` after it.
     """
 
     held_s: float
@@ -58,7 +58,7 @@ class RecordedHold:
 
 @dataclass(slots=True)
 class RecordedRequest:
-    """One request as its caller sent it; `retry_of` was sent before and did not complete."""
+    """One request as its caller sent it; it repeats `retry_of`, which did not complete."""
 
     at_s: float
     request: Request
@@ -74,19 +74,19 @@ class KeyedMeans:
         self._sums: dict[Hashable, tuple[float, int]] = {}
 
     def add(self, key: Hashable, seconds: float) -> None:
-        """One more."""
+        """Add one value."""
         total_s, count = self._sums.get(key, (0.0, 0))
         self._sums[key] = total_s + seconds, count + 1
 
     def of(self, key: Hashable) -> float | None:
-        """The average; None where there was none."""
+        """The average; None without values."""
         total_s, count = self._sums.get(key, (0.0, 0))
         return total_s / count if count else None
 
 
 @dataclass(slots=True)
 class RecordedTimes:
-    """How long loads, holds and the ends of leases took, and what loads and victims came to."""
+    """Durations of loads, holds and ends of leases, and the outcomes of loads and evictions."""
 
     loads: KeyedMeans = field(default_factory=KeyedMeans)
     reported_loads: KeyedMeans = field(default_factory=KeyedMeans)
@@ -101,33 +101,33 @@ class RecordedTimes:
     callers_wait: bool = True
 
     def add_load(self, model: ModelId, source: Tier, gpu_type: str, seconds: float) -> None:
-        """One load, from its order until it was reported, or until the one before it was."""
+        """A load's time: from its order, or the previous load's report, to its own report."""
         for key in ((model, source, gpu_type), (model, source), model):
             self.loads.add(key, seconds)
 
     def load_s(self, model: ModelId, source: Tier, gpu_type: str) -> float | None:
-        """How long this load took, or the one most like it; None where nothing was measured."""
+        """The time of this load, or of the most similar one; None if nothing was measured."""
         keys: tuple[Hashable, ...] = ((model, source, gpu_type), (model, source), model)
         return next((s for key in keys if (s := self.loads.of(key)) is not None), None)
 
     def add_hold(self, models: tuple[ModelId, ...], batch: int, seconds: float) -> None:
-        """One lease that was held so long."""
+        """One lease that was held for this time."""
         self.holds.add((models, batch), seconds)
         self.holds.add(models, seconds)
 
     def hold_s(self, models: tuple[ModelId, ...], batch: int) -> float | None:
-        """How long such a request held its lease; None where none did."""
+        """How long a request of this kind held its lease; None if there was none."""
         exact = self.holds.of((models, batch))
         return self.holds.of(models) if exact is None else exact
 
     def slower_by_s(self, runs: tuple[MeasuredRun, ...], measured_on: str, gpu_type: str) -> float:
-        """What the same runs take longer on the other type of GPU, where both were measured."""
+        """By how much longer the same runs take on the other GPU type, if both were measured."""
         if measured_on == gpu_type:
             return 0.0
         return sum(self.run_s(run, measured_on, gpu_type) - run.run_s for run in runs)
 
     def run_s(self, run: MeasuredRun, measured_on: str, gpu_type: str) -> float:
-        """The same run on a GPU of this type."""
+        """The seconds of the same run on a GPU of this type."""
         there = self.runs.of((run.model, run.batch, gpu_type))
         here = self.runs.of((run.model, run.batch, measured_on))
         if measured_on == gpu_type or there is None or not here:
@@ -140,24 +140,24 @@ class RecordedTimes:
         return self.endings.of(None) or 0.0
 
     def tier(self, model: ModelId) -> Tier | None:
-        """Where nodes kept the model once it had left a GPU, most often."""
+        """The tier in which nodes kept the model most often after it had left a GPU."""
         found = self.tiers.get(model)
         return found.most_common(1)[0][0] if found else None
 
 
 @dataclass(slots=True)
 class RecordedWorld:
-    """One term's traffic and surroundings; `outside` happens whatever is decided."""
+    """One term's traffic and surroundings; `outside` events do not depend on decisions."""
 
     beginning: Beginning
-    asked: dict[RequestId, RecordedRequest] = field(default_factory=dict)
+    requests: dict[RequestId, RecordedRequest] = field(default_factory=dict)
     outside: list[tuple[float, Event]] = field(default_factory=list)
     policies: list[tuple[float, PolicySet]] = field(default_factory=list)
     times: RecordedTimes = field(default_factory=RecordedTimes)
 
 
 class RequestNames:
-    """Tells requests apart that came with the same id one after the other."""
+    """Distinguishes requests that used the same id one after the other."""
 
     def __init__(self) -> None:
         self._now: dict[RequestId, RequestId] = {}
@@ -165,7 +165,7 @@ class RequestNames:
         self._outcomes: dict[RequestId, RequestOutcome] = {}
 
     def arrived(self, request: RequestId) -> bool:
-        """Whether this is another request, and not the same one asked again."""
+        """Whether this is a new request, and not the present one sent again."""
         if request in self._now:
             return False
         self._times[request] += 1
@@ -175,24 +175,24 @@ class RequestNames:
         return True
 
     def of(self, request: RequestId) -> RequestId | None:
-        """Its name, while it has not ended."""
+        """The name of the present request of this id; None after its end."""
         return self._now.get(request)
 
     def ended(self, request: RequestId, outcome: RequestOutcome) -> RequestId | None:
-        """Its name until now."""
+        """End the present request of this id, and return its name."""
         self._outcomes[request] = outcome
         return self._now.pop(request, None)
 
     def unfinished(self) -> frozenset[RequestId]:
-        """The names of all that have not ended."""
+        """The names of all requests that have not ended."""
         return frozenset(self._now.values())
 
     def latest_outcome(self, request: RequestId) -> RequestOutcome | None:
-        """How the one before of this id ended, if there was one."""
+        """How the previous request of this id ended, if there was one."""
         return self._outcomes.get(request)
 
     def earlier(self, request: RequestId) -> RequestId:
-        """The name of the one before."""
+        """The name of the previous request of this id."""
         count = self._times[request] - 1
         return request if count == 1 else RequestId(f"{request}~{count}")
 
@@ -214,7 +214,7 @@ class FollowedLease:
     runs: list[tuple[float, MeasuredRun]] = field(default_factory=list)
     released_s: float | None = None
     may_return: bool = False
-    told_to_end_s: float | None = None
+    end_ordered_s: float | None = None
     freed_s: float | None = None
     failure: tuple[float, str, AfterLoss] | None = None
     wanted_after_s: float | None = None
@@ -222,14 +222,14 @@ class FollowedLease:
 
     @property
     def waited(self) -> bool | None:
-        """Whether its holder kept it until its models were there; None: they were, or it is cut."""
+        """Whether the holder kept the lease until its models were loaded; None if unknown."""
         over_s = self.released_s
         return None if over_s is None or not self.awaited else not self.awaits
 
     def hold(self, end_s: float, usual_s: float, *, callers_wait: bool) -> RecordedHold | None:
-        """What its holder did with it; None where it was cut off, so that nobody can say.
+        """What the holder did with the lease; None if the lease was cut off before that was clear.
 
-        One that was still in force when the recording ended is held for at least as long as that.
+        A lease in force at the end of the recording is held at least until then.
         """
         if self.is_open:
             from_s = self.ready_s if callers_wait else self.given_s
@@ -239,13 +239,13 @@ class FollowedLease:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing has been heard of its end."""
-        times = (self.released_s, self.told_to_end_s, self.freed_s)
+        """Whether the recording shows no end of the lease."""
+        times = (self.released_s, self.end_ordered_s, self.freed_s)
         return times == (None, None, None) and self.failure is None
 
     def _whole(self, *, callers_wait: bool) -> RecordedHold | None:
         over_s = self.released_s
-        if over_s is None and self.told_to_end_s is None:
+        if over_s is None and self.end_ordered_s is None:
             over_s = self.freed_s
         if over_s is None and self.failure is not None:
             over_s = self.failure[0]
@@ -254,8 +254,8 @@ class FollowedLease:
         waits = callers_wait and self.waited is not False
         from_s = self.ready_s if waits else self.given_s
         ended_s = None
-        if self.told_to_end_s is not None and self.freed_s is not None:
-            ended_s = self.freed_s - self.told_to_end_s
+        if self.end_ordered_s is not None and self.freed_s is not None:
+            ended_s = self.freed_s - self.end_ordered_s
         return RecordedHold(
             held_s=max(0.0, over_s - from_s),
             gpu_type=self.gpu_type,

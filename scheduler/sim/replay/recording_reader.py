@@ -1,4 +1,4 @@
-"""Reads a recording event by event, with what a fresh core answered, and rebuilds its world."""
+"""Reads a recording event by event, with a fresh core's actions, and rebuilds its world."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -37,21 +37,21 @@ from scheduler.sim.replay.rebuilt_world import (
     RequestNames,
 )
 
-# Who uses a GPU waits for its model. Where more callers than this let go of their lease before it
-# was there, they are none that wait, and the others held it longer for reasons of their own.
+# A holder that uses the GPU waits for its model. If more than this share of the holders released
+# their lease before the model was loaded, holders do not wait, and long holds have other reasons.
 _FEW = 0.1
 _LEAVING = (GpuLost, GpuDraining, NodeSilent, NodeSnapshot)
 
 
 class _Loading:
-    """The loads of one order, one after the other: since when the next one is under way."""
+    """The loads of one order, one after the other; the present load began at `since_s`."""
 
     def __init__(self, since_s: float) -> None:
         self.since_s = since_s
 
 
 class RecordingReader:
-    """One term: `take` every event, then `world`."""
+    """Reads one term: call `take` for every event, then `world`."""
 
     def __init__(self, beginning: Beginning, core: Core) -> None:
         self._core = core
@@ -80,12 +80,12 @@ class RecordingReader:
         self._of_actions: dict[type, Callable[[Any, float], None]] = {
             Prepare: self._prepared,
             Dispatch: self._dispatched,
-            EndLease: self._told_to_end,
+            EndLease: self._end_ordered,
             Finish: self._finished,
         }
 
     def take(self, at_s: float, event: Event, actions: Sequence[Action]) -> None:
-        """One event, and what the core that had it answered."""
+        """Take in one event and the actions of the core that handled it."""
         self._end_s = at_s
         self._of_events.get(type(event), self._outside)(event, at_s)
         for action in actions:
@@ -94,7 +94,7 @@ class RecordingReader:
                 note(action, at_s)
 
     def world(self) -> RecordedWorld:
-        """All that was rebuilt; who leaves after the last request's end is the run's own end."""
+        """The rebuilt world, without nodes' leaving after the last request's end."""
         world, times = self._world, self._world.times
         world.outside = [
             (at_s, event)
@@ -106,7 +106,7 @@ class RecordingReader:
         for seen in self._seen.values():
             if not seen.is_open:
                 self._keep(seen)
-        for seen in self._seen.values():  # whose usual time is known now
+        for seen in self._seen.values():  # open leases use the usual times found above
             if seen.is_open:
                 self._keep(seen)
         return world
@@ -118,7 +118,7 @@ class RecordingReader:
         if hold is None:
             return
         for name in seen.names:
-            self._world.asked[name].holds.append(hold)
+            self._world.requests[name].holds.append(hold)
         if hold.failure is None and not seen.is_open:
             times.add_hold(seen.models, seen.batch, hold.held_s)
         if hold.ending_s is not None:
@@ -131,17 +131,17 @@ class RecordingReader:
         if not self._names.arrived(before):
             return
         name = self._names.of(before)
-        assert name is not None, "it has just arrived"
-        asked = RecordedRequest(at_s, event.request._replace(id=name))
+        assert name is not None, "the request has just arrived"
+        recorded = RecordedRequest(at_s, event.request._replace(id=name))
         if self._names.latest_outcome(before) not in (None, RequestOutcome.COMPLETED):
-            asked.retry_of = self._names.earlier(before)
-        self._world.asked[name] = asked
+            recorded.retry_of = self._names.earlier(before)
+        self._world.requests[name] = recorded
 
     def _cancelled(self, event: RequestCancelled, at_s: float) -> None:
         name = self._names.of(event.request)
         if name is not None:
-            asked = self._world.asked[name]
-            asked.cancelled_after_s = at_s - asked.at_s
+            recorded = self._world.requests[name]
+            recorded.cancelled_after_s = at_s - recorded.at_s
 
     def _released(self, event: LeaseReleased, at_s: float) -> None:
         seen = self._seen.get(event.lease)
@@ -167,7 +167,7 @@ class RecordingReader:
         self._live.pop(event.lease, None)
         seen = self._seen.get(event.lease)
         if seen is None:
-            if event.lease < self._world.beginning.first_lease:  # of an earlier leader
+            if event.lease < self._world.beginning.first_lease:  # given by an earlier leader
                 self._outside(event, at_s)
         elif seen.freed_s is None:
             seen.freed_s = at_s
@@ -200,10 +200,10 @@ class RecordingReader:
         for seen in self._live.values():
             if seen.gpu == event.gpu and event.model in seen.awaits:
                 seen.awaits.clear()
-                seen.awaited = False  # whether it would have waited, nobody knows
+                seen.awaited = False  # whether its holder would have waited is unknown
 
     def _demoted(self, event: ModelDemoted, at_s: float) -> None:
-        if event.gpu is not None:  # lost unasked: a worker that died
+        if event.gpu is not None:  # lost without an order, for example with its worker
             self._outside(event, at_s)
             return
         self._world.times.tiers.setdefault(event.model, Counter())[event.tier] += 1
@@ -226,7 +226,7 @@ class RecordingReader:
         if seen is not None and seen.failure is None:
             seen.failure = at_s, event.reason, event.requests
 
-    # -- what the core answered -----------------------------------------------------------------
+    # -- the core's actions -----------------------------------------------------------------------
 
     def _prepared(self, action: Prepare, at_s: float) -> None:
         loading = _Loading(at_s)
@@ -235,7 +235,7 @@ class RecordingReader:
 
     def _dispatched(self, action: Dispatch, at_s: float) -> None:
         if action.lease in self._seen:
-            return  # said again
+            return  # repeated for a caller that asked again
         names = [name for each in action.requests if (name := self._names.of(each)) is not None]
         awaits = {model for model in action.models if (action.gpu, model) in self._loading}
         seen = FollowedLease(
@@ -244,7 +244,7 @@ class RecordingReader:
             gpu_type=self._gpu_type(action.gpu),
             models=action.models,
             names=tuple(names),
-            batch=sum(self._world.asked[name].request.batch for name in names),
+            batch=sum(self._world.requests[name].request.batch for name in names),
             ready_s=at_s,
             given_s=at_s,
             awaits=awaits,
@@ -253,10 +253,10 @@ class RecordingReader:
         self._seen[action.lease] = self._live[action.lease] = seen
         self._last.update(dict.fromkeys(names, seen))
 
-    def _told_to_end(self, action: EndLease, at_s: float) -> None:
+    def _end_ordered(self, action: EndLease, at_s: float) -> None:
         seen = self._seen.get(action.lease)
-        if seen is not None and seen.told_to_end_s is None:
-            seen.told_to_end_s = at_s
+        if seen is not None and seen.end_ordered_s is None:
+            seen.end_ordered_s = at_s
 
     def _finished(self, action: Finish, at_s: float) -> None:
         self._names.ended(action.request, action.outcome)
@@ -268,4 +268,4 @@ class RecordingReader:
 
 
 def _of_its_own(event: Event, at_s: float) -> None:
-    """A timer: whoever decides sets it."""
+    """Ignore a timer: the core that decides sets its own timers."""

@@ -1,4 +1,4 @@
-"""The core on virtual time in a world that a recording was rebuilt into."""
+"""The core on virtual time in the world that was rebuilt from a recording."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,13 +29,13 @@ from scheduler.model.events import (
 from scheduler.model.values import AfterLoss, LeaseId, ModelLoad, RequestId, RequestOutcome
 from scheduler.sim.replay.rebuilt_world import RecordedHold, RecordedRequest, RecordedWorld
 
-# Of requests that no GPU will ever serve; between two events of the world there are fewer.
+# Timers in a row that only set the next one; fewer lie between two events of the world.
 _MOST_TIMERS = 100_000
 Observer = Callable[[float, Event, Sequence[Action]], None]
 
 
 class Rerun:
-    """One core in one world; without `policies` nobody changes the policy on the way."""
+    """One core in one world; without `policies` the recorded changes of policy are left out."""
 
     def __init__(
         self, world: RecordedWorld, core: Core, watch: Observer, *, policies: bool
@@ -56,8 +56,8 @@ class Rerun:
         self._loading: dict[tuple[GpuId, ModelId], tuple[LeaseId, float]] = {}
         for at_s, event in [*world.outside, *(world.policies if policies else ())]:
             self._at(at_s, partial(self._happens, event))
-        for asked in world.asked.values():
-            self._at(asked.at_s, partial(self._ask, asked))
+        for recorded in world.requests.values():
+            self._at(recorded.at_s, partial(self._ask, recorded))
         self._of_actions: dict[type, Callable[[Any], None]] = {
             Prepare: self._prepare,
             Dispatch: self._dispatch,
@@ -68,7 +68,7 @@ class Rerun:
         }
 
     def run(self) -> None:
-        """Until nothing can happen any more, or only the policy's timers go round."""
+        """Run until no event is due, or only the policy's timers repeat themselves."""
         while self._due and self._timers_in_vain < _MOST_TIMERS:
             self._now, _, happen = heappop(self._due)
             happen()
@@ -92,18 +92,18 @@ class Rerun:
     def _happens(self, event: Event) -> None:
         self._handle(self._reported(event) if isinstance(event, NodeSnapshot) else event)
 
-    def _ask(self, asked: RecordedRequest) -> None:
-        """Send it, unless the same was sent before and did better here than in the recording."""
-        earlier = asked.retry_of
+    def _ask(self, recorded: RecordedRequest) -> None:
+        """Send the request, unless it retries one that ended better here than in the recording."""
+        earlier = recorded.retry_of
         if earlier is not None and self._outcomes.get(earlier) in (None, RequestOutcome.COMPLETED):
             return
-        self._handle(RequestArrived(asked.request))
-        if asked.cancelled_after_s is not None:
-            gone = partial(self._handle, RequestCancelled(asked.request.id))
-            self._at(self._now + asked.cancelled_after_s, gone)
+        self._handle(RequestArrived(recorded.request))
+        if recorded.cancelled_after_s is not None:
+            gone = partial(self._handle, RequestCancelled(recorded.request.id))
+            self._at(self._now + recorded.cancelled_after_s, gone)
 
     def _reported(self, event: NodeSnapshot) -> NodeSnapshot:
-        """A node's report as it would be here: of GPUs that are new it says what it said."""
+        """A node's report, adapted: known GPUs as they are in this run, new GPUs as recorded."""
         gpus = []
         for found in event.gpus:
             here = self._core.cluster.gpus.get(found.gpu.id)
@@ -137,11 +137,11 @@ class Rerun:
 
     def _loaded(self, action: Prepare, load: ModelLoad) -> None:
         if self._loading.get((action.gpu, load.model), (None,))[0] != action.lease:
-            return  # it left while it was being loaded
+            return  # the model was evicted while it was being loaded
         del self._loading[action.gpu, load.model]
         gpu = self._core.cluster.gpus.get(action.gpu)
         if gpu is None or load.model not in gpu.cache.residents:
-            return  # its GPU was lost
+            return  # the model's GPU was lost
         failed = self._times.failed_loads.get(load.model)
         if failed is not None:
             self._handle(self._failure(failed, action))
@@ -152,7 +152,7 @@ class Rerun:
         self._handle(ModelLoaded(action.gpu, load.model, load_s, load.source, size_bytes))
 
     def _failure(self, failed: LoadFailed, action: Prepare) -> LoadFailed:
-        """Whoever waits may try again only as often as it was tried then: it would for ever."""
+        """The failure; waiting requests may retry only as often as recorded, or never stop."""
         model = failed.model
         self._failed[model] = self._failed.get(model, 0) + 1
         again = self._failed[model] < self._times.failures[model]
@@ -160,7 +160,7 @@ class Rerun:
         return failed._replace(gpu=action.gpu, lease=action.lease, waiting=waiting)
 
     def _leaves(self, gpu: GpuId, model: ModelId) -> None:
-        """A model goes from a GPU's memory to where its node kept it, if it ever said so."""
+        """A model moves from a GPU's memory to the tier where its node kept it, if known."""
         self._loading.pop((gpu, model), None)
         tier, found = self._times.tier(model), self._core.cluster.gpus.get(gpu)
         if tier is not None and found is not None:
@@ -168,7 +168,7 @@ class Rerun:
             self._at(self._now, partial(self._handle, demoted))
 
     def _end(self, lease: LeaseId) -> None:
-        """Told to end a lease, its manager does so as fast as it did then."""
+        """End a lease after the time that its manager took in the recording."""
         if lease in self._ending:
             return
         self._ending.add(lease)
@@ -186,7 +186,7 @@ class Rerun:
 
     def _dispatch(self, action: Dispatch) -> None:
         if action.lease in self._holds:
-            return  # said again
+            return  # repeated for a caller that asked again
         holds = [hold for each in action.requests if (hold := self._next_hold(each)) is not None]
         hold = max(holds, key=lambda each: each.held_s) if holds else None
         self._holds[action.lease] = hold
@@ -211,7 +211,7 @@ class Rerun:
         self._then(action, hold, over_s)
 
     def _then(self, action: Dispatch, hold: RecordedHold, over_s: float) -> None:
-        """Release the lease or have it freed, and perhaps want another one."""
+        """Schedule the lease's release or end, and the request for another lease, if any."""
         lease = action.lease
         if not hold.released:
             self._at(over_s, partial(self._end if hold.failure is not None else self._free, lease))
@@ -226,19 +226,21 @@ class Rerun:
             self._at(over_s + hold.done_after_s, partial(self._handle, done))
 
     def _next_hold(self, request: RequestId) -> RecordedHold | None:
-        asked = self._world.asked.get(request)
+        recorded = self._world.requests.get(request)
         place = self._given.get(request, 0)
         self._given[request] = place + 1
-        return asked.holds[place] if asked is not None and place < len(asked.holds) else None
+        return (
+            recorded.holds[place] if recorded is not None and place < len(recorded.holds) else None
+        )
 
     def _ready_s(self, action: Dispatch, hold: RecordedHold | None) -> float:
-        """When the lease's models are there, or at once for a holder who does not wait for them."""
+        """When the lease's models are loaded, or now if the holder does not wait for them."""
         waits = self._times.callers_wait if hold is None else hold.waits
         keys = [(action.gpu, model) for model in action.models] if waits else []
         return max([self._now, *(self._loading[key][1] for key in keys if key in self._loading)])
 
     def _usual_hold_s(self, lease: ActiveLease) -> float:
-        """Of a request whose own hold is not known: that of its like, else what is expected."""
+        """For a request without a recorded hold: that of similar requests, else the estimate."""
         batch = sum(pending.request.batch for pending in lease.requests)
         usual_s = self._times.hold_s(lease.models, batch)
         return lease.run_s if usual_s is None else usual_s
@@ -248,7 +250,7 @@ class Rerun:
             self._handle(LeaseWanted(request))
 
     def _of_lease(self, lease: LeaseId, event: Event) -> None:
-        """What happens only while the lease is in force."""
+        """Handle the event only if the lease is still in force."""
         if self._live(lease) is not None:
             self._handle(event)
 
@@ -263,7 +265,7 @@ class Rerun:
 
 
 def _as_it_is(gpu: Gpu) -> GpuSnapshot:
-    """What this GPU's manager would report now."""
+    """The report that this GPU's manager would send now."""
     residents = tuple((model, each.bytes) for model, each in gpu.cache.residents.items())
     leases = tuple(
         LiveLease(lease.id, slot.id, lease.models, tuple(each.id for each in lease.requests))

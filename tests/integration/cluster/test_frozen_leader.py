@@ -32,7 +32,7 @@ def test_callers_leave_a_frozen_leader_and_it_steps_down_when_it_is_thawed(
         stepped_down_s = cluster.until(lambda: list(cluster.leaders()) == [other])
         time.sleep(_THAWED_FOR_S)
         callers.more(30, after_term=term)
-    assert "leads no more" in cluster.schedulers[leader].said()
+    assert "no longer leads" in cluster.schedulers[leader].said()
     LOG.info("led by the other after %.1f s, 60 served by then: %.1f s", led_s, served_s)
     LOG.info("the first stepped down %.1f s after the thaw", stepped_down_s)
     LOG.info("%d served, the longest wait %.1f s", callers.begun, callers.longest_wait_s())

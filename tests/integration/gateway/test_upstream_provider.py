@@ -126,19 +126,19 @@ async def test_a_body_in_chunks_of_unknown_length_arrives_whole(tmp_path: Path) 
 
 async def test_our_labels_stay_here_and_answers_have_them(tmp_path: Path) -> None:
     labels = {"com.openfaas.scale.max": "3", "own": "x", "com.gpufaas.batch": "2"}
-    wish = {"labels": labels, "annotations": {"com.gpufaas.slo": "1s", "topic": "t"}}
+    options = {"labels": labels, "annotations": {"com.gpufaas.slo": "1s", "topic": "t"}}
     async with both(tmp_path) as world:
-        await world.near.deploy("f", **wish, limits={"nvidia.com/gpu": "1"})
+        await world.near.deploy("f", **options, limits={"nvidia.com/gpu": "1"})
         told = world.memory.running[F].deployment
         assert (told.labels, told.annotations, told.limits) == ({"own": "x"}, {"topic": "t"}, None)
         shown = (await world.near.get("/system/function/f")).body
         assert shown["labels"] == labels | {"faas_function": "f"}
-        assert shown["annotations"] == wish["annotations"]
+        assert shown["annotations"] == options["annotations"]
         assert shown["limits"] == {"nvidia.com/gpu": "1"}
         assert (await world.near.get("/system/functions")).body == [shown]
         known = world.near.gateway.functions.by_id(F)
         assert known is not None
-        assert (known.wishes.scale_max, known.wishes.batch, known.wishes.gpu) == (3, 2, True)
+        assert (known.options.scale_max, known.options.batch, known.options.gpu) == (3, 2, True)
 
 
 async def test_only_gpu_functions_are_injected_and_nobody_is_shown_what(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ async def test_a_restart_knows_everything_and_renews_what_was_injected(tmp_path:
             assert world.memory.running[FunctionId("openfaas-fn", "plain")] is before
             known = again.functions.by_path(b"plain")
             assert known is not None
-            assert known.wishes.batch == 7
+            assert known.options.batch == 7
 
 
 async def test_deploying_again_without_saying_so_replaces(tmp_path: Path) -> None:

@@ -25,14 +25,14 @@ from tests.kit.fakes.fake_function import FakeFunction
 
 
 def a_deployment(
-    exec_timeout: str = "", *, namespace: str = DEFAULT_NAMESPACE, **wishes: str
+    exec_timeout: str = "", *, namespace: str = DEFAULT_NAMESPACE, **options: str
 ) -> Deployment:
     """The function `echo`; keyword arguments are annotations of ours: `concurrency="2"`."""
     return Deployment(
         FunctionId(namespace, "echo"),
         "image",
         environment={"exec_timeout": exec_timeout},
-        annotations={f"com.gpufaas.{name}": value for name, value in wishes.items()},
+        annotations={f"com.gpufaas.{name}": value for name, value in options.items()},
     )
 
 

@@ -27,7 +27,7 @@ async def test_error_is_logged_at_once_with_the_name_of_the_work(
     assert len(tasks) == 0
 
 
-async def test_error_goes_to_the_owner_that_wants_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_error_goes_to_the_owner_that_takes_it(caplog: pytest.LogCaptureFixture) -> None:
     errors: list[BaseException] = []
     tasks = BackgroundTasks(log, "a letter", errors.append)
     tasks.start(fail())

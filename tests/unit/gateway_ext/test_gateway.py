@@ -105,7 +105,7 @@ def test_the_provider_is_the_one_that_the_settings_name(tmp_path: Path) -> None:
     assert process.name == "process"
 
 
-async def test_a_port_that_is_taken_is_told_before_anything_starts(tmp_path: Path) -> None:
+async def test_a_port_that_is_taken_is_reported_before_anything_starts(tmp_path: Path) -> None:
     started = []
 
     class Watched(MemoryProvider):
@@ -176,9 +176,9 @@ async def test_an_async_call_is_made_and_counted(tmp_path: Path) -> None:
     async with gateway_world(tmp_path, provider) as world:
         assert (await world.ask("POST", "/async-function/f", b"x", who=NOBODY)).status == 404
         await world.deploy("f")
-        said = await world.ask("POST", "/async-function/f", b"x", who=NOBODY)
-        assert (said.status, said.body) == (202, "")
-        assert said.headers["X-Call-Id"]
+        content = await world.ask("POST", "/async-function/f", b"x", who=NOBODY)
+        assert (content.status, content.body) == (202, "")
+        assert content.headers["X-Call-Id"]
         await instances.called.wait()
         assert (await world.get("/system/jobs", who=NOBODY)).status == 401
         assert (await world.get("/system/jobs")).body["running"] == 1
@@ -215,8 +215,8 @@ async def test_a_model_is_kept_while_its_function_is_there_and_when_the_gateway_
     tmp_path: Path,
 ) -> None:
     pins, digest = Pins(), "b" * 64
-    wish = {"enabled": "true", "keep": "true", "model": digest}
-    annotations = {f"com.gpufaas.{key}": value for key, value in wish.items()}
+    options = {"enabled": "true", "keep": "true", "model": digest}
+    annotations = {f"com.gpufaas.{key}": value for key, value in options.items()}
     model = ModelId(f"openfaas-fn/{digest[:20]}")
     async with gateway_world(tmp_path, pinning=pins) as world:
         await world.deploy("f", annotations=annotations)

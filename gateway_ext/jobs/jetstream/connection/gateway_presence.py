@@ -55,7 +55,7 @@ class GatewayPresence:
         return known.session if known is not None else ""
 
     def restart_leases(self) -> None:
-        """Start all leases anew, as heartbeats could not arrive without a connection."""
+        """Start all leases again, as heartbeats could not arrive without a connection."""
         for known in self._gateways.values():
             known.received_s = self._now_s()
 

@@ -1,7 +1,7 @@
 """Keeps a connection to NATS, with a new one whenever it is lost.
 
-The client's own reconnecting is not used: it would delay writes and send them when nobody waits for
-them any more. Here a lost connection fails every request that was under way on it.
+The client's own reconnecting is not used: it would delay writes and send them after their callers
+have given up. Here a lost connection fails every request that was under way on it.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ UseConnection = Callable[[NatsRequests, Callable[[], None]], Awaitable[None]]
 
 
 class NatsLink:
-    """Keeps a connection; `session` uses each new one, and says when others may use it."""
+    """Keeps a connection; `session` uses each new one, and signals when others may use it."""
 
     def __init__(self, settings: JetStreamSettings, session: UseConnection, log: Logger) -> None:
         self._settings = settings
@@ -69,7 +69,7 @@ class NatsLink:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._up.set()  # wakes everybody who waits, to find the link closed
+        self._up.set()  # wakes every waiting task, to find the link closed
 
     def wire(self) -> NatsRequests:
         """The connection; QueueAway where none is usable."""

@@ -2,8 +2,8 @@
 
 Every gateway has one. It receives each message that the stream delivers and each that this gateway
 wrote, and ignores messages older than those it has. The stream alone decides about a claim, as it
-accepts a write only where nobody wrote in between: an index that lags behind costs one refused
-write, and nothing else.
+accepts a write only if the record was not changed in between: an index that lags behind costs one
+refused write, and nothing else.
 """
 
 from collections import defaultdict

@@ -67,7 +67,7 @@ async def ensure(
     """Create the streams that do not exist; existing ones are not changed.
 
     Both have limits, so that bodies never fill the servers to a point where no job could be claimed
-    or ended. Where the servers have less space than wanted, the limits are lower.
+    or ended. If the servers have less space than configured, the limits are lower.
     """
     # A full stream refuses messages; it never discards old ones.
     usual = StreamConfig(

@@ -1,4 +1,4 @@
-"""Writes records to the stream and the index, each only where nobody changed it in between."""
+"""Writes records to the stream and the index, each only if it was not changed in between."""
 
 from dataclasses import replace
 

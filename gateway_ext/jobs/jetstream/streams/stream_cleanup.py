@@ -1,4 +1,4 @@
-"""Removes from the streams what nobody needs: marks, orphaned parts, old heartbeats."""
+"""Removes unneeded messages from the streams: marks, orphaned parts, old heartbeats."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ _TOGETHER, _AT_ONCE = 8, 256
 
 
 class _Mark(NamedTuple):
-    """The mark of a job that ended, and from when on nobody needs it."""
+    """The mark of a job that ended, and the time from which it is no longer needed."""
 
     due_s: float
     subject: str

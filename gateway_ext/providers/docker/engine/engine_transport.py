@@ -186,7 +186,7 @@ def _parsed(url: str, *, private: bool) -> tuple[str, str]:
         return "http://docker", parts.path
     if parts.scheme == "tcp" and parts.netloc and parts.path in {"", "/"}:
         return f"{'https' if private else 'http'}://{parts.netloc}", ""
-    raise BadRequest(f"docker_url: {url!r}: unix:///path or tcp://host:port is wanted")
+    raise BadRequest(f"docker_url: {url!r}: unix:///path or tcp://host:port is expected")
 
 
 def _message(body: bytes) -> str:

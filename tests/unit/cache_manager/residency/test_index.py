@@ -54,7 +54,7 @@ def test_plan_spares_a_used_model_when_room_is_needed() -> None:
     assert index.plan(cache, ((C, 60),), 0.0) == LoadPlan(((C, 60),), (A, B))
 
 
-def test_plan_takes_a_waited_for_model_only_when_told_and_nothing_else_helps() -> None:
+def test_plan_takes_a_waited_for_model_only_when_allowed_and_nothing_else_helps() -> None:
     index, cache = gpu_holding(a=50, b=50)
     index.wait(cache, A, +1)
     assert index.plan(cache, ((C, 60),), 0.0) is None
@@ -138,7 +138,7 @@ def test_model_could_fit_when_only_pinned_ones_must_stay() -> None:
 # -- tiers and demand -----------------------------------------------------------------------------
 
 
-def test_tier_is_absent_when_the_node_never_told() -> None:
+def test_tier_is_absent_when_the_node_never_reported_it() -> None:
     index, _ = gpu_holding()
     assert index.tier(N0, A) is Tier.ABSENT
     index.set_tier(N0, A, Tier.HOST)
@@ -148,11 +148,11 @@ def test_tier_is_absent_when_the_node_never_told() -> None:
     assert index.tier(N0, A) is Tier.ABSENT
 
 
-def test_rate_grows_with_requests_and_fades_when_time_goes_on() -> None:
+def test_rate_grows_with_requests_and_fades_as_time_passes() -> None:
     index, _ = gpu_holding()
     assert index.rate(A, 0.0) == 0.0
-    index.asked(A, 0.0)
+    index.count_request(A, 0.0)
     once = index.rate(A, 0.0)
-    index.asked(A, 0.0)
+    index.count_request(A, 0.0)
     assert index.rate(A, 0.0) == pytest.approx(2 * once)
     assert 0.0 < index.rate(A, 1000.0) < once

@@ -72,7 +72,7 @@ def test_nothing_leaves_while_the_budget_holds() -> None:
     assert (demotion.short_bytes, demotion.victims) == (1, (A,))
 
 
-def test_decision_says_by_which_rule_and_among_which_candidates_it_was_taken() -> None:
+def test_decision_names_its_rule_and_its_candidates() -> None:
     index = tier(A, B, C)
     index.hold(A, 3.0)
     index.was_read(10, 1e-8)  # as fast as it was taken to be

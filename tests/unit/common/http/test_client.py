@@ -71,7 +71,7 @@ async def test_connection_is_not_kept_when_the_peer_closes_it() -> None:
         assert client.idle_count == 0
 
 
-async def test_error_says_whether_the_peer_may_have_begun() -> None:
+async def test_error_shows_whether_the_peer_may_have_begun() -> None:
     client = HttpClient()
     async with peer(
         b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf", then_close=True

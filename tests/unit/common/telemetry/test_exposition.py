@@ -53,7 +53,7 @@ def test_values_of_equal_labels_add_up() -> None:
     assert found.values == {("200", "f"): 3.0}
 
 
-def test_page_says_what_each_metric_is() -> None:
+def test_page_describes_each_metric() -> None:
     lines = page([Values(CALLS)]).decode().splitlines()
     assert lines == [
         '# HELP calls_total Calls: "all"\\nof \\\\them',

@@ -15,14 +15,14 @@ def test_context_is_read_from_a_header() -> None:
 
 
 @pytest.mark.parametrize(("flags", "sampled"), [("03", True), ("ff", True), ("02", False)])
-def test_only_the_lowest_flag_says_that_it_is_sampled(flags: str, *, sampled: bool) -> None:
+def test_only_the_lowest_flag_means_sampled(flags: str, *, sampled: bool) -> None:
     found = trace_of(f"00-{TRACE}-{SPAN}-{flags}")
     assert found is not None
     assert found.sampled is sampled
     assert found.header == f"00-{TRACE}-{SPAN}-0{int(sampled)}"
 
 
-def test_a_later_version_may_say_more() -> None:
+def test_a_later_version_may_have_more_fields() -> None:
     assert trace_of(f"01-{TRACE}-{SPAN}-01-more") == TraceContext(TRACE, SPAN, True)
     assert trace_of(f"01-{TRACE}-{SPAN}-01more") is None
 

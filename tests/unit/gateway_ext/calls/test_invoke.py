@@ -21,8 +21,8 @@ async def test_call_passes_on_method_path_query_headers_and_body() -> None:
     async with a_gateway() as gateway, a_function(says(b"hi", 201, "x-own: 1\r\n")) as fake:
         gateway.deploy(a_deployment(), fake)
         path = "/function/echo/a%2Fb/c;d?x=%20&y"
-        said = await gateway.call(path, b"body", method="PUT", headers=["X-Mine: 2"])
-        assert (said.status, said.body, said.header("x-own")) == (201, b"hi", "1")
+        answer = await gateway.call(path, b"body", method="PUT", headers=["X-Mine: 2"])
+        assert (answer.status, answer.body, answer.header("x-own")) == (201, b"hi", "1")
         got = fake.got[0]
         assert (got.method, got.target, got.body) == ("PUT", "/a%2Fb/c;d?x=%20&y", b"body")
         assert got.header("x-mine") == "2"
@@ -75,10 +75,10 @@ async def test_namespaces_are_apart() -> None:
 async def test_call_is_refused(method: str, path: str, headers: list[str], status: int) -> None:
     async with a_gateway() as gateway, a_function(says()) as fake:
         gateway.deploy(a_deployment(), fake)
-        said = await gateway.call(path, method=method, headers=headers)
-        assert said.status == status
-        assert said.header("content-type") == "text/plain; charset=utf-8"
-        assert said.body
+        answer = await gateway.call(path, method=method, headers=headers)
+        assert answer.status == status
+        assert answer.header("content-type") == "text/plain; charset=utf-8"
+        assert answer.body
         assert not fake.got
 
 
@@ -90,7 +90,7 @@ async def test_headers_of_a_hop_stay_there_both_ways() -> None:
             *("Connection: x-secret, close", "X-Secret: 1", "TE: trailers", "Keep-Alive: 3"),
             *("Proxy-Authorization: x", "X-Gpu-Lease: stolen", "Authorization: mine"),
         ]
-        said = await gateway.call(headers=sent)
+        answer = await gateway.call(headers=sent)
         hidden = {
             "x-secret",
             "te",
@@ -101,19 +101,19 @@ async def test_headers_of_a_hop_stay_there_both_ways() -> None:
         }
         assert not hidden & {name for name, _ in fake.got[0].headers}
         assert fake.got[0].header("authorization") == "mine"
-        assert said.header("x-kept") == "1"
-        assert not {"x-named", "keep-alive", "x-gpu-secret"} & {name for name, _ in said.headers}
+        assert answer.header("x-kept") == "1"
+        assert not {"x-named", "keep-alive", "x-gpu-secret"} & {name for name, _ in answer.headers}
 
 
 async def test_call_is_named_timed_and_forwarded() -> None:
     async with a_gateway() as gateway, a_function(says()) as fake:
         gateway.deploy(a_deployment(), fake)
-        said = await gateway.call(headers=["X-Forwarded-For: 1.2.3.4", "X-Forwarded-Host: front"])
+        answer = await gateway.call(headers=["X-Forwarded-For: 1.2.3.4", "X-Forwarded-Host: front"])
         got = fake.got[0]
-        assert said.header("x-call-id") == got.header("x-call-id")
-        assert len(said.header("x-call-id") or "") == 36
-        assert said.header("x-start-time") == got.header("x-start-time")
-        assert float(said.header("x-duration-seconds") or "-1") >= 0
+        assert answer.header("x-call-id") == got.header("x-call-id")
+        assert len(answer.header("x-call-id") or "") == 36
+        assert answer.header("x-start-time") == got.header("x-start-time")
+        assert float(answer.header("x-duration-seconds") or "-1") >= 0
         assert got.header("x-forwarded-for") == "1.2.3.4, 127.0.0.1"
         assert got.header("x-forwarded-host") == "front"
         own = await gateway.call(headers=["X-Call-Id: mine"])
@@ -132,8 +132,8 @@ async def test_connections_to_instances_are_used_again() -> None:
 async def test_head_has_the_length_and_no_body() -> None:
     async with a_gateway() as gateway, a_function(says(b"12345")) as fake:
         gateway.deploy(a_deployment(), fake)
-        said = await gateway.call(method="HEAD")
-        assert (said.status, said.header("content-length"), said.body) == (200, "5", b"")
+        answer = await gateway.call(method="HEAD")
+        assert (answer.status, answer.header("content-length"), answer.body) == (200, "5", b"")
 
 
 @pytest.mark.parametrize(
@@ -158,10 +158,10 @@ async def test_answer_of_any_form_is_passed_on(wire: bytes, status: int, body: b
     async with a_gateway() as gateway, a_function(writes(wire)) as fake:
         gateway.deploy(a_deployment(), fake)
         for _ in range(2):
-            said = await gateway.call()
-            assert (said.status, said.body) == (status, body)
-            assert said.header("link") is None
-            assert said.header("t") is None
+            answer = await gateway.call()
+            assert (answer.status, answer.body) == (status, body)
+            assert answer.header("link") is None
+            assert answer.header("t") is None
         assert fake.connections == 1
 
 

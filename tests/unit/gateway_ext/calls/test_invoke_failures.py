@@ -43,9 +43,9 @@ NOWHERE = FakeFunction(Endpoint("nowhere", "unix:/nonexistent/s"))
 async def test_call_answers_502_when_function_does_not_answer_in_http(wire: bytes) -> None:
     async with a_gateway() as gateway, a_function(writes(wire, close=True)) as fake:
         function = gateway.deploy(a_deployment(), fake)
-        said = await gateway.call()
-        assert said.status == 502
-        assert said.header("x-call-id")
+        result = await gateway.call()
+        assert result.status == 502
+        assert result.header("x-call-id")
         assert len(fake.got) == 1
         assert (function.inflight, gateway.client.idle_count) == (0, 0)
 
@@ -78,7 +78,7 @@ async def test_call_whose_body_is_still_coming_goes_to_another_instance() -> Non
             assert (await answer_of(reader)).body == b"abcd"
 
 
-async def test_call_that_may_have_begun_is_repeated_only_by_wish() -> None:
+async def test_call_that_may_have_begun_is_repeated_only_if_declared_repeatable() -> None:
     answers = [writes(close=True), says(b"second")]
 
     async def behave(got: Got, writer: asyncio.StreamWriter) -> None:
@@ -120,8 +120,8 @@ async def test_call_times_out_before_the_answer() -> None:
     async with a_gateway() as gateway, a_function(says(delay_s=30)) as fake:
         function = gateway.deploy(a_deployment(timeout="50ms"), fake)
         began_s = time.monotonic()
-        said = await gateway.call()
-        assert said.status == 504
+        result = await gateway.call()
+        assert result.status == 504
         assert 0.04 < time.monotonic() - began_s < 2
         assert function.inflight == 0
         gateway.deploy(a_deployment("5ms"), fake)
@@ -196,7 +196,7 @@ async def test_streamed_body_beyond_the_limit_is_refused_before_the_answer() -> 
         await eventually(lambda: not fake.writers)
 
 
-async def test_function_that_answers_before_the_body_has_come_is_heard() -> None:
+async def test_function_that_answers_before_the_body_has_come_is_used() -> None:
     early = b"HTTP/1.1 403 X\r\ncontent-length: 2\r\n\r\nno"
 
     async def behave(got: Got, writer: asyncio.StreamWriter) -> None:
@@ -211,8 +211,8 @@ async def test_function_that_answers_before_the_body_has_come_is_heard() -> None
         gateway.deploy(a_deployment(), fake)
         reader, writer = await gateway.connect()
         writer.write(b"POST /function/echo HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\nab")
-        said = await answer_of(reader)
-        assert (said.status, said.body) == (403, b"no")
+        result = await answer_of(reader)
+        assert (result.status, result.body) == (403, b"no")
         await eventually(lambda: not fake.writers)
         assert gateway.client.idle_count == 0
 
@@ -243,7 +243,7 @@ async def test_direct_call_times_out_before_and_in_the_answer() -> None:
             answer = await gateway.invoke.direct("POST", b"/function/echo", b"", [], b"")
             assert await anext(answer.body) == b"ab"
             await asyncio.sleep(0.1)
-            assert function.inflight == 0  # although nobody reads
+            assert function.inflight == 0  # although the response is not read
             with pytest.raises(TimedOut):
                 await anext(answer.body)
 
@@ -252,8 +252,8 @@ async def test_connection_waits_when_the_backlog_is_full() -> None:
     """The kernel lets two wait for the function; 50 come at once."""
     async with a_gateway() as gateway, a_function(says(), backlog=1) as fake:
         gateway.deploy(a_deployment(), fake)
-        said = await asyncio.gather(*(gateway.call() for _ in range(50)))
-        assert {one.status for one in said} == {200}
+        result = await asyncio.gather(*(gateway.call() for _ in range(50)))
+        assert {one.status for one in result} == {200}
 
 
 @pytest.mark.parametrize("status", [204, 304])
@@ -261,6 +261,6 @@ async def test_length_of_an_answer_without_a_body_breaks_nothing(status: int) ->
     wire = b"HTTP/1.1 %d X\r\ncontent-length: 5\r\n\r\n" % status
     async with a_gateway() as gateway, a_function(writes(wire)) as fake:
         function = gateway.deploy(a_deployment(), fake)
-        said = await gateway.call()
-        assert (said.status, said.header("content-length"), said.body) == (status, None, b"")
+        result = await gateway.call()
+        assert (result.status, result.header("content-length"), result.body) == (status, None, b"")
         assert gateway.meters.invocations_of(function.label) == 1

@@ -1,4 +1,4 @@
-"""Calls of GPU functions: what is leased for them, what they are told, and what is given back."""
+"""Calls of GPU functions: their leases, their headers, and the release of their leases."""
 
 import asyncio
 
@@ -29,12 +29,12 @@ USES_BERT = says(headers=f"X-Gpu-Models: {BERT}\r\n")
 R = RequestId("r")
 
 
-def a_gpu_deployment(**wishes: str) -> Deployment:
-    return a_deployment("", enabled="true", **wishes)
+def a_gpu_deployment(**options: str) -> Deployment:
+    return a_deployment("", enabled="true", **options)
 
 
-async def a_learned_function(gateway: Gateway, fake: FakeFunction, **wishes: str) -> None:
-    gateway.deploy(a_gpu_deployment(**wishes), fake)
+async def a_learned_function(gateway: Gateway, fake: FakeFunction, **options: str) -> None:
+    gateway.deploy(a_gpu_deployment(**options), fake)
     assert (await gateway.call()).status == 200
     assert not gateway.leases.asked
 
@@ -42,14 +42,14 @@ async def a_learned_function(gateway: Gateway, fake: FakeFunction, **wishes: str
 async def test_gpu_call_is_given_a_lease_for_the_models_of_the_call_before() -> None:
     async with a_gateway() as gateway, a_function(USES_BERT) as fake:
         await a_learned_function(gateway, fake, priority="3", batch="4", slo="2s", timeout="9s")
-        said = await gateway.call(headers=["X-Gpu-Address: mine"])
-        assert said.header("x-gpu-models") is None
+        answer = await gateway.call(headers=["X-Gpu-Address: mine"])
+        assert answer.header("x-gpu-models") is None
         first, second = fake.got
         assert first.header("x-gpu-lease") is None
         assert second.header("x-gpu-lease") == "token1"
         assert second.header("x-gpu-address") == "unix:/run/n0,tcp:n0:1"
         (request,) = gateway.leases.asked
-        assert (request.id, request.function) == (said.header("x-call-id"), "openfaas-fn/echo")
+        assert (request.id, request.function) == (answer.header("x-call-id"), "openfaas-fn/echo")
         assert request.models == ("openfaas-fn/" + 20 * "b",)
         assert (request.priority, request.batch, request.slo_s) == (3, 4, 2.0)
         assert request.deadline_s is not None
@@ -81,20 +81,20 @@ async def test_callers_own_id_is_not_taken_for_that_of_the_request() -> None:
         (RequestExpired(R, "late", None), 504),
         (ModelsTooLarge(R, "too large", 2, 1), 507),
         (NoGpus(), 503),
-        (SchedulerUnreachable("nobody"), 503),
+        (SchedulerUnreachable("no scheduler"), 503),
         (CallerNotAllowed("who", known=False), 500),
     ],
     ids=lambda value: type(value).__name__,
 )
-async def test_gpu_call_is_refused_as_the_scheduler_says(
+async def test_gpu_call_is_refused_with_the_schedulers_reason(
     error: SchedulerError, status: int
 ) -> None:
     async with a_gateway() as gateway, a_function(USES_BERT) as fake:
         await a_learned_function(gateway, fake)
         gateway.leases.errors.append(error)
-        said = await gateway.call()
-        assert said.status == status
-        assert (said.header("retry-after") is not None) == (status == 429)
+        answer = await gateway.call()
+        assert answer.status == status
+        assert (answer.header("retry-after") is not None) == (status == 429)
         assert len(fake.got) == 1
         assert (await gateway.call()).status == 200
 
@@ -102,7 +102,7 @@ async def test_gpu_call_is_refused_as_the_scheduler_says(
 @pytest.mark.parametrize(
     "error", [EventRefused(None, "unknown model"), RequestFailed(R, "not loaded")]
 )
-async def test_gpu_call_goes_on_without_lease_when_its_models_are_not_known_any_more(
+async def test_gpu_call_continues_without_lease_when_its_models_are_not_known_any_more(
     error: SchedulerError,
 ) -> None:
     async with a_gateway() as gateway, a_function(USES_BERT) as fake:
@@ -179,8 +179,8 @@ def test_declared_models_are_expected_from_the_first_call() -> None:
 def test_only_models_that_every_recent_call_used_are_expected() -> None:
     learned = Learned(FunctionId("n", "f"))
 
-    def expected_after(said: str) -> list[str]:
-        learned.saw(said.encode())
+    def expected_after(answer: str) -> list[str]:
+        learned.saw(answer.encode())
         return [model[2] for model in learned.models]
 
     both = f"{BERT}, {RESNET}"
@@ -191,7 +191,7 @@ def test_only_models_that_every_recent_call_used_are_expected() -> None:
     assert expected_after(64 * "c") == []
 
 
-async def test_closing_waits_for_what_the_scheduler_is_to_be_told() -> None:
+async def test_closing_waits_for_messages_to_the_scheduler() -> None:
     async with a_gateway() as gateway, a_function(USES_BERT) as fake:
         await a_learned_function(gateway, fake)
         gateway.leases.releasing.clear()

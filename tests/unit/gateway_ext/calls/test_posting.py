@@ -9,7 +9,7 @@ from gateway_ext.calls.function_table import Function
 from gateway_ext.calls.gpu_leasing import GpuLeasing
 from gateway_ext.calls.scheduler_posting import Posting
 from gateway_ext.metrics.call_counts import GatewayMeters
-from gateway_ext.openfaas.function_wishes import Wishes
+from gateway_ext.openfaas.function_options import FunctionOptions
 from gateway_ext.tracing.call_journey import Journey
 from scheduler.client.scheduler_client import SchedulerClient
 from scheduler.model.errors import NoGpus, SchedulerUnreachable
@@ -53,7 +53,7 @@ async def test_posting_acquires_releases_and_raises_what_the_scheduler_raised() 
     posting.close()
 
 
-async def test_posting_goes_on_to_the_scheduler_that_leads() -> None:
+async def test_posting_moves_to_the_scheduler_that_leads() -> None:
     posting = Posting()
     async with a_world() as first, a_world() as second, second.service.lead(2) as second.office:
         second.attach(fake_node("n0", gpu("g0", node="n0"), load_s=0.0))
@@ -88,7 +88,7 @@ async def test_request_is_cancelled_when_its_task_is() -> None:
         assert world.office is not None
         cluster = world.office.core.cluster
         leasing = GpuLeasing(client, GatewayMeters())
-        function = Function(a_deployment(), Wishes(gpu=True))
+        function = Function(a_deployment(), FunctionOptions(gpu=True))
         function.learned.saw(BERT.encode())
         now_s = asyncio.get_running_loop().time()
         first = await leasing.acquire(function, a_journey("c0"), now_s + 9, own_id=True)
@@ -108,7 +108,7 @@ async def test_request_is_cancelled_when_its_task_is() -> None:
     posting.close()
 
 
-async def test_cancelling_ends_a_lease_whose_answer_nobody_took() -> None:
+async def test_cancelling_ends_a_lease_whose_answer_no_caller_took() -> None:
     posting = Posting()
     async with leading() as world, a_client(world, posting=posting) as client:
         await client.acquire(request("r0"))

@@ -1,4 +1,4 @@
-"""Functions and their instances: who takes a call, who waits, and when an instance is drained."""
+"""Functions and their instances: which takes a call, which calls wait, and draining."""
 
 import asyncio
 import itertools
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.timeout(30, func_only=True)
 A, B, C = (Endpoint(name, f"unix:/{name}") for name in "abc")
 
 
-def deployed(functions: Functions, *endpoints: Endpoint, **wishes: str) -> Function:
-    functions.function_is(a_deployment("", **wishes), endpoints, wanted=len(endpoints))
+def deployed(functions: Functions, *endpoints: Endpoint, **options: str) -> Function:
+    functions.function_is(a_deployment("", **options), endpoints, wanted=len(endpoints))
     function = functions.by_path(b"echo")
     assert function is not None
     return function
@@ -53,7 +53,7 @@ async def test_names_of_a_function_come_and_go() -> None:
     assert len(functions) == 0
 
 
-async def test_bad_wishes_change_nothing() -> None:
+async def test_bad_options_change_nothing() -> None:
     functions = Functions()
     function = deployed(functions, A)
     with pytest.raises(BadDeployment):
@@ -103,7 +103,7 @@ async def test_new_instance_serves_those_who_wait() -> None:
     assert not await function.ready(0.01)
 
 
-async def test_those_who_wait_are_told_when_the_function_is_removed() -> None:
+async def test_waiting_calls_fail_when_the_function_is_removed() -> None:
     functions = Functions()
     function = deployed(functions)
     turn = asyncio.create_task(function.turn(9))

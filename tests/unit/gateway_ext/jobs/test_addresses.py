@@ -69,7 +69,7 @@ class _Resolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        raise AssertionError("nobody closed it")
+        raise AssertionError("it was not closed")
 
 
 async def test_name_that_resolves_to_a_private_address_too_is_refused() -> None:

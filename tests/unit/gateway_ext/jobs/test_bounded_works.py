@@ -1,4 +1,4 @@
-"""Works that run a few at a time: all are tried, and a cancellation stops them cleanly."""
+"""Jobs that run a few at a time: all are tried, and a cancellation stops them cleanly."""
 
 import asyncio
 import gc

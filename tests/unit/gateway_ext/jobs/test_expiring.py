@@ -1,4 +1,4 @@
-"""Dead letters are looked at again and again, whatever the queue says."""
+"""Dead letters are checked again and again, whatever the queue reports."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A queue that fails for a while, and faults of ours: no job is lost, nobody waits for ever."""
+"""A queue that fails for a while, and our own defects: no job is lost, no caller waits for ever."""
 
 import asyncio
 import logging
@@ -127,7 +127,7 @@ class Odd(SqliteQueue):
         raise ZeroDivisionError(job)
 
 
-async def test_job_whose_end_cannot_be_written_down_by_a_fault_is_told_of(
+async def test_job_whose_end_cannot_be_recorded_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR):

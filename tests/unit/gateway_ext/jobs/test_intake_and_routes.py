@@ -81,11 +81,11 @@ async def test_call_is_kept_as_it_was_sent(tmp_path: Path, body: bytes) -> None:
             body,
         )
         assert (job.call.id, job.call.callback_url) == ("mine", "http://there/")
-        said = dict(job.call.headers)
-        assert said[b"content-type"] == b"a/b"
-        assert said[b"x-forwarded-for"] == b"1.2.3.4, 127.0.0.1"
-        assert said[b"x-forwarded-host"] == said[b"host"] == b"gateway"
-        assert not {b"x-gpu-lease", b"connection", b"content-length", b"x-call-id"} & {*said}
+        result = dict(job.call.headers)
+        assert result[b"content-type"] == b"a/b"
+        assert result[b"x-forwarded-for"] == b"1.2.3.4, 127.0.0.1"
+        assert result[b"x-forwarded-host"] == result[b"host"] == b"gateway"
+        assert not {b"x-gpu-lease", b"connection", b"content-length", b"x-call-id"} & {*result}
 
 
 async def test_call_without_an_id_is_given_one_and_the_root_path(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ async def _pieces(size: int) -> AsyncIterator[bytes]:
     yield b"x" * (size % 100)
 
 
-async def test_full_queue_says_when_to_come_back(tmp_path: Path) -> None:
+async def test_full_queue_names_the_time_to_retry(tmp_path: Path) -> None:
     async with asking(tmp_path) as (client, _):
         statuses = [(await client.post(URL)).status_code for _ in range(4)]
         assert statuses == [202, 202, 202, 429]
@@ -145,7 +145,7 @@ async def test_full_queue_says_when_to_come_back(tmp_path: Path) -> None:
 async def test_bodies_that_come_at_once_have_room_together_or_are_refused(
     tmp_path: Path, headers: list[tuple[bytes, bytes]]
 ) -> None:
-    """Also those that do not say how long they are: then while they come."""
+    """Also requests without a length: then while their bodies arrive."""
     gate = asyncio.Event()
     statuses: list[int] = []
 

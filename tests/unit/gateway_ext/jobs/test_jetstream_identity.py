@@ -20,7 +20,7 @@ CALL = "x.jobs.call.k1"
 
 
 def record(number: int, state: RecordState = RecordState.WAITING, **others: object) -> JobRecord:
-    said: dict[str, object] = {
+    fields: dict[str, object] = {
         "number": JobNumber(number),
         "uid": str(number),
         "function": ECHO,
@@ -32,7 +32,7 @@ def record(number: int, state: RecordState = RecordState.WAITING, **others: obje
         "lane": call_lane(ECHO).key,
         "due_at_s": 1.0,
     }
-    return JobRecord(**{**said, **others})  # type: ignore[arg-type] # as named
+    return JobRecord(**{**fields, **others})  # type: ignore[arg-type] # as named
 
 
 def test_numbers_grow_also_when_the_clock_stands_or_goes_back() -> None:
@@ -59,11 +59,11 @@ def test_later_gateways_numbers_are_higher_whatever_they_draw() -> None:
 
 def test_record_of_the_first_gateways_names_its_parts_as_they_did() -> None:
     one = record(7, call=StoredParts(7, (5, 6), 900), result=StoredParts(9, (8,), 800, "result-1"))
-    said = json.loads(encode(one))
+    fields = json.loads(encode(one))
     assert decode(encode(one)) == one
-    for stored in (said["call"], said["result"]):
+    for stored in (fields["call"], fields["result"]):
         del stored[3]
-    before = decode(json.dumps(said).encode())
+    before = decode(json.dumps(fields).encode())
     assert before.call.body_names() == ["call-0", "call-1"]
     assert before.result is not None
     assert [before.result.name, *before.result.body_names()] == ["result", "result-0"]

@@ -47,7 +47,7 @@ class Living:
 def record(
     state: RecordState = RecordState.WAITING, number: int = 1, **others: object
 ) -> JobRecord:
-    said: dict[str, object] = {
+    fields: dict[str, object] = {
         "number": JobNumber(number),
         "uid": f"u{number}",
         "function": ECHO,
@@ -59,7 +59,7 @@ def record(
         "lane": LANE.key,
         "due_at_s": 1.0,
     }
-    return JobRecord(**{**said, **others})  # type: ignore[arg-type] # as named
+    return JobRecord(**{**fields, **others})  # type: ignore[arg-type] # as named
 
 
 def index(living: Living | None = None) -> JobIndex:
@@ -117,7 +117,7 @@ def test_job_is_taken_once_and_again_when_it_was_let_go() -> None:
     taken = one.take(LANE, 5.0)
     assert taken is not None
     assert one.take(LANE, 5.0) is None
-    # A claim of ours was written without an acknowledgement: nobody works on the job.
+    # A claim of ours was written without an acknowledgement: no gateway works on the job.
     one.apply(CALL, 2, record(RecordState.CLAIMED, owner=ME))
     assert one.take(LANE, 5.0) is None
     one.release(CALL)
@@ -158,7 +158,9 @@ def test_servers_that_lost_what_they_had_are_believed_at_the_next_look() -> None
     one.begin_reading()
     one.apply(CALL, 3, record())
     one.apply("x.jobs.call.k2", 4, record(number=2))
-    one.apply(CALL, 2, record(RecordState.CLAIMED, owner=OTHER))  # late, of this look: no news
+    one.apply(
+        CALL, 2, record(RecordState.CLAIMED, owner=OTHER)
+    )  # late, already known from this reading
     one.end_reading()
     assert one.seq_of(CALL) == 3
     assert one.tally.calls == {ECHO: 2}
@@ -197,7 +199,7 @@ def test_letter_that_was_replayed_and_still_stands_is_a_half() -> None:
     assert (one.tally.calls, one.tally.dead) == ({ECHO: 1}, 0)
 
 
-def test_stream_that_is_another_one_is_begun_anew() -> None:
+def test_stream_that_is_another_one_is_read_again() -> None:
     one = index()
     one.apply(CALL, 100, record())
     one.passed(100)
@@ -228,7 +230,7 @@ def test_session_is_dead_when_it_was_silent_for_its_lease_or_closed_or_was_follo
     assert presence.newly_dead(["a.1", "b.1"]) == ["a.1"]
 
 
-def test_leases_start_anew_after_a_time_without_a_connection() -> None:
+def test_leases_start_again_after_a_time_without_a_connection() -> None:
     now = [0.0]
     presence = GatewayPresence(10.0, lambda: now[0])
     presence.receive("a", 1, beat("a.1"), 100.0)

@@ -1,4 +1,4 @@
-"""What follows from an attempt, and when the next one is."""
+"""The consequences of an attempt, and when the next one is."""
 
 import pytest
 from hypothesis import given
@@ -85,7 +85,7 @@ def test_wait_stays_within_what_was_asked_and_the_spread(
 
 
 @pytest.mark.parametrize(
-    ("said", "expected_s"),
+    ("header_value", "expected_s"),
     [
         (b"7", 7.0),
         (b" 7 ", 7.0),
@@ -99,10 +99,10 @@ def test_wait_stays_within_what_was_asked_and_the_spread(
         (b"Thu, 01 Jan 1970 00:00:05 GMT", 0.0),
     ],
 )
-def test_retry_after_is_read_as_seconds_or_date(said: bytes, expected_s: float) -> None:
-    assert asked_wait_s([(b"x", b"1"), (b"Retry-After", said)], now_s=10.0) == expected_s
+def test_retry_after_is_read_as_seconds_or_date(header_value: bytes, expected_s: float) -> None:
+    assert asked_wait_s([(b"x", b"1"), (b"Retry-After", header_value)], now_s=10.0) == expected_s
 
 
-def test_function_may_wish_for_its_own_number_of_attempts() -> None:
+def test_function_may_set_its_own_number_of_attempts() -> None:
     assert PATIENCE.of(None) == PATIENCE
     assert PATIENCE.of(7).attempts == 7

@@ -116,7 +116,7 @@ async def test_files_that_no_job_has_go_at_the_next_start(tmp_path: Path) -> Non
         assert await whole(job.body) == LARGE
 
 
-async def test_job_whose_body_is_gone_becomes_a_dead_letter_and_hinders_nobody(
+async def test_job_whose_body_is_gone_becomes_a_dead_letter_and_hinders_no_other_job(
     tmp_path: Path,
 ) -> None:
     async with a_queue(tmp_path, LIMITS) as queue:
@@ -138,7 +138,7 @@ class Unburying(SqliteQueue):
         raise QueueFailed(f"the disk is full: {job} {why} {at_s} {status}")
 
 
-async def test_job_that_can_neither_be_read_nor_buried_hinders_nobody(tmp_path: Path) -> None:
+async def test_job_that_can_neither_be_read_nor_buried_hinders_no_other_job(tmp_path: Path) -> None:
     queue = Unburying(tmp_path, LIMITS, LOG)
     await queue.open()
     await put(queue, call("lost", queued_at_s=1.0), LARGE)
@@ -198,7 +198,7 @@ def _no_files_left(_: object) -> None:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-async def test_row_that_makes_no_sense_becomes_a_dead_letter_and_hinders_nobody(
+async def test_row_that_makes_no_sense_becomes_a_dead_letter_and_hinders_no_other_job(
     tmp_path: Path,
 ) -> None:
     async with a_queue(tmp_path) as queue:
@@ -237,7 +237,7 @@ async def test_works_that_come_together_share_a_commit(tmp_path: Path) -> None:
     def watch(transaction: Transaction) -> None:
         transaction.db.execute("CREATE TABLE rows (value)")
         transaction.db.set_trace_callback(
-            lambda said: commits.append(said) if said == "COMMIT" else None
+            lambda answer: commits.append(answer) if answer == "COMMIT" else None
         )
 
     committer = Committer(tmp_path / "some.sqlite", watch)

@@ -49,8 +49,8 @@ class Receiver:
         self.got.append((headers, body))
         status = self.first.pop(0) if self.first else 200
         location = "location: http://127.0.0.1:1/\r\n" if status == 302 else ""
-        said = f"HTTP/1.1 {status} X\r\n{location}content-length: 0\r\nconnection: close\r\n\r\n"
-        writer.write(said.encode())
+        result = f"HTTP/1.1 {status} X\r\n{location}content-length: 0\r\nconnection: close\r\n\r\n"
+        writer.write(result.encode())
         await writer.drain()
         writer.close()
 
@@ -147,7 +147,7 @@ async def test_call_is_dead_after_its_attempts_and_made_when_it_is_replayed(tmp_
         assert await queue.dead_letters(0, 10) == []
 
 
-async def test_function_may_wish_for_fewer_attempts(tmp_path: Path) -> None:
+async def test_function_may_set_fewer_attempts(tmp_path: Path) -> None:
     async with working(tmp_path, lambda *_: ScriptedAnswer(502), attempts=1) as (queue, functions):
         await put(queue, now())
         await idle(queue)
@@ -211,7 +211,7 @@ async def test_fault_of_ours_is_an_attempt_and_not_the_end_of_the_worker(tmp_pat
 # -- callbacks -------------------------------------------------------------------------------------
 
 
-async def test_result_is_called_back_with_what_openfaas_says_of_it(tmp_path: Path) -> None:
+async def test_result_is_called_back_with_openfaas_headers(tmp_path: Path) -> None:
     headers = ((b"content-type", b"image/png"), (b"x-call-id", b"no"), (b"connection", b"close"))
 
     answer = ScriptedAnswer(418, LARGE, headers, after_s=0.05)
@@ -266,7 +266,7 @@ async def test_failed_call_is_called_back_and_then_a_dead_letter(tmp_path: Path)
         assert "4 attempts failed" in letter.why
 
 
-async def test_callback_to_nobody_is_dead_after_its_attempts(tmp_path: Path) -> None:
+async def test_callback_without_a_receiver_is_dead_after_its_attempts(tmp_path: Path) -> None:
     async with working(tmp_path, lambda *_: ScriptedAnswer()) as (queue, _):
         await put(queue, now(url="http://127.0.0.1:1/"))
         await idle(queue)
@@ -291,7 +291,7 @@ async def test_callback_to_a_private_address_is_not_made_when_it_is_forbidden(
         assert "not a public address" in letter.why
 
 
-async def test_result_that_is_too_large_is_a_dead_letter_and_said_so(tmp_path: Path) -> None:
+async def test_result_that_is_too_large_is_a_dead_letter_with_that_reason(tmp_path: Path) -> None:
     functions = Functions(lambda *_: ScriptedAnswer(body=LARGE))
     async with (
         a_receiver() as there,

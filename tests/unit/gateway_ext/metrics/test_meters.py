@@ -1,4 +1,4 @@
-"""What Prometheus reads."""
+"""The gateway's metrics page."""
 
 from gateway_ext.metrics.call_counts import FunctionLoad, GatewayMeters
 

@@ -1,4 +1,4 @@
-"""Credentials: made once, kept as OpenFaaS keeps them, and wanted exactly."""
+"""Credentials: made once, kept as OpenFaaS keeps them, and compared exactly."""
 
 from base64 import b64encode
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_files_that_are_there_are_read_without_the_line_end(tmp_path: Path) -> N
     assert credentials_in(tmp_path) == BasicCredentials("me", "secret")
 
 
-def test_an_empty_file_lets_nobody_in_but_stops_the_start(tmp_path: Path) -> None:
+def test_an_empty_file_is_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / PASSWORD_FILE).write_text("\n")
     with pytest.raises(BadRequest, match="basic-auth-password is empty"):
         credentials_in(tmp_path)
@@ -56,7 +56,7 @@ def test_an_empty_file_lets_nobody_in_but_stops_the_start(tmp_path: Path) -> Non
         BasicCredentials("admin", "pass:wörd").header.encode(),
     ],
 )
-def test_the_credentials_let_in(header: bytes) -> None:
+def test_the_credentials_are_accepted(header: bytes) -> None:
     AUTH.check(header)
 
 

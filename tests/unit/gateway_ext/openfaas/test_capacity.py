@@ -1,4 +1,4 @@
-"""Wishes for GPU memory are held against what the GPUs have."""
+"""Requested GPU memory is compared with the memory of the GPUs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +23,13 @@ class Largest:
 async def test_a_function_that_fits_no_gpu_is_refused_once_one_is_known(tmp_path: Path) -> None:
     gpus = Largest(None)
     async with gateway_world(tmp_path, capacity=gpus) as world:
-        wish = {"annotations": {"com.gpufaas.memory": "80GiB"}}
-        assert (await world.deploy("before", **wish)).status == 202
+        options = {"annotations": {"com.gpufaas.memory": "80GiB"}}
+        assert (await world.deploy("before", **options)).status == 202
         gpus.bytes = 16 << 30
         why = "com.gpufaas.memory: 80GiB: the largest GPU has 16 GiB"
-        refused = await world.deploy("after", **wish)
+        refused = await world.deploy("after", **options)
         assert (refused.status, refused.body.strip()) == (400, why)
-        body = {"service": "before", "image": "i"} | wish
+        body = {"service": "before", "image": "i"} | options
         assert (await world.ask("PUT", "/system/functions", body)).status == 400
-        wish["annotations"]["com.gpufaas.memory"] = "16GiB"
-        assert (await world.deploy("after", **wish)).status == 202
+        options["annotations"]["com.gpufaas.memory"] = "16GiB"
+        assert (await world.deploy("after", **options)).status == 202

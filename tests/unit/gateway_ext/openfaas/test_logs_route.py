@@ -1,4 +1,4 @@
-"""GET /system/logs: lines at once, until there are no more or nobody reads."""
+"""GET /system/logs: lines at once, until the log ends or its reader leaves."""
 
 import asyncio
 import json
@@ -46,9 +46,9 @@ async def test_lines_that_there_are_come_as_json_lines(tmp_path: Path) -> None:
     provider.lines = [line("one"), line("zwei, naïve\tand \u2028 odd")]
     async with gateway_world(tmp_path, provider) as world:
         await world.deploy("f")
-        said = await world.get("/system/logs?name=f")
-        assert said.headers["content-type"] == "application/x-ndjson"
-        found = [json.loads(each) for each in said.body.split("\n") if each]
+        result = await world.get("/system/logs?name=f")
+        assert result.headers["content-type"] == "application/x-ndjson"
+        found = [json.loads(each) for each in result.body.split("\n") if each]
         assert found == [shown("one"), shown("zwei, naïve\tand \u2028 odd")]
 
 
@@ -85,9 +85,9 @@ async def test_a_query_that_makes_no_sense_is_refused(
 ) -> None:
     async with gateway_world(tmp_path) as world:
         await world.deploy("f")
-        said = await world.get(f"/system/logs?{query}")
-        assert said.status == status
-        assert said.headers["content-type"].startswith("text/plain")
+        result = await world.get(f"/system/logs?{query}")
+        assert result.status == status
+        assert result.headers["content-type"].startswith("text/plain")
 
 
 async def test_a_follower_sees_the_answer_begin_and_every_line_at_once(tmp_path: Path) -> None:

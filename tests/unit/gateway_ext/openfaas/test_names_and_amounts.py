@@ -33,7 +33,7 @@ def test_what_names_no_function_is_refused(name: str, namespace: str) -> None:
         valid_names.function_id(name, namespace)
 
 
-def test_a_new_function_may_have_no_dot_and_is_told_why() -> None:
+def test_a_new_function_may_have_no_dot_and_is_refused_with_the_reason() -> None:
     with pytest.raises(BadRequest, match=r"'f\.x' may not contain a dot: in NAME\.NAMESPACE"):
         valid_names.new_function_id("f.x")
 
@@ -85,7 +85,7 @@ def test_cores_are_read(text: str, found: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "m", "0", "two", "1M"])
 def test_what_is_no_amount_of_cores_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"processor|nothing"):
+    with pytest.raises(ValueError, match=r"processor|above 0"):
         quantities.cpus(text)
 
 

@@ -9,7 +9,7 @@ HOST = (b"host", b"gpus.example:8080")
 
 
 @pytest.mark.parametrize(
-    "said",
+    "headers",
     [
         [],
         [(b"origin", b"http://gpus.example:8080")],
@@ -17,12 +17,12 @@ HOST = (b"host", b"gpus.example:8080")
         [(b"sec-fetch-site", b"none")],
     ],
 )
-def test_programs_and_our_own_page_may(said: list[tuple[bytes, bytes]]) -> None:
-    refuse_other_sites([HOST, *said])
+def test_programs_and_our_own_page_may(headers: list[tuple[bytes, bytes]]) -> None:
+    refuse_other_sites([HOST, *headers])
 
 
 @pytest.mark.parametrize(
-    "said",
+    "headers",
     [
         [(b"origin", b"http://evil.example")],
         [(b"origin", b"null")],
@@ -32,6 +32,6 @@ def test_programs_and_our_own_page_may(said: list[tuple[bytes, bytes]]) -> None:
         [(b"sec-fetch-site", b"same-site"), (b"origin", b"http://gpus.example:8080")],
     ],
 )
-def test_other_sites_may_not(said: list[tuple[bytes, bytes]]) -> None:
+def test_other_sites_may_not(headers: list[tuple[bytes, bytes]]) -> None:
     with pytest.raises(CrossSite):
-        refuse_other_sites([HOST, *said])
+        refuse_other_sites([HOST, *headers])

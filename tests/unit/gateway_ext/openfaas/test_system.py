@@ -39,17 +39,17 @@ SHOWN = {
 }
 
 
-def text_of(said: Said, status: int) -> str:
+def text_of(result: Said, status: int) -> str:
     """What is wrong: always plain text."""
-    assert said.status == status, said
-    assert said.headers["content-type"].startswith("text/plain")
-    return str(said.body)
+    assert result.status == status, result
+    assert result.headers["content-type"].startswith("text/plain")
+    return str(result.body)
 
 
 async def test_functions_is_an_empty_list_when_there_is_none(tmp_path: Path) -> None:
     async with gateway_world(tmp_path) as world:
-        said = await world.get("/system/functions")
-        assert (said.status, said.body) == (200, [])
+        result = await world.get("/system/functions")
+        assert (result.status, result.body) == (200, [])
 
 
 async def test_a_function_is_shown_as_it_was_deployed(tmp_path: Path) -> None:
@@ -60,18 +60,18 @@ async def test_a_function_is_shown_as_it_was_deployed(tmp_path: Path) -> None:
         assert (await world.get("/system/functions?namespace=openfaas-fn")).body == [SHOWN]
         assert (await world.get("/system/function/f")).body == SHOWN
         assert (await world.get("/system/function/f.openfaas-fn")).body == SHOWN
-        said = (await world.get("/system/function/f?namespace=openfaas-fn&usage=1")).body
-        assert said["usage"] == {"cpu": 12.5, "totalMemoryBytes": 1024}
+        result = (await world.get("/system/function/f?namespace=openfaas-fn&usage=1")).body
+        assert result["usage"] == {"cpu": 12.5, "totalMemoryBytes": 1024}
 
 
 async def test_labels_and_annotations_are_never_null(tmp_path: Path) -> None:
     async with gateway_world(tmp_path) as world:
         nulls = {"labels": None, "annotations": None, "envVars": None, "limits": None}
         assert (await world.deploy("f", **nulls)).status == 202
-        [said] = (await world.get("/system/functions")).body
-        assert said["labels"] == {"faas_function": "f"}
-        assert said["annotations"] == {}
-        assert not {"envVars", "limits", "requests", "usage", "secrets"} & set(said)
+        [result] = (await world.get("/system/functions")).body
+        assert result["labels"] == {"faas_function": "f"}
+        assert result["annotations"] == {}
+        assert not {"envVars", "limits", "requests", "usage", "secrets"} & set(result)
 
 
 async def test_what_is_wrong_with_a_function_is_shown_and_not_taken_back(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ async def test_faas_cli_deploys_by_put_then_post(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_a_deployment_that_makes_no_sense_is_told_why(
+async def test_a_deployment_that_makes_no_sense_is_refused_with_the_reason(
     body: Any, why: str, tmp_path: Path
 ) -> None:
     async with gateway_world(tmp_path) as world:
@@ -235,8 +235,8 @@ async def test_secrets_are_made_changed_and_removed(tmp_path: Path) -> None:
         assert provider.known_secrets["openfaas-fn", "s.key"] == b"eins"
         assert await ask("PUT", rawValue=b64encode(b"\xff\0").decode()) == 202
         assert provider.known_secrets["openfaas-fn", "s.key"] == b"\xff\0"
-        said = await world.get("/system/secrets?namespace=openfaas-fn")
-        assert said.body == [{"name": "s.key", "namespace": "openfaas-fn"}]
+        result = await world.get("/system/secrets?namespace=openfaas-fn")
+        assert result.body == [{"name": "s.key", "namespace": "openfaas-fn"}]
         assert await ask("DELETE") == 202
         assert await ask("POST", rawValue="not base64!") == 400
         assert await ask("POST", name="../s") == 400
@@ -246,8 +246,8 @@ async def test_a_secret_that_is_in_use_stays(tmp_path: Path) -> None:
     async with gateway_world(tmp_path) as world:
         await world.ask("POST", "/system/secrets", {"name": "s", "value": "x"})
         await world.deploy("f", secrets=["s"])
-        said = await world.ask("DELETE", "/system/secrets", {"name": "s"})
-        assert "used by f.openfaas-fn" in text_of(said, 409)
+        result = await world.ask("DELETE", "/system/secrets", {"name": "s"})
+        assert "used by f.openfaas-fn" in text_of(result, 409)
 
 
 async def test_namespaces_are_made_changed_and_removed(tmp_path: Path) -> None:
@@ -280,8 +280,8 @@ async def test_an_alert_scales_by_a_part_of_the_maximum_and_back(tmp_path: Path)
     async with gateway_world(tmp_path, provider) as world:
         await world.deploy("f", labels=labels | {"com.openfaas.scale.factor": "30"})
         for status in ("firing", "firing", "firing", "firing", "resolved", "resolved"):
-            said = await world.ask("POST", "/system/alert", alert("f.openfaas-fn", status))
-            assert said.status == 200
+            result = await world.ask("POST", "/system/alert", alert("f.openfaas-fn", status))
+            assert result.status == 200
     assert provider.scalings == [(function, replicas) for replicas in (4, 7, 10, 2)]
 
 
@@ -295,9 +295,9 @@ async def test_an_alert_that_fails_does_not_silence_the_others(tmp_path: Path) -
         text_of(await world.ask("POST", "/system/alert", {"alerts": [{"labels": 1}]}), 400)
 
 
-def alert(*said: str) -> dict[str, Any]:
+def alert(*result: str) -> dict[str, Any]:
     """What Prometheus's alert manager posts: pairs of a function and a status."""
-    pairs = zip(said[::2], said[1::2], strict=True)
+    pairs = zip(result[::2], result[1::2], strict=True)
     alerts = [
         {"status": status, "labels": {"alertname": "high", "function_name": function}}
         for function, status in pairs
@@ -305,7 +305,7 @@ def alert(*said: str) -> dict[str, Any]:
     return {"receiver": "scale-up", "status": "firing", "alerts": alerts}
 
 
-async def test_a_wrong_method_or_path_is_told(tmp_path: Path) -> None:
+async def test_a_wrong_method_or_path_is_reported(tmp_path: Path) -> None:
     async with gateway_world(tmp_path) as world:
         wrong = await world.ask("PATCH", "/system/functions")
         assert "PATCH /system/functions" in text_of(wrong, 405)
@@ -323,12 +323,12 @@ async def test_a_target_that_is_no_path_is_not_found(tmp_path: Path) -> None:
 
 
 async def _unauthorized(world: World, method: str, path: str, **more: Any) -> None:
-    said = await world.ask(method, path, **{"who": NOBODY} | more)
-    assert text_of(said, 401) == "invalid credentials"
-    assert said.headers["www-authenticate"] == 'Basic realm="Restricted"'
+    result = await world.ask(method, path, **{"who": NOBODY} | more)
+    assert text_of(result, 401) == "invalid credentials"
+    assert result.headers["www-authenticate"] == 'Basic realm="Restricted"'
 
 
-async def test_everything_below_system_wants_credentials(tmp_path: Path) -> None:
+async def test_everything_below_system_requires_credentials(tmp_path: Path) -> None:
     async with gateway_world(tmp_path) as world:
         for method, path in (
             ("GET", "/system/functions"),
@@ -339,17 +339,17 @@ async def test_everything_below_system_wants_credentials(tmp_path: Path) -> None
             ("POST", "/system/alert"),
         ):
             await _unauthorized(world, method, path)
-        for said in ("Basic", "Basic ===", "Bearer x", "Basic YWRtaW46eA=="):
-            headers = {"Authorization": said}
+        for result in ("Basic", "Basic ===", "Bearer x", "Basic YWRtaW46eA=="):
+            headers = {"Authorization": result}
             await _unauthorized(world, "GET", "/system/info", headers=headers)
 
 
-async def test_nobody_is_asked_for_credentials_when_auth_is_off(tmp_path: Path) -> None:
+async def test_no_credentials_are_required_when_auth_is_off(tmp_path: Path) -> None:
     async with gateway_world(tmp_path, auth=False) as world:
         assert (await world.get("/system/info", who=NOBODY)).status == 200
 
 
-async def test_metrics_want_the_password_when_that_is_set(tmp_path: Path) -> None:
+async def test_metrics_require_the_password_when_that_is_set(tmp_path: Path) -> None:
     async with gateway_world(tmp_path, metrics_auth=True) as world:
         assert (await world.get("/metrics", who=NOBODY)).status == 401
         assert (await world.get("/metrics")).status == 200

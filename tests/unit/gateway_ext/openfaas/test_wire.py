@@ -1,4 +1,4 @@
-"""JSON both ways: whatever is sent, nothing but a deployment or a BadRequest comes of it."""
+"""JSON both ways: any input gives a deployment or a BadRequest."""
 
 import json
 from contextlib import suppress

@@ -178,7 +178,7 @@ def test_call_is_answered_504_when_it_takes_too_long() -> None:
         assert running.call().body == b"slept"
 
 
-def test_nothing_is_said_of_a_call_that_ended_after_its_client_had_left() -> None:
+def test_no_line_is_logged_for_a_call_that_ended_after_its_client_had_left() -> None:
     with runtime(SLEEP, exec_timeout="700ms", GPUFAAS_THREADS="1") as running:
         with running.socket() as sock:
             sock.sendall(b"GET /?s=0.3 HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -196,7 +196,7 @@ def test_process_gives_way_when_every_thread_is_held() -> None:
         assert "every thread is held" in running.written()
 
 
-def test_calls_beyond_max_inflight_are_told_to_come_again() -> None:
+def test_calls_beyond_max_inflight_are_asked_to_retry() -> None:
     with runtime(SLEEP, max_inflight="1") as running, running.socket() as sock:
         sock.sendall(b"GET /?s=2 HTTP/1.1\r\nHost: x\r\n\r\n")
         time.sleep(0.3)
@@ -222,7 +222,7 @@ def test_process_ends_with_1_when_the_handler_cannot_be_imported() -> None:
         assert "ModuleNotFoundError" in running.written()
 
 
-def test_process_finishes_calls_and_ends_with_0_when_told_to_stop() -> None:
+def test_process_finishes_calls_and_ends_with_0_when_it_is_asked_to_stop() -> None:
     with runtime(SLEEP) as running:
         with running.socket() as sock:
             sock.sendall(b"GET /?s=1 HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -312,15 +312,15 @@ async def later(event, context):
     return [seen()]
 """
     lease = {"X-Gpu-Address": "unix:/a, tcp:b:1", "X-Gpu-Lease": "t.o"}
-    told = b'[["t.o", "unix:/a", "tcp:b:1"]]'
+    reported = b'[["t.o", "unix:/a", "tcp:b:1"]]'
     with runtime(handler, GPUFAAS_ENABLED="1", PYTHONPATH=str(ACTIVATE)) as running:
-        assert running.call(headers=lease).body == told
+        assert running.call(headers=lease).body == reported
         assert running.call().body == b"[null]"
-        assert running.call("/stream", headers=lease).body == told[1:-1].replace(b'"', b"'")
+        assert running.call("/stream", headers=lease).body == reported[1:-1].replace(b'"', b"'")
     with runtime(
         handler + "handle = later\n", GPUFAAS_ENABLED="1", PYTHONPATH=str(ACTIVATE)
     ) as running:
-        assert running.call(headers=lease).body == told
+        assert running.call(headers=lease).body == reported
         assert running.call().body == b"[null]"
 
 

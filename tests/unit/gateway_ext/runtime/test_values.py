@@ -110,6 +110,6 @@ def test_settings_name_the_variable_when_it_is_wrong(name: str, value: str) -> N
         RuntimeSettings.from_environment({name: value})
 
 
-def test_settings_listen_on_the_port_of_containers_when_nothing_is_said() -> None:
+def test_settings_listen_on_the_port_of_containers_by_default() -> None:
     assert RuntimeSettings.from_environment({}).listen == "tcp:0.0.0.0:8080"
     assert RuntimeSettings.from_environment({"PORT": "99"}).listen == "tcp:0.0.0.0:99"

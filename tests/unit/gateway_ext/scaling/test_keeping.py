@@ -1,4 +1,4 @@
-"""Models that are kept: pinned once they are learned, unpinned when nobody wishes them any more."""
+"""Models that are kept: pinned once they are learned, unpinned when no function keeps them."""
 
 import asyncio
 from collections import Counter
@@ -48,7 +48,7 @@ class Pins:
 
     async def pinned(self) -> Collection[ModelId]:
         if self.away:
-            raise SchedulerUnreachable("nobody leads")
+            raise SchedulerUnreachable("no scheduler leads")
         return frozenset(self.now)
 
     async def _asked(self, verb: str, model: ModelId) -> None:
@@ -56,9 +56,9 @@ class Pins:
         if self.deaf:
             await asyncio.sleep(PACE.answered_within_s + 1)
         if self.away:
-            raise SchedulerUnreachable("nobody leads")
+            raise SchedulerUnreachable("no scheduler leads")
         if model not in self.resident:
-            raise EventRefused(None, "no GPU holds it; name one to load it there")
+            raise EventRefused(None, "no GPU holds it; name a GPU to load it there")
 
 
 @dataclass
@@ -208,7 +208,7 @@ async def test_orders_are_given_later_when_no_scheduler_answers() -> None:
         stage.remove("f")
         stage.pins.away = False
         await asyncio.sleep(PACE.most_retry_s + 2 * PACE.every_s)
-        # The pin that nobody answered may have been obeyed.
+        # The pin without an answer may have been carried out.
         assert stage.pins.asked[-1] == ("unpin", BERT_ID)
         assert stage.pins.now == set()
 
@@ -265,7 +265,7 @@ def test_a_mistake_that_ends_it_is_in_the_log(caplog: pytest.LogCaptureFixture) 
     assert [record.message for record in caplog.records] == ["keeping models in GPU memory failed"]
 
 
-async def test_a_scheduler_keeps_what_a_function_wishes_to_be_kept() -> None:
+async def test_a_scheduler_keeps_the_models_that_a_function_asks_to_keep() -> None:
     functions = Functions()
     stage = Stage(functions, Pins())
     async with (
@@ -279,8 +279,8 @@ async def test_a_scheduler_keeps_what_a_function_wishes_to_be_kept() -> None:
             stage.deploy("f").learned.saw(BERT.encode())
             while not await pinning.pinned():
                 await asyncio.sleep(0.01)
-            said = await world.ask("POST", f"/models/{BERT_ID}/evict")
-            assert (said.status, said.body["error"]) == (409, "refused")
+            answer = await world.ask("POST", f"/models/{BERT_ID}/evict")
+            assert (answer.status, answer.body["error"]) == (409, "refused")
             stage.remove("f")
             while await pinning.pinned():
                 await asyncio.sleep(0.01)

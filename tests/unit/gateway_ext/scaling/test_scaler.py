@@ -30,7 +30,7 @@ def now_s() -> float:
 
 @dataclass
 class Instances:
-    """A provider's scaling: takes `takes_s` to be told, and `starts_s` until they are there."""
+    """A provider's scaling: `takes_s` for an order, `starts_s` until its replicas are ready."""
 
     functions: Functions
     starts_s: float = 2.0
@@ -51,12 +51,12 @@ class Instances:
                 raise self.fails.pop(0)
         finally:
             self.now -= 1
-        self.tell(len(self.function.endpoints) if replicas else 0, wanted=replicas)
+        self.report(len(self.function.endpoints) if replicas else 0, wanted=replicas)
         task = asyncio.create_task(self._start(replicas))
         self.starting.add(task)
         task.add_done_callback(self.starting.discard)
 
-    def tell(self, there: int, *, wanted: int) -> None:
+    def report(self, there: int, *, wanted: int) -> None:
         deployment = Deployment(ECHO, "image", labels=self.labels)
         endpoints = [Endpoint(str(at), f"unix:/nowhere/{at}") for at in range(there)]
         self.functions.function_is(deployment, endpoints, wanted=wanted)
@@ -69,7 +69,7 @@ class Instances:
 
     async def _start(self, replicas: int) -> None:
         await asyncio.sleep(self.starts_s)
-        self.tell(replicas, wanted=replicas)
+        self.report(replicas, wanted=replicas)
 
 
 @dataclass
@@ -96,7 +96,7 @@ async def a_stage(
     scaler = Scaler(
         *(functions, instances.scale, lambda one: queued.get(one, 0), now_s, settings, LOG)
     )
-    instances.tell(replicas, wanted=replicas)
+    instances.report(replicas, wanted=replicas)
     instances.function.last_call_s = 0.0
     async with scaler:
         yield Stage(scaler, instances, queued)
@@ -163,7 +163,7 @@ async def test_caller_who_comes_while_it_goes_to_nothing_is_served_at_once() -> 
     async with a_stage(1) as stage:
         await until(30.2)
         assert [replicas for _, replicas in stage.asked] == [0]
-        stage.instances.tell(0, wanted=1)  # no endpoint, and the order is still under way
+        stage.instances.report(0, wanted=1)  # no endpoint, and the order is still under way
         assert await one_call(stage) == pytest.approx(33.0, abs=0.1)
         assert [replicas for _, replicas in stage.asked] == [0, 1]
 
@@ -195,13 +195,13 @@ async def test_provider_that_never_answers_is_given_up_and_asked_again() -> None
 
 @virtually
 async def test_flapping_provider_is_not_flooded() -> None:
-    """It accepts every order, and then says again that it wants nothing."""
+    """It accepts every order, and then reports again that it wants no replica."""
     async with a_stage(0) as stage:
         stage.instances.starts_s = 1e9
         stage.queued[ECHO] = 1
         for at in range(60):
             await until(float(at))
-            stage.instances.tell(0, wanted=0)
+            stage.instances.report(0, wanted=0)
         assert 2 <= len(stage.asked) <= 60 / SETTINGS.believed_s + 1
 
 
@@ -239,6 +239,6 @@ async def test_function_that_is_removed_is_forgotten_with_its_order() -> None:
         stage.instances.functions.function_gone(ECHO)
         await until(30.0)
         assert len(stage.asked) == 1
-        stage.instances.tell(0, wanted=0)
+        stage.instances.report(0, wanted=0)
         await until(32.0)
         assert len(stage.asked) == 2

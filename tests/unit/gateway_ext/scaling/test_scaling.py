@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_ext.openfaas.function_wishes import Wishes
+from gateway_ext.openfaas.function_options import FunctionOptions
 from gateway_ext.scaling.replica_rule import (
     Observed,
     Past,
@@ -17,8 +17,10 @@ from gateway_ext.scaling.replica_rule import (
 )
 
 PACE = ScalingPace(up_every_s=2.0, settle_s=30.0, down_after_s=60.0)
-WISHES = Wishes(scale_min=1, scale_max=10, scale_factor=20, scale_target=10, scale_proportion=0.5)
-ZERO = replace(WISHES, scale_zero=True, scale_zero_after_s=100.0)
+OPTIONS = FunctionOptions(
+    scale_min=1, scale_max=10, scale_factor=20, scale_target=10, scale_proportion=0.5
+)
+ZERO = replace(OPTIONS, scale_zero=True, scale_zero_after_s=100.0)
 PAST = Past(seen_since_s=0.0)
 
 
@@ -26,11 +28,11 @@ def seen(wanted: int, inflight: int = 0, **rest: float) -> Observed:
     return replace(Observed(wanted=wanted, available=wanted, inflight=inflight), **rest)  # type: ignore[arg-type] # fields by name
 
 
-def after(*moments: tuple[float, Observed], wishes: Wishes = WISHES) -> list[int]:
+def after(*moments: tuple[float, Observed], options: FunctionOptions = OPTIONS) -> list[int]:
     """What is decided at each moment."""
     past, found = PAST, []
     for now_s, observed in moments:
-        replicas, past = decide(observed, wishes, past, PACE, now_s)
+        replicas, past = decide(observed, options, past, PACE, now_s)
         found.append(replicas)
     return found
 
@@ -39,7 +41,7 @@ def after(*moments: tuple[float, Observed], wishes: Wishes = WISHES) -> list[int
     ("inflight", "needed"), [(0, 1), (5, 1), (6, 2), (10, 2), (11, 3), (50, 10), (1000, 10)]
 )
 def test_capacity_is_the_share_of_the_target_for_each_replica(inflight: int, needed: int) -> None:
-    assert needed_replicas(seen(1, inflight), WISHES) == needed
+    assert needed_replicas(seen(1, inflight), OPTIONS) == needed
 
 
 def test_call_that_ends_on_a_leaving_instance_starts_no_other() -> None:
@@ -47,34 +49,34 @@ def test_call_that_ends_on_a_leaving_instance_starts_no_other() -> None:
 
 
 def test_calls_that_wait_count_as_load() -> None:
-    assert needed_replicas(seen(1, 3, waiting=3), WISHES) == 2
+    assert needed_replicas(seen(1, 3, waiting=3), OPTIONS) == 2
 
 
 def test_rate_counts_where_that_is_the_type() -> None:
-    wishes = replace(WISHES, scale_type="rps")
-    assert needed_replicas(seen(1, 1000, rate=12.0), wishes) == 3
+    options = replace(OPTIONS, scale_type="rps")
+    assert needed_replicas(seen(1, 1000, rate=12.0), options) == 3
 
 
 def test_concurrency_limit_is_a_target_where_it_is_lower() -> None:
-    assert needed_replicas(seen(1, 4), replace(WISHES, concurrency=2)) == 4
+    assert needed_replicas(seen(1, 4), replace(OPTIONS, concurrency=2)) == 4
 
 
 def test_exact_load_needs_no_replica_more_despite_rounding() -> None:
-    assert needed_replicas(seen(1, 9), replace(WISHES, scale_proportion=0.9)) == 1
-    assert needed_replicas(seen(1, 27), replace(WISHES, scale_proportion=0.9)) == 3
+    assert needed_replicas(seen(1, 9), replace(OPTIONS, scale_proportion=0.9)) == 1
+    assert needed_replicas(seen(1, 27), replace(OPTIONS, scale_proportion=0.9)) == 3
 
 
 def test_minimum_goes_before_load_and_factor_0_leaves_the_number() -> None:
-    assert needed_replicas(seen(1), replace(WISHES, scale_min=3)) == 3
-    assert needed_replicas(seen(4, 1000), replace(WISHES, scale_factor=0)) == 4
-    assert needed_replicas(seen(1), replace(WISHES, scale_factor=0, scale_min=2)) == 2
+    assert needed_replicas(seen(1), replace(OPTIONS, scale_min=3)) == 3
+    assert needed_replicas(seen(4, 1000), replace(OPTIONS, scale_factor=0)) == 4
+    assert needed_replicas(seen(1), replace(OPTIONS, scale_factor=0, scale_min=2)) == 2
 
 
 @pytest.mark.parametrize(
     ("most", "factor", "step"), [(10, 20, 2), (5, 20, 1), (3, 50, 2), (1, 1, 1)]
 )
 def test_step_is_a_part_of_the_maximum(most: int, factor: int, step: int) -> None:
-    assert step_of(replace(WISHES, scale_max=most, scale_factor=factor)) == step
+    assert step_of(replace(OPTIONS, scale_max=most, scale_factor=factor)) == step
 
 
 def test_replicas_come_in_steps_with_time_between() -> None:
@@ -97,47 +99,47 @@ def test_replicas_go_only_after_fewer_were_enough_for_a_while() -> None:
     assert found == [5, 5, 3, 3]
 
 
-def test_load_that_comes_back_starts_the_wait_anew() -> None:
+def test_load_that_comes_back_starts_the_wait_again() -> None:
     found = after((0.0, seen(2)), (50.0, seen(2, 10)), (61.0, seen(2)), (120.0, seen(2)),
                   (121.0, seen(2)))  # fmt: skip
     assert found == [2, 2, 2, 2, 1]
 
 
 def test_function_below_its_minimum_is_brought_there_at_once() -> None:
-    wishes = replace(WISHES, scale_min=4)
-    assert after((0.0, seen(1)), (0.1, seen(2)), wishes=wishes) == [4, 4]
+    options = replace(OPTIONS, scale_min=4)
+    assert after((0.0, seen(1)), (0.1, seen(2)), options=options) == [4, 4]
 
 
-def test_function_with_nothing_stays_so_until_somebody_wants_it() -> None:
-    for wishes in (WISHES, ZERO, replace(WISHES, scale_min=3)):
-        assert after((1.0, seen(0)), (1e6, seen(0)), wishes=wishes) == [0, 0]
+def test_function_without_replicas_stays_so_until_it_is_called() -> None:
+    for options in (OPTIONS, ZERO, replace(OPTIONS, scale_min=3)):
+        assert after((1.0, seen(0)), (1e6, seen(0)), options=options) == [0, 0]
 
 
 @pytest.mark.parametrize("wanted", [{"waiting": 1}, {"queued": 1}])
-def test_function_wakes_to_its_minimum_when_somebody_wants_it(wanted: dict[str, int]) -> None:
+def test_function_wakes_to_its_minimum_when_it_is_called(wanted: dict[str, int]) -> None:
     assert after((1.0, seen(0, **wanted))) == [1]
-    assert after((1.0, seen(0, **wanted)), wishes=replace(ZERO, scale_min=3)) == [3]
+    assert after((1.0, seen(0, **wanted)), options=replace(ZERO, scale_min=3)) == [3]
 
 
 def test_idle_function_goes_to_nothing_after_its_time() -> None:
     last = seen(2, last_call_s=50.0)
-    assert after((149.9, last), (150.0, last), wishes=ZERO) == [2, 0]
+    assert after((149.9, last), (150.0, last), options=ZERO) == [2, 0]
     assert after((149.9, last), (150.0, last)) == [2, 2]
 
 
 @pytest.mark.parametrize("wanted", [{"waiting": 1}, {"queued": 1}])
-def test_function_never_goes_to_nothing_while_somebody_wants_it(wanted: dict[str, int]) -> None:
-    assert after((1e6, seen(1, **wanted)), wishes=ZERO) == [1]
-    # The idle time begins anew when that is over.
+def test_function_never_scales_to_zero_while_it_is_called(wanted: dict[str, int]) -> None:
+    assert after((1e6, seen(1, **wanted)), options=ZERO) == [1]
+    # The idle time starts again when that is over.
     moments = (1000.0, seen(1, **wanted)), (1099.0, seen(1)), (1100.0, seen(1))
-    assert after(*moments, wishes=ZERO) == [1, 1, 0]
+    assert after(*moments, options=ZERO) == [1, 1, 0]
 
 
 def test_function_that_was_just_seen_or_woken_has_its_idle_time() -> None:
     late = replace(PAST, seen_since_s=1000.0)
     assert decide(seen(1), ZERO, late, PACE, 1099.0).replicas == 1
     assert decide(seen(1), ZERO, late, PACE, 1100.0).replicas == 0
-    assert after((1000.0, seen(0, queued=1)), (1099.0, seen(1)), wishes=ZERO) == [1, 1]
+    assert after((1000.0, seen(0, queued=1)), (1099.0, seen(1)), options=ZERO) == [1, 1]
 
 
 @given(
@@ -151,14 +153,14 @@ def test_function_that_was_just_seen_or_woken_has_its_idle_time() -> None:
 def test_decisions_stay_within_the_bounds_whatever_comes(
     *, moments: list[tuple[float, int, int, bool]], least: int, zero: bool
 ) -> None:
-    wishes = replace(WISHES, scale_min=max(1, least), scale_zero=zero, scale_zero_after_s=30.0)
-    past, wanted, now_s = PAST, wishes.scale_min, 0.0
+    options = replace(OPTIONS, scale_min=max(1, least), scale_zero=zero, scale_zero_after_s=30.0)
+    past, wanted, now_s = PAST, options.scale_min, 0.0
     for after_s, inflight, waiting, there in moments:
         now_s += after_s
         observed = Observed(wanted, wanted if there else 0, inflight, waiting)
-        replicas, past = decide(observed, wishes, past, PACE, now_s)
-        assert replicas == 0 or wishes.scale_min <= replicas <= wishes.scale_max
-        assert replicas <= wanted + max(step_of(wishes), wishes.scale_min)
+        replicas, past = decide(observed, options, past, PACE, now_s)
+        assert replicas == 0 or options.scale_min <= replicas <= options.scale_max
+        assert replicas <= wanted + max(step_of(options), options.scale_min)
         if observed.busy:
             assert replicas > 0
         if not zero and wanted:

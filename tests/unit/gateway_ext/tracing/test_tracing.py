@@ -1,4 +1,4 @@
-"""Traces of calls: what a function is told, what it tells, and what is remembered."""
+"""Traces of calls: headers to a function, its report, and what is remembered."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.telemetry.traces import Span, SpanKind, TraceContext
-from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings, carrying, said_in
+from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings, carrying, trace_headers_in
 from gpufaas.local.log_format import JsonLines
 from tests.kit.fakes.fake_function import a_function, says, writes
 from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway
@@ -41,16 +41,16 @@ def by_name(spans: Iterable[Span]) -> dict[str, Span]:
 
 
 async def called(gateway: Gateway, *headers: str, path: str = "/function/echo") -> list[Span]:
-    said = await gateway.call(path, headers=headers)
-    call_id = said.header("x-call-id")
+    content = await gateway.call(path, headers=headers)
+    call_id = content.header("x-call-id")
     assert call_id is not None
     return gateway.invoke.tracer.spans(call_id)
 
 
-# -- what a function is told ----------------------------------------------------------------------
+# -- headers to a function ------------------------------------------------------------------------
 
 
-async def test_function_is_told_the_trace_of_its_caller_below_a_span_of_ours() -> None:
+async def test_function_gets_the_trace_of_its_caller_below_a_span_of_ours() -> None:
     async with a_gateway() as gateway, a_function(says()) as fake:
         gateway.deploy(a_deployment(), fake)
         spans = by_name(await called(gateway, f"traceparent: {SAID}", "tracestate: a=1"))
@@ -69,26 +69,26 @@ async def test_function_is_told_the_trace_of_its_caller_below_a_span_of_ours() -
         (f"traceparent: {SAID}", f"traceparent: {SAID}"),
     ],
 )
-async def test_function_is_told_a_new_trace_without_a_valid_one(headers: tuple[str, ...]) -> None:
+async def test_function_gets_a_new_trace_without_a_valid_one(headers: tuple[str, ...]) -> None:
     async with a_gateway() as gateway, a_function(says()) as fake:
         gateway.deploy(a_deployment(), fake)
         await gateway.call(headers=headers)
         (got,) = fake.got
         version, trace_id, span_id, flags = str(got.header("traceparent")).split("-")
-        assert (version, flags) == ("00", "00")  # nobody collects: nothing is sampled
+        assert (version, flags) == ("00", "00")  # without a collector nothing is sampled
         assert trace_id != TRACE
         assert int(trace_id, 16)
         assert int(span_id, 16)
         assert got.header("tracestate") is None
 
 
-async def test_caller_hears_nothing_of_what_the_function_tells() -> None:
+async def test_caller_does_not_get_the_functions_report() -> None:
     header = "X-Gpu-Trace: 1 h;1;5;q=0\r\nTrailer: X-Gpu-Trace\r\n"
     async with a_gateway() as gateway, a_function(says(headers=header)) as fake:
         gateway.deploy(a_deployment(), fake)
-        said = await gateway.call()
-        assert said.header("x-gpu-trace") is None
-        assert said.header("trailer") is None
+        content = await gateway.call()
+        assert content.header("x-gpu-trace") is None
+        assert content.header("trailer") is None
 
 
 async def test_lease_is_asked_for_below_its_own_span() -> None:
@@ -106,10 +106,10 @@ async def test_lease_is_asked_for_below_its_own_span() -> None:
         assert spans["lease"].end_ns <= spans["function"].begin_ns
 
 
-# -- what a function tells ------------------------------------------------------------------------
+# -- a function's report --------------------------------------------------------------------------
 
 
-async def test_handler_is_within_the_call_when_the_function_tells_of_it() -> None:
+async def test_handler_is_within_the_call_when_the_function_reports_it() -> None:
     async def behave(got: object, writer: asyncio.StreamWriter) -> None:
         begin_us = time.time_ns() // 1_000
         await asyncio.sleep(0.02)
@@ -126,7 +126,7 @@ async def test_handler_is_within_the_call_when_the_function_tells_of_it() -> Non
         assert handler.attributes["gpufaas.queued_s"] == 7e-6
 
 
-async def test_handler_is_told_of_behind_a_stream() -> None:
+async def test_handlers_time_follows_a_stream() -> None:
     answer = (
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n"
         b"0\r\nX-Gpu-Trace: 1 h;1;5000;q=0\r\nX-Other: 1\r\n\r\n"
@@ -165,7 +165,7 @@ async def test_every_attempt_is_shown_when_an_instance_breaks_off() -> None:
         assert len({span.span_id for span in found}) == len(found)
 
 
-async def test_failed_call_says_why() -> None:
+async def test_failed_call_explains_why() -> None:
     async with a_gateway(connect_s=0.2) as gateway, a_function(writes(b"junk")) as fake:
         gateway.deploy(a_deployment(), fake)
         whole = by_name(await called(gateway))["call echo.openfaas-fn"]
@@ -187,7 +187,7 @@ def test_plain_calls_do_not_drive_out_what_is_looked_for() -> None:
     assert [call["call_id"] for call in tracer.latest(2)] == ["c4", "c3"]
 
 
-def test_running_call_says_that_it_runs() -> None:
+def test_running_call_is_marked_as_running() -> None:
     tracer = CallTracer(TracerSettings())
     tracer.begin("c1", "f", "GET", (b"", b""), gpu=False)
     (whole,) = tracer.spans("c1")
@@ -195,7 +195,7 @@ def test_running_call_says_that_it_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "ratio", "told_of"),
+    ("content", "ratio", "exported"),
     [
         ("", 1.0, True),
         ("", 0.0, False),
@@ -203,17 +203,17 @@ def test_running_call_says_that_it_runs() -> None:
         (SAID[:-1] + "0", 1.0, False),
     ],
 )
-def test_callers_choice_goes_before_ours(said: str, ratio: float, told_of: bool) -> None:  # noqa: FBT001 - a case
+def test_callers_choice_goes_before_ours(content: str, ratio: float, exported: bool) -> None:  # noqa: FBT001 - a case
     sink = Kept()
     tracer = CallTracer(TracerSettings(ratio=ratio), sink)
-    journey = tracer.begin("c1", "f", "GET", (said.encode(), b""), gpu=False)
+    journey = tracer.begin("c1", "f", "GET", (content.encode(), b""), gpu=False)
     tracer.ended(journey, 200)
     tracer.ended(journey, 500, "too late")
-    assert bool(sink.spans) is told_of
-    assert len([span for span in sink.spans if span.name == "call f"]) == int(told_of)
+    assert bool(sink.spans) is exported
+    assert len([span for span in sink.spans if span.name == "call f"]) == int(exported)
 
 
-def test_step_belongs_to_the_trace_that_was_said_and_keeps_what_failed() -> None:
+def test_step_belongs_to_the_given_trace_and_keeps_its_failure() -> None:
     sink = Kept()
     tracer = CallTracer(TracerSettings(), sink)
     with (
@@ -229,7 +229,7 @@ def test_step_belongs_to_the_trace_that_was_said_and_keeps_what_failed() -> None
         (b"traceparent", f"00-{TRACE}-{span.span_id}-01".encode()),
         (b"tracestate", b"a=1"),
     ]
-    assert said_in(headers) == (headers[1][1], b"a=1")
+    assert trace_headers_in(headers) == (headers[1][1], b"a=1")
 
 
 # -- the routes -----------------------------------------------------------------------------------
@@ -237,16 +237,14 @@ def test_step_belongs_to_the_trace_that_was_said_and_keeps_what_failed() -> None
 
 async def test_routes_show_calls_to_who_may_see_them(tmp_path: Path) -> None:
     async with gateway_world(tmp_path) as world:
-        said = await world.get("/function/none")
-        assert said.status == 404
+        content = await world.get("/function/none")
+        assert content.status == 404
         assert (await world.get("/system/traces", who=NOBODY)).status == 401
         assert (await world.get("/system/traces")).body["calls"] == []
         assert (await world.ask("POST", "/system/traces")).status == 405
         unknown = await world.get("/system/traces/a%20b")
         assert unknown.status == 404
-        assert "nothing is known of call a b: this gateway remembers 0 calls" in json.dumps(
-            unknown.body
-        )
+        assert "call a b is unknown: this gateway remembers 0 calls" in json.dumps(unknown.body)
         journey = world.gateway.tracer.begin("a/b c", "f", "GET", (b"", b""), gpu=True)
         world.gateway.tracer.ended(journey, 200)
         found = await world.get("/system/traces/a%2Fb%20c")
@@ -276,10 +274,10 @@ async def test_line_about_a_failed_call_names_its_trace() -> None:
     try:
         async with a_gateway() as gateway, a_function(writes(b"junk")) as fake:
             gateway.deploy(a_deployment(), fake)
-            said = await gateway.call(headers=[f"traceparent: {SAID}"])
+            content = await gateway.call(headers=[f"traceparent: {SAID}"])
     finally:
         logging.getLogger("gateway_ext").removeHandler(keep)
     (line,) = map(json.loads, lines)
     assert line["level"] == "warning"
-    assert line["call_id"] == said.header("x-call-id")
+    assert line["call_id"] == content.header("x-call-id")
     assert (line["trace_id"], line["function"]) == (TRACE, "echo.openfaas-fn")

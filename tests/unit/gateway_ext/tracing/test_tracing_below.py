@@ -1,4 +1,4 @@
-"""The spans of what a function tells: moved to our clock, bounded, and always a tree."""
+"""The spans of a function's report: moved to our clock, bounded, and always a tree."""
 
 import time
 from collections.abc import Iterable
@@ -18,16 +18,16 @@ def by_name(spans: Iterable[Span]) -> dict[str, Span]:
     return {span.name: span for span in spans}
 
 
-def a_journey(said: bytes, *, took_s: float = 1.0) -> Journey:
+def a_journey(report_text: bytes, *, took_s: float = 1.0) -> Journey:
     journey = Journey("c1", "f", "POST", TRACE, 100, gpu=True, sampled=False)
     attempt = journey.attempt()
     attempt.seated_s = attempt.asked_s = journey.began_s
     attempt.answered_s = attempt.ended_s = journey.ended_s = journey.began_s + took_s
-    attempt.keep_report(said)
+    attempt.keep_report(report_text)
     return journey
 
 
-def test_other_clock_is_brought_into_line_when_what_it_says_cannot_be() -> None:
+def test_other_clock_is_shifted_when_its_times_are_impossible() -> None:
     """An hour ahead: there and back take the same time then."""
     journey = a_journey(b"")
     hour_ahead_us = journey.began_ns // 1_000 + 3_600_000_000
@@ -59,7 +59,7 @@ def test_wait_for_a_lease_comes_before_the_work() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "report_text",
     [
         b"2 h;1;5",
         b"1 h;x;5",
@@ -74,8 +74,8 @@ def test_wait_for_a_lease_comes_before_the_work() -> None:
         b"1 h;1;5;q=0" + b"x" * 9_000,
     ],
 )
-def test_what_cannot_be_read_is_left_out(said: bytes) -> None:
-    spans = by_name(spans_of(a_journey(said), time.monotonic()))
+def test_what_cannot_be_read_is_left_out(report_text: bytes) -> None:
+    spans = by_name(spans_of(a_journey(report_text), time.monotonic()))
     assert "handler" not in spans
     assert "function" in spans
 
@@ -89,13 +89,13 @@ def test_call_without_a_proper_id_is_left_out(letter: str, span_id: str) -> None
 
 @pytest.mark.parametrize("handler_us", [(10**18 - 1, 10**18 - 1), (0, 10**18 - 1), (10**18 - 1, 0)])
 @pytest.mark.parametrize("call_us", [(10**18 - 1, 10**18 - 1), (0, 5), (0, 10**18 - 1)])
-def test_no_span_leaves_its_attempt_whatever_the_function_says(
+def test_no_span_leaves_its_attempt_whatever_the_function_reports(
     handler_us: tuple[int, int], call_us: tuple[int, int]
 ) -> None:
     huge = 10**18 - 1
     handler, call = ("{};{}".format(*times) for times in (handler_us, call_us))
-    said = f"1 h;{handler};q=0 c;{GRAPH};{call};k={huge};w={huge} a;{GRAPH};{call}"
-    journey = a_journey(said.encode())
+    report_text = f"1 h;{handler};q=0 c;{GRAPH};{call};k={huge};w={huge} a;{GRAPH};{call}"
+    journey = a_journey(report_text.encode())
     spans = spans_of(journey, journey.ended_s)
     function = by_name(spans)["function"]
     assert {"handler", "graph call", "lease", "compute"} <= {span.name for span in spans}

@@ -47,9 +47,9 @@ class World:
     async def state(self) -> dict[str, Any]:
         """A fresh one."""
         await asyncio.sleep(LOOK_S)
-        said = await self.gateway.get("/ui/state")
-        assert said.status == 200
-        found: dict[str, Any] = said.body
+        result = await self.gateway.get("/ui/state")
+        assert result.status == 200
+        found: dict[str, Any] = result.body
         return found
 
     async def order(self, path: str, body: object = None) -> gateways.Said:
@@ -58,8 +58,8 @@ class World:
 
     async def serve(self, request: str, model: str = MODEL, function: str = "reader") -> None:
         """One request, from its arrival to its end."""
-        said = await self.scheduler.acquire(request, model, function=f"openfaas-fn/{function}")
-        await self.scheduler.release(said.body["lease"])
+        result = await self.scheduler.acquire(request, model, function=f"openfaas-fn/{function}")
+        await self.scheduler.release(result.body["lease"])
         assert self.scheduler.office is not None
         requests = self.scheduler.office.core.requests
         await eventually(lambda: request not in requests)
@@ -170,22 +170,22 @@ async def test_decision_is_explained_with_the_names_of_functions(tmp_path: Path)
         await both.gateway.deploy("reader")
         await both.serve("call-1~ab/c")
         await both.state()
-        said = await both.gateway.get("/ui/decisions/call-1~ab/c")
-        assert said.status == 200
-        assert said.body["labels"] == {MODEL: "reader"}
-        assert said.body["decisions"][0]["why"]["candidates"]
+        result = await both.gateway.get("/ui/decisions/call-1~ab/c")
+        assert result.status == 200
+        assert result.body["labels"] == {MODEL: "reader"}
+        assert result.body["decisions"][0]["why"]["candidates"]
         assert (await both.gateway.get("/ui/decisions/other")).status == 404
 
 
-async def test_gateway_that_may_only_call_is_told_so(tmp_path: Path) -> None:
+async def test_gateway_that_may_only_call_is_refused(tmp_path: Path) -> None:
     async with world(tmp_path, role=ApiRole.CALLER) as both:
         assert (await both.state())["scheduler"]["ok"]
-        said = await both.order("/ui/policy", {"name": "lb"})
-        assert said.status == 502
-        assert "only administrators" in said.body
+        result = await both.order("/ui/policy", {"name": "lb"})
+        assert result.status == 502
+        assert "only administrators" in result.body
 
 
-async def test_scheduler_that_is_away_is_told_and_comes_back(tmp_path: Path) -> None:
+async def test_scheduler_that_is_away_is_reported_and_comes_back(tmp_path: Path) -> None:
     async with schedulers.a_world() as scheduler:
         console = OperatorClient([scheduler.url], token(SECRET, ApiRole.ADMIN), patience_s=0.2)
         async with console, a_gateway(tmp_path, console) as gateway:
@@ -207,7 +207,7 @@ async def test_scheduler_that_is_away_is_told_and_comes_back(tmp_path: Path) -> 
             assert state["scheduler"]["term"] == 3
 
 
-async def test_new_leader_replaces_what_the_old_one_told(tmp_path: Path) -> None:
+async def test_new_leader_replaces_what_the_old_one_reported(tmp_path: Path) -> None:
     async with schedulers.a_world() as scheduler:
         console = OperatorClient([scheduler.url], token(SECRET, ApiRole.ADMIN), patience_s=0.2)
         async with console, a_gateway(tmp_path, console) as gateway:
@@ -234,8 +234,8 @@ async def test_dead_letters_are_shown_replayed_and_deleted(tmp_path: Path) -> No
     async with world(tmp_path, async_attempts=1, wake_s=0.05) as both:
         await both.gateway.deploy("reader")
         for _ in range(2):
-            said = await both.gateway.ask("POST", "/async-function/reader", {})
-            assert said.status == 202
+            result = await both.gateway.ask("POST", "/async-function/reader", {})
+            assert result.status == 202
         state = await both.state()
         while state["dead_letters"]["count"] < 2:
             state = await both.state()
@@ -253,7 +253,7 @@ async def test_dead_letters_are_shown_replayed_and_deleted(tmp_path: Path) -> No
         assert (await both.order("/ui/dead-letters/x/replay")).status == 404
 
 
-async def test_gateway_that_stops_waits_for_nobody_who_watches(tmp_path: Path) -> None:
+async def test_gateway_that_stops_does_not_wait_for_watchers(tmp_path: Path) -> None:
     who = {"Authorization": BasicCredentials(gateways.USER, gateways.PASSWORD).header}
     async with ClientSession() as session, AsyncExitStack() as stack:
         async with world(tmp_path, drain_s=20.0) as both:
@@ -266,7 +266,7 @@ async def test_gateway_that_stops_waits_for_nobody_who_watches(tmp_path: Path) -
         await answer.content.read()  # it has an end
 
 
-async def test_scheduler_that_is_frozen_is_told_as_away() -> None:
+async def test_scheduler_that_is_frozen_is_reported_as_away() -> None:
     held = []
 
     async def say_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -285,7 +285,7 @@ async def test_scheduler_that_is_frozen_is_told_as_away() -> None:
 
 
 class NoJobs:
-    """A queue that nobody uses."""
+    """A queue without jobs."""
 
     tally = JobTally(QueueLimits())
 

@@ -1,4 +1,4 @@
-"""One collector for all who watch: what they are told, when it looks, and when it does not."""
+"""One collector for all watchers: their events, when the collector looks, and when it does not."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ class World:
 
 
 class Watcher:
-    """Reads events; `state` is what somebody would show who obeys them."""
+    """Reads events; `state` is what a page that follows them would show."""
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         self._events = events
@@ -73,18 +73,18 @@ class Watcher:
             fields = dict(line.split(": ", 1) for line in lines if line)
             if "event" in fields:
                 break
-        kind, told = fields["event"], json.loads(fields["data"])
+        kind, reported = fields["event"], json.loads(fields["data"])
         self.last_id = fields["id"]
-        self.state = told if kind == "state" else changed(self.state, told)
+        self.state = reported if kind == "state" else changed(self.state, reported)
         self.kinds.append(kind)
-        return kind, told
+        return kind, reported
 
     async def until(self, kind: str) -> dict[str, Any]:
         """The next event of this kind."""
         while True:
-            found, told = await self.next()
+            found, reported = await self.next()
             if found == kind:
-                return told
+                return reported
 
 
 @asynccontextmanager
@@ -100,17 +100,17 @@ async def test_watcher_gets_the_state_then_what_changes() -> None:
         assert kind == "state"
         assert (state["gpus"], state["queue"]) == ([{"id": "g0", "state": "idle"}], {"length": 0})
         world.gpus = {"g1": {"id": "g1", "state": "busy"}}
-        told = await watcher.until("change")
-        while "gpus" not in told:
-            told = await watcher.until("change")
-        assert told["gpus"] == {
+        reported = await watcher.until("change")
+        while "gpus" not in reported:
+            reported = await watcher.until("change")
+        assert reported["gpus"] == {
             "replaced": [{"id": "g1", "state": "busy"}], "removed": ["g0"],
         }  # fmt: skip
-        assert "queue" not in told
+        assert "queue" not in reported
         world.queue = {"length": 2}
-        told = await watcher.until("change")
-        assert told["queue"] == {"length": 2}
-        assert "gpus" not in told
+        reported = await watcher.until("change")
+        assert reported["queue"] == {"length": 2}
+        assert "gpus" not in reported
 
 
 async def test_nothing_new_is_a_ping() -> None:
@@ -153,7 +153,7 @@ async def test_all_watchers_share_one_collector() -> None:
         assert feed.watchers == 0
 
 
-async def test_nobody_watching_means_points_and_no_looks() -> None:
+async def test_without_watchers_there_are_points_and_no_looks() -> None:
     world = World()
     async with WatcherFeed(world, FAST, series=Series(0.02, 100)) as feed:
         async with watching(feed) as watcher:
@@ -214,7 +214,7 @@ async def test_watcher_of_another_life_gets_the_state(last_id: str) -> None:
         assert (await watcher.next())[0] == "state"
 
 
-async def test_watcher_that_fell_behind_gets_the_state_anew() -> None:
+async def test_watcher_that_fell_behind_gets_the_state_again() -> None:
     world = World()
     async with WatcherFeed(world, FAST) as feed, watching(feed) as slow, watching(feed) as quick:
         await slow.next()
@@ -236,8 +236,8 @@ async def test_what_was_ordered_is_looked_at_at_once() -> None:
         world.queue = {"length": 1}
         feed.soon()
         async with asyncio.timeout(2.0):
-            told = await watcher.until("change")
-        assert told["queue"] == {"length": 1}
+            reported = await watcher.until("change")
+        assert reported["queue"] == {"length": 1}
 
 
 async def test_streams_end_when_the_gateway_closes() -> None:
@@ -251,7 +251,7 @@ async def test_streams_end_when_the_gateway_closes() -> None:
     assert feed.watchers == 0
 
 
-async def test_collector_that_fails_ends_the_streams_and_says_why(
+async def test_collector_that_fails_ends_the_streams_and_explains_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World()

@@ -1,4 +1,4 @@
-"""Changes, names, alerts and percentiles: what is worked out without asking anybody."""
+"""Changes, names, alerts and percentiles: the computations without requests."""
 
 from typing import Any
 
@@ -95,10 +95,12 @@ def test_cluster_that_is_well_has_no_alert() -> None:
     assert codes(gpu(), functions=[function()]) == []
 
 
-def test_everything_that_is_wrong_is_told_the_worst_first() -> None:
+def test_alerts_are_listed_the_worst_first() -> None:
     down = {"ok": False, "why": "no scheduler leads", "etcd": "ok", "skew_s": 0.0}
     assert codes(gpu(state="silent"), scheduler=down) == ["no-scheduler", "gpu-silent"]
-    assert codes(scheduler=down) == ["no-scheduler"]  # nor are there no GPUs: nobody knows
+    assert codes(scheduler=down) == [
+        "no-scheduler"
+    ]  # without an answer, GPUs are unknown, not missing
     assert codes() == ["no-gpus"]
     lost = {"ok": True, "why": "", "etcd": "lost", "skew_s": 0.0}
     assert codes(gpu(), scheduler=lost) == ["store-lost"]
@@ -114,6 +116,6 @@ def test_everything_that_is_wrong_is_told_the_worst_first() -> None:
     assert codes(gpu(), dead_letters={"count": 0, "why": "it is away"}) == ["jobs-away"]
 
 
-def test_alerts_are_no_more_than_somebody_can_read() -> None:
+def test_alerts_are_few_enough_to_read() -> None:
     silent = [gpu(id=f"g{number}", state="silent") for number in range(200)]
     assert len(codes(*silent)) == 50

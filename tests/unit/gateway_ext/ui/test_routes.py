@@ -1,4 +1,4 @@
-"""The routes below /ui: who may, which files, what browsers are told, and orders of other sites."""
+"""The routes below /ui: credentials, files, headers, and orders from other sites."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ PACE = PagePace(every_s=0.05, most_share=1.0, most_watchers=2)
 async def page(
     cluster: GeneratedCluster | None = None, static: Path = STATIC
 ) -> AsyncIterator[tuple[PageWorld, aiohttp.ClientSession]]:
-    """The page, and somebody with a browser who shows nothing by himself."""
+    """The page, and a browser that renders nothing."""
     found = cluster or GeneratedCluster(2, 3)
     async with (
         page_world(found, pace=PACE, static=static) as world,
@@ -35,7 +35,7 @@ async def page(
         yield world, session
 
 
-async def test_nobody_sees_anything_without_the_password() -> None:
+async def test_nothing_is_shown_without_the_password() -> None:
     async with page() as (_, session):
         for path in ("/ui", "/ui/", "/ui/static/main.js", "/ui/state", "/ui/events", "/ui/x"):
             async with session.get(path, allow_redirects=False) as answer:
@@ -98,10 +98,10 @@ async def test_no_other_file_is_served(name: str, tmp_path: Path) -> None:
         reader, writer = await asyncio.open_connection(host, int(port))
         head = f"GET /ui/static/{name} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
         writer.write(f"{head}authorization: {CREDENTIALS.header}\r\n\r\n".encode())
-        said = await reader.read()
+        result = await reader.read()
         writer.close()
-        assert b" 404 " in said.partition(b"\r\n")[0]
-        assert b"a secret" not in said
+        assert b" 404 " in result.partition(b"\r\n")[0]
+        assert b"a secret" not in result
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ async def test_stream_ends_with_the_gateway() -> None:
             assert late.status == 503
 
 
-async def test_watcher_that_does_not_read_holds_nobody_up_and_is_let_go() -> None:
+async def test_watcher_that_does_not_read_delays_no_other_and_is_dropped() -> None:
     cluster = GeneratedCluster(60, 300)
     cluster.rate = 300.0
     async with page(cluster) as (world, session):
@@ -220,9 +220,9 @@ async def test_watcher_that_does_not_read_holds_nobody_up_and_is_let_go() -> Non
         head = f"GET /ui/events HTTP/1.1\r\nhost: x\r\nauthorization: {CREDENTIALS.header}\r\n\r\n"
         deaf.sendall(head.encode())
         async with session.get("/ui/events", headers=ADMIN) as answer:
-            told = 0
-            while told < 40:
-                told += (await answer.content.readline()).startswith(b"event: change")
+            reported = 0
+            while reported < 40:
+                reported += (await answer.content.readline()).startswith(b"event: change")
             assert world.feed.watchers == 2
         deaf.close()
         while world.feed.watchers:

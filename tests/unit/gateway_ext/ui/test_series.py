@@ -1,4 +1,4 @@
-"""Charts: a point every few seconds, gaps where nobody looked."""
+"""Charts: a point every few seconds, and gaps while there were no watchers."""
 
 from gateway_ext.ui.chart_series import Series, by_kind
 from gateway_ext.ui.page_state import SERIES
@@ -15,7 +15,7 @@ def shown(series: Series) -> list[float | None]:
     return values
 
 
-def test_series_wants_a_point_every_step() -> None:
+def test_series_needs_a_point_every_step() -> None:
     series = Series(5.0, 10)
     assert series.due(100.0)
     series.add(point(1), 100.0)
@@ -30,7 +30,7 @@ def test_series_forgets_what_is_too_old() -> None:
     assert shown(series) == [2, 3, 4]
 
 
-def test_series_has_gaps_where_nobody_looked() -> None:
+def test_series_has_gaps_for_missed_steps() -> None:
     series = Series(1.0, 10)
     series.add(point(1), 0.0)
     added = series.add(point(2), 4.2)

@@ -1,4 +1,4 @@
-"""What the page's own files keep to, as nothing builds or lints them."""
+"""Rules for the page's own files, as nothing builds or lints them."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_file_is_served_and_no_longer_than_others_may_be(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*MODULES, *SHEETS])
-def test_file_says_in_its_first_line_what_it_holds(name: str) -> None:
+def test_first_line_of_a_file_describes_it(name: str) -> None:
     first = (STATIC / name).read_text().splitlines()[0]
     assert re.match(r"// \w.*[^,]$" if name.endswith(".js") else r"/\* \w.*\. \*/$", first), first
 

@@ -1,4 +1,4 @@
-"""The table of names against the shim: what it refuses, answers, and has never heard of."""
+"""The table of names against the shim: what the shim refuses, answers, and does not know."""
 
 import ast
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_every_call_that_the_shim_raises_for_is_known_here() -> None:
 
 
 @pytest.mark.parametrize(("call", "program"), REFUSALS.items())
-def test_call_is_told_with_the_shims_remedy_when_the_shim_raises_for_it(
+def test_call_is_reported_with_the_shims_remedy_when_the_shim_raises_for_it(
     call: str, program: str
 ) -> None:
     (use,) = uses_in("app.py", ast.parse(f"import torch\n{program}"))
@@ -89,7 +89,7 @@ def test_rule_is_that_of_the_longest_part_of_a_name() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_rule_says_why_and_what_to_do_when_it_is_a_problem(name: str) -> None:
+def test_rule_explains_why_and_what_to_do_when_it_is_a_problem(name: str) -> None:
     rule = RULES[name]
 
     assert rule.why or rule.outcome is UseOutcome.REDIRECTED

@@ -97,7 +97,7 @@ def test_name_stands_for_the_gpu_when_it_was_given_one() -> None:
     assert (5, "model.to(here)", REDIRECTED) in uses(source)
 
 
-def test_device_is_the_cpu_when_the_file_says_so() -> None:
+def test_device_is_the_cpu_when_the_file_names_it() -> None:
     assert uses("device = 'cpu'\nmodel.to(device)") == []
 
 
@@ -169,7 +169,7 @@ def test_name_has_the_outcome_of_the_table(line: str, outcome: UseOutcome, *, he
         "import pynvml",
     ],
 )
-def test_package_is_told_once_where_it_is_imported(line: str) -> None:
+def test_package_is_reported_once_where_it_is_imported(line: str) -> None:
     found = uses(f"{line}\nla.norm(1)\ncuda.jit(f)")
 
     assert [(number, outcome) for number, _, outcome in found] == [(1, CANNOT)]
@@ -189,7 +189,7 @@ def test_package_is_passed_over_when_the_program_can_go_without() -> None:
     assert uses(source) == []
 
 
-def test_package_is_told_when_the_try_is_about_something_else() -> None:
+def test_package_is_reported_when_the_try_is_about_something_else() -> None:
     assert [line for line, _, _ in uses("try:\n    import cupy\nexcept KeyError:\n    pass")] == [2]
 
 

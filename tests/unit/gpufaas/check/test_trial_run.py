@@ -1,4 +1,4 @@
-"""What a check makes of a run: reasons in plain words, what is heavy, and what it prints."""
+"""A check's findings of a run: reasons in plain words, heavy work, and the printed text."""
 
 import json
 import re
@@ -42,10 +42,10 @@ def checked(*found: Finding, run: TrialRun | None = None) -> Checked:
 @pytest.mark.parametrize(
     ("pattern", "advice"), break_reasons.BREAKS, ids=lambda part: str(part)[:30]
 )
-def test_pattern_matches_what_dynamo_says(pattern: str, advice: break_reasons.Advice) -> None:
-    said = [name for name in registered() if re.search(pattern, name)]
+def test_pattern_matches_dynamos_message(pattern: str, advice: break_reasons.Advice) -> None:
+    answer = [name for name in registered() if re.search(pattern, name)]
 
-    assert any(break_reasons.of_break(name).why == advice.why for name in said)
+    assert any(break_reasons.of_break(name).why == advice.why for name in answer)
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_pattern_matches_what_dynamo_says(pattern: str, advice: break_reasons.Ad
         ),
         ("Dynamic shape operator", "the result's size depends on values"),
         ("torch.jit.script/freeze modules unsupported", "TorchScript is inside of the model"),
-        ("something that nobody has met", "Dynamo cannot follow it"),
+        ("an unknown reason", "Dynamo cannot follow it"),
     ],
 )
-def test_break_is_told_in_plain_words(reason: str, why: str) -> None:
+def test_break_is_reported_in_plain_words(reason: str, why: str) -> None:
     rule = break_reasons.of_break(reason)
 
     assert (rule.why, rule.outcome, rule.heavy) == (why, UseOutcome.LOCAL, False)
@@ -90,7 +90,7 @@ def test_break_is_told_in_plain_words(reason: str, why: str) -> None:
         ("operator failed: KeyError", "operator failed: KeyError"),
     ],
 )
-def test_local_graph_is_told_in_plain_words(reason: str, why: str) -> None:
+def test_local_graph_is_reported_in_plain_words(reason: str, why: str) -> None:
     assert break_reasons.of_local(reason, heavy=True).why == why
 
 
@@ -118,7 +118,7 @@ def test_operator_is_heavy_when_all_calls_would_take_long_at_its_fastest(
     assert [finding.rule.heavy for finding in found] == [True] * heavy
 
 
-def test_refusal_of_the_run_is_told_once_when_the_source_says_it_already() -> None:
+def test_refusal_of_the_run_is_reported_once_when_the_source_shows_it_already() -> None:
     rule = UseRule(UseOutcome.CANNOT, "no such thing", "leave it out")
     source = Finding(str(Path("app.py").resolve()), 3, "torch.cuda.CUDAGraph", rule)
     run = ran(refused=[RefusedCall("app.py", line, "CUDAGraph", "leave it out") for line in (3, 4)])
@@ -182,14 +182,14 @@ def test_text_fits_100_columns_when_names_and_reasons_are_long() -> None:
     assert "far/site-packages" not in text
 
 
-def test_json_says_of_each_finding_where_why_and_what_to_do() -> None:
+def test_json_has_place_reason_and_remedy_of_each_finding() -> None:
     run = ran(breaks=[ReportedBreak("app.py", 4, "Data-dependent branching")], local_operators=100)
 
-    said = json.loads(as_json(checked(*judge(run), run=run)))
+    answer = json.loads(as_json(checked(*judge(run), run=run)))
 
-    (found,) = said["findings"]
+    (found,) = answer["findings"]
     assert found["file"] == str(Path("app.py").resolve())
     assert (found["line"], found["seen"], found["what"]) == (4, "break", "Data-dependent branching")
     assert found["why"]
     assert found["remedy"]
-    assert (said["passes"], said["run"]["share_in_graphs"]) == (True, 0.5)
+    assert (answer["passes"], answer["run"]["share_in_graphs"]) == (True, 0.5)

@@ -39,20 +39,20 @@ def test_check_fails_when_something_cannot_be_done_or_is_heavy(
     assert "to change: 1 " in out
 
 
-def test_check_tells_of_the_modules_of_the_project(capsys: Output, tmp_path: Path) -> None:
+def test_check_reports_the_modules_of_the_project(capsys: Output, tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "net.py").write_text("import cupy\n", encoding="utf-8")
 
     assert main(["check", "--static", "--json", script(tmp_path, "import parts.net\n")]) == 1
 
-    said = json.loads(capsys.readouterr().out)
-    assert [Path(file).name for file in said["files"]] == ["app.py", "net.py"]
-    assert [(Path(f["file"]).name, f["line"]) for f in said["findings"]] == [("net.py", 1)]
-    assert said["run"] is None
+    answer = json.loads(capsys.readouterr().out)
+    assert [Path(file).name for file in answer["files"]] == ["app.py", "net.py"]
+    assert [(Path(f["file"]).name, f["line"]) for f in answer["findings"]] == [("net.py", 1)]
+    assert answer["run"] is None
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "answer"),
     [
         (["missing.py"], "missing.py: No such file"),
         ([], "script"),
@@ -64,7 +64,7 @@ def test_check_refuses_bad_use_in_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     options: list[str],
-    said: str,
+    answer: str,
 ) -> None:
     script(tmp_path, GOOD)
     monkeypatch.chdir(tmp_path)
@@ -76,5 +76,5 @@ def test_check_refuses_bad_use_in_one_line(
 
     assert code == EXIT_BAD_USE
     error = capsys.readouterr().err
-    assert said in error
+    assert answer in error
     assert error.count("\n") == 1

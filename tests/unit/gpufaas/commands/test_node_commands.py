@@ -128,7 +128,7 @@ def test_sums_are_over_all_processes() -> None:
 
 
 @pytest.mark.parametrize("command", [["exec"], ["models", "--address", "nowhere"]])
-def test_bad_use_is_said_in_one_line(
+def test_bad_use_is_reported_in_one_line(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command) == EXIT_BAD_USE

@@ -43,7 +43,7 @@ def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
-def test_demo_says_how_to_get_pictures_when_matplotlib_is_missing(
+def test_demo_explains_how_to_get_pictures_when_matplotlib_is_missing(
     capsys: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_matplotlib(monkeypatch)

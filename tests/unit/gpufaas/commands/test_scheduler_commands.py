@@ -53,7 +53,7 @@ def gpu(**more: Any) -> dict[str, Any]:
 # -- status -------------------------------------------------------------------------------------
 
 
-def test_status_says_what_to_do_when_there_is_no_gpu() -> None:
+def test_status_names_the_remedy_when_there_is_no_gpu() -> None:
     text = cluster_text(cluster())
     assert "s0 leads, term 3, state in ok; policy lalbo3 o3_limit=3" in text
     assert "waiting 2 (+1 for one GPU)" in text
@@ -76,7 +76,7 @@ def test_status_shows_the_largest_models_of_a_gpu_first() -> None:
         ({"slots": [{"leases": [{"loading": []}] * 2, "queue": []}]}, "busy 2"),
     ],
 )
-def test_status_says_what_a_gpu_does(more: dict[str, Any], state: str) -> None:
+def test_status_shows_the_state_of_a_gpu(more: dict[str, Any], state: str) -> None:
     assert f"  {state} " in cluster_text(cluster(gpus=[gpu(**more)])).splitlines()[-1]
 
 
@@ -94,7 +94,7 @@ def test_status_shows_latencies_and_estimates_when_there_are_any() -> None:
 # -- explain and models ---------------------------------------------------------------------------
 
 
-def test_explanation_tells_a_request_that_waited_for_one_gpu() -> None:
+def test_explanation_shows_a_request_that_waited_for_one_gpu() -> None:
     candidate = {
         "slot": "g0", "idle": False, "cached": True, "frequency": 4, "wait_s": 0.5, "load_s": 0.0,
         "run_s": 0.25,
@@ -146,7 +146,7 @@ def test_models_are_shown_with_their_holders() -> None:
 # -- doctor ---------------------------------------------------------------------------------------
 
 
-def test_doctor_says_how_to_get_what_is_missing() -> None:
+def test_doctor_explains_how_to_get_missing_parts() -> None:
     fine = PartStatus("python", "ok", "3.11.7", "everything")
     missing = PartStatus("torch", "lacks", "not installed", "GPU managers", "pip install torch")
     text = report([fine, missing])
@@ -180,14 +180,14 @@ def test_doctor_examines_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def answering(status: int, said: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+def answering(status: int, answer: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     """A server that answers everything so, and notes what it was asked."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(f"{self.path} {self.headers['Authorization']}")
-            content = json.dumps(said).encode()
+            content = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
@@ -203,7 +203,7 @@ def answering(status: int, said: Mapping[str, Any]) -> Iterator[tuple[str, list[
         thread.join()
 
 
-def test_command_goes_on_to_the_leader_that_a_standby_names() -> None:
+def test_command_follows_a_standby_to_the_leader() -> None:
     with (
         answering(200, {"policy": "lb"}) as (leader, asked),
         answering(421, {"error": "not-leading", "leader": leader}) as (standby, _),
@@ -235,15 +235,15 @@ def test_options_of_a_verb_may_stand_before_it_and_the_later_one_wins(
 
 
 def test_command_gives_up_when_a_scheduler_names_itself() -> None:
-    said: dict[str, Any] = {"error": "not-leading"}
-    with answering(421, said) as (standby, asked):
-        said["leader"] = standby
+    answer: dict[str, Any] = {"error": "not-leading"}
+    with answering(421, answer) as (standby, asked):
+        answer["leader"] = standby
         with pytest.raises(NoAnswer, match="every scheduler names another one"):
             SchedulerApi((standby,), "t0ken").get("/policy")
         assert len(asked) > 1
 
 
-def test_command_says_in_one_line_that_nobody_answers(
+def test_command_reports_in_one_line_that_no_server_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["status", "--scheduler", "http://127.0.0.1:9", "--secret-file", str(tmp_path / "s")]
@@ -261,7 +261,7 @@ def test_command_says_in_one_line_that_nobody_answers(
         ["prefetch", "bert"],
     ],
 )
-def test_bad_use_of_a_scheduler_command_is_said_in_one_line(
+def test_bad_use_of_a_scheduler_command_is_reported_in_one_line(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GPUFAAS_SCHEDULER", raising=False)
@@ -272,7 +272,7 @@ def test_bad_use_of_a_scheduler_command_is_said_in_one_line(
 # -- credentials ----------------------------------------------------------------------------------
 
 
-def test_token_is_the_same_for_everybody_who_has_the_secret(
+def test_token_is_the_same_for_all_holders_of_the_secret(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def printed(*words: str) -> str:

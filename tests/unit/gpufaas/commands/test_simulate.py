@@ -85,7 +85,7 @@ def test_trace_replays_the_carried_one(capsys: Output) -> None:
 
 
 @pytest.mark.parametrize("request_id", ["17", "r17"])
-def test_explain_says_which_rule_and_candidates_decided(capsys: Output, request_id: str) -> None:
+def test_explain_names_which_rule_and_candidates_decided(capsys: Output, request_id: str) -> None:
     assert simulate("--policy", "lalbo3", "--explain", request_id) == 0
 
     out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A call's way in words."""
+"""A call's path as text."""
 
 from typing import Any
 
@@ -70,9 +70,9 @@ def test_spans_of_the_scheduler_are_below_the_lease_that_asked_for_them() -> Non
     ]
 
 
-def test_what_the_scheduler_has_forgotten_is_said() -> None:
+def test_requests_that_the_scheduler_has_forgotten_are_named() -> None:
     story = request_trace(FakeGateway(CALL, LEASE), FakeScheduler(), "c/1")
-    missing = "(missing: of request r0 the scheduler says: it is forgotten)"
+    missing = "(missing: request r0: it is forgotten)"
     assert list(trace_text(story))[-1] == missing
 
 
@@ -98,7 +98,7 @@ def test_spans_that_no_root_leads_to_are_shown() -> None:
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "http://127.0.0.1:1"])
-def test_gateway_that_is_none_is_said_so(
+def test_server_that_is_no_gateway_is_reported(
     url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     monkeypatch.setenv("GPUFAAS_STATE", str(tmp_path))

@@ -17,7 +17,7 @@ def _as_before() -> Iterator[None]:
 
 
 class Ring:
-    """Refers to itself: only the collector finds that nobody else does."""
+    """Refers to itself: only the collector finds that nothing else does."""
 
     ended = 0
 
@@ -37,5 +37,5 @@ def test_settle_leaves_what_is_there_alone_and_still_collects_what_comes_after()
         Ring()
 
     assert frozen > 1_000
-    assert Ring.ended > ended_before, "nobody asked for a collection"
+    assert Ring.ended > ended_before, "no collection ran"
     assert gc.get_freeze_count() == frozen

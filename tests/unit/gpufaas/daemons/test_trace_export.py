@@ -1,4 +1,4 @@
-"""Spans on their way to a collector, and what becomes of them when it does not take them."""
+"""Spans on their way to a collector, and their fate when the collector refuses them."""
 
 import asyncio
 import logging
@@ -85,7 +85,7 @@ async def test_batch_is_dropped_and_counted_when_it_is_refused(
         assert "answers 400" in caplog.text
 
 
-async def test_nobody_waits_when_the_collector_hangs() -> None:
+async def test_no_call_waits_when_the_collector_hangs() -> None:
     async with a_collector() as collector:
         collector.open.clear()
         before_s = time.monotonic()
@@ -116,13 +116,15 @@ async def test_end_comes_in_time_when_there_is_no_collector() -> None:
     assert sink.sent.failed_spans + sink.sent.dropped_parts == 1
 
 
-async def test_fault_of_ours_is_told_and_costs_no_call(caplog: pytest.LogCaptureFixture) -> None:
+async def test_fault_of_ours_is_reported_and_costs_no_call(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def broken() -> list[Span]:
         raise ZeroDivisionError
 
     async with a_collector() as collector, SpanExporter(settings(collector)) as sink:
         sink.add(broken)
-        await eventually(lambda: "traces are sent no more" in caplog.text)
+        await eventually(lambda: "traces are not sent any more" in caplog.text)
         sink.add(lambda: [a_span()])
 
 
@@ -152,8 +154,8 @@ def test_endpoint_is_ours_or_opentelemetrys(
 def test_headers_are_of_the_environment_and_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "headers"
     file.write_text("X-Key: from the file\n\n")
-    told = {"OTEL_EXPORTER_OTLP_HEADERS": "X-Key=old,X-Other=a%20b"}
-    found = export_settings(TraceSettings(endpoint=URL, headers_file=str(file)), told)
+    reported = {"OTEL_EXPORTER_OTLP_HEADERS": "X-Key=old,X-Other=a%20b"}
+    found = export_settings(TraceSettings(endpoint=URL, headers_file=str(file)), reported)
     assert found is not None
     assert found.headers == {"X-Key": "from the file", "X-Other": "a b"}
 
@@ -179,8 +181,8 @@ def test_login_in_a_url_is_a_header_and_is_not_shown() -> None:
 
 
 def test_header_goes_before_the_login_in_a_url() -> None:
-    told = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20x"}
-    found = export_settings(TraceSettings(endpoint="https://id:secret@host"), told)
+    reported = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20x"}
+    found = export_settings(TraceSettings(endpoint="https://id:secret@host"), reported)
     assert found is not None
     assert found.headers == {"authorization": "Bearer x"}
 
@@ -223,8 +225,8 @@ async def test_login_is_sent_and_is_in_no_line_about_a_failure(
 
 
 def test_settings_of_traces_and_log_lines_are_read() -> None:
-    told = {"GPUFAAS_LOG_FORMAT": "json", "GPUFAAS_TRACING_RATIO": "0.1"}
-    found = read_settings(None, told, {})
+    reported = {"GPUFAAS_LOG_FORMAT": "json", "GPUFAAS_TRACING_RATIO": "0.1"}
+    found = read_settings(None, reported, {})
     assert (found.log_format, found.tracing.ratio) == ("json", 0.1)
     for wrong in ({"GPUFAAS_LOG_FORMAT": "xml"}, {"GPUFAAS_TRACING_RATIO": "2"}):
         with pytest.raises(CommandError):

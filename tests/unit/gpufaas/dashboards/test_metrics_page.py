@@ -1,4 +1,4 @@
-"""docs/metrics.md is what the code makes of it."""
+"""docs/metrics.md equals the code's output."""
 
 import re
 
@@ -28,10 +28,10 @@ def test_names_are_used_once() -> None:
 
 
 @pytest.mark.parametrize("metric", EVERY, ids=lambda metric: metric.name)
-def test_name_says_kind_and_unit(metric: Metric) -> None:
+def test_name_has_kind_and_unit(metric: Metric) -> None:
     assert re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", metric.name)
     assert metric.name.endswith("_total") == (metric.kind is MetricKind.COUNTER)
     assert bool(metric.bounds) == (metric.kind is MetricKind.HISTOGRAM)
     assert list(metric.bounds) == sorted(metric.bounds)
-    assert "|" not in metric.says
+    assert "|" not in metric.help_text
     assert not {"request", "call", "lease", "job"} & set(metric.labels), "labels are bounded"

@@ -1,4 +1,4 @@
-"""Which etcd is taken."""
+"""Which etcd is used."""
 
 from importlib.util import find_spec
 from pathlib import Path

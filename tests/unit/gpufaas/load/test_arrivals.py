@@ -1,4 +1,4 @@
-"""Whom `gpufaas load` calls, and when."""
+"""The functions that `gpufaas load` calls, and when."""
 
 from collections import Counter
 from pathlib import Path

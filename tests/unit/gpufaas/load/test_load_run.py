@@ -65,7 +65,7 @@ async def a_run(plan: TrafficPlan, stop: asyncio.Event | None = None) -> LoadOut
 
 @asynccontextmanager
 async def a_server(serve: Serve) -> AsyncIterator[str]:
-    """Serves every connection so; whoever calls may leave at any time."""
+    """Serves every connection like this; a caller may leave at any time."""
     serving: set[asyncio.Task[None] | None] = set()
 
     async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -131,15 +131,15 @@ def test_load_measures_a_gateway_when_clients_call_again(
             [*at(url, "f,gone"), "--clients", "4", "--seconds", "1", "--body", '{"a": 1}', "--json"]
         )
 
-    said = capsys.readouterr()
-    found = json.loads(said.out)
+    content = capsys.readouterr()
+    found = json.loads(content.out)
     assert code == 0
     assert found["functions"]["f"]["statuses"] == {"200": len(got)}
     assert set(found["functions"]["gone"]["statuses"]) == {"404"}
     assert found["calls"] == found["functions"]["f"]["calls"] + found["functions"]["gone"]["calls"]
     assert set(got) == {b'{"a": 1}'}
     assert (found["cache"], found["unfinished"]) == (None, 0)
-    assert "no scheduler answers" in said.err
+    assert "no scheduler answers" in content.err
     assert Path(found["picture"]).stat().st_size > 0
 
 
@@ -154,7 +154,7 @@ def test_load_fails_when_nothing_went_well(
     assert "x 500" in capsys.readouterr().out
 
 
-def test_load_says_in_one_line_that_no_gateway_answers(capsys: Output) -> None:
+def test_load_reports_in_one_line_that_no_gateway_answers(capsys: Output) -> None:
     code = main(["load", "--gateway", "http://127.0.0.1:9", "--functions", "f", "--rate", "1"])
 
     out, err = capsys.readouterr()
@@ -167,7 +167,7 @@ def test_load_says_in_one_line_that_no_gateway_answers(capsys: Output) -> None:
     ("arguments", "complaint"),
     [
         (["--rate", "1", "--clients", "2"], "--clients is a load of its own"),
-        ([], "say how much"),
+        ([], "how much load"),
         (["--rate", "0"], "--rate must be more than 0, not 0"),
         (["--clients", "-1"], "--clients must be more than 0, not -1"),
         (["--rate", "1", "--seconds", "nan"], "--seconds must be more than 0"),

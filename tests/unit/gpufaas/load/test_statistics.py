@@ -61,7 +61,7 @@ def test_latency_is_percentiles_and_none_of_nothing() -> None:
     assert latency([]) is None
 
 
-def test_the_cache_counts_from_the_beginning_and_anew_after_another_leader() -> None:
+def test_the_cache_counts_from_the_beginning_and_again_after_another_leader() -> None:
     before = CacheCounts(100, 20, 5)
 
     assert CacheCounts(130, 30, 6).since(before) == CacheCounts(30, 10, 1)
@@ -93,7 +93,7 @@ def test_json_has_the_documented_keys() -> None:
     assert found["cache"] == {"hits": 3, "misses": 1, "evictions": 0, "hit_ratio": 0.75}
 
 
-def test_words_say_what_failed_and_why() -> None:
+def test_text_names_failures_and_their_reasons() -> None:
     text = result_text(LoadOutcome(tally(*MIXED), elapsed_s=4.0), CacheCounts(3, 1, 0))
 
     assert "4 calls in 4.0 s: 0.5 answered well a second" in text

@@ -1,4 +1,4 @@
-"""Held ports: no program is given one by chance, and the one that is told the number can listen."""
+"""Held ports: no program gets one by chance, and the one with the number can listen."""
 
 import errno
 import socket
@@ -44,7 +44,7 @@ def test_connection_is_refused_when_no_server_listens(port: HeldPort) -> None:
         socket.create_connection((LOOPBACK, port.number))
 
 
-def test_nobody_is_given_a_held_port_when_asking_for_any() -> None:
+def test_no_program_gets_a_held_port_when_it_asks_for_any() -> None:
     with ExitStack() as stack:
         held = {stack.enter_context(HeldPort()).number for _ in range(_MANY)}
         listening = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=_MANY))

@@ -35,7 +35,7 @@ def shown_in(work: Work, message: str, **extra: Any) -> dict[str, str]:
         ABOUT.reset(before)
 
 
-def test_a_line_says_when_who_and_what() -> None:
+def test_a_line_has_time_source_and_message() -> None:
     assert shown("%s is gone", "f") == {
         "time": "1970-01-01T00:00:01.500Z",
         "level": "warning",

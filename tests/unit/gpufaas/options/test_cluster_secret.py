@@ -5,7 +5,7 @@ from pathlib import Path
 from gpufaas.options.cluster_secret import cluster_secret, default_secret_file
 
 
-def test_secret_file_is_the_one_that_schedulers_are_told_of() -> None:
+def test_secret_file_is_the_one_that_schedulers_use() -> None:
     environment = {"GPUFAAS_STATE": "/state", "GPUFAAS_SCHEDULER_SECRET_FILE": "/run/secrets/it"}
     assert default_secret_file(environment) == Path("/run/secrets/it")
     assert default_secret_file({"GPUFAAS_STATE": "/state"}) == Path("/state/secret")

@@ -29,14 +29,14 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_settings_are_the_defaults_when_nothing_is_said(
+def test_settings_have_their_defaults_without_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert read_settings(None, {}, {"policy": None}).of_scheduler == Settings()
 
 
-def test_file_says_what_it_names_and_no_more(tmp_path: Path) -> None:
+def test_file_changes_only_the_settings_that_it_names(tmp_path: Path) -> None:
     settings = read_settings(written(tmp_path, FILE), {}, {})
     assert (settings.policy, settings.parameters, settings.eviction) == (
         "netgain",
@@ -82,14 +82,14 @@ def test_environment_goes_before_the_file_and_flags_before_both(tmp_path: Path) 
         ("[scheduler]\nport = 1", r"\[scheduler\]: unknown key 'port'; known: listen"),
         ("[schedule]\n", "unknown key 'schedule'"),
         ("scheduler = 1", "scheduler is a table"),
-        ("policy = 3", "policy = 3: a text is wanted"),
+        ("policy = 3", "policy = 3: a text is expected"),
         ("[scheduler]\nmax_waiting = 'many'", "max_waiting = 'many'"),
         ("[scheduler]\nmax_waiting = -1", "may not be negative"),
-        ("[scheduler]\nmax_waiting = true", "a whole number is wanted"),
+        ("[scheduler]\nmax_waiting = true", "a whole number is expected"),
         ("[scheduler]\nattach_grace_s = nan", "may not be negative"),
         ("[etcd]\nstart = 'perhaps'", "true or false"),
-        ("[scheduler]\nlisten = '7700'", "HOST:PORT is wanted"),
-        ("[scheduler]\nlisten = 'host:99999'", "HOST:PORT is wanted"),
+        ("[scheduler]\nlisten = '7700'", "HOST:PORT is expected"),
+        ("[scheduler]\nlisten = 'host:99999'", "HOST:PORT is expected"),
         ("policy = ", "gpufaas.toml: "),
         ("[etcd]\ncert = 'c.pem'", "cert and key go together"),
         ("[etcd]\nuser = 'gpufaas'", "user and password_file go together"),
@@ -117,7 +117,7 @@ def entry_files(folder: Path) -> dict[str, str]:
 
 
 def entered(files: dict[str, str]) -> Etcd:
-    """An etcd of two endpoints that wants all of these."""
+    """An etcd of two endpoints that requires all of these."""
     return Etcd(
         endpoints=("https://a:1", "https://b:1"),
         ca=files["ca"],
@@ -128,7 +128,9 @@ def entered(files: dict[str, str]) -> Etcd:
     )
 
 
-def test_entry_to_etcd_is_said_in_the_file_the_environment_or_flags_alike(tmp_path: Path) -> None:
+def test_credentials_for_etcd_come_from_the_file_the_environment_or_flags_alike(
+    tmp_path: Path,
+) -> None:
     files = entry_files(tmp_path)
     endpoint = "https://a:2379"
     lines = "\n".join(f"{name} = '{value}'" for name, value in files.items())

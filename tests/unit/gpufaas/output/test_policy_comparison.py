@@ -26,24 +26,24 @@ def test_replay_prints_what_happened_its_simulation_and_other_policies_side_by_s
     assert (
         main(["replay", str(EVERY), "--policy", "lalbo3", "lb", "--parameters", "o3_limit=3"]) == 0
     )
-    said = capsys.readouterr().out
-    head = said.splitlines()[0].split()
+    answer = capsys.readouterr().out
+    head = answer.splitlines()[0].split()
     assert head == ["happened", "recorded", "again", "lalbo3", "lb"]
     for name in ("requests", "hit ratio", "false misses", "evictions", "on another GPU"):
-        assert len(row(said, name)) == 4, name
+        assert len(row(answer, name)) == 4, name
     for name in ("average latency", "median", "95th percentile", "99th percentile"):
-        assert len(row(said, name)) == 4, name
-    assert row(said, "requests") == ["72"] * 4
-    assert row(said, "on another GPU")[0] == "0"
-    good, bad = (float(cell) for cell in row(said, "hit ratio")[2:])
+        assert len(row(answer, name)) == 4, name
+    assert row(answer, "requests") == ["72"] * 4
+    assert row(answer, "on another GPU")[0] == "0"
+    good, bad = (float(cell) for cell in row(answer, "hit ratio")[2:])
     assert good > bad + 0.3
-    assert "lalbo3: o3_limit=3" in said
-    assert "Assumed:" in said
-    assert "% off in average latency" in said
-    assert "changed 6 times" in said
+    assert "lalbo3: o3_limit=3" in answer
+    assert "Assumed:" in answer
+    assert "% off in average latency" in answer
+    assert "changed 6 times" in answer
 
 
-def test_replay_says_so_when_callers_did_not_wait_for_their_models(
+def test_replay_reports_it_when_callers_did_not_wait_for_their_models(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["replay", str(LIVE), "--policy", "rr"]) == 0
@@ -77,7 +77,7 @@ def test_policies_are_named_in_any_way_and_take_only_their_own_parameters() -> N
         (["--policy", "", "--parameters", "a=1"], "which policy?"),
     ],
 )
-def test_bad_use_is_said_in_one_line(
+def test_bad_use_is_reported_in_one_line(
     words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["replay", str(EVERY), *words]) == EXIT_BAD_USE
@@ -87,14 +87,14 @@ def test_bad_use_is_said_in_one_line(
     assert error.count("\n") == 1
 
 
-def test_file_is_named_when_it_is_no_recording_that_can_be_told(
+def test_file_is_named_when_it_is_no_recording_that_can_be_replayed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = LIVE.read_text(encoding="utf-8").splitlines(keepends=True)
     for text, says in (
         ("hello\n", "line 1: no line of a recording"),
         ("".join(lines[:4] + lines[5:]), "this version decides otherwise"),
-        ("", "nothing is recorded"),
+        ("", "the recording is empty"),
     ):
         path = tmp_path / "run.jsonl"
         path.write_text(text, encoding="utf-8")

@@ -69,11 +69,11 @@ def alive(pid: int) -> bool:
     return False
 
 
-def test_folder_says_who_runs_it_while_it_is_held(tmp_path: Path) -> None:
+def test_folder_names_its_process_while_it_is_held(tmp_path: Path) -> None:
     folder = StackFolder(tmp_path)
     assert folder.running() is None
     with folder.held():
-        assert folder.running() is None  # it has said nothing yet
+        assert folder.running() is None  # it has recorded nothing yet
         folder.record(RUNNING)
         assert folder.running() == RUNNING
     assert folder.running() is None
@@ -94,7 +94,7 @@ def test_folder_of_a_killed_holder_runs_nothing(tmp_path: Path) -> None:
     with folder.held():
         folder.record(RUNNING)
         record = (tmp_path / "stack.json").read_text()
-    (tmp_path / "stack.json").write_text(record)  # nobody removed it
+    (tmp_path / "stack.json").write_text(record)  # it was not removed
     assert folder.running() is None
 
 
@@ -111,7 +111,7 @@ def test_node_address_is_abstract_when_the_path_is_too_long_for_a_socket() -> No
     assert long != StackFolder(Path("/") / ("y" * 120)).node_address
 
 
-def test_down_says_so_when_nothing_is_up(
+def test_down_reports_it_when_nothing_is_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["down", "--state", str(tmp_path / "none")]) == 0

@@ -54,9 +54,7 @@ class FakeGateway(GatewayApi):
         ("change", b'{"history": {"added": []}}'),
     ],
 )
-def test_state_is_not_fresh_and_asked_for_anew_when_an_event_cannot_be_read(
-    kind: str, data: bytes
-) -> None:
+def test_state_is_requested_again_when_an_event_cannot_be_read(kind: str, data: bytes) -> None:
     whole = an_event("state", json.dumps(STATE).encode(), "e1")
     gateway = FakeGateway(whole + an_event(kind, data, "e2"))
     seen: list[tuple[Any, str]] = []

@@ -1,4 +1,4 @@
-"""`gpufaas top` at a terminal that is none: keys, sizes, colours, and what is left behind."""
+"""`gpufaas top` at a pseudo-terminal: keys, sizes, colours, and what remains at the end."""
 
 import fcntl
 import json
@@ -50,7 +50,7 @@ def options(url: str, secrets: Path) -> list[str]:
 
 
 def environment(secrets: Path, **more: str) -> dict[str, str]:
-    """Of somebody with a home of his own, and no settings."""
+    """The environment of a user with a home and no settings."""
     return {"HOME": str(secrets), "TERM": "xterm-256color", **more}
 
 
@@ -117,7 +117,7 @@ def screen(url: str, secrets: Path, **more: str) -> Iterator[Screen]:
         os.close(theirs)
 
 
-def test_top_shows_what_goes_on_until_q(url: str, secrets: Path) -> None:
+def test_top_shows_changes_until_q(url: str, secrets: Path) -> None:
     with screen(url, secrets) as found:
         frame = found.shows("policy lalbo3")
         assert "node-00/cuda:0" in frame
@@ -160,7 +160,7 @@ def test_top_follows_the_size_of_its_terminal(url: str, secrets: Path) -> None:
         assert max(len(line.strip("\r")) for line in frame.split("\n")) <= 50
 
 
-def test_top_has_no_colours_where_nobody_wants_them(url: str, secrets: Path) -> None:
+def test_top_has_no_colours_when_they_are_switched_off(url: str, secrets: Path) -> None:
     with screen(url, secrets, NO_COLOR="1") as found:
         found.shows("policy lalbo3")
         assert not re.search(rb"\x1b\[[0-9;]*m", found.written)
@@ -169,7 +169,7 @@ def test_top_has_no_colours_where_nobody_wants_them(url: str, secrets: Path) -> 
         assert re.search(rb"\x1b\[[0-9;]*m", found.written)
 
 
-def test_top_leaves_the_terminal_as_it_was_when_it_is_told_to_end(url: str, secrets: Path) -> None:
+def test_top_leaves_the_terminal_as_it_was_when_it_is_asked_to_end(url: str, secrets: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         with screen(url, secrets) as found:
             found.shows("policy lalbo3")
@@ -178,7 +178,7 @@ def test_top_leaves_the_terminal_as_it_was_when_it_is_told_to_end(url: str, secr
             assert found.written.rstrip().endswith(LEFT)
 
 
-def test_top_says_that_the_gateway_is_gone_and_goes_on_when_it_is_back(secrets: Path) -> None:
+def test_top_reports_that_the_gateway_is_gone_and_continues_when_it_is_back(secrets: Path) -> None:
     cluster = GeneratedCluster(2, 3)
     with ExitStack() as stack:
         first = ExitStack()
@@ -214,7 +214,7 @@ def test_top_prints_json(url: str, secrets: Path) -> None:
     assert len(json.loads(done.stdout)["gpus"]) == 6
 
 
-def test_top_says_in_a_line_why_it_cannot(url: str, secrets: Path, tmp_path: Path) -> None:
+def test_top_explains_in_a_line_why_it_cannot_run(url: str, secrets: Path, tmp_path: Path) -> None:
     (secrets / "basic-auth-password").write_text("wrong")
     for named, word in ((url, "login"), ("http://127.0.0.1:9", "no gateway answers")):
         done = subprocess.run(

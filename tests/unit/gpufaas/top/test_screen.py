@@ -49,7 +49,7 @@ def test_frame_fills_the_screen_and_no_more(size: tuple[int, int], panel: int) -
             assert all(sum(len(span.text) for span in line) <= width for line in lines)
 
 
-def test_frame_of_an_empty_cluster_says_what_to_type() -> None:
+def test_frame_of_an_empty_cluster_names_the_next_command() -> None:
     text = text_of(frame(NOTHING, "", ScreenView(), 140, 40))
     assert "gpufaas gpu-manager --scheduler" in text
     text = text_of(frame(NOTHING, "", ScreenView(panel=1), 140, 40))
@@ -87,7 +87,7 @@ def test_gpu_is_opened_with_its_models() -> None:
         assert resident["model"] in text
 
 
-def test_trouble_is_told_in_front_of_alerts() -> None:
+def test_trouble_is_reported_in_front_of_alerts() -> None:
     assert "not fresh: it is away" in text_of(frame(STATE, "it is away", ScreenView(), 140, 40))
     assert STATE["alerts"][0]["text"] in text_of(frame(STATE, "", ScreenView(), 140, 40))
 
@@ -146,21 +146,21 @@ def test_lines_are_cut_and_padded() -> None:
     assert painted([StyledText("a ", "1")], colours=False) == "a"
 
 
-def test_keys_are_told_apart() -> None:
+def test_keys_are_distinguished() -> None:
     pressed = "\x1b[A\x1bq\x1b[6~jx\r\x1b[Z3"
     assert list(pressed_keys(pressed)) == [
         "up", "escape", "quit", "page down", "down", "x", "enter", "left", "3",
     ]  # fmt: skip
 
 
-def test_durations_are_told_to_three_digits() -> None:
+def test_durations_have_three_digits() -> None:
     assert [seconds(value) for value in (None, 0.0123, 1.234, 75.0, 7500.0)] == [
         "-", "12.3 ms", "1.23 s", "1 min 15 s", "2 h 5 min",
     ]  # fmt: skip
 
 
 def test_changes_are_applied_to_sections_items_and_charts() -> None:
-    told = {
+    reported = {
         "now": 5,
         "queue": {"length": 3},
         "gpus": {"replaced": [{"id": "n10"}, {"id": "n9", "x": 1}], "removed": ["n1"]},
@@ -173,7 +173,7 @@ def test_changes_are_applied_to_sections_items_and_charts() -> None:
         "gpus": [{"id": "n1"}, {"id": "n9"}],
         "history": {"points": 2, "series": {"p50": [1.0, 2.0]}},
     }
-    assert changed(state, told) == {
+    assert changed(state, reported) == {
         "now": 5,
         "queue": {"length": 3},
         "policy": "same",

@@ -62,7 +62,7 @@ async def test_client_raises_what_the_scheduler_raised() -> None:
         await eventually(lambda: waiting_at(world) == 0)
 
 
-async def test_client_says_when_there_is_no_gpu_or_no_right() -> None:
+async def test_client_reports_a_missing_gpu_or_right() -> None:
     async with a_world(attach_grace_s=0.0) as world, world.service.lead(1):
         async with world.client() as client:
             with pytest.raises(NoGpus):
@@ -72,7 +72,7 @@ async def test_client_says_when_there_is_no_gpu_or_no_right() -> None:
                 await client.acquire(request("r0"))
 
 
-async def test_client_gives_up_when_nobody_answers() -> None:
+async def test_client_gives_up_when_no_scheduler_answers() -> None:
     async with a_world() as world:
         client = world.client(patience_s=0.1)
     async with client:
@@ -105,7 +105,7 @@ async def test_waiting_requests_move_to_the_next_leader_in_their_order() -> None
 async def test_client_follows_a_standby_to_the_leader_that_it_names() -> None:
     async with a_world() as standby, leading(term=5) as leader, standby.client() as client:
         info = LeaderInfo("s1", leader.url, 5, "x")
-        standby.service.leader = info  # what the datastore would have told it
+        standby.service.leader = info  # what the datastore would have reported
         granted = await client.acquire(request("r0"))
         assert granted.term == 5
 
@@ -115,7 +115,7 @@ async def test_client_pins_and_unpins_at_the_leader() -> None:
     model = ModelId("team/be rt?")
     async with a_world() as standby, leading(term=5) as leader:
         info = LeaderInfo("s1", leader.url, 5, "x")
-        standby.service.leader = info  # what the datastore would have told it
+        standby.service.leader = info  # what the datastore would have reported
         async with SchedulerClient([standby.url], token(SECRET, ApiRole.ADMIN)) as client:
             with pytest.raises(EventRefused, match="model"):
                 await client.pin(model)
@@ -133,7 +133,7 @@ async def test_client_pins_and_unpins_at_the_leader() -> None:
 
 
 class DeafNode(FakeNode):
-    """A node whose stream is broken, as it were: it is told of no end while it is deaf."""
+    """A node whose stream seems broken: no order to end reaches it while it is deaf."""
 
     deaf = True
 
@@ -143,7 +143,7 @@ class DeafNode(FakeNode):
 
 
 @pytest.mark.parametrize("first_to_come", ["node", "release"])
-async def test_release_is_repeated_when_the_leader_that_took_it_died_before_the_node_heard(
+async def test_release_is_repeated_when_the_leader_that_took_it_died_before_the_node_got_it(
     first_to_come: str,
 ) -> None:
     """Whether the node has attached to the next leader by then or not."""

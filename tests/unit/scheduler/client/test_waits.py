@@ -26,11 +26,11 @@ class Cluster:
 
     async def look(self, url: str) -> Mapping[str, Any]:
         self.asked.append(url)
-        said = self.says.get(url, {})
-        if isinstance(said, str):
+        content = self.says.get(url, {})
+        if isinstance(content, str):
             await asyncio.Event().wait()
             raise AssertionError("it is frozen")
-        return said
+        return content
 
     def waits(self, *urls: str) -> Waits:
         return Waits(urls, self.look, self.found.append, LeaderPolling(0.05, 0.02, 0.05))
@@ -59,7 +59,7 @@ async def test_a_call_is_broken_off_when_another_one_leads_with_a_higher_term() 
     await waits.close()
 
 
-async def test_all_that_wait_there_are_broken_off_when_its_term_was_never_told() -> None:
+async def test_all_that_wait_there_are_broken_off_when_its_term_is_unknown() -> None:
     cluster = Cluster({A: FROZEN, B: leads(B, 2)})
     waits = cluster.waits(A, B)
     calls = [asyncio.create_task(waits.answer(A, forever())) for _ in range(3)]
@@ -108,7 +108,7 @@ async def test_a_call_waits_on_when_no_later_leader_is_known(says: dict[str, Any
     await waits.close()
 
 
-async def test_nobody_is_asked_when_there_is_one_url_or_the_answer_comes_soon() -> None:
+async def test_no_scheduler_is_asked_when_there_is_one_url_or_the_answer_comes_soon() -> None:
     cluster = Cluster({B: leads(B, 2)})
     alone = cluster.waits(A)
     assert await alone.answer(A, asyncio.sleep(0.2, "late")) == "late"
@@ -120,7 +120,7 @@ async def test_nobody_is_asked_when_there_is_one_url_or_the_answer_comes_soon() 
     await several.close()
 
 
-async def test_who_leads_is_asked_no_more_when_nobody_waits() -> None:
+async def test_polling_stops_when_no_call_waits() -> None:
     cluster = Cluster({A: leads(A, 1), B: names(A)})
     waits = cluster.waits(A, B)
     await waits.answer(A, asyncio.sleep(0.15))
@@ -132,7 +132,7 @@ async def test_who_leads_is_asked_no_more_when_nobody_waits() -> None:
     await waits.close()
 
 
-async def test_a_caller_that_is_cancelled_is_not_told_of_another_leader() -> None:
+async def test_a_cancelled_caller_gets_no_error_of_another_leader() -> None:
     cluster = Cluster({A: FROZEN, B: leads(B, 2)})
     waits = cluster.waits(A, B)
     call = asyncio.create_task(waits.answer(A, forever()))

@@ -1,4 +1,4 @@
-"""What people and memory ask for: pin, unpin, prefetch, evict, pressure, growth."""
+"""Orders and memory pressure: pin, unpin, prefetch, evict, pressure, growth."""
 
 import pytest
 
@@ -207,7 +207,7 @@ def test_room_is_not_given_away_again_when_memory_ran_short() -> None:
     assert B not in cache.residents  # it had to leave: what was short is still short
 
 
-def test_room_is_there_again_when_the_node_reports_anew() -> None:
+def test_room_is_there_again_when_the_node_reports_again() -> None:
     world = world_holding("a", "b")
     cache = world.core.cluster.gpus[G0.id].cache
     world.send(MemoryPressure(G0.id, 100 * MIB))
@@ -253,7 +253,7 @@ def test_measured_peak_never_shrinks_when_a_later_run_needs_less() -> None:
     assert load.memory_bytes == 900 * MIB
 
 
-def test_request_goes_on_when_an_old_copy_is_larger_than_the_model_is_now() -> None:
+def test_request_continues_when_an_old_copy_is_larger_than_the_model_is_now() -> None:
     models = (model("a", memory_mb=2600), model("b", memory_mb=3500))
     world = World(a_core("lb", gpus=(gpu("g0", memory_mb=6000),), models=models))
     world.send(holding(gpu("g0", memory_mb=6000), models[0]))

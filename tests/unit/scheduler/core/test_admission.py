@@ -1,4 +1,4 @@
-"""Which requests are taken in, and which expire: bounds, GPUs yet to come, old timers."""
+"""Which requests are accepted, and which expire: bounds, GPUs yet to join, old timers."""
 
 import pytest
 

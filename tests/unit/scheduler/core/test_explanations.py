@@ -1,4 +1,4 @@
-"""Why a request went where it went, for the requests that a person watches."""
+"""Why a request was placed where it was, for the requests that a person watches."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def explained(world: World, *, at: float = 0.0) -> Explanation:
     return dispatch.explanation
 
 
-def test_dispatch_has_no_explanation_when_nobody_watches() -> None:
+def test_dispatch_has_no_explanation_when_it_is_not_watched() -> None:
     assert only(Dispatch, watching().arrive(request("other"))).explanation is None
 
 
@@ -49,7 +49,7 @@ def test_explanation_names_every_gpu_that_could_have_taken_it_when_a_request_is_
     assert [each.finish_s for each in explanation.candidates] == [4.0, 10.0]
 
 
-def test_explanation_tells_the_wait_when_the_better_gpu_is_busy() -> None:
+def test_explanation_shows_the_wait_when_the_better_gpu_is_busy() -> None:
     world = watching()
     world.arrive(request("first", "gpt"))
     queued = only(EnqueueLocally, world.arrive(request("r0", "gpt"), at=1.0))
@@ -59,7 +59,7 @@ def test_explanation_tells_the_wait_when_the_better_gpu_is_busy() -> None:
     assert (g0.slot, g0.idle, g0.wait_s, g0.frequency) == ("g0", True, 0.0, 0)
 
 
-def test_explanation_tells_how_long_and_behind_whom_when_a_request_waited() -> None:
+def test_explanation_shows_how_long_and_behind_which_requests_when_a_request_waited() -> None:
     world = watching("lb")
     for _ in range(3):
         world.arrive(request(f"busy{len(world.log)}"))

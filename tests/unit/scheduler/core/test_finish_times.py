@@ -1,4 +1,4 @@
-"""When a busy GPU should be free: what LALB weighs against a load, told by where requests go.
+"""When a busy GPU should be free: what LALB compares with a load, checked by placements.
 
 A request for bert waits for the busy g0 if that is free sooner than bert loads (5 s) on g1.
 """
@@ -61,7 +61,7 @@ def test_request_is_loaded_elsewhere_when_the_wait_equals_the_load() -> None:
     assert goes(world) == "g1"
 
 
-def test_wait_shrinks_when_time_goes_on() -> None:
+def test_wait_shrinks_as_time_passes() -> None:
     world = running_bert()
     goes(world, "first")
     world.now = 1.5
@@ -82,7 +82,7 @@ def test_wait_shrinks_when_a_request_leaves_the_local_queue() -> None:
     assert goes(world, "second") == "queue of g0"
 
 
-def test_wait_starts_anew_when_the_slot_is_freed_early() -> None:
+def test_wait_starts_again_when_the_slot_is_freed_early() -> None:
     world = World(a_core("lalb", gpus=("g0",), models=MODELS))
     world.send(holding(G0, *MODELS))
     world.arrive(request("r0", "long"), request("r1"))
@@ -125,7 +125,7 @@ def test_soonest_holder_is_chosen_when_several_are_busy() -> None:
     assert goes(world, "fourth") == "queue of g1", "g0 is free at 6 now, g1 at 4"
 
 
-def test_correction_is_ignored_when_nobody_waits_for_that_load() -> None:
+def test_correction_is_ignored_when_no_caller_waits_for_that_load() -> None:
     world = running_bert()
     world.send(ModelLoaded(G0.id, COLD, 99.0, Tier.ABSENT), at=1.0)
     assert goes(world) == "queue of g0"

@@ -1,4 +1,4 @@
-"""GPUs that join, drain, are lost, and tell what they really hold."""
+"""GPUs that join, drain, are lost, and report what they really hold."""
 
 from cache_manager.model.ids import ModelId, Tier
 from scheduler.model.actions import Dispatch, Prepare
@@ -26,7 +26,7 @@ def report(
     leases: tuple[LiveLease, ...] = (),
     lost_leases: AfterLoss = AfterLoss.FAIL,
 ) -> NodeSnapshot:
-    """A node with one GPU tells what that holds."""
+    """A node with one GPU reports what the GPU holds."""
     held = tuple((ModelId(name), GIB) for name in residents)
     snapshot = GpuSnapshot(spec, held, leases)
     return NodeSnapshot(spec.node, (snapshot,), lost_leases=lost_leases)
@@ -43,7 +43,7 @@ def test_waiting_request_is_placed_when_a_gpu_joins() -> None:
 
 def test_gpu_is_refused_when_it_is_here_already() -> None:
     world = World(a_core(gpus=("g0",)))
-    assert refused(world.send(GpuJoined(G0))) == ["GPU g0 is here already"]
+    assert refused(world.send(GpuJoined(G0))) == ["GPU g0 has joined already"]
 
 
 def test_gpu_is_refused_when_a_slot_of_that_name_is_here_already() -> None:
@@ -83,7 +83,7 @@ def test_draining_gpu_gets_no_request_when_it_is_idle() -> None:
     assert world.arrive(request("r0")) == []
 
 
-def test_draining_gpu_gives_its_local_queue_back_when_it_is_told_to_drain() -> None:
+def test_draining_gpu_gives_its_local_queue_back_when_draining_begins() -> None:
     world = World(a_core("rr", gpus=("g0",)))
     world.arrive(request("running"), request("r0"), request("r1"))
     world.send(GpuDraining(G0.id))
@@ -238,7 +238,7 @@ def tiered() -> World:
     return World(a_core("lb", models=(model("bert", load_s=loads),)))
 
 
-def test_load_estimate_follows_the_tier_when_the_node_tells_where_weights_are() -> None:
+def test_load_estimate_follows_the_tier_when_the_node_reports_where_weights_are() -> None:
     for tier, load_s in ((Tier.HOST, 0.5), (Tier.DISK, 3.0), (Tier.ABSENT, 20.0)):
         world = tiered()
         world.send(NodeSnapshot(G0.node, (GpuSnapshot(G0),), ((BERT, tier),)))

@@ -70,7 +70,7 @@ def test_visits_count_on_when_the_limit_changes() -> None:
 
 
 @each_policy
-def test_policy_says_what_it_is_when_it_is_read(policy: str) -> None:
+def test_policy_describes_itself_when_it_is_read(policy: str) -> None:
     assert policies.make(policy).__doc__
 
 
@@ -87,6 +87,6 @@ def test_limit_is_refused_when_it_is_negative() -> None:
         policies.make("lalbo3", {"o3_limit": -1})
 
 
-def test_policies_say_which_parameters_they_take_when_asked() -> None:
+def test_policies_name_their_parameters() -> None:
     assert policies.takes("lalbo3", "o3_limit")
     assert not policies.takes("lalb", "o3_limit")

@@ -1,4 +1,4 @@
-"""Requests that were given a lease by an earlier leader, and ask the next one again."""
+"""Requests that got a lease from an earlier leader, and ask the next leader again."""
 
 from scheduler.core.core import Core
 from scheduler.model.actions import Action, Dispatch, EndLease, Finish
@@ -71,7 +71,7 @@ def test_request_waits_when_its_lease_is_ending() -> None:
     assert dispatches(adopting("r1", released=True), "r1") == []
 
 
-def test_request_is_placed_anew_when_its_lease_has_ended() -> None:
+def test_request_is_placed_again_when_its_lease_has_ended() -> None:
     core = adopting("r1")
     core.handle(SlotFreed(SLOT, LEASE), 1.5)
     (given,) = dispatches(core, "r1")
@@ -105,20 +105,20 @@ def test_waiting_request_is_given_its_lease_when_that_is_reported_later() -> Non
 def test_lease_ends_when_its_request_was_given_another_one_by_then() -> None:
     core, actions = overtaken("r1")
     assert [action for action in actions if isinstance(action, EndLease)] == [
-        EndLease(SLOT, LEASE, "its requests were given other ones")
+        EndLease(SLOT, LEASE, "its requests hold other leases")
     ]
     core.handle(SlotFreed(SLOT, LEASE), 2.0)
     assert core.requests.keys() == {"r1"}
 
 
-def test_lease_stays_when_nobody_asked_again() -> None:
+def test_lease_stays_when_its_request_did_not_ask_again() -> None:
     core, actions = overtaken("r0")
     assert not any(isinstance(action, EndLease | Dispatch) for action in actions)
     assert list(core.cluster.slots[SLOT].leases) == [LEASE]
 
 
 def early(*released: LeaseReleased) -> tuple[Core, list[Action]]:
-    """A core that hears of releases first, and then from the node that the lease is in force."""
+    """A core that gets releases first, and then the node's report that the lease is in force."""
     core = a_core(gpus=())
     for event in released:
         assert core.handle(event, 0.5) == []
@@ -128,12 +128,12 @@ def early(*released: LeaseReleased) -> tuple[Core, list[Action]]:
     return core, core.handle(snapshot, 1.0)
 
 
-def test_lease_ends_when_it_was_released_before_its_node_told_the_new_leader_of_it() -> None:
+def test_lease_ends_when_it_was_released_before_its_node_reported_it_to_the_new_leader() -> None:
     core, actions = early(LeaseReleased(LEASE))
     assert [(type(action), action[:2]) for action in actions] == [(EndLease, (SLOT, LEASE))]
     core.handle(SlotFreed(SLOT, LEASE), 2.0)
     assert [given.slot for given in dispatches(core, "r2")] == [SLOT]
 
 
-def test_lease_stays_when_another_one_was_released_before_its_node_told_of_it() -> None:
+def test_lease_stays_when_another_one_was_released_before_its_node_reported_it() -> None:
     assert early(LeaseReleased(LeaseId(8)), LeaseReleased(LeaseId(200)))[1] == []

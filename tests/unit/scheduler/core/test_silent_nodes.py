@@ -34,7 +34,7 @@ def test_request_goes_to_another_gpu_when_the_holder_of_its_model_is_silent(poli
 
 
 @each_policy
-def test_request_waits_when_the_only_gpu_is_silent_and_hits_there_when_it_is_heard(
+def test_request_waits_when_the_only_gpu_is_silent_and_hits_there_when_it_reports(
     policy: str,
 ) -> None:
     world = World(a_core(policy, gpus=()))
@@ -71,7 +71,7 @@ def test_lease_stays_in_force_when_its_node_is_silent_for_a_while() -> None:
 
 
 @pytest.mark.parametrize("how", ["released", "cancelled"])
-def test_lease_is_ended_again_when_its_silent_node_was_given_up_before_it_was_told(
+def test_lease_is_ended_again_when_its_silent_node_was_given_up_before_it_was_notified(
     how: str,
 ) -> None:
     world = World(a_core("lb"))
@@ -100,7 +100,7 @@ def test_gpu_is_like_new_when_it_was_given_up_while_it_was_silent() -> None:
     assert placements(world.arrive(request("r0"))) == [("r0", "g0")]
 
 
-def test_draining_gpu_takes_nothing_when_its_silent_node_is_heard_again() -> None:
+def test_draining_gpu_takes_nothing_when_its_silent_node_reports_again() -> None:
     world = World(a_core("lb", gpus=("g0",)))
     world.arrive(request("r0"))
     world.send(NodeSilent(G0.node))

@@ -1,4 +1,4 @@
-"""Memory that reports and the core's own books disagree about, told by hits and victims."""
+"""Memory on which reports and the core's own books disagree, checked by hits and victims."""
 
 from collections.abc import Callable
 
@@ -81,7 +81,7 @@ def test_nothing_fails_when_a_load_of_a_lease_of_the_past_failed() -> None:
     assert only(Dispatch, world.arrive(request("r2"))).hit
 
 
-def test_model_is_loaded_anew_when_its_load_failed_after_its_lease_had_ended() -> None:
+def test_model_is_loaded_again_when_its_load_failed_after_its_lease_had_ended() -> None:
     world = World(a_core("lb"))
     world.arrive(request("r0"))
     failed = LoadFailed(G0.id, BERT, "no such file", lease=world.lease_on("g0"))

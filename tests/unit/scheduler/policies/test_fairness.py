@@ -41,7 +41,7 @@ each_limit = pytest.mark.parametrize(("policy", "parameters", "limit"), LIMITS)
 
 
 class GlobalQueue:
-    """Who waits in the global queue, by order of arrival, as far as events and actions tell."""
+    """The requests in the global queue, by order of arrival, as far as events and actions show."""
 
     def __init__(self) -> None:
         self.order: dict[RequestId, tuple[float, int]] = {}

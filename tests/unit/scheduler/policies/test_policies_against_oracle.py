@@ -84,7 +84,7 @@ def compare(
         events.append((event, workload.now))
         actions = core.handle(event, workload.now)
         expected = oracle.handle(event, workload.now)
-        assert said(actions) == expected, f"after {len(events)} events, at {events[-3:]}"
+        assert answer(actions) == expected, f"after {len(events)} events, at {events[-3:]}"
         for action in actions:
             workload.told(action)
 
@@ -96,7 +96,7 @@ def compare(
             step(happened)
 
 
-def said(actions: list[Action]) -> list[naive_scheduler.Outcome]:
+def answer(actions: list[Action]) -> list[naive_scheduler.Outcome]:
     """What the core's actions make of requests, in the oracle's words."""
     victims = {action.lease: action.victims for action in actions if isinstance(action, Prepare)}
     found: list[naive_scheduler.Outcome] = refusals(actions)

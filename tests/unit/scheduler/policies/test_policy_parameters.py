@@ -1,4 +1,4 @@
-"""Parameters as a person or a file gives them: taken when they make sense, else refused."""
+"""Parameters as a person or a file gives them: accepted if valid, else refused."""
 
 from math import inf, nan
 
@@ -35,7 +35,7 @@ def test_limit_holds_when_it_is_written_as_a_float() -> None:
         pytest.param("lalbo3", "o3_limit", 10**400, id="huge"),
     ],
 )
-def test_old_policy_goes_on_when_a_parameter_is_refused(
+def test_old_policy_continues_when_a_parameter_is_refused(
     policy: str, parameter: str, value: float
 ) -> None:
     world = World(a_core("rr"))
@@ -48,7 +48,7 @@ def test_old_policy_goes_on_when_a_parameter_is_refused(
 
 
 @pytest.mark.parametrize("policy", policies.available())
-def test_every_parameter_says_what_it_is_for(policy: str) -> None:
+def test_every_parameter_names_its_purpose(policy: str) -> None:
     described = policies.describe(policy)
     assert described.meanings.keys() == described.parameters.keys()
     assert all(described.meanings.values())

@@ -38,7 +38,7 @@ class EverySchedule:
     """Tries all ways to share requests out to GPUs, to order them there, and what to evict.
 
     Given who is served where in which order, starting each as early as possible is best, so that
-    all useful idling is tried too: a GPU waits for whoever is next in its order.
+    all useful idling is tried too: a GPU waits for the next request in its order.
     """
 
     def __init__(self, asked: Workload, hardware: Hardware) -> None:

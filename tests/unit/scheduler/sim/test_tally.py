@@ -1,4 +1,4 @@
-"""What a run comes to, counted by hand."""
+"""The figures of a run, counted by hand."""
 
 import pytest
 from hypothesis import given

@@ -46,12 +46,12 @@ def test_parse_names_the_row_and_why(text: str, message: str) -> None:
     assert str(raised.value).startswith(message)
 
 
-def test_read_says_why_when_there_is_no_such_file(tmp_path: Path) -> None:
+def test_read_explains_why_when_there_is_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(BadWorkload, match=r"none\.csv: No such file"):
         azure_trace.read(str(tmp_path / "none.csv"))
 
 
-def test_read_says_why_when_the_file_is_not_text(tmp_path: Path) -> None:
+def test_read_explains_why_when_the_file_is_not_text(tmp_path: Path) -> None:
     path = tmp_path / "binary.csv"
     path.write_bytes(b"\xff\xfe\x00\x81")
 
@@ -71,7 +71,7 @@ def test_most_used_orders_by_use_in_the_window_and_leaves_out_the_top() -> None:
 
 
 @pytest.mark.parametrize(("functions", "without_top"), [(0, 0), (4, 0), (3, 1), (1, 9)])
-def test_most_used_says_how_many_there_are_when_too_many_are_asked_for(
+def test_most_used_names_how_many_there_are_when_too_many_are_asked_for(
     functions: int, without_top: int
 ) -> None:
     with pytest.raises(BadWorkload, match=rf"a working set of {functions} cannot be had"):

@@ -1,4 +1,4 @@
-"""What is kept in the datastore of a core at work, and what a new leader makes of it."""
+"""What is kept in the datastore of a running core, and how a new leader restores it."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ KEEP_S = 30.0 * DAY_S
 
 
 class FailingStore(MemoryStore):
-    """Fails when it is told to; `writes` counts those that it was asked for."""
+    """Fails when it is set to; `writes` counts the requested writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,12 +66,12 @@ class FailingStore(MemoryStore):
     ) -> None:
         self.writes += 1
         if self.away:
-            raise StoreUnavailable("it was told to fail")
+            raise StoreUnavailable("it was set to fail")
         await super().write(puts, deletes, fence, lease)
 
 
 class LaterClock(LoopClock):
-    """The loop's time, and as much later as a test says."""
+    """The loop's time, plus an offset that a test sets."""
 
     ahead_s = 0.0
 
@@ -234,7 +234,7 @@ async def test_keeper_writes_everything_back_when_the_store_is_back_and_nothing_
 
 
 @virtually
-async def test_keeper_writes_nothing_and_says_so_when_it_is_fenced_off() -> None:
+async def test_keeper_writes_nothing_and_reports_it_when_it_is_fenced_off() -> None:
     async with kept(two_gpus()) as made:
         await until(1.0)
         stale = made.fence
@@ -289,7 +289,7 @@ async def test_a_new_core_estimates_as_the_old_one_when_it_was_recovered() -> No
 
 
 @virtually
-async def test_keeper_takes_away_models_that_nobody_used_for_too_long() -> None:
+async def test_keeper_takes_away_models_that_were_not_used_for_too_long() -> None:
     async with kept(two_gpus()) as made:  # a and b are resident, c was registered
         await until(1.0)
         assert (await made.read("models/c"))["used_unix_s"] % 3600 == 0
@@ -387,7 +387,7 @@ async def test_recovery_passes_over_what_makes_no_sense() -> None:
     assert (await recover(store, LOG)).policy is None
 
 
-def test_keys_tell_any_two_names_apart() -> None:
+def test_keys_differ_for_any_two_names() -> None:
     names = ["a/b", "a%2Fb", "a b", "ä", "sha256:0f", ""]
     keys = {key("models/", each) for each in names}
     assert len(keys) == len(names)

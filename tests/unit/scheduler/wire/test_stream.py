@@ -1,4 +1,4 @@
-"""Channels: everything said is heard once and in order, wherever the stream breaks."""
+"""Channels: every message is received once and in order, wherever the stream breaks."""
 
 from collections import deque
 
@@ -37,82 +37,82 @@ def freed(lease: int) -> Report:
     return Report(SlotFreed(SLOT, LeaseId(lease)))
 
 
-# True: the manager says the next word; False: the scheduler does; a number: so many of the
-# messages under way arrive on either side, then the socket breaks.
+# True: the manager sends the next message; False: the scheduler does; a number: this many
+# of the messages under way arrive on either side, then the socket breaks.
 @given(steps=st.lists(st.booleans() | st.integers(0, 4), max_size=60))
-def test_everything_is_heard_once_and_in_order_when_sockets_break(
+def test_everything_is_received_once_and_in_order_when_sockets_break(
     steps: list[bool | int],
 ) -> None:
     up, down = UpChannel(), DownChannel()
-    said_up: list[int] = []
-    said_down: list[int] = []
-    heard_up: list[int] = []
-    heard_down: list[int] = []
+    sent_up: list[int] = []
+    sent_down: list[int] = []
+    received_up: list[int] = []
+    received_down: list[int] = []
     under_way_up: list[bytes] = []
     under_way_down: list[bytes] = []
 
     def arrive(count: int) -> None:
-        heard_up.extend(
+        received_up.extend(
             message.event.lease
-            for message in down.hear(b"".join(under_way_up[:count]))
+            for message in down.unpack(b"".join(under_way_up[:count]))
             if isinstance(message, Report) and isinstance(message.event, SlotFreed)
         )
-        heard_down.extend(
+        received_down.extend(
             message.order.lease
             for data in under_way_down[:count]
-            for message in up.hear(data)
+            for message in up.unpack(data)
             if isinstance(message, Given) and isinstance(message.order, EndLease)
         )
 
     for step in [*steps, 0, 10_000]:
         if step is True:
-            said_up.append(len(said_up))
-            under_way_up.append(up.say(freed(said_up[-1])))
+            sent_up.append(len(sent_up))
+            under_way_up.append(up.pack(freed(sent_up[-1])))
         elif step is False:
-            said_down.append(len(said_down))
-            under_way_down.append(down.say(Given(1, end(said_down[-1]))))
+            sent_down.append(len(sent_down))
+            under_way_down.append(down.pack(Given(1, end(sent_down[-1]))))
         else:
             arrive(step)
-            under_way_up = [*up.again(down.seen), up.hint(Beat())]
-            under_way_down = [*down.again(up.seen), down.hint(Beat())]
-    assert (heard_up, heard_down) == (said_up, said_down)
+            under_way_up = [*up.kept_after(down.seen), up.pack_hint(Beat())]
+            under_way_down = [*down.kept_after(up.seen), down.pack_hint(Beat())]
+    assert (received_up, received_down) == (sent_up, sent_down)
     arrive(10_000)
-    assert (down.seen, up.seen) == (len(said_up), len(said_down))
+    assert (down.seen, up.seen) == (len(sent_up), len(sent_down))
 
 
-def test_message_is_kept_until_the_other_end_says_that_it_saw_it() -> None:
+def test_message_is_kept_until_the_other_end_acknowledges_it() -> None:
     up, down = UpChannel(), DownChannel()
-    order = down.say(Given(1, end(1)))
-    assert down.unseen_orders() == [end(1)]
-    before = up.say(freed(7))
-    assert len(list(up.hear(order))) == 1
-    assert len(list(down.hear(before))) == 1  # said before the order came
-    assert down.unseen_orders() == [end(1)]
-    assert list(down.hear(up.hint(Beat()))) == [Beat()]
-    assert down.unseen_orders() == []
-    assert down.all_seen
+    order = down.pack(Given(1, end(1)))
+    assert down.unacknowledged_orders() == [end(1)]
+    before = up.pack(freed(7))
+    assert len(list(up.unpack(order))) == 1
+    assert len(list(down.unpack(before))) == 1  # packed before the order arrived
+    assert down.unacknowledged_orders() == [end(1)]
+    assert list(down.unpack(up.pack_hint(Beat()))) == [Beat()]
+    assert down.unacknowledged_orders() == []
+    assert down.all_acknowledged
 
 
-def test_message_is_not_heard_again_when_it_comes_twice() -> None:
+def test_message_is_not_received_again_when_it_arrives_twice() -> None:
     up, down = UpChannel(), DownChannel()
-    data = up.say(Leave())
-    assert list(down.hear(data)) == [Leave()]
-    assert list(down.hear(data)) == []
-    assert list(down.hear(data + up.hint(Beat()))) == [Beat()]
+    data = up.pack(Leave())
+    assert list(down.unpack(data)) == [Leave()]
+    assert list(down.unpack(data)) == []
+    assert list(down.unpack(data + up.pack_hint(Beat()))) == [Beat()]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 5, 13])
 def test_piece_is_refused_when_it_is_cut_off(cut: int) -> None:
     up, down = UpChannel(), DownChannel()
-    piece = up.say(Leave()) + up.say(freed(1))
+    piece = up.pack(Leave()) + up.pack(freed(1))
     with pytest.raises(BadValue):
-        list(down.hear(piece[:-cut]))
+        list(down.unpack(piece[:-cut]))
 
 
 def test_messages_travel_in_one_piece_when_they_are_small() -> None:
     up = UpChannel()
-    small = deque(up.say(freed(number)) for number in range(3))
-    assert next_piece(small) == b"".join(up.again(0))
+    small = deque(up.pack(freed(number)) for number in range(3))
+    assert next_piece(small) == b"".join(up.kept_after(0))
     large = deque([bytes(60_000), bytes(3_000), bytes(60_000)])
     assert [len(next_piece(large)), len(next_piece(large))] == [63_000, 60_000]
     assert not large
@@ -120,29 +120,29 @@ def test_messages_travel_in_one_piece_when_they_are_small() -> None:
 
 def test_gap_is_refused_when_a_message_is_missing() -> None:
     up, down = UpChannel(), DownChannel()
-    up.say(Leave())
+    up.pack(Leave())
     with pytest.raises(BadValue, match="message 2 after 0"):
-        list(down.hear(up.say(Leave())))
+        list(down.unpack(up.pack(Leave())))
 
 
-def test_channel_cannot_go_on_when_the_other_end_lacks_what_it_had_seen() -> None:
+def test_channel_cannot_resume_when_the_other_end_lacks_what_it_had_seen() -> None:
     up, down = UpChannel(), DownChannel()
-    list(up.hear(down.say(Contended(waiting=True))))
-    list(down.hear(up.hint(Beat())))
-    assert down.again(1) == []
+    list(up.unpack(down.pack(Contended(waiting=True))))
+    list(down.unpack(up.pack_hint(Beat())))
+    assert down.kept_after(1) == []
     for seen in (0, 2):
         with pytest.raises(BadValue):
-            down.again(seen)
+            down.kept_after(seen)
 
 
 def test_channel_is_overfull_when_nothing_is_ever_seen() -> None:
     down = DownChannel()
     while not down.overfull:
-        down.say(Given(1, end(1)))
-    assert len(down.unseen_orders()) > 10_000
+        down.pack(Given(1, end(1)))
+    assert len(down.unacknowledged_orders()) > 10_000
 
 
-def test_error_is_unknown_when_nobody_raises_it() -> None:
+def test_error_is_unknown_when_no_error_has_that_name() -> None:
     with pytest.raises(BadValue):
         error_of(CallRefusal("SystemExit", "now"))
 

@@ -94,11 +94,11 @@ async def world(folder: Path) -> AsyncIterator[World]:
 
 
 class Told:
-    """What GPU functions are told of their manager."""
+    """The environment that GPU functions get for their manager."""
 
     def __init__(self, address: str, gpu: str = "T4") -> None:
-        self._said = {"GPUFAAS_ADDRESS": address, "GPUFAAS_GPU_NAME": gpu}
+        self._environment = {"GPUFAAS_ADDRESS": address, "GPUFAAS_GPU_NAME": gpu}
 
     def environment(self, function: FunctionId) -> Mapping[str, str]:
         del function
-        return self._said
+        return self._environment

@@ -1,4 +1,4 @@
-"""An Engine that answers as a test wants it to, on a Unix socket: for what real ones do rarely."""
+"""An Engine that answers as a test sets it up, on a Unix socket: for what real ones do rarely."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ class FakeEngine:
         self.images = {"f:1": IMAGE}
         self.failing: dict[str, tuple[int, str]] = {}
         self.held: dict[str, asyncio.Event] = {}
-        self.pulls: list[dict[str, str]] = []  # what a pull says
+        self.pulls: list[dict[str, str]] = []  # the messages of a pull
         self.pull_ends = asyncio.Event()
         self.pull_ends.set()
         self.pulled: dict[str, Any] = {}  # what it brings
@@ -59,17 +59,17 @@ class FakeEngine:
             self._runner = None
 
     def dies(self, name: str, code: int = 1, **state: Any) -> None:
-        """A container ends, and the Engine says so."""
+        """A container ends, and the Engine reports it."""
         self.containers[name]["State"] = {"Running": False, "ExitCode": code, **state}
         self.says({"name": name, "exitCode": str(code)})
 
     def says(self, attributes: dict[str, str]) -> None:
-        """Something has ended, and this is told of it."""
+        """Send an event that something has ended."""
         for queue in self._events:
             queue.put_nowait({"Actor": {"Attributes": attributes}})
 
     def break_off(self) -> None:
-        """Whoever listens to what happens hears no more."""
+        """End every stream of events."""
         for queue in self._events:
             queue.put_nowait(None)
 
@@ -77,16 +77,16 @@ class FakeEngine:
         path = (
             request.path.removeprefix("/").partition("/")[2] if "/v1" in request.path else "_ping"
         )
-        said = f"{request.method} {path}"
-        self.asked.append(said)
+        content = f"{request.method} {path}"
+        self.asked.append(content)
         self.queries.append(dict(request.query))
         self.headers.append(dict(request.headers))
-        if said in self.failing:
-            status, text = self.failing[said]
+        if content in self.failing:
+            status, text = self.failing[content]
             return web.json_response({"message": text}, status=status)
         answer = await self._ready(request, path)
         for end, event in self.held.items():
-            if said.endswith(end):
+            if content.endswith(end):
                 await event.wait()
         return answer
 

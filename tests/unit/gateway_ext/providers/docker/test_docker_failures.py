@@ -105,8 +105,8 @@ async def test_pull_is_given_up_when_it_makes_no_progress(tmp_path: Path) -> Non
         await there.another(pull_quiet_s=0.2).start(there.heard)
         there.engine.pulls = [{"status": "Downloading"}]
         there.engine.pull_ends.clear()
-        said = "image x:1 cannot be pulled: no progress for 0.2 s"
-        with pytest.raises(ProviderFailed, match=said):
+        answer = "image x:1 cannot be pulled: no progress for 0.2 s"
+        with pytest.raises(ProviderFailed, match=answer):
             await there.deploy("x:1")
 
 
@@ -117,11 +117,11 @@ async def test_death_is_noticed_at_once_when_a_long_event_came_before(
     async with world(tmp_path) as there:
         await there.deploy()
         (first,) = await there.ready()
-        heard = count(there, "GET events".__eq__)
+        received = count(there, "GET events".__eq__)
         there.engine.says({"name": "other", "label": "x" * size})
         there.engine.dies(first)
         await there.trouble("exited with 1")
-        assert count(there, "GET events".__eq__) == heard  # by the same stream
+        assert count(there, "GET events".__eq__) == received  # by the same stream
 
 
 async def test_long_event_is_understood_up_to_a_bound(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ async def test_gateway_starts_when_what_is_nobodys_cannot_be_removed_quickly(
         await eventually(lambda: list(there.engine.containers) == [name])
 
 
-async def test_container_goes_on_when_it_starts_while_the_engine_is_asked_for_all(
+async def test_container_continues_when_it_starts_while_the_engine_lists_all(
     tmp_path: Path,
 ) -> None:
     async with world(tmp_path) as there:

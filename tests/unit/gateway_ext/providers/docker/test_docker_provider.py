@@ -36,7 +36,7 @@ async def test_death_is_noticed_when_its_event_was_missed(tmp_path: Path) -> Non
         await there.trouble("exited with 9")
 
 
-async def test_function_is_replaced_when_somebody_removes_its_container(tmp_path: Path) -> None:
+async def test_function_is_replaced_when_its_container_is_removed(tmp_path: Path) -> None:
     async with world(tmp_path) as there:
         await there.deploy()
         (first,) = await there.ready()
@@ -57,7 +57,9 @@ async def test_nothing_is_left_when_a_container_cannot_be_started(tmp_path: Path
         await there.ready()
 
 
-async def test_engine_away_is_told_and_functions_are_there_when_it_is_back(tmp_path: Path) -> None:
+async def test_engine_away_is_reported_and_functions_are_there_when_it_is_back(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path) as there:
         await there.deploy()
         (first,) = await there.ready()
@@ -158,7 +160,7 @@ async def test_function_moves_when_another_network_is_chosen(tmp_path: Path) -> 
         assert there.engine.bodies[second]["HostConfig"]["NetworkMode"] == "elsewhere"
 
 
-async def test_containers_that_nobody_knows_are_removed_each_by_itself(tmp_path: Path) -> None:
+async def test_unknown_containers_are_removed_each_by_itself(tmp_path: Path) -> None:
     async with world(tmp_path) as there:
         labels = {"com.gpufaas.function": "old.openfaas-fn"}
         for name in ("stuck", "stray"):

@@ -1,4 +1,4 @@
-"""What needs no Engine: bodies, frames of output, credentials, settings."""
+"""Parts that need no Engine: bodies, frames of output, credentials, settings."""
 
 import base64
 import json
@@ -64,7 +64,7 @@ def test_endless_line_is_cut() -> None:
     assert frames.feed(frame(1, STAMP + b"x" * 25)) == [OutputLine(AT, "x" * 10)]
 
 
-def test_limits_and_requests_are_told_in_the_engines_units() -> None:
+def test_limits_and_requests_are_sent_in_the_engines_units() -> None:
     limits, requests = Resources("128Mi", "250m"), Resources("1Gi", "500m")
     host = body(limits=limits, requests=requests)["HostConfig"]
     assert host["Memory"] == host["MemorySwap"] == 128 << 20
@@ -101,7 +101,7 @@ def test_temporary_files_are_in_memory_where_the_root_cannot_be_written() -> Non
     assert body()["HostConfig"]["Tmpfs"] == {}
 
 
-def test_nobody_can_claim_to_be_another_gateways() -> None:
+def test_no_container_can_claim_to_be_another_gateways() -> None:
     with pytest.raises(BadDeployment, match=r"com\.gpufaas\.gateway is not known"):
         body(labels={"com.gpufaas.gateway": "mine"})
     found = body(labels={"team": "blue"})["Labels"]
@@ -164,12 +164,12 @@ def test_credentials_are_those_of_the_images_registry(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "entry", [{}, {"auth": "%"}, {"auth": base64.b64encode(b"me").decode()}, 3]
 )
-def test_credentials_that_cannot_be_read_are_told(tmp_path: Path, entry: object) -> None:
+def test_credentials_that_cannot_be_read_are_reported(tmp_path: Path, entry: object) -> None:
     with pytest.raises(ProviderFailed, match=r"r\.io"):
         credentials_for("r.io/a", config(tmp_path, {"r.io": entry}), USUAL)
 
 
-def test_credentials_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_credentials_file_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ProviderFailed, match=r"missing\.json"):
         credentials_for("r.io/a", tmp_path / "missing.json", USUAL)
 
@@ -192,11 +192,11 @@ def test_url_is_refused_when_it_names_no_engine(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "said"),
+    ("status", "error", "answer"),
     [("0", "", "exited with 0"), ("137", "", "was ended by SIGKILL"), ("127", "no", "127: no")],
 )
-def test_end_is_told_in_words(status: str, error: str, said: str) -> None:
-    assert said in ended_with(status, error)
+def test_end_is_described_in_words(status: str, error: str, answer: str) -> None:
+    assert answer in ended_with(status, error)
 
 
 def test_record_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert not record.folder.exists()
 
 
-def test_damaged_record_is_told(tmp_path: Path) -> None:
+def test_damaged_record_is_reported(tmp_path: Path) -> None:
     store = ReleaseStore(tmp_path)
     store.open()
     (store.new_folder(FunctionId("a", "b")) / "record.json").write_text("{")

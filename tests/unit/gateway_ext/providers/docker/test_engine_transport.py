@@ -1,4 +1,4 @@
-"""Talking to an Engine over TCP, with TLS and without, and to what is none."""
+"""Requests to an Engine over TCP, with TLS and without, and to other servers."""
 
 import asyncio
 import contextlib
@@ -86,7 +86,7 @@ async def test_engine_that_does_not_answer_is_away(tmp_path: Path) -> None:
             await transport.call("GET", "/info")
 
 
-async def test_what_is_no_engine_is_told(tmp_path: Path) -> None:
+async def test_server_that_is_no_engine_is_reported(tmp_path: Path) -> None:
     engine = FakeEngine(tmp_path / "s")
     engine.version = "none"
     await engine.start()

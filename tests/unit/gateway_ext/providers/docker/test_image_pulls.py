@@ -1,4 +1,4 @@
-"""Images: had, not had, late, gone."""
+"""Images: present, missing, late, removed."""
 
 import json
 from pathlib import Path
@@ -15,24 +15,24 @@ from tests.unit.gateway_ext.providers.docker.fake_engine import IMAGE
 
 
 @pytest.mark.parametrize(
-    ("answer", "said", "kind"),
+    ("answer", "content", "kind"),
     [
         ((404, "pull access denied for x"), "pull access denied", BadDeployment),
         ((404, "manifest for x:1 not found"), "not found", BadDeployment),
         ((500, "Get https://r.io: no such host"), "no such host", ProviderFailed),
     ],
 )
-async def test_image_that_cannot_be_pulled_is_told(
-    tmp_path: Path, answer: tuple[int, str], said: str, kind: type[GatewayError]
+async def test_image_that_cannot_be_pulled_is_reported(
+    tmp_path: Path, answer: tuple[int, str], content: str, kind: type[GatewayError]
 ) -> None:
     async with world(tmp_path) as there:
         there.engine.failing["POST images/create"] = answer
-        with pytest.raises(kind, match=f"image x:1 cannot be pulled: .*{said}"):
+        with pytest.raises(kind, match=f"image x:1 cannot be pulled: .*{content}"):
             await there.deploy("x:1")
         assert await there.provider.functions("openfaas-fn") == []
 
 
-async def test_pull_that_breaks_off_midway_is_told(tmp_path: Path) -> None:
+async def test_pull_that_breaks_off_midway_is_reported(tmp_path: Path) -> None:
     async with world(tmp_path) as there:
         there.engine.pulls = [{"status": "Pulling"}, {"error": "unauthorized: no"}]
         with pytest.raises(BadDeployment, match="unauthorized: no"):
@@ -73,7 +73,7 @@ async def test_image_is_not_asked_for_when_none_is_to_be_pulled(tmp_path: Path) 
         assert "POST images/create" not in there.engine.asked
 
 
-async def test_image_that_is_long_on_its_way_is_told_in_the_status(tmp_path: Path) -> None:
+async def test_image_that_is_long_on_its_way_is_shown_in_the_status(tmp_path: Path) -> None:
     async with world(tmp_path) as there:
         await there.provider.close()
         await there.another(pull_answer_s=0.0).start(there.heard)
@@ -86,7 +86,7 @@ async def test_image_that_is_long_on_its_way_is_told_in_the_status(tmp_path: Pat
         await there.ready()
 
 
-async def test_image_is_had_again_when_somebody_has_removed_it(tmp_path: Path) -> None:
+async def test_image_is_had_again_when_another_program_removed_it(tmp_path: Path) -> None:
     async with world(tmp_path) as there:
         await there.deploy()
         (first,) = await there.ready()

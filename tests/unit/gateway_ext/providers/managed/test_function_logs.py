@@ -83,25 +83,25 @@ async def test_line_is_dropped_when_the_log_is_closed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tail", [None, 0])
-async def test_follower_hears_what_comes_until_the_log_closes(
+async def test_follower_receives_new_lines_until_the_log_closes(
     tmp_path: Path, tail: int | None
 ) -> None:
     log = log_in(tmp_path)
     log.write("a", "before")
-    heard: list[str] = []
+    received: list[str] = []
 
     async def follow() -> None:
         async for line in log.read(LogQuery(F, tail=tail, follow=True)):
-            heard.append(line.text)  # noqa: PERF401 - read while it grows
+            received.append(line.text)  # noqa: PERF401 - read while it grows
 
     following = asyncio.create_task(follow())
     await asyncio.sleep(0)  # the task runs until it waits, and follows by then
     log.write("a", "one")
     log.write("a", "two")
-    await eventually(lambda: "two" in heard, "the second line")
+    await eventually(lambda: "two" in received, "the second line")
     log.close()
     await asyncio.wait_for(following, 5)
-    assert heard == (["before"] if tail is None else []) + ["one", "two"]
+    assert received == (["before"] if tail is None else []) + ["one", "two"]
 
 
 async def test_pipe_is_cut_into_lines(tmp_path: Path) -> None:

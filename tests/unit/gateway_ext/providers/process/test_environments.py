@@ -1,4 +1,4 @@
-"""Environments of functions: what they see, made once, failing aloud, gone when unused."""
+"""Environments of functions: their packages, made once, failing loudly, removed when unused."""
 
 import zipfile
 from dataclasses import replace
@@ -49,7 +49,7 @@ def environments(there: World) -> list[Path]:
     return list((there.state / "envs").iterdir())
 
 
-async def test_requirements_are_installed_told_kept_and_removed() -> None:
+async def test_requirements_are_installed_logged_kept_and_removed() -> None:
     async with world() as there:
         await offline(there)
         there.build("f", USES, "# what it needs\ntiny-thing==1.0\n")
@@ -67,7 +67,7 @@ async def test_requirements_are_installed_told_kept_and_removed() -> None:
         there.build("g", "def handle(event, context):\n    return 'bare'\n")
         await there.deploy("g", update=True)
         await there.until(lambda: len(there.heard.endpoints[g]) == 1, "the update")
-        await there.until(lambda: _only_bare(there), "the end of what nobody uses")
+        await there.until(lambda: _only_bare(there), "the end of unused environments")
 
 
 async def test_failure_to_install_is_in_the_status_and_the_log_and_can_be_mended() -> None:

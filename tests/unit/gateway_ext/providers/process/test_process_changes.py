@@ -88,7 +88,7 @@ async def test_replicas_asked_for_during_a_deployment_are_not_forgotten(
         assert (await there.provider.function(f, usage=False)).replicas == 3
 
 
-async def test_update_of_nothing_is_told_so_whatever_else_is_wrong() -> None:
+async def test_update_of_nothing_is_refused_whatever_else_is_wrong() -> None:
     async with world() as there:
         with pytest.raises(UnknownFunction):
             await there.deploy(update=True, secrets=("none",))

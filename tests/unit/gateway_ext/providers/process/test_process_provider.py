@@ -37,9 +37,9 @@ async def test_function_is_deployed_called_and_removed_without_a_trace() -> None
         f = await there.deploy(environment={"A": "1", "PYTHONPATH": "/mine"})
         assert there.heard.deployments[f].image == "reg/f:latest"
         (endpoint,) = await there.ready(f)
-        said = says(await call(endpoint))
+        answer = says(await call(endpoint))
         await call(endpoint, "/child")
-        environment = said["environment"]
+        environment = answer["environment"]
         assert isinstance(environment, dict)
         assert environment["A"] == "1"
         assert environment["PYTHONPATH"] == "/mine"
@@ -225,8 +225,8 @@ def handle(event, context):
         (one,), (two,) = await there.ready(f), await there.ready(g)
         folders = sorted((there.state / "functions").iterdir())
         wanted = [folders[1], there.state / "secrets", there.state / "run", "/root"]
-        said = says(await call(one, "/?" + "&".join(f"look={path}" for path in wanted)))
+        answer = says(await call(one, "/?" + "&".join(f"look={path}" for path in wanted)))
         other = says(await call(two))
-        assert said["uid"] != other["uid"]
-        assert said["groups"] == []
-        assert said["tries"] == ["PermissionError"] * 4
+        assert answer["uid"] != other["uid"]
+        assert answer["groups"] == []
+        assert answer["tries"] == ["PermissionError"] * 4

@@ -1,4 +1,4 @@
-"""What an upstream provider is told of a deployment, what is kept here, and where."""
+"""The parts of a deployment that an upstream provider gets, those kept here, and where."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ STRIP = ("com.gpufaas.", "com.openfaas.scale.")
 INJECTED = {"GPUFAAS_ENABLED": "1", "GPUFAAS_TOKEN": "secret"}
 
 
-def test_the_other_provider_is_not_told_what_it_would_refuse_or_reserve() -> None:
+def test_the_other_provider_is_not_sent_what_it_would_refuse_or_reserve() -> None:
     forwarded, _ = parted(WANTED, STRIP, INJECTED)
     assert forwarded == Deployment(
         F,
@@ -46,13 +46,13 @@ def test_nothing_is_kept_of_what_is_plain() -> None:
     assert parted(plain, STRIP, {}) == (plain, NOTHING)
 
 
-def test_the_digest_tells_of_a_change_and_not_of_the_order() -> None:
+def test_the_digest_shows_a_change_and_not_the_order() -> None:
     assert digest({"a": "1", "b": "2"}) == digest({"b": "2", "a": "1"})
     assert digest({"a": "1"}) != digest({"a": "2"})
     assert digest({}) == ""
 
 
-def test_what_is_kept_is_there_after_a_restart_and_tells_no_credential(tmp_path: Path) -> None:
+def test_what_is_kept_is_there_after_a_restart_and_contains_no_credential(tmp_path: Path) -> None:
     _, extras = parted(WANTED, STRIP, INJECTED)
     path = tmp_path / "new" / "upstream.json"
     kept = ExtrasFile(path)

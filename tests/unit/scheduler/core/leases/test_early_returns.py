@@ -1,4 +1,4 @@
-"""Leases given back early: every order in which release, wish, failure and freeing can come."""
+"""Leases given back early: every order of release, new request, failure and freeing."""
 
 from scheduler.model.actions import Dispatch, EndLease
 from scheduler.model.events import LeaseReleased, LeaseWanted, RunFailed, SlotFreed
@@ -26,7 +26,7 @@ def paused(*also_waiting: str) -> World:
 
 
 def wanted_again() -> World:
-    """r0 wants a lease again and waits for it: x has the GPU."""
+    """r0 asks for a lease again and waits for it: x has the GPU."""
     world = paused("x")
     world.send(LeaseWanted(R0))
     return world
@@ -49,7 +49,7 @@ def test_request_stays_paused_when_the_early_release_is_repeated() -> None:
 
 
 def test_request_is_completed_when_it_is_released_for_good_after_its_wish() -> None:
-    """It takes no lease that nobody will use."""
+    """It takes no lease that will not be used."""
     world = released_early()
     world.send(LeaseWanted(R0))
     world.send(LeaseReleased(FIRST))

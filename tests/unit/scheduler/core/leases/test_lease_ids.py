@@ -1,4 +1,4 @@
-"""Whose lease a number means: after a change of leader, in late reports, in snapshots."""
+"""Which lease an id means: after a change of leader, in late reports, in snapshots."""
 
 from cache_manager.model.ids import ModelId
 from scheduler.model.actions import Dispatch

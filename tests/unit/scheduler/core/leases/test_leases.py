@@ -30,7 +30,7 @@ def running(*also_waiting: str) -> World:
 # -- release and end ------------------------------------------------------------------------------
 
 
-def test_release_tells_the_manager_and_ends_nothing_when_it_comes() -> None:
+def test_release_notifies_the_manager_and_ends_nothing_when_it_comes() -> None:
     world = running("r1")
     actions = world.release("g0")
     assert actions == [EndLease(SlotId("g0"), world.lease_on("g0"), "released")]
@@ -79,21 +79,21 @@ def test_request_stays_alive_when_it_gave_its_lease_back_early() -> None:
     assert placements(world.answers[-1]) == [("r1", "g0")]
 
 
-def test_request_comes_first_when_it_wants_its_lease_again() -> None:
+def test_request_comes_first_when_it_asks_for_its_lease_again() -> None:
     world = paused("r1", "r2")
     assert world.send(LeaseWanted(R0)) == []
     assert placements(world.free("g0")) == [("r0", "g0")]
     assert placements(world.free("g0")) == [("r2", "g0")]
 
 
-def test_request_goes_on_at_once_when_it_wants_its_lease_and_a_gpu_is_idle() -> None:
+def test_request_continues_at_once_when_it_asks_for_its_lease_and_a_gpu_is_idle() -> None:
     world = paused()
     dispatch = only(Dispatch, world.send(LeaseWanted(R0)))
     assert dispatch.requests == ("r0",)
     assert dispatch.hit
 
 
-def test_request_waits_again_when_it_wants_its_lease_before_the_slot_is_freed() -> None:
+def test_request_waits_again_when_it_asks_for_its_lease_before_the_slot_is_freed() -> None:
     world = running("r1")
     world.release("g0", may_return=True)
     assert world.send(LeaseWanted(R0)) == []
@@ -156,7 +156,7 @@ def test_failure_of_a_lease_of_the_past_is_nothing_when_it_comes_late() -> None:
     assert world.send(RunFailed(lease, "too late")) == []
 
 
-def test_model_stays_locked_when_it_is_loaded_anew_before_the_failed_lease_ends() -> None:
+def test_model_stays_locked_when_it_is_loaded_again_before_the_failed_lease_ends() -> None:
     """Two slots: lease 1's load fails, lease 2 loads the model again, then lease 1 ends."""
     world = World(a_core("lb", gpus=(gpu("g0", memory_mb=1024, slots=2),), models=("bert", "gpt")))
     world.arrive(request("r0"))

@@ -1,4 +1,4 @@
-"""Lazily kept orders of slots give what a sort would, told by what the view answers.
+"""Lazily kept rankings of slots give what a sort would, checked by the view's answers.
 
 Random changes are made through events; the expected answer is a sort over all slots.
 """

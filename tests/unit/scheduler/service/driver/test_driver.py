@@ -184,7 +184,7 @@ async def test_acquire_is_refused_when_it_names_no_model() -> None:
 
 
 @virtually
-async def test_callers_hear_of_it_when_the_driver_is_closed() -> None:
+async def test_callers_are_notified_when_the_driver_is_closed() -> None:
     stage = a_stage()
     await stage.driver.acquire(request("r-before", deadline_s=50.0))
     waiting = stage.ask(request("r0"))
@@ -215,7 +215,7 @@ async def test_no_timer_is_left_when_requests_with_deadlines_have_ended() -> Non
 
 
 @virtually
-async def test_request_comes_first_when_it_wants_its_lease_again() -> None:
+async def test_request_comes_first_when_it_asks_for_its_lease_again() -> None:
     stage = a_stage()
     first = await stage.driver.acquire(request("r0"))
     stage.driver.release(first.lease, may_return=True)
@@ -243,7 +243,7 @@ async def test_lease_comes_again_when_it_is_wanted_before_it_has_ended() -> None
 
 
 @virtually
-async def test_caller_is_told_so_when_its_lease_was_given_back_for_good_meanwhile() -> None:
+async def test_caller_is_refused_when_its_lease_was_given_back_for_good_meanwhile() -> None:
     stage = a_stage()
     first = await stage.driver.acquire(request("r0"))
     stage.driver.release(first.lease, may_return=True)

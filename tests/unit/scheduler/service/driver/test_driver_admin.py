@@ -100,7 +100,7 @@ async def test_evict_is_refused_when_the_model_is_in_use() -> None:
 
 
 @virtually
-async def test_unpin_is_refused_when_nobody_holds_the_model() -> None:
+async def test_unpin_is_refused_when_no_gpu_holds_the_model() -> None:
     stage = a_stage()
     assert isinstance(await outcome(stage.driver.unpin(BERT)), EventRefused)
 
@@ -149,7 +149,7 @@ class Interrupted(FakeNode):
 
 
 @virtually
-async def test_order_is_obeyed_later_when_it_comes_in_the_middle_of_another_step() -> None:
+async def test_order_is_carried_out_later_when_it_comes_in_the_middle_of_another_step() -> None:
     spec = gpu("g0", node="n0")
     node = Interrupted(spec.node, (spec,))
     stage = a_stage(node)
@@ -194,7 +194,7 @@ class Impatient(Interrupted):
 
 @pytest.mark.parametrize("what", ["evict", "acquire"])
 @virtually
-async def test_driver_goes_on_when_nobody_waits_for_a_refusal_any_more(what: str) -> None:
+async def test_driver_continues_when_no_caller_waits_for_a_refusal_any_more(what: str) -> None:
     spec = gpu("g0", node="n0")
     node = Impatient(spec.node, (spec,))
     stage = a_stage(node)

@@ -77,7 +77,7 @@ async def test_request_is_cancelled_when_its_waiting_caller_goes_away() -> None:
 
 
 @virtually
-async def test_lease_ends_when_its_caller_goes_away_before_it_heard_of_it() -> None:
+async def test_lease_ends_when_its_caller_goes_away_before_it_received_it() -> None:
     stage = a_stage()
     holder = await stage.driver.acquire(request("r-before"))
     waiting = stage.ask(request("r0"))
@@ -103,7 +103,7 @@ async def test_lease_ends_when_its_request_is_cancelled() -> None:
 
 
 @virtually
-async def test_caller_hears_of_it_when_somebody_else_cancels_its_request() -> None:
+async def test_caller_is_notified_when_another_one_cancels_its_request() -> None:
     stage = a_stage()
     await stage.driver.acquire(request("r-before"))
     waiting = stage.ask(request("r0"))

@@ -116,7 +116,7 @@ class Life:
             self.mend(node)
 
     def mend(self, node: FakeNode) -> None:
-        """Start a node anew if it was lost."""
+        """Start a node again if it was lost."""
         node.breaks = set()
         if node.name not in self.stage.driver.status().nodes:
             node.crash()
@@ -130,7 +130,7 @@ class Life:
 
 
 def a_life(policy: str, seed: str) -> Life:
-    """Three nodes of different kinds; one of the models is declared by nobody."""
+    """Three nodes of different kinds; one of the models is not declared."""
     nodes = (
         fake_node("n0", gpu("g0", memory_mb=4000, node="n0"), gpu("g1", node="n0", slots=2)),
         fake_node("n1", gpu("g2", memory_mb=6000, node="n1", leases=2), end_s=0.3),

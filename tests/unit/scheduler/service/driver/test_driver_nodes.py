@@ -1,4 +1,4 @@
-"""Nodes through the driver: attached, lost, told of contention, reporting inside an order."""
+"""Nodes through the driver: attached, lost, notified of contention, reporting inside an order."""
 
 import logging
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from tests.kit.worlds.driver_stage import a_stage
 BERT = ModelId("bert")
 
 
-def told(node: FakeNode) -> list[tuple[float, bool]]:
-    """When the node was told of contention, to the millisecond, and what."""
+def reported(node: FakeNode) -> list[tuple[float, bool]]:
+    """The node's notices of contention, with their times to the millisecond."""
     return [(round(at_s, 3), waiting) for at_s, waiting in node.contentions]
 
 
@@ -131,7 +131,7 @@ async def test_caller_waits_when_the_link_fails_and_there_is_no_other_node() -> 
 
 @virtually
 async def test_holders_fail_and_the_newcomer_waits_when_a_link_fails() -> None:
-    """Only who was told of a lease may have used it."""
+    """Only a caller that received a lease may have used it."""
     node = fake_node("n0", gpu("g0", node="n0", leases=2))
     stage = a_stage(node)
     await stage.driver.acquire(request("r0"))
@@ -196,7 +196,7 @@ async def test_holder_that_released_is_done_when_the_link_fails_at_that_order() 
 
 
 @virtually
-async def test_nodes_hear_of_contention_once_a_change_and_again_while_it_lasts() -> None:
+async def test_nodes_are_notified_of_contention_once_a_change_and_again_while_it_lasts() -> None:
     nodes = two_nodes()
     stage = a_stage(*nodes)
     held = [await stage.driver.acquire(request(name)) for name in ("r0", "r1")]
@@ -208,11 +208,11 @@ async def test_nodes_hear_of_contention_once_a_change_and_again_while_it_lasts()
         stage.driver.release(placement.lease)
     await until(9.0)
     for node in nodes:
-        assert told(node) == [(2.0, True), (2.1, True), (2.2, True), (2.25, False)]
+        assert reported(node) == [(2.0, True), (2.1, True), (2.2, True), (2.25, False)]
 
 
 @virtually
-async def test_nobody_hears_of_contention_when_every_request_is_placed_at_once() -> None:
+async def test_no_node_is_notified_of_contention_when_every_request_is_placed_at_once() -> None:
     stage = a_stage()
     held = await stage.driver.acquire(request("r0"))
     stage.driver.release(held.lease)
@@ -221,7 +221,7 @@ async def test_nobody_hears_of_contention_when_every_request_is_placed_at_once()
 
 
 @virtually
-async def test_node_hears_of_contention_when_it_attaches_while_requests_wait() -> None:
+async def test_node_is_notified_of_contention_when_it_attaches_while_requests_wait() -> None:
     stage = a_stage()
     await stage.driver.acquire(request("r0"))
     stage.ask(request("r1", "bert"))
@@ -229,16 +229,16 @@ async def test_node_hears_of_contention_when_it_attaches_while_requests_wait() -
     await until(1.05)
     small = fake_node("n1", gpu("g1", memory_mb=512, node="n1"))
     stage.attach(small)
-    assert told(small) == [(1.05, True)]
+    assert reported(small) == [(1.05, True)]
     await until(1.15)
-    assert told(small) == [(1.05, True), (1.1, True)]
+    assert reported(small) == [(1.05, True), (1.1, True)]
 
 
 # -- reports in the middle of orders --------------------------------------------------------------
 
 
 class Hasty(FakeNode):
-    """Ends a lease inside the order to end it, and loses its GPU inside a grant if told to."""
+    """Ends a lease inside the order to end it, and loses its GPU inside a grant if set to."""
 
     loses_at_grant: bool = False
 
@@ -336,12 +336,12 @@ async def test_nothing_follows_when_the_driver_is_closed_inside_an_order() -> No
     stage.driver.release(held.lease)
     await until(2.0)
     assert isinstance(await outcome(waiting), RequestWithdrawn)
-    assert told(node) == [(0.0, True)] + [(round(at / 10, 1), True) for at in range(1, 11)]
+    assert reported(node) == [(0.0, True)] + [(round(at / 10, 1), True) for at in range(1, 11)]
     assert stage.clock.pending == 0
 
 
 @virtually
-async def test_acquire_starts_anew_when_the_request_of_that_id_has_failed() -> None:
+async def test_acquire_starts_again_when_the_request_of_that_id_has_failed() -> None:
     stage = a_stage()
     await stage.driver.acquire(request("r0"))
     stage.driver.report(GpuLost(GpuId("g0")))

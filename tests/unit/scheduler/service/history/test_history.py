@@ -1,4 +1,4 @@
-"""What is remembered of requests: decisions, what came of them, and when it is forgotten."""
+"""The history of requests: decisions, their outcomes, and when they are forgotten."""
 
 import pytest
 
@@ -30,7 +30,7 @@ class Everyone:
 
 
 class Counted(HistoryListener):
-    """Keeps what a listener is told."""
+    """Keeps what a listener receives."""
 
     def __init__(self) -> None:
         self.waits: list[float] = []
@@ -117,7 +117,7 @@ def test_asking_again_keeps_the_record() -> None:
     assert len(play.record("r0").decided) == 1
 
 
-def test_request_of_an_earlier_name_begins_anew() -> None:
+def test_request_with_an_earlier_id_starts_again() -> None:
     play = Play()
     play.at(0.0, RequestArrived(request("r0")), RequestCancelled(RequestId("r0")))
     assert play.record("r0").outcome is RequestOutcome.CANCELLED
@@ -159,10 +159,10 @@ def test_oldest_records_are_forgotten_beyond_the_limit(limit: int) -> None:
     assert kept == [f"r{number}" for number in (4, 3, 2, 1, 0)][:limit]
 
 
-def test_watcher_is_told_of_decisions_until_it_leaves() -> None:
+def test_watcher_receives_decisions_until_it_leaves() -> None:
     play = Play()
-    told: list[object] = []
-    play.history.watch(RequestId("r0"), told.append)
+    reported: list[object] = []
+    play.history.watch(RequestId("r0"), reported.append)
     play.at(0.0, RequestArrived(request("r0")), RequestArrived(request("r1")))
-    play.history.unwatch(RequestId("r0"), told.append)
-    assert [decided.action.slot for decided in told] == ["g0"]  # type: ignore[attr-defined] # Decided
+    play.history.unwatch(RequestId("r0"), reported.append)
+    assert [decided.action.slot for decided in reported] == ["g0"]  # type: ignore[attr-defined] # Decided

@@ -69,7 +69,7 @@ def test_fresh_core_does_the_same_when_a_recording_is_replayed(policy: str, tmp_
 
 @pytest.mark.parametrize("path", sorted(RECORDINGS.glob("*.jsonl")), ids=lambda path: path.stem)
 def test_fresh_core_does_the_same_as_a_live_scheduler_did(path: Path) -> None:
-    """`python -m tests.kit.cores.recorded_run` writes them anew when decisions change."""
+    """`python -m tests.kit.cores.recorded_run` writes them again when decisions change."""
     found = replay(path)
     assert (found.terms, found.differing_lines) == (1, [])
     assert found.by_kind["PolicySet"] > 1

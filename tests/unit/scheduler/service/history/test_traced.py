@@ -110,7 +110,7 @@ def test_load_ends_when_it_was_reported_and_is_of_who_did_it() -> None:
     assert load.attributes == {"gpufaas.model": "bert", "gpufaas.from": "disk"}
 
 
-def test_sampled_request_is_told_at_its_end() -> None:
+def test_sampled_request_is_reported_at_its_end() -> None:
     play = Play()
     a_whole_life(play)
     assert {span.name for span in play.sink.spans()} == {"schedule", "queue", "decision", "held"}
@@ -118,7 +118,7 @@ def test_sampled_request_is_told_at_its_end() -> None:
 
 
 @pytest.mark.parametrize("trace", [None, TRACE._replace(sampled=False)])
-def test_request_that_is_not_sampled_is_told_to_nobody_but_remembered(
+def test_request_that_is_not_sampled_is_not_exported_but_remembered(
     trace: TraceContext | None,
 ) -> None:
     play = Play()
@@ -127,7 +127,7 @@ def test_request_that_is_not_sampled_is_told_to_nobody_but_remembered(
     assert "held" in play.spans("r0")
 
 
-def test_request_that_ends_without_a_lease_says_why() -> None:
+def test_request_that_ends_without_a_lease_explains_why() -> None:
     play = Play()
     play.at(0.0, RequestArrived(request("other")))
     play.at(1.0, RequestArrived(request("r0")), trace=TRACE)

@@ -1,4 +1,4 @@
-"""What is new since a look, and percentiles of the last minute."""
+"""Changes since an update, and percentiles of the last minute."""
 
 import random
 from statistics import quantiles
@@ -29,12 +29,12 @@ def test_what_is_new_leads_from_any_look_to_the_last(
     assert versions.gone_since(len(looks)) == []
 
 
-def test_versions_say_when_they_have_forgotten_too_much() -> None:
+def test_versions_report_that_they_have_forgotten_too_much() -> None:
     versions: Versions[int] = Versions()
     versions.update({str(number): 0 for number in range(5_000)}, 1)
     versions.update({}, 2)
-    assert not versions.knows(1)
-    assert versions.knows(2)
+    assert not versions.has_changes_since(1)
+    assert versions.has_changes_since(2)
 
 
 def test_percentiles_are_off_by_a_hundredth_at_most() -> None:

@@ -1,4 +1,4 @@
-"""The table of errors, and who is let in."""
+"""The table of errors, and access rights."""
 
 from base64 import b64encode
 
@@ -44,8 +44,8 @@ def test_error_is_answered_with_its_status_and_headers(
 
 
 def test_body_holds_the_facts() -> None:
-    said = error_table.body(ModelsTooLarge(R0, "too large", 9, 8))
-    assert said == {
+    answer = error_table.body(ModelsTooLarge(R0, "too large", 9, 8))
+    assert answer == {
         "error": "too-large",
         "message": "request r0: too large",
         "request": "r0",
@@ -54,7 +54,7 @@ def test_body_holds_the_facts() -> None:
     }
 
 
-# -- who is let in ------------------------------------------------------------------------------
+# -- access rights -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("role", list(ApiRole))

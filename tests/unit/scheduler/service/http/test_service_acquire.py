@@ -28,33 +28,33 @@ def waiting(world: World) -> int:
 
 async def test_caller_gets_a_lease_that_its_release_ends() -> None:
     async with leading(role=ApiRole.CALLER) as world:
-        said = await world.acquire("r0")
-        assert said.status == 200
-        assert (said.body["gpu"], said.body["node"], said.body["hit"]) == ("g0", "n0", False)
-        assert said.body["lease"] == 1 << 32
-        released = await world.release(said.body["lease"])
+        answer = await world.acquire("r0")
+        assert answer.status == 200
+        assert (answer.body["gpu"], answer.body["node"], answer.body["hit"]) == ("g0", "n0", False)
+        assert answer.body["lease"] == 1 << 32
+        released = await world.release(answer.body["lease"])
         assert released.status == 204
         again = await world.acquire("r1")
         assert again.body["hit"]
-        assert again.body["lease"] == said.body["lease"] + 1
+        assert again.body["lease"] == answer.body["lease"] + 1
 
 
 async def test_token_binds_the_lease_to_request_function_slot_and_term() -> None:
     async with leading(term=7) as world:
-        said = await world.acquire("r0")
-        claims = verify(said.body["token"], SECRET, 0.0)
+        answer = await world.acquire("r0")
+        claims = verify(answer.body["token"], SECRET, 0.0)
         assert (claims.request, claims.function, claims.slot) == ("r0", "team/reader", "g0")
         assert (claims.lease, claims.term) == (LeaseId(7 << 32), 7)
-        assert said.body["term"] == 7
+        assert answer.body["term"] == 7
 
 
-async def test_token_says_where_its_node_listens() -> None:
+async def test_token_names_where_its_node_listens() -> None:
     async with leading() as world:
         assert world.service.streams is not None
         world.service.streams.listens_at(NodeId("n0"), ("unix:/a", "tcp:b:1"))
-        said = await world.acquire("r0")
-        assert said.body["addresses"] == ["unix:/a", "tcp:b:1"]
-        assert verify(said.body["token"], SECRET, 0.0).addresses == ("unix:/a", "tcp:b:1")
+        answer = await world.acquire("r0")
+        assert answer.body["addresses"] == ["unix:/a", "tcp:b:1"]
+        assert verify(answer.body["token"], SECRET, 0.0).addresses == ("unix:/a", "tcp:b:1")
 
 
 async def test_second_asking_is_answered_with_the_same_lease() -> None:
@@ -88,39 +88,43 @@ async def test_requests_that_wait_keep_the_order_of_their_arrival() -> None:
 # -- ends ---------------------------------------------------------------------------------------
 
 
-async def test_request_beyond_the_bound_is_told_to_come_again() -> None:
+async def test_request_beyond_the_bound_is_asked_to_retry() -> None:
     async with leading(max_waiting=1) as world:
         await world.acquire("r0")
         queued = asyncio.create_task(world.acquire("r1"))
         await eventually(lambda: waiting(world) == 1)
-        said = await world.acquire("r2")
-        assert (said.status, said.body["error"]) == (429, "queue-full")
-        assert said.headers["Retry-After"] == "1"
-        assert said.body["waiting"] == 1
+        answer = await world.acquire("r2")
+        assert (answer.status, answer.body["error"]) == (429, "queue-full")
+        assert answer.headers["Retry-After"] == "1"
+        assert answer.body["waiting"] == 1
         queued.cancel()
 
 
 async def test_request_ends_when_its_deadline_passes() -> None:
     async with leading() as world:
         await world.acquire("r0")
-        said = await world.acquire("r1", deadline_in_s=0.02)
-        assert (said.status, said.body["error"], said.body["request"]) == (504, "expired", "r1")
+        answer = await world.acquire("r1", deadline_in_s=0.02)
+        assert (answer.status, answer.body["error"], answer.body["request"]) == (
+            504,
+            "expired",
+            "r1",
+        )
 
 
 async def test_model_larger_than_any_gpu_is_refused_with_its_size() -> None:
     async with leading() as world:
         assert world.office is not None
         world.office.driver.report(ModelRegistered(model("huge", memory_mb=9000)))
-        said = await world.acquire("r0", "huge")
-        assert (said.status, said.body["error"]) == (507, "too-large")
-        assert said.body["needed_bytes"] > said.body["largest_bytes"] > 0
+        answer = await world.acquire("r0", "huge")
+        assert (answer.status, answer.body["error"]) == (507, "too-large")
+        assert answer.body["needed_bytes"] > answer.body["largest_bytes"] > 0
 
 
-async def test_caller_is_told_when_no_gpu_comes_within_the_grace() -> None:
+async def test_caller_is_refused_when_no_gpu_comes_within_the_grace() -> None:
     async with a_world(attach_grace_s=0.05) as world, world.service.lead(1):
-        said = await world.acquire("r0")
-        assert (said.status, said.body["error"]) == (503, "no-gpus")
-        assert "no GPU" in said.body["message"]
+        answer = await world.acquire("r0")
+        assert (answer.status, answer.body["error"]) == (503, "no-gpus")
+        assert "no GPU" in answer.body["message"]
 
 
 async def test_caller_waits_for_the_first_gpu_within_the_grace() -> None:
@@ -138,14 +142,14 @@ async def test_cancelled_request_ends_for_its_caller() -> None:
         asked = asyncio.create_task(world.acquire("r1"))
         await eventually(lambda: waiting(world) == 1)
         assert (await world.ask("POST", "/cancel", {"request": "r1"})).status == 204
-        said = await asked
-        assert (said.status, said.body["error"]) == (409, "cancelled")
+        answer = await asked
+        assert (answer.status, answer.body["error"]) == (409, "cancelled")
 
 
 async def test_wanting_a_lease_is_refused_when_the_request_has_ended() -> None:
     async with leading() as world:
-        said = await world.ask("POST", "/wanted", {"request": "r0"})
-        assert (said.status, said.body["error"]) == (409, "refused")
+        answer = await world.ask("POST", "/wanted", {"request": "r0"})
+        assert (answer.status, answer.body["error"]) == (409, "refused")
 
 
 @pytest.mark.parametrize(
@@ -166,17 +170,17 @@ async def test_wanting_a_lease_is_refused_when_the_request_has_ended() -> None:
 )
 async def test_asking_is_refused_when_it_makes_no_sense(body: bytes, says: str) -> None:
     async with leading() as world:
-        said = await world.ask("POST", "/acquire", body)
-        assert (said.status, said.body["error"]) == (400, "bad-request")
-        assert says in said.body["message"]
+        answer = await world.ask("POST", "/acquire", body)
+        assert (answer.status, answer.body["error"]) == (400, "bad-request")
+        assert says in answer.body["message"]
 
 
 async def test_hot_path_lets_in_only_who_shows_a_token() -> None:
     async with leading() as world:
         for wrong in ("Bearer x", "", "Basic YWRtaW46eA=="):
             more = {"headers": {"Authorization": wrong}}
-            said = await world.ask("POST", "/acquire", b"{}", **more)
-            assert (said.status, said.body["error"]) == (401, "not-allowed")
+            answer = await world.ask("POST", "/acquire", b"{}", **more)
+            assert (answer.status, answer.body["error"]) == (401, "not-allowed")
         assert (await world.get("/acquire")).status == 400
 
 
@@ -208,7 +212,7 @@ async def test_caller_that_goes_away_while_no_gpu_is_there_leaves_nothing() -> N
 # -- progress -------------------------------------------------------------------------------------
 
 
-async def test_progress_says_where_a_request_waits_and_then_its_lease() -> None:
+async def test_progress_names_where_a_request_waits_and_then_its_lease() -> None:
     node = fake_node("n0", gpu("g0", node="n0"), load_s=0.0)
     async with leading(node) as world:
         holder = await world.acquire("r0")
@@ -216,8 +220,8 @@ async def test_progress_says_where_a_request_waits_and_then_its_lease() -> None:
         await eventually(lambda: waiting(world) == 1)
         await asyncio.sleep(0.02)
         await world.release(holder.body["lease"])
-        said = await asked
-        lines = [json.loads(line) for line in said.body.splitlines()]
+        answer = await asked
+        lines = [json.loads(line) for line in answer.body.splitlines()]
         assert lines[0] == {"state": "waiting", "for": "any GPU", "waiting": 1}
         assert lines[-1]["state"] == "placed"
         assert [order.lease for order in node.given(EndLease)] == [holder.body["lease"]]
@@ -227,8 +231,8 @@ async def test_progress_says_where_a_request_waits_and_then_its_lease() -> None:
 async def test_progress_ends_with_the_error_when_the_request_ends() -> None:
     async with leading() as world:
         await world.acquire("r0")
-        said = await world.acquire("r1", query="?progress=1", deadline_in_s=0.02)
-        last = json.loads(said.body.splitlines()[-1])
+        answer = await world.acquire("r1", query="?progress=1", deadline_in_s=0.02)
+        last = json.loads(answer.body.splitlines()[-1])
         assert (last["state"], last["status"], last["error"]) == ("ended", 504, "expired")
         assert world.office is not None
         assert world.office.history.get(RequestId("r1")) is not None
@@ -237,20 +241,20 @@ async def test_progress_ends_with_the_error_when_the_request_ends() -> None:
 # -- leaders --------------------------------------------------------------------------------------
 
 
-async def test_standby_that_knows_no_leader_says_to_come_again() -> None:
+async def test_standby_that_knows_no_leader_asks_callers_to_retry() -> None:
     async with a_world() as world:
-        said = await world.acquire("r0")
-        assert (said.status, said.body["error"]) == (503, "not-leading")
-        assert said.headers["Retry-After"] == "1"
+        answer = await world.acquire("r0")
+        assert (answer.status, answer.body["error"]) == (503, "not-leading")
+        assert answer.headers["Retry-After"] == "1"
 
 
-async def test_waiting_caller_is_told_to_ask_elsewhere_when_the_term_ends() -> None:
+async def test_waiting_caller_is_referred_elsewhere_when_the_term_ends() -> None:
     async with a_world() as world:
         async with world.service.lead(1) as world.office:
             world.attach(fake_node("n0", gpu("g0", node="n0"), load_s=0.0))
             await world.acquire("r0", "bert")
             asked = asyncio.create_task(world.acquire("r1", "bert"))
             await eventually(lambda: waiting(world) == 1)
-        said = await asked
-        assert (said.status, said.body["error"]) == (503, "not-leading")
+        answer = await asked
+        assert (answer.status, answer.body["error"]) == (503, "not-leading")
         assert ModelId("bert") in world.office.core.cluster.profiles.known()

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.timeout(30, func_only=True)
 
 async def serve(world: World, request: str, *models: str) -> None:
     """Acquire and release."""
-    said = await world.acquire(request, *models)
-    await world.release(said.body["lease"])
+    answer = await world.acquire(request, *models)
+    await world.release(answer.body["lease"])
     await eventually(lambda: pending(world) == 0)
 
 
@@ -32,8 +32,8 @@ def pending(world: World) -> int:
 
 async def test_policy_is_shown_with_its_parameters() -> None:
     async with leading() as world:
-        said = await world.get("/policy")
-        assert said.body == {"policy": "lalbo3", "parameters": {"o3_limit": 25}}
+        answer = await world.get("/policy")
+        assert answer.body == {"policy": "lalbo3", "parameters": {"o3_limit": 25}}
 
 
 async def test_policy_changes_without_losing_who_waits() -> None:
@@ -63,8 +63,8 @@ async def test_policy_stays_when_the_new_one_makes_no_sense(
     choice: object, status: int, error: str
 ) -> None:
     async with leading() as world:
-        said = await world.ask("PUT", "/policy", choice)
-        assert (said.status, said.body["error"]) == (status, error)
+        answer = await world.ask("PUT", "/policy", choice)
+        assert (answer.status, answer.body["error"]) == (status, error)
         assert (await world.get("/policy")).body["policy"] == "lalbo3"
 
 
@@ -94,12 +94,12 @@ async def test_cluster_shows_gpus_counts_and_latencies() -> None:
 async def test_estimates_are_shown_beside_what_was_measured() -> None:
     async with leading() as world:
         assert world.office is not None
-        said = await world.acquire("r0")
-        world.office.driver.report(RunFinished(SlotId("g0"), said.body["models"][0], 1, 0.25))
-        await world.release(said.body["lease"])
+        answer = await world.acquire("r0")
+        world.office.driver.report(RunFinished(SlotId("g0"), answer.body["models"][0], 1, 0.25))
+        await world.release(answer.body["lease"])
         accuracy = (await world.get("/cluster")).body["accuracy"]
         assert (accuracy["leases"], accuracy["measured_s"]) == (1, 0.25)
-        assert accuracy["estimated_s"] == said.body["estimate"]["load_s"] + 0.5
+        assert accuracy["estimated_s"] == answer.body["estimate"]["load_s"] + 0.5
         assert accuracy["error_s"] == pytest.approx(accuracy["estimated_s"] - 0.25)
 
 
@@ -133,8 +133,8 @@ async def test_model_is_pinned_and_evicted_by_a_part_of_its_name() -> None:
         await serve(world, "r0", "team/bert")
         done = await world.ask("POST", "/models/be/pin")
         assert (done.status, done.body) == (200, {"model": "team/bert", "done": "pin"})
-        said = await world.ask("POST", "/models/team/bert/evict")
-        assert (said.status, said.body["error"]) == (409, "refused")
+        answer = await world.ask("POST", "/models/team/bert/evict")
+        assert (answer.status, answer.body["error"]) == (409, "refused")
         await world.ask("POST", "/models/team/bert/unpin")
         assert (await world.ask("POST", "/models/team/bert/evict")).status == 200
         assert (await world.get("/models")).body[0]["holders"] == []
@@ -148,9 +148,9 @@ async def test_order_about_a_model_or_gpu_that_is_unknown_is_refused() -> None:
         await serve(world, "r1", "bert-small")
         assert (await world.ask("POST", "/models/gpt/evict")).status == 404
         assert (await world.ask("POST", "/models/bert-large/evict?gpu=g9")).status == 404
-        said = await world.ask("POST", "/models/bert/evict")
-        assert said.status == 400
-        assert "bert-large, bert-small" in said.body["message"]
+        answer = await world.ask("POST", "/models/bert/evict")
+        assert answer.status == 400
+        assert "bert-large, bert-small" in answer.body["message"]
 
 
 # -- explanations ---------------------------------------------------------------------------------
@@ -160,11 +160,11 @@ async def test_explanation_names_candidates_and_what_came() -> None:
     node = fake_node("n0", gpu("g0", node="n0"), gpu("g1", node="n0"), load_s=0.0)
     async with leading(node) as world:
         assert world.office is not None
-        said = await world.acquire("team/r0")
-        model, slot = said.body["models"][0], SlotId(said.body["slot"])
+        answer = await world.acquire("team/r0")
+        model, slot = answer.body["models"][0], SlotId(answer.body["slot"])
         await eventually(lambda: not node.loading)
         world.office.driver.report(RunFinished(slot, model, 1, 0.25))
-        await world.release(said.body["lease"])
+        await world.release(answer.body["lease"])
         await eventually(lambda: pending(world) == 0)
         shown = (await world.get("/explain/team/r0")).body
         (decision,) = shown["decisions"]
@@ -205,19 +205,19 @@ async def test_callers_may_look_and_change_nothing() -> None:
         await serve(world, "r0")
         assert (await world.get("/cluster")).status == 200
         for method, path in (("PUT", "/policy"), ("POST", "/models/bert/evict")):
-            said = await world.ask(method, path, {"policy": "lb"})
-            assert (said.status, said.body["error"]) == (403, "not-allowed")
+            answer = await world.ask(method, path, {"policy": "lb"})
+            assert (answer.status, answer.body["error"]) == (403, "not-allowed")
 
 
-async def test_nobody_looks_without_credentials() -> None:
+async def test_views_require_credentials() -> None:
     async with leading() as world:
         for path in ("/cluster", "/queue", "/models", "/policy", "/policies", "/explain"):
-            said = await world.get(path, headers={"Authorization": ""})
-            assert said.status == 401
-            assert "Basic" in said.headers["WWW-Authenticate"]
+            answer = await world.get(path, headers={"Authorization": ""})
+            assert answer.status == 401
+            assert "Basic" in answer.headers["WWW-Authenticate"]
 
 
-async def test_health_says_whether_callers_are_served() -> None:
+async def test_health_shows_whether_callers_are_served() -> None:
     async with a_world() as world:
         ready = await world.get("/readyz", headers={"Authorization": ""})
         assert (ready.status, ready.body["leading"]) == (503, False)
@@ -240,7 +240,7 @@ async def test_metrics_count_requests_and_answers() -> None:
         assert 'gpufaas_scheduler_model_placements_total{model="bert",result="hit"} 1.0' in text
 
 
-async def test_metrics_want_a_token_when_that_is_set() -> None:
+async def test_metrics_require_a_token_when_that_is_set() -> None:
     async with leading(role=ApiRole.CALLER, metrics_auth=True) as world:
         assert (await world.get("/metrics", headers={"Authorization": ""})).status == 401
         assert (await world.get("/metrics")).status == 200
@@ -261,5 +261,5 @@ async def test_api_documents_every_route() -> None:
         shown = {"/policy", "/policies", "/cluster", "/queue", "/models", "/explain/{request}"}
         assert verbs | shown <= paths.keys()
         assert (await world.get("/docs")).status == 200
-        said = await world.get("/nowhere")
-        assert (said.status, said.body["error"]) == (404, "no-route")
+        answer = await world.get("/nowhere")
+        assert (answer.status, answer.body["error"]) == (404, "no-route")

@@ -62,7 +62,7 @@ async def test_answer_comes_when_it_has_no_body() -> None:
 
 
 async def test_messages_of_a_websocket_keep_their_order_when_many_come_at_once() -> None:
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "websocket"
@@ -70,7 +70,7 @@ async def test_messages_of_a_websocket_keep_their_order_when_many_come_at_once()
         await send({"type": "websocket.accept"})
         await asyncio.sleep(0.1)  # more come meanwhile than may wait unread
         while (message := await receive())["type"] == "websocket.receive":
-            heard.append(message["bytes"])
+            received.append(message["bytes"])
 
     listener = listen("127.0.0.1", 0)
     sent = [b"%d" % number * (1 + number % 7 * 20_000) for number in range(200)]
@@ -79,12 +79,12 @@ async def test_messages_of_a_websocket_keep_their_order_when_many_come_at_once()
         async with session.ws_connect(f"ws://{host}:{port}/") as websocket:
             for each in sent:
                 await websocket.send_bytes(each)
-            await eventually(lambda: len(heard) == len(sent))
-    assert heard == sent
+            await eventually(lambda: len(received) == len(sent))
+    assert received == sent
 
 
 async def test_request_waits_when_the_only_gpu_is_silent() -> None:
-    """It is not told that there is no GPU: the one there is may be back in a moment."""
+    """The request is not refused for want of a GPU: the silent one may return in a moment."""
     async with leading(attach_grace_s=0.0) as world:
         assert world.office is not None
         driver = world.office.driver
@@ -97,7 +97,7 @@ async def test_request_waits_when_the_only_gpu_is_silent() -> None:
 
 
 async def test_request_is_refused_when_the_only_gpu_drains_on_a_silent_node() -> None:
-    """It will not take requests again, whoever hears of its node."""
+    """The GPU will not take requests again, even if its node reports."""
     async with leading(attach_grace_s=0.0) as world:
         assert world.office is not None
         await world.acquire("r0")  # its lease keeps the GPU there

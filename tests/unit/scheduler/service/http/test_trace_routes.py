@@ -60,8 +60,8 @@ async def test_spans_of_a_request_are_shown() -> None:
 async def test_invalid_trace_costs_no_request() -> None:
     async with leading() as world:
         body = {"request": "r0", "function": "f", "models": ["bert"]}
-        said = await world.ask("POST", "/acquire", body, headers={"traceparent": "nonsense"})
-        assert said.status == 200
+        answer = await world.ask("POST", "/acquire", body, headers={"traceparent": "nonsense"})
+        assert answer.status == 200
         assert whole(world, "r0").trace_id == 32 * "0"
 
 

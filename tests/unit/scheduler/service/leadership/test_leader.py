@@ -22,7 +22,7 @@ def candidate(store: MemoryStore, name: str, floor: int = 0) -> Leadership:
 
 
 @virtually
-async def test_leadership_begins_at_once_in_term_1_when_nobody_leads() -> None:
+async def test_leadership_begins_at_once_in_term_1_when_no_scheduler_leads() -> None:
     store = MemoryStore()
     async with candidate(store, "a") as a:
         assert await a.campaign() == 1
@@ -74,7 +74,7 @@ async def test_a_leaders_writes_are_refused_when_another_one_follows_it() -> Non
 
 
 @virtually
-async def test_a_leader_rises_a_term_when_its_key_is_gone_and_nobody_was_elected() -> None:
+async def test_a_leader_rises_a_term_when_its_key_is_gone_and_no_other_was_elected() -> None:
     store = MemoryStore()
     async with candidate(store, "a") as a:
         await a.campaign()
@@ -119,7 +119,7 @@ async def test_a_leader_loses_when_another_one_led_meanwhile_and_has_gone() -> N
 
 
 @virtually
-async def test_a_leader_rises_above_a_term_that_was_seen_when_the_store_says_it_leads() -> None:
+async def test_a_leader_rises_above_a_seen_term_when_the_store_confirms_that_it_leads() -> None:
     store = MemoryStore()
     async with candidate(store, "a") as a:
         await a.campaign()

@@ -40,7 +40,7 @@ LALBO3 = PolicyChoice("lalbo3", {})
 
 
 class Follower:
-    """A leader that applies what is chosen, unless it is told to refuse."""
+    """A leader that applies what is chosen, unless it is set to refuse."""
 
     def __init__(self, fence: Fence | None = None) -> None:
         self.fence = fence
@@ -49,7 +49,7 @@ class Follower:
 
     async def apply(self, choice: PolicyChoice) -> None:
         if self.refuses:
-            raise EventRefused(choice, "told to")
+            raise EventRefused(choice, "set to refuse")
         self.applied.append((choice.name, dict(choice.parameters)))
 
     @asynccontextmanager
@@ -80,7 +80,7 @@ async def test_a_policy_is_applied_with_its_parameters_when_it_is_set() -> None:
 
 
 @virtually
-async def test_a_policy_is_applied_once_when_its_writer_and_the_datastore_both_tell() -> None:
+async def test_a_policy_is_applied_once_when_its_writer_and_the_datastore_both_report_it() -> None:
     store, follower = MemoryStore(), Follower()
     async with follower.follows(store, LALBO3):
         await follower.in_force.take(await set_policy(store, "lb", {}))
@@ -135,21 +135,23 @@ async def test_policies_are_stored_and_applied_when_the_datastore_lost_its_data(
         for _ in range(9):
             await store.put("heartbeat", b"")
         await follower.in_force.choose(store, "rr", {})
-        anew = MemoryStore()
-        await follower.in_force.heard(anew, Written(None, 0), lambda: None, LOG)
-        assert await stored(anew) == PolicyChoice("rr", {}, ADMINISTRATOR)
-        await follower.in_force.heard(anew, await set_policy(anew, "lb", {}), lambda: None, LOG)
-        await follower.in_force.choose(anew, "lalb", {})
+        empty_store = MemoryStore()
+        await follower.in_force.reconcile(empty_store, Written(None, 0), lambda: None, LOG)
+        assert await stored(empty_store) == PolicyChoice("rr", {}, ADMINISTRATOR)
+        await follower.in_force.reconcile(
+            empty_store, await set_policy(empty_store, "lb", {}), lambda: None, LOG
+        )
+        await follower.in_force.choose(empty_store, "lalb", {})
         assert follower.applied == [("rr", {}), ("lb", {}), ("lalb", {})]
 
 
 @virtually
-async def test_an_older_choice_is_passed_over_when_it_is_heard_late() -> None:
+async def test_an_older_choice_is_ignored_when_it_arrives_late() -> None:
     store, follower = MemoryStore(), Follower()
     in_force = PolicyInForce(LALBO3, follower.apply)
     older = await set_policy(store, "lb", {})
     await in_force.choose(store, "rr", {})
-    await in_force.heard(store, older, lambda: None, LOG)
+    await in_force.reconcile(store, older, lambda: None, LOG)
     assert follower.applied == [("rr", {})]
 
 

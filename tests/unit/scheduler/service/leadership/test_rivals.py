@@ -18,23 +18,23 @@ LOG = logging.getLogger("tests.rivals")
 
 
 class AwayStore(MemoryStore):
-    """Does not answer a leader while it is told to be away."""
+    """Does not answer a leader while it is set to be away."""
 
     away = False
 
     async def refresh(self, lease: StoreLease) -> bool:
         if self.away:
-            raise StoreUnavailable("it was told to fail")
+            raise StoreUnavailable("it was set to fail")
         return await super().refresh(lease)
 
     async def list(self, prefix: str) -> Listing:
         if self.away:
-            raise StoreUnavailable("it was told to fail")
+            raise StoreUnavailable("it was set to fail")
         return await super().list(prefix)
 
 
 class Scene:
-    """A leader `a`, a candidate `b`, and the terms in which schedulers say that they lead."""
+    """A leader `a`, a candidate `b`, and the terms in which schedulers report that they lead."""
 
     def __init__(self) -> None:
         self.store = AwayStore()
@@ -56,7 +56,7 @@ class Scene:
 
 
 @virtually
-async def test_nobody_is_asked_when_the_datastore_is_there() -> None:
+async def test_no_scheduler_is_asked_when_the_datastore_is_there() -> None:
     scene = Scene()
     async with AsyncExitStack() as life:
         await scene.begin(life)
@@ -91,7 +91,7 @@ async def test_a_leader_loses_when_the_datastore_is_away_and_a_candidate_leads()
         scene.store.away = False
 
 
-async def test_a_scheduler_says_its_term_when_it_leads_and_0_in_any_other_case() -> None:
+async def test_a_scheduler_reports_its_term_when_it_leads_and_0_in_any_other_case() -> None:
     answers: list[object] = [
         {"leading": True, "term": 7},
         {"leading": False, "term": None},

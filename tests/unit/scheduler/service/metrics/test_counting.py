@@ -1,4 +1,4 @@
-"""What Prometheus is told of decisions: by policy, GPU, model and function, and in bounds."""
+"""Metrics of decisions: by policy, GPU, model and function, and in bounds."""
 
 import pytest
 
@@ -69,7 +69,7 @@ class Play:
         return float(found[0].rpartition(" ")[2]) if found else 0.0
 
 
-def test_hit_miss_and_false_miss_are_told_apart() -> None:
+def test_hit_miss_and_false_miss_are_distinguished() -> None:
     play = Play(gpu("g0"), gpu("g1"), policy="lb")
     first = play.asks(1.0, "r0")
     play.asks(2.0, "r1")
@@ -147,7 +147,9 @@ def test_loads_and_runs_are_compared_with_what_was_expected() -> None:
     lease = play.asks(1.0, "r0")
     play.at(5.0, ModelLoaded(G0, ModelId("bert"), 4.0, Tier.DISK))
     play.frees(6.0, lease)
-    play.at(6.1, RunFinished(SlotId("g0"), ModelId("bert"), 1, 0.5))  # told after the lease's end
+    play.at(
+        6.1, RunFinished(SlotId("g0"), ModelId("bert"), 1, 0.5)
+    )  # reported after the lease's end
     assert play.says("estimate_ratio_sum", what="load") == pytest.approx(2.0 / 4.0)
     assert play.says("estimate_ratio_sum", what="run") == pytest.approx(1.0 / 0.5)
     assert play.says("model_estimated_seconds_total", model="bert") == pytest.approx(3.0)

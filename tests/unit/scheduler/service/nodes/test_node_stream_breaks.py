@@ -1,4 +1,4 @@
-"""Node streams that break: nothing is lost or done twice; who stays away too long is given up."""
+"""Node streams that break: nothing is lost or done twice; a node that stays away is given up."""
 
 import asyncio
 from dataclasses import replace
@@ -31,7 +31,7 @@ def snapshots(events: list[object]) -> int:
     return sum(isinstance(event, NodeSnapshot) for event in events)
 
 
-async def test_stream_goes_on_without_a_snapshot_when_it_was_cut() -> None:
+async def test_stream_continues_without_a_snapshot_when_it_was_cut() -> None:
     it, node = await a_scheduler(), a_node()
     async with Wire.to(it.url) as wire, attached(node, wire.url) as attachment:
         held = await attachment.acquire(request("r1"))
@@ -139,7 +139,7 @@ async def test_request_goes_to_another_node_when_the_first_is_broken_off() -> No
         ]
         waiting = asyncio.ensure_future(it.driver.acquire(request("r0", "m0")))
         for each in held:
-            it.driver.release(each.lease)  # the silent node is told later
+            it.driver.release(each.lease)  # the silent node gets the order later
 
         placement = await waiting
 
@@ -172,7 +172,7 @@ async def test_request_waits_when_the_only_node_is_broken_off_and_is_placed_when
     await it.stop()
 
 
-async def test_node_is_offered_again_when_its_manager_begins_anew_after_a_break() -> None:
+async def test_node_is_offered_again_when_its_manager_starts_again_after_a_break() -> None:
     it, node = await a_scheduler(times=PATIENT), a_node()
     async with Wire.to(it.url) as wire, attached(node, wire.url, times=PATIENT) as attachment:
         await soon(lambda: it.driver.status().gpus)
@@ -248,7 +248,7 @@ async def test_end_of_a_lease_is_ordered_again_when_the_first_order_was_lost() -
         wire.down()
         await soon(lambda: not any(it.streams.nodes.values()) and not attachment.connected)
         it.driver.release(held.lease)
-        attachment.begin_anew()  # as if too much had waited to be told
+        attachment.begin_anew()  # as if too many messages had waited
         wire.heal()
 
         await soon(lambda: not leases_of(it))

@@ -60,7 +60,7 @@ async def challenged(socket: ClientConnection) -> Challenge:
 async def greeted(
     socket: ClientConnection, name: str = "n9", key: bytes = KEY, version: int = VERSION
 ) -> object:
-    """What the scheduler says to a manager of this name and key."""
+    """The scheduler's answer to a manager of this name and key."""
     challenge = await challenged(socket)
     hello = Hello(version, name, "a run", "a nonce", 0)
     await socket.send(pack_greeting(proven(hello, key, challenge.nonce)))
@@ -92,7 +92,7 @@ async def hung_up(socket: ClientConnection) -> bool:
         pack_greeting(Hello(VERSION, "n9", "run", "nonce", 99, None, (), "proof")),
     ],
 )
-async def test_stranger_is_hung_up_on_when_it_says_anything_else_than_a_true_hello(
+async def test_stranger_is_hung_up_on_when_it_sends_anything_but_a_true_hello(
     sent: bytes | str,
 ) -> None:
     it = await a_scheduler()
@@ -105,7 +105,7 @@ async def test_stranger_is_hung_up_on_when_it_says_anything_else_than_a_true_hel
     await it.stop()
 
 
-async def test_stranger_is_hung_up_on_when_it_says_nothing() -> None:
+async def test_stranger_is_hung_up_on_when_it_sends_nothing() -> None:
     it = await a_scheduler()
     async with stranger(it) as socket:
         await challenged(socket)
@@ -123,7 +123,7 @@ async def test_manager_is_turned_away_when_its_secret_is_another() -> None:
     await it.stop()
 
 
-async def test_hello_is_worth_nothing_when_it_was_said_on_another_socket() -> None:
+async def test_hello_is_worth_nothing_when_it_was_sent_on_another_socket() -> None:
     it = await a_scheduler()
     async with stranger(it) as one, stranger(it) as two:
         first, _ = await challenged(one), await challenged(two)
@@ -144,7 +144,7 @@ async def test_manager_is_turned_away_when_it_speaks_another_version() -> None:
     await it.stop()
 
 
-async def test_manager_does_not_obey_a_scheduler_that_does_not_know_the_secret(
+async def test_manager_does_not_follow_a_scheduler_that_does_not_know_the_secret(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     it, node = await a_scheduler(secret=b"another secret"), a_node()
@@ -155,18 +155,16 @@ async def test_manager_does_not_obey_a_scheduler_that_does_not_know_the_secret(
     await it.stop()
 
 
-async def test_node_gets_nothing_new_when_it_begins_anew_before_its_old_socket_is_seen_to_end() -> (
-    None
-):
+async def test_node_gets_nothing_new_when_it_reconnects_before_its_old_socket_has_ended() -> None:
     it, node = await a_scheduler(), a_node("n9")
     async with stranger(it) as one, stranger(it) as two:
         assert isinstance(await greeted(one), Welcome)
         report = Report(node.snapshot())
-        await one.send(UpChannel().say(report))
+        await one.send(UpChannel().pack(report))
         await soon(lambda: it.driver.status().gpus)
         assert isinstance(await greeted(two), Welcome)
         assert [gpu.silent for gpu in it.driver.status().gpus] == [True]
-        await two.send(UpChannel().say(report))
+        await two.send(UpChannel().pack(report))
         await soon(lambda: [gpu.silent for gpu in it.driver.status().gpus] == [False])
     await it.stop()
 
@@ -229,7 +227,7 @@ async def test_stream_breaks_when_a_node_speaks_for_another(
     async with attached(node, it.url) as attachment:
         await attachment.attached()
         attachment.report(NodeSnapshot(NodeId("n1"), ()))
-        await soon(lambda: "speaks for n1" in caplog.text)
+        await soon(lambda: "reports as node n1" in caplog.text)
         await soon(lambda: attachment.connected and it.driver.status().gpus)
         assert it.driver.status().nodes == ("n0",)
     await it.stop()
@@ -246,7 +244,7 @@ def test_greeting_is_not_proven_when_a_word_of_it_was_changed() -> None:
     assert not is_proven(welcome._replace(resumed=True), KEY, "n0", "nonce")
 
 
-async def test_scheduler_serves_on_when_many_strangers_come_and_say_nothing() -> None:
+async def test_scheduler_continues_to_serve_when_many_strangers_come_and_send_nothing() -> None:
     it, node = await a_scheduler(), a_node()
 
     async def silent(number: int) -> bool:

@@ -90,7 +90,7 @@ async def test_least_recently_used_model_leaves_first_when_a_new_leader_needs_ro
         await new.stop()
 
 
-async def test_sizes_of_models_are_told_again_when_a_new_leader_knows_nothing() -> None:
+async def test_sizes_of_models_are_reported_again_when_a_new_leader_knows_nothing() -> None:
     old, node = await a_scheduler(term=3), a_node()
     async with attached(node, old.url) as attachment:
         attachment.report(ModelRegistered(model("vit", memory_mb=3000)))
@@ -104,7 +104,7 @@ async def test_sizes_of_models_are_told_again_when_a_new_leader_knows_nothing() 
         await new.stop()
 
 
-async def test_leader_of_a_lower_term_is_refused_and_told_when_a_higher_one_was_met() -> None:
+async def test_leader_of_a_lower_term_is_refused_and_notified_when_a_higher_one_was_met() -> None:
     first, node = await a_scheduler(term=5), a_node()
     async with attached(node, first.url) as attachment:
         held = await attachment.acquire(request("r1"))
@@ -125,7 +125,7 @@ async def test_leader_of_a_lower_term_is_refused_and_told_when_a_higher_one_was_
         await next_one.stop()
 
 
-async def test_leader_in_the_same_term_is_obeyed_when_it_was_started_again() -> None:
+async def test_leader_in_the_same_term_is_followed_when_it_was_started_again() -> None:
     """Without etcd a scheduler may not know that it led before."""
     first, node = await a_scheduler(term=5), a_node()
     async with attached(node, first.url) as attachment:
@@ -164,14 +164,14 @@ async def test_manager_finds_the_leader_when_it_knows_a_standby_alone() -> None:
 
 async def test_manager_waits_when_no_scheduler_leads_yet() -> None:
     node = a_node()
-    nobody = "http://127.0.0.1:1"
-    async with a_standby(None) as standby, attached(node, standby, nobody) as attachment:
+    no_scheduler = "http://127.0.0.1:1"
+    async with a_standby(None) as standby, attached(node, standby, no_scheduler) as attachment:
         await asyncio.sleep(0.2)
         assert not attachment.connected
 
 
 async def test_no_slot_is_given_twice_when_two_leaders_give_leases_at_once() -> None:
-    """Callers ask both; the node is in the hands of one at a time, and its leases say so."""
+    """Callers ask both; the node follows one at a time, as its leases show."""
     times = replace(TIMES, grace_s=0.3)
     old, node = await a_scheduler(term=1, times=times), a_node(gpus=2)
     async with Wire.to(old.url) as wire:
@@ -196,7 +196,7 @@ async def test_no_slot_is_given_twice_when_two_leaders_give_leases_at_once() -> 
     await new.stop()
 
 
-async def test_contention_is_forgotten_when_a_new_leader_has_nobody_waiting() -> None:
+async def test_contention_is_forgotten_when_a_new_leader_has_no_waiting_requests() -> None:
     old, node = await a_scheduler(term=1), a_node()
     async with attached(node, old.url) as attachment:
         await attachment.acquire(request("r1"))
@@ -212,7 +212,7 @@ async def test_contention_is_forgotten_when_a_new_leader_has_nobody_waiting() ->
         await new.stop()
 
 
-async def test_release_is_heard_by_the_next_leader_when_nobody_led_as_it_was_said() -> None:
+async def test_release_reaches_the_next_leader_when_no_scheduler_led_as_it_was_sent() -> None:
     old, node = await a_scheduler(term=1), a_node(gpus=2)
     async with attached(node, old.url) as attachment:
         seen = await attachment.acquire(request("r1", "bert"))
@@ -232,7 +232,7 @@ async def test_caller_is_given_its_lease_again_when_the_answer_died_with_the_lea
     old, node = await a_scheduler(term=1), a_node()
     async with attached(node, old.url):
         await soon(lambda: old.driver.status().gpus)
-        lost = await old.driver.acquire(request("r1"))  # the gateway never hears of it
+        lost = await old.driver.acquire(request("r1"))  # the gateway never receives it
         await soon(lambda: node.leases)
         await old.stop()
         new = await a_scheduler(term=2, port=port(old))
@@ -282,7 +282,7 @@ async def test_request_fails_when_its_grant_crosses_the_drain_of_its_node() -> N
 
 
 class Expiring(ToldNode):
-    """Ends leases that nobody came for, or that are idle, by itself, as a GPU manager does."""
+    """Ends leases that were not used, or are idle, by itself, as a GPU manager does."""
 
     def grant(self, order: Dispatch) -> None:
         super().grant(order)
@@ -293,11 +293,11 @@ class Expiring(ToldNode):
         return [wrong for wrong in self.wrong if "room for" in wrong]
 
 
-async def test_everybody_is_served_when_leaders_follow_each_other_all_the_time() -> None:
+async def test_every_caller_is_served_when_leaders_follow_each_other_all_the_time() -> None:
     """Six callers, two nodes, a new leader every moment; no slot ever holds two leases.
 
-    A lease is left to its node if its leader died before it could tell a caller at the other node,
-    or before it could pass that caller's release on.
+    A lease is left to its node if its leader died before it could answer a caller at the other
+    node, or before it could pass that caller's release on.
     """
     it, parts = await a_scheduler(term=1), [a_node("n0", gpus=2), a_node("n1", gpus=2)]
     nodes = [Expiring(node.name, node.specs, 0.0) for node in parts]

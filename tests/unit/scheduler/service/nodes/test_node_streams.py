@@ -239,7 +239,7 @@ async def test_lease_lives_when_a_snapshot_crosses_its_grant() -> None:
     await it.stop()
 
 
-async def test_lease_does_not_come_back_when_its_grant_is_said_again_after_its_end() -> None:
+async def test_lease_does_not_come_back_when_its_grant_is_repeated_after_its_end() -> None:
     it, node = await a_scheduler(), a_node()
     async with attached(node, it.url) as attachment:
         placement = await attachment.acquire(request("r1"))
@@ -247,7 +247,7 @@ async def test_lease_does_not_come_back_when_its_grant_is_said_again_after_its_e
         node.end(placement.lease)
         await soon(lambda: not node.leases)
 
-        again = it.streams.attached[node.name]  # as the driver would say it
+        again = it.streams.attached[node.name]  # as the driver would repeat it
         again.grant(grant)
 
         await soon(lambda: sum(isinstance(event, SlotFreed) for event in it.events) == 2)

@@ -1,4 +1,4 @@
-"""What who watches is told: everything at first, then what is new."""
+"""The feed of watchers: the whole state first, then changes."""
 
 import asyncio
 from typing import Any
@@ -21,17 +21,17 @@ _LOOK_S = 0.3  # looks that follow one another faster share what was found
 async def look(world: World, mark: str = "") -> dict[str, Any]:
     """One look, a moment after the last one."""
     await asyncio.sleep(_LOOK_S)
-    said = await world.get(f"/feed?since={mark}")
-    assert said.status == 200
-    found: dict[str, Any] = said.body
+    answer = await world.get(f"/feed?since={mark}")
+    assert answer.status == 200
+    found: dict[str, Any] = answer.body
     return found
 
 
 async def serve(world: World, request: str, *models: str, **more: Any) -> None:
     """Acquire and release, and wait for the end."""
-    said = await world.acquire(request, *models, **more)
-    assert said.status == 200
-    await world.release(said.body["lease"])
+    answer = await world.acquire(request, *models, **more)
+    assert answer.status == 200
+    await world.release(answer.body["lease"])
     assert world.office is not None
     requests = world.office.core.requests
     await eventually(lambda: request not in requests)
@@ -39,8 +39,8 @@ async def serve(world: World, request: str, *models: str, **more: Any) -> None:
 
 async def briefly(world: World, request: str, model: str, function: str) -> None:
     """Acquire and release at once."""
-    said = await world.acquire(request, model, function=function)
-    await world.release(said.body["lease"])
+    answer = await world.acquire(request, model, function=function)
+    await world.release(answer.body["lease"])
 
 
 async def test_first_look_has_everything() -> None:
@@ -75,7 +75,7 @@ async def test_look_with_a_mark_has_what_is_new() -> None:
         assert [row["request"] for row in second["decisions"]] == ["r1"]
 
 
-async def test_gpus_that_leave_are_told_once() -> None:
+async def test_gpus_that_leave_are_reported_once() -> None:
     nodes = [fake_node(f"n{n}", gpu(f"g{n}", node=f"n{n}"), load_s=0.0) for n in range(2)]
     async with leading(*nodes) as world:
         first = await look(world)
@@ -133,12 +133,12 @@ async def test_queue_is_in_order_and_counted_by_function() -> None:
 
 async def test_runs_that_are_reported_later_change_the_decision() -> None:
     async with leading() as world:
-        said = await world.acquire("r0")
+        answer = await world.acquire("r0")
         before = await look(world)
         assert world.office is not None
         run = RunFinished(SlotId("g0"), ModelId("bert"), 1, 0.25)
         world.office.driver.report(run)
-        await world.release(said.body["lease"])
+        await world.release(answer.body["lease"])
         after = await look(world, before["mark"])
         assert before["decisions"][0]["outcome"] is None
         (row,) = after["decisions"]
@@ -172,10 +172,10 @@ async def test_model_that_left_is_no_resident() -> None:
         assert [one["residents"] for one in second["gpus"]] == [[]]
 
 
-async def test_who_may_only_call_may_watch_and_a_standby_says_who_leads() -> None:
+async def test_callers_may_watch_and_a_standby_names_the_leader() -> None:
     async with leading(role=ApiRole.CALLER) as world:
         assert (await world.get("/feed")).status == 200
-        nobody = await world.get("/feed", headers={"Authorization": "Bearer nobody"})
-        assert nobody.status == 401
+        refused = await world.get("/feed", headers={"Authorization": "Bearer stranger"})
+        assert refused.status == 401
     async with a_world() as world:
         assert (await world.get("/feed")).status == 503

@@ -1,4 +1,4 @@
-"""Another policy on recorded traffic: held against runs whose outcome under it is known."""
+"""Another policy on recorded traffic: compared with runs whose outcome under it is known."""
 
 from collections.abc import Iterator
 
@@ -41,17 +41,17 @@ def simulated(policy: str) -> tuple[Recording, Engine]:
 
 @pytest.mark.parametrize("policy", policies.available())
 def test_what_another_policy_would_have_done_is_what_it_does(policy: str) -> None:
-    """Every policy is told from a recording under this one, and compared with its own run."""
+    """Every policy is simulated from a recording under this one, and compared with its own run."""
     found = against(simulated(policy)[0], *policies.available())
     for name in policies.available():
         summary = simulated(name)[1].run_result.tally.summary()
-        told = outlook(found, name)
-        assert told.completed == summary.requests == 320
-        assert told.avg_latency_s == pytest.approx(summary.avg_latency_s, rel=1e-6), name
-        assert told.p99_s == pytest.approx(summary.p99_s, rel=1e-6), name
-        assert 1.0 - told.hit_ratio == pytest.approx(summary.miss_ratio), name
+        reported = outlook(found, name)
+        assert reported.completed == summary.requests == 320
+        assert reported.avg_latency_s == pytest.approx(summary.avg_latency_s, rel=1e-6), name
+        assert reported.p99_s == pytest.approx(summary.p99_s, rel=1e-6), name
+        assert 1.0 - reported.hit_ratio == pytest.approx(summary.miss_ratio), name
         if name == policy:
-            assert told.elsewhere == 0
+            assert reported.elsewhere == 0
 
 
 # -- live runs ------------------------------------------------------------------------------------
@@ -61,12 +61,12 @@ def test_what_another_policy_would_have_done_is_what_it_does(policy: str) -> Non
 def test_recorded_policies_come_out_as_they_did_live(name: str) -> None:
     """Measured: live.jsonl to the last request, every-policy.jsonl with 0.5 % more latency."""
     found = against(list(recorded(name)))
-    real, told = found.happened, found.recorded.figures
-    assert told.avg_latency_s == pytest.approx(real.avg_latency_s, rel=0.02)
-    assert told.p95_s == pytest.approx(real.p95_s, rel=0.02)
-    assert told.hit_ratio == pytest.approx(real.hit_ratio, abs=0.015)
-    assert (told.completed, told.ended_otherwise) == (real.completed, real.ended_otherwise)
-    assert told.elsewhere <= 3
+    real, reported = found.happened, found.recorded.figures
+    assert reported.avg_latency_s == pytest.approx(real.avg_latency_s, rel=0.02)
+    assert reported.p95_s == pytest.approx(real.p95_s, rel=0.02)
+    assert reported.hit_ratio == pytest.approx(real.hit_ratio, abs=0.015)
+    assert (reported.completed, reported.ended_otherwise) == (real.completed, real.ended_otherwise)
+    assert reported.elsewhere <= 3
 
 
 def test_worse_policy_comes_out_worse_on_a_live_run() -> None:
@@ -104,13 +104,13 @@ def test_every_request_of_a_wild_life_is_accounted_for(policy: str, seed: int) -
     found = against([begun, *steps], *policies.available())
     assert found.happened.requests > 50
     for each in (found.recorded, *found.others):
-        told = each.figures
-        ended = told.completed + sum(told.ended_otherwise.values())
-        assert ended + told.unfinished == told.requests, each.policy
-        assert told.completed > found.happened.completed / 2, each.policy
+        reported = each.figures
+        ended = reported.completed + sum(reported.ended_otherwise.values())
+        assert ended + reported.unfinished == reported.requests, each.policy
+        assert reported.completed > found.happened.completed / 2, each.policy
 
 
-def test_terms_are_told_one_by_one() -> None:
+def test_terms_are_compared_one_by_one() -> None:
     once = list(recorded("every-policy"))
     found, twice = against(once, "lb"), against(once + once, "lb")
     assert (found.terms, twice.terms) == (1, 2)
@@ -124,7 +124,7 @@ def test_recording_that_this_version_would_not_have_made_is_refused() -> None:
     del entries[4]
     with pytest.raises(BadRecording, match="this version decides otherwise"):
         against(entries)
-    with pytest.raises(BadRecording, match="nothing is recorded"):
+    with pytest.raises(BadRecording, match="the recording is empty"):
         against([])
     with pytest.raises(BadRecording, match="before the beginning"):
         against(entries[1:])

@@ -58,7 +58,7 @@ def test_caller_gives_up_as_long_after_its_arrival_as_it_did() -> None:
     assert found.unmeasured_holds == 1
 
 
-def test_deadline_passes_at_its_time_though_nobody_recorded_it() -> None:
+def test_deadline_passes_at_its_time_though_it_was_not_recorded() -> None:
     """Under the recorded policy there was a GPU in time; with fewer GPUs there is none."""
     recording = two_gpus()
     first = recording.asks(1.0, "r0", "a", deadline_s=20.0)
@@ -127,14 +127,14 @@ def test_gpu_that_was_lost_is_lost_and_its_end_is_not_that_of_the_recording() ->
     other = recording.asks(3.0, "r1", "a")
     recording.loads(4.0, "g1", "a", 1.0)
     recording.frees(5.0, "g1", other)
-    recording.happens(6.0, NodeSnapshot(NodeId("n0"), ()))  # as a node says that leaves
+    recording.happens(6.0, NodeSnapshot(NodeId("n0"), ()))  # as a leaving node reports
     assert lease != other
     found = against(recording, "rr")
     for figures in (found.happened, found.recorded.figures, outlook(found, "rr")):
         assert (figures.completed, figures.ended_otherwise) == (1, {"failed": 1})
 
 
-def test_node_that_reports_itself_again_says_what_is_true_here() -> None:
+def test_node_that_reports_itself_again_reports_the_state_of_the_rerun() -> None:
     """Its recorded report names leases and residents of another life."""
     recording = two_gpus()
     lease = recording.asks(1.0, "r0", "a")
@@ -200,9 +200,9 @@ def test_run_takes_as_long_as_it_does_on_the_other_type_of_gpu() -> None:
         recording.frees(at_s + run_s + 0.5, spot, lease)
     found = against(recording, "lalb")
     assert found.happened.avg_latency_s == pytest.approx((2.5 + 4.5 + 1.5 + 3.5) / 4)
-    told = outlook(found, "lalb")  # all on g0
-    assert told.hit_ratio == 0.75
-    assert told.avg_latency_s == pytest.approx((2.5 + 1.5 * 3) / 4)
+    reported = outlook(found, "lalb")  # all on g0
+    assert reported.hit_ratio == 0.75
+    assert reported.avg_latency_s == pytest.approx((2.5 + 1.5 * 3) / 4)
 
 
 def test_policy_changes_count_for_the_recorded_column_alone() -> None:

@@ -1,4 +1,4 @@
-"""What a function tells of its time, and who hears it."""
+"""A function's report of its time, and its receiver."""
 
 import http.client
 import json
@@ -48,20 +48,20 @@ def trailers(path: str) -> tuple[bytes, dict[str, str]]:
     connection = Unix(path)
     connection.request("GET", "/stream", headers=TRACE)
     assert connection.sock is not None
-    said = b""
-    while b"\r\n0\r\n" not in said or not said.endswith(b"\r\n\r\n"):
+    content = b""
+    while b"\r\n0\r\n" not in content or not content.endswith(b"\r\n\r\n"):
         piece = connection.sock.recv(65536)
-        assert piece, said
-        said += piece
+        assert piece, content
+        content += piece
     connection.close()
-    head, _, rest = said.partition(b"\r\n\r\n")
+    head, _, rest = content.partition(b"\r\n\r\n")
     body, _, behind = rest.rpartition(b"\r\n0\r\n")
     lines = [line.partition(b": ") for line in behind.split(b"\r\n") if line]
     assert b"Trailer: X-Gpu-Trace" in head
     return body, {name.decode(): value.decode() for name, _, value in lines}
 
 
-def test_time_of_the_handler_is_told_when_the_call_belongs_to_a_trace() -> None:
+def test_time_of_the_handler_is_reported_when_the_call_belongs_to_a_trace() -> None:
     with runtime(HANDLER) as running:
         answer = running.call(headers=TRACE)
         assert answer.body == TRACE["traceparent"].encode()
@@ -73,7 +73,7 @@ def test_time_of_the_handler_is_told_when_the_call_belongs_to_a_trace() -> None:
         assert took_us(running.call(headers=TRACE).headers["X-Gpu-Trace"]) > 25_000
 
 
-def test_time_of_a_stream_is_told_behind_it() -> None:
+def test_time_of_a_stream_follows_it() -> None:
     for handler, least_us in ((HANDLER, 55_000), (LATER, 85_000)):
         with runtime(handler) as running:
             body, behind = trailers(running.path)
@@ -83,7 +83,7 @@ def test_time_of_a_stream_is_told_behind_it() -> None:
             assert running.call("/stream", headers=TRACE).body == b"012"
 
 
-def test_nothing_is_told_when_the_call_belongs_to_no_trace() -> None:
+def test_nothing_is_reported_when_the_call_belongs_to_no_trace() -> None:
     with runtime(HANDLER.replace('event.headers["traceparent"]', '"fine"')) as running:
         for path in ("/", "/stream", "/raise"):
             headers = running.call(path).headers
@@ -95,9 +95,9 @@ def test_lines_of_the_runtime_are_json_when_asked_for() -> None:
         running.call("/raise", headers={**TRACE, "X-Call-Id": "c1"})
         running.until_written("its own mistake")
         (line,) = [line for line in running.written().splitlines() if "its own mistake" in line]
-        said = json.loads(line)
-    assert (said["call_id"], said["trace_id"]) == ("c1", 32 * "a")
-    assert said["message"].startswith("POST /raise raised")
+        content = json.loads(line)
+    assert (content["call_id"], content["trace_id"]) == ("c1", 32 * "a")
+    assert content["message"].startswith("POST /raise raised")
 
 
 def test_answer_is_whole_when_a_trailer_comes_to_a_client_of_before() -> None:

@@ -1,4 +1,4 @@
-"""A deployment's wishes, read from its labels, annotations, environment and limits."""
+"""A deployment's options, read from its labels, annotations, environment and limits."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ OURS = "com.gpufaas."
 SCALING = "com.openfaas.scale."
 TROUBLE = "com.gpufaas.trouble"
 PATH = "com.gpufaas.path"
-# Keys of ours that are known; any other one under our prefix is a mistake.
+# The known keys with our prefix; any other key with our prefix is refused.
 KEYS = frozenset(
     OURS + name
     for name in (
@@ -34,11 +34,11 @@ _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What the gateway, the scaler and the scheduler are to do for a function.
+class FunctionOptions:
+    """What a deployment asks of the gateway, the scaler and the scheduler.
 
-    `scale_target` is how much load one replica is to have (calls in flight, or calls a second
-    where `scale_type` is `rps`), of which `scale_proportion` is used before another one starts.
+    `scale_target` is the load of one replica (calls in flight, or calls a second if `scale_type` is
+    `rps`); another replica starts once `scale_proportion` of it is used.
     """
 
     gpu: bool = False
@@ -64,14 +64,14 @@ class Wishes:
     queue: int = 100
 
 
-def of(deployment: Deployment, default_timeout_s: float = _TIMEOUT_S) -> Wishes:
-    """Everything that it wishes for; BadDeployment names the key and the value that is wrong."""
+def of(deployment: Deployment, default_timeout_s: float = _TIMEOUT_S) -> FunctionOptions:
+    """All options of a deployment; BadDeployment names the key and the value that is wrong."""
     _refuse_unknown(deployment)
     read = _AnnotationReader(deployment)
     least = read.scaling("min", _from_zero, 1) or 1
     proportion = read.scaling("target-proportion", _share, 0.9)
-    return Wishes(
-        gpu=_wants_gpu(deployment, read),
+    return FunctionOptions(
+        gpu=_uses_gpu(deployment, read),
         models=read.ours("model", _names, _NONE),
         memory_bytes=read.ours("memory", quantities.memory_bytes, None),
         batch=read.ours("batch", _from_one, 1),
@@ -96,19 +96,19 @@ def of(deployment: Deployment, default_timeout_s: float = _TIMEOUT_S) -> Wishes:
 
 
 def refuse_beyond(deployment: Deployment, largest_bytes: int) -> None:
-    """BadDeployment where it wishes for more memory than the largest GPU has."""
+    """BadDeployment if it asks for more memory than the largest GPU has."""
     read = _AnnotationReader(deployment)
     if (read.ours("memory", quantities.memory_bytes, None) or 0) > largest_bytes:
-        said = read.ours("memory", str, "")
+        found = read.ours("memory", str, "")
         largest = quantities.shown(largest_bytes)
-        raise BadDeployment(f"{OURS}memory: {said}: the largest GPU has {largest}")
+        raise BadDeployment(f"{OURS}memory: {found}: the largest GPU has {largest}")
 
 
-# -- where a value stands ------------------------------------------------------------------------
+# -- the sources of a value ------------------------------------------------------------------------
 
 
 class _AnnotationReader:
-    """Values by key: an annotation goes before a label of the same name."""
+    """Values by key: an annotation takes precedence over a label of the same name."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._sources = (deployment.annotations, deployment.labels)
@@ -141,14 +141,14 @@ def _refuse_unknown(deployment: Deployment) -> None:
             raise BadDeployment(f"{key} is not known; known: {', '.join(sorted(KEYS))}")
 
 
-# -- the wishes, one by one ----------------------------------------------------------------------
+# -- the options, one by one -----------------------------------------------------------------------
 
 
-def _wants_gpu(deployment: Deployment, read: _AnnotationReader) -> bool:
+def _uses_gpu(deployment: Deployment, read: _AnnotationReader) -> bool:
     """Whether the function uses a GPU; `enabled: false` overrules every other sign."""
-    said = list(read.values(OURS + "enabled", _truth))
-    if said:
-        return all(said)
+    found = list(read.values(OURS + "enabled", _truth))
+    if found:
+        return all(found)
     return (
         GPU_FLAG in deployment.process.split()
         or any("gpu" in name.lower() for name in read.value(_PROFILE, _names, _NONE))
@@ -158,7 +158,7 @@ def _wants_gpu(deployment: Deployment, read: _AnnotationReader) -> bool:
 
 
 def is_gpu_constraint(constraint: str) -> bool:
-    """Whether it asks for a machine with a GPU, as `nvidia.com/gpu.product=T4` does."""
+    """Whether the constraint asks for a machine with a GPU: `nvidia.com/gpu.product=T4`."""
     return constraint.strip().startswith(GPU_RESOURCES)
 
 
@@ -169,25 +169,25 @@ def _has_gpu(amount: Resources | None) -> bool:
 
 
 def _timeout_s(deployment: Deployment, read: _AnnotationReader, default_s: float) -> float:
-    """The annotation, else the first variable that sets one; 0 leaves it as usual."""
-    said_s = read.ours("timeout", _some_seconds, None)
-    if said_s is not None:
-        return said_s
+    """The annotation, else the first variable that sets a time; 0 means the default."""
+    annotated_s = read.ours("timeout", _some_seconds, None)
+    if annotated_s is not None:
+        return annotated_s
     variables = (name for name in _TIMEOUTS if deployment.environment.get(name))
     times_s = (_read(name, deployment.environment[name], durations.seconds) for name in variables)
     return next((time_s for time_s in times_s if time_s > 0), default_s)
 
 
 def _concurrency(deployment: Deployment, read: _AnnotationReader) -> int | None:
-    """Calls that one instance takes at once; 0 is no limit, as of-watchdog has it."""
-    said = read.ours("concurrency", _from_zero, None)
-    if said is None:
-        said = _read("max_inflight", deployment.environment.get("max_inflight") or "0", _from_zero)
-    return said or None
+    """Calls that one instance takes at once; 0 means no limit, as in of-watchdog."""
+    found = read.ours("concurrency", _from_zero, None)
+    if found is None:
+        found = _read("max_inflight", deployment.environment.get("max_inflight") or "0", _from_zero)
+    return found or None
 
 
 def _most(read: _AnnotationReader, least: int) -> int:
-    """The most replicas; a minimum that stands alone may be more than the usual maximum."""
+    """The most replicas; a minimum without a maximum may exceed the default maximum."""
     most = read.scaling("max", _from_one, None)
     if most is None:
         return max(least, _MOST)
@@ -200,13 +200,13 @@ def _most(read: _AnnotationReader, least: int) -> int:
 
 
 def _truth(text: str) -> bool:
-    """As Go reads it, and with the words that people use."""
-    said = text.strip().lower()
-    if said in {"true", "t", "1", "yes", "on"}:
+    """A truth value as Go reads it, or in everyday words."""
+    found = text.strip().lower()
+    if found in {"true", "t", "1", "yes", "on"}:
         return True
-    if said in {"false", "f", "0", "no", "off"}:
+    if found in {"false", "f", "0", "no", "off"}:
         return False
-    raise ValueError("true or false is wanted")
+    raise ValueError("true or false is expected")
 
 
 def _idempotent(text: str) -> bool:
@@ -214,7 +214,7 @@ def _idempotent(text: str) -> bool:
         return False
     if text.strip().lower() in {"idempotent", "true"}:
         return True
-    raise ValueError("`idempotent` or `never` is wanted")
+    raise ValueError("`idempotent` or `never` is expected")
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -223,7 +223,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _from_zero(text: str) -> int:
     if not text.strip().isascii() or not text.strip().isdecimal():
-        raise ValueError("a whole number from 0 is wanted")
+        raise ValueError("a whole number from 0 is expected")
     return int(text)
 
 
@@ -235,14 +235,14 @@ def _whole(text: str) -> int:
 def _from_one(text: str) -> int:
     found = _from_zero(text)
     if not found:
-        raise ValueError("a whole number from 1 is wanted")
+        raise ValueError("a whole number from 1 is expected")
     return found
 
 
 def _percent(text: str) -> int:
     found = _from_zero(text)
     if found > _ALL_PERCENT:
-        raise ValueError("a percentage from 0 to 100 is wanted")
+        raise ValueError("a percentage from 0 to 100 is expected")
     return found
 
 
@@ -252,26 +252,26 @@ def _positive(text: str) -> float:
     except ValueError:
         found = 0.0
     if not 0 < found < math.inf:
-        raise ValueError("a number above 0 is wanted")
+        raise ValueError("a number above 0 is expected")
     return found
 
 
 def _share(text: str) -> float:
     found = _positive(text)
     if found > 1:
-        raise ValueError("a number above 0 and up to 1 is wanted")
+        raise ValueError("a number above 0 and up to 1 is expected")
     return found
 
 
 def _some_seconds(text: str) -> float:
     found_s = durations.seconds(text)
     if found_s <= 0:
-        raise ValueError("a duration above 0 is wanted")
+        raise ValueError("a duration above 0 is expected")
     return found_s
 
 
 def _scale_type(text: str) -> str:
-    said = text.strip().lower()
-    if said not in {"capacity", "rps"}:
-        raise ValueError("`capacity` or `rps` is wanted")
-    return said
+    found = text.strip().lower()
+    if found not in {"capacity", "rps"}:
+        raise ValueError("`capacity` or `rps` is expected")
+    return found

@@ -1,4 +1,4 @@
-"""Wishes: every way to say one, and what is said of a wrong one."""
+"""Options of functions: every way to set one, and the error of a wrong one."""
 
 from typing import Any
 
@@ -6,26 +6,26 @@ import pytest
 
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment, FunctionId, Resources
-from gateway_ext.openfaas import function_wishes
+from gateway_ext.openfaas import function_options
 
 
 def deployment(**more: Any) -> Deployment:
     return Deployment(FunctionId("openfaas-fn", "f"), "image", **more)
 
 
-def ours(**said: str) -> function_wishes.Wishes:
-    return function_wishes.of(
-        deployment(annotations={f"com.gpufaas.{key}": said[key] for key in said})
+def ours(**given: str) -> function_options.FunctionOptions:
+    return function_options.of(
+        deployment(annotations={f"com.gpufaas.{key}": given[key] for key in given})
     )
 
 
-def scaled(**said: str) -> function_wishes.Wishes:
-    labels = {f"com.openfaas.scale.{key.replace('_', '-')}": said[key] for key in said}
-    return function_wishes.of(deployment(labels=labels))
+def scaled(**given: str) -> function_options.FunctionOptions:
+    labels = {f"com.openfaas.scale.{key.replace('_', '-')}": given[key] for key in given}
+    return function_options.of(deployment(labels=labels))
 
 
-def test_a_plain_function_wishes_for_nothing() -> None:
-    assert function_wishes.of(deployment()) == function_wishes.Wishes()
+def test_a_plain_function_has_the_default_options() -> None:
+    assert function_options.of(deployment()) == function_options.FunctionOptions()
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def test_a_plain_function_wishes_for_nothing() -> None:
         {"constraints": ("zone=a", "nvidia.com/gpu.present=true")},
     ],
 )
-def test_a_function_is_one_for_gpus_when_it_says_so_in_any_way(more: dict[str, Any]) -> None:
-    assert function_wishes.of(deployment(**more)).gpu
+def test_a_function_is_one_for_gpus_when_it_asks_for_one_in_any_way(more: dict[str, Any]) -> None:
+    assert function_options.of(deployment(**more)).gpu
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,20 @@ def test_a_function_is_one_for_gpus_when_it_says_so_in_any_way(more: dict[str, A
         {"annotations": {"com.openfaas.profile": "small"}},
     ],
 )
-def test_a_function_is_none_for_gpus_when_it_does_not_quite_say_so(more: dict[str, Any]) -> None:
-    assert not function_wishes.of(deployment(**more)).gpu
+def test_a_function_is_none_for_gpus_when_it_does_not_quite_ask_for_one(
+    more: dict[str, Any],
+) -> None:
+    assert not function_options.of(deployment(**more)).gpu
 
 
 def test_enabled_false_beats_every_other_way() -> None:
-    said = deployment(
+    given = deployment(
         process="x --gpu",
         labels={"com.gpufaas.enabled": "false"},
         annotations={"com.gpufaas.enabled": "true"},
         limits=Resources(gpu="1"),
     )
-    assert not function_wishes.of(said).gpu
+    assert not function_options.of(given).gpu
 
 
 def test_our_annotations_are_read() -> None:
@@ -82,7 +84,7 @@ def test_our_annotations_are_read() -> None:
         workers="3",
         concurrency="4",
         queue="0",
-    ) == function_wishes.Wishes(
+    ) == function_options.FunctionOptions(
         models=("a", "b"),
         memory_bytes=2 << 30,
         batch=8,
@@ -108,7 +110,7 @@ def test_scaling_labels_are_read() -> None:
         target="10",
         type="rps",
         target_proportion="0.7",
-    ) == function_wishes.Wishes(
+    ) == function_options.FunctionOptions(
         scale_min=2,
         scale_max=9,
         scale_factor=50,
@@ -129,8 +131,8 @@ def test_a_minimum_of_zero_is_one_since_going_to_zero_has_a_label_of_its_own() -
 
 
 def test_an_annotation_goes_before_a_label() -> None:
-    said = deployment(labels={"com.gpufaas.batch": "2"}, annotations={"com.gpufaas.batch": "4"})
-    assert function_wishes.of(said).batch == 4
+    given = deployment(labels={"com.gpufaas.batch": "2"}, annotations={"com.gpufaas.batch": "4"})
+    assert function_options.of(given).batch == 4
 
 
 @pytest.mark.parametrize(
@@ -146,17 +148,19 @@ def test_an_annotation_goes_before_a_label() -> None:
 def test_timeout_comes_from_the_environment_as_the_watchdog_has_it(
     environment: dict[str, str], timeout_s: float
 ) -> None:
-    assert function_wishes.of(deployment(environment=environment), 33.0).timeout_s == timeout_s
+    assert function_options.of(deployment(environment=environment), 33.0).timeout_s == timeout_s
 
 
 def test_our_annotation_for_the_timeout_goes_before_the_environment() -> None:
-    said = deployment(environment={"exec_timeout": "1h"}, annotations={"com.gpufaas.timeout": "5s"})
-    assert function_wishes.of(said).timeout_s == 5.0
+    given = deployment(
+        environment={"exec_timeout": "1h"}, annotations={"com.gpufaas.timeout": "5s"}
+    )
+    assert function_options.of(given).timeout_s == 5.0
 
 
-@pytest.mark.parametrize(("said", "limit"), [("12", 12), ("0", None), ("", None)])
-def test_max_inflight_is_the_concurrency_of_an_instance(said: str, limit: int | None) -> None:
-    assert function_wishes.of(deployment(environment={"max_inflight": said})).concurrency == limit
+@pytest.mark.parametrize(("given", "limit"), [("12", 12), ("0", None), ("", None)])
+def test_max_inflight_is_the_concurrency_of_an_instance(given: str, limit: int | None) -> None:
+    assert function_options.of(deployment(environment={"max_inflight": given})).concurrency == limit
 
 
 @pytest.mark.parametrize(
@@ -185,13 +189,13 @@ def test_max_inflight_is_the_concurrency_of_an_instance(said: str, limit: int | 
 )
 def test_a_wrong_value_is_named_with_its_key(key: str, value: str) -> None:
     with pytest.raises(BadDeployment) as caught:
-        function_wishes.of(deployment(labels={key: value}))
+        function_options.of(deployment(labels={key: value}))
     assert f"{key}: {value!r}: " in str(caught.value)
 
 
 def test_a_wrong_variable_is_named() -> None:
     with pytest.raises(BadDeployment, match=r"exec_timeout: '1 hour'"):
-        function_wishes.of(deployment(environment={"exec_timeout": "1 hour"}))
+        function_options.of(deployment(environment={"exec_timeout": "1 hour"}))
 
 
 def test_a_maximum_below_the_minimum_is_refused() -> None:
@@ -203,15 +207,15 @@ def test_a_maximum_below_the_minimum_is_refused() -> None:
 def test_more_memory_than_the_largest_gpu_has_is_refused_by_name(where: str) -> None:
     wanted = deployment(**{where: {"com.gpufaas.memory": "80GiB"}})
     with pytest.raises(BadDeployment) as refused:
-        function_wishes.refuse_beyond(wanted, 16 << 30)
+        function_options.refuse_beyond(wanted, 16 << 30)
     assert str(refused.value) == "com.gpufaas.memory: 80GiB: the largest GPU has 16 GiB"
 
 
-@pytest.mark.parametrize("said", [{}, {"com.gpufaas.memory": "16GiB"}])
-def test_as_much_memory_as_the_largest_gpu_has_is_accepted(said: dict[str, str]) -> None:
-    function_wishes.refuse_beyond(deployment(annotations=said), 16 << 30)
+@pytest.mark.parametrize("given", [{}, {"com.gpufaas.memory": "16GiB"}])
+def test_as_much_memory_as_the_largest_gpu_has_is_accepted(given: dict[str, str]) -> None:
+    function_options.refuse_beyond(deployment(annotations=given), 16 << 30)
     with pytest.raises(BadDeployment):
-        function_wishes.refuse_beyond(
+        function_options.refuse_beyond(
             deployment(annotations={"com.gpufaas.memory": "16385Mi"}), 16 << 30
         )
 
