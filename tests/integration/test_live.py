@@ -22,7 +22,7 @@ from testbed.live.live_load import arrive, thesis
 from testbed.live.live_runs import LIVE, OVERLAP_BEFORE_S, OVERLAP_RUN_S, overlapping
 from testbed.live.live_system import LiveSystem, Setup, live
 from tests.kit.places import ROOT
-from tests.kit.worlds.service_world import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 

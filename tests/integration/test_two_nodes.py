@@ -14,10 +14,10 @@ from gpufaas.local.held_ports import HeldPort
 from scheduler.client.scheduler_client import GrantedLease, SchedulerClient
 from scheduler.model.values import Request, RequestId
 from scheduler.service.http.access import ApiRole, token
-from testbed.nodes.worker_client import soon
 from tests.integration.test_node import model
 from tests.kit.network.certificates import self_signed
 from tests.kit.processes.two_nodes import TwoNodes
+from tests.kit.waiting import wait_until
 
 # Computes a line of numbers for every line that it hears, and says which lease it computed under.
 PROGRAM = """
@@ -113,7 +113,9 @@ def test_call_fails_with_the_nodes_name_when_nobody_answers_there(cluster: TwoNo
 
     assert complaint.startswith("CUDA error: worker lost: node other, ")
     assert nowhere in complaint
-    assert soon(lambda: not cluster.gpus()["other"]["slots"][0]["leases"], 10.0)
+    wait_until(
+        lambda: not cluster.gpus()["other"]["slots"][0]["leases"], "no lease is left", within_s=10.0
+    )
 
 
 def test_function_computes_at_home_again_when_the_other_node_is_killed(cluster: TwoNodes) -> None:

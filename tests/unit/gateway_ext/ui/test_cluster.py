@@ -26,9 +26,10 @@ from scheduler.service.http.access import ApiRole, token
 from testbed.nodes.fake_node import FakeNode, fake_node
 from tests.kit import waiting
 from tests.kit.cores.builders import gpu
+from tests.kit.waiting import eventually
 from tests.kit.worlds import gateway_world as gateways
 from tests.kit.worlds import service_world as schedulers
-from tests.kit.worlds.service_world import SECRET, eventually
+from tests.kit.worlds.service_world import SECRET
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 

@@ -20,7 +20,8 @@ from scheduler.service.http.access import ApiRole, token
 from scheduler.service.leadership.election import LeaderInfo
 from testbed.nodes.fake_node import FakeNode, fake_node
 from tests.kit.cores.builders import gpu, request
-from tests.kit.worlds.service_world import SECRET, World, a_world, eventually, leading
+from tests.kit.waiting import eventually
+from tests.kit.worlds.service_world import SECRET, World, a_world, leading
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 
