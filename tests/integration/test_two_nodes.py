@@ -17,7 +17,7 @@ from scheduler.service.http.access import ApiRole, token
 from tests.integration.test_node import model
 from tests.kit.network.certificates import self_signed
 from tests.kit.processes.two_nodes import TwoNodes
-from tests.kit.waiting import wait_until
+from tests.kit.waiting import eventually, wait_until
 
 # Computes a line of numbers for every line that it hears, and says which lease it computed under.
 PROGRAM = """
@@ -27,7 +27,7 @@ used = threading.local()
 right = leasing.ProcessLeases.right
 def noted(self, batch, bring):
     found = right(self, batch, bring)
-    used.last = found.session._control.welcome["node"], found.lease.number
+    used.last = found.session.control.welcome["node"], found.lease.number
     return found
 leasing.ProcessLeases.right = noted
 
@@ -178,10 +178,9 @@ async def released(cluster: TwoNodes, granted: list[GrantedLease]) -> None:
         for it in granted:
             await client.release(it.placement.lease)
     ended = {it.placement.lease for it in granted}
-    while any(
-        lease["id"] in ended
-        for gpu in cluster.gpus().values()
-        for slot in gpu["slots"]
-        for lease in slot["leases"]
-    ):
-        await asyncio.sleep(0.02)
+
+    def in_force() -> set[int]:
+        slots = (slot for gpu in cluster.gpus().values() for slot in gpu["slots"])
+        return {lease["id"] for slot in slots for lease in slot["leases"]}
+
+    await eventually(lambda: not ended & in_force(), "the leases end")

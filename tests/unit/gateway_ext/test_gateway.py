@@ -183,8 +183,11 @@ async def test_an_async_call_is_made_and_counted(tmp_path: Path) -> None:
         assert (await world.get("/system/jobs", who=NOBODY)).status == 401
         assert (await world.get("/system/jobs")).body["running"] == 1
         instances.let_go.set()
-        while (await world.get("/system/jobs")).body["running"]:
-            await asyncio.sleep(0.01)
+
+        async def none_runs() -> bool:
+            return not (await world.get("/system/jobs")).body["running"]
+
+        await eventually(none_runs, "no job runs")
         assert (await world.get("/system/function/f")).body["invocationCount"] == 1
 
 

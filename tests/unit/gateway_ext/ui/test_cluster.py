@@ -237,9 +237,12 @@ async def test_dead_letters_are_shown_replayed_and_deleted(tmp_path: Path) -> No
         for _ in range(2):
             said = await both.gateway.ask("POST", "/async-function/reader", {})
             assert said.status == 202
+
+        async def are_dead() -> bool:
+            return bool((await both.state())["dead_letters"]["count"] >= 2)
+
+        await eventually(are_dead, "two dead letters")
         state = await both.state()
-        while state["dead_letters"]["count"] < 2:
-            state = await both.state()
         first, second = state["dead_letters"]["items"]
         assert state["dead_letters"]["count"] == 2
         assert (first["function"], first["tries"]) == ("reader.openfaas-fn", 1)

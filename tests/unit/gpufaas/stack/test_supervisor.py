@@ -77,7 +77,7 @@ def test_folder_is_held_once(tmp_path: Path) -> None:
     folder = StackFolder(tmp_path)
     with folder.held():
         folder.record(RUNNING)
-        with pytest.raises(AlreadyUp, match="process 1234"), folder.held():
+        with pytest.raises(AlreadyUp, match="1234"), folder.held():
             pass
     with folder.held():
         pass

@@ -77,7 +77,7 @@ async def test_client_gives_up_when_nobody_answers() -> None:
     async with a_world() as world:
         client = world.client(patience_s=0.1)
     async with client:
-        with pytest.raises(SchedulerUnreachable, match="no scheduler leads"):
+        with pytest.raises(SchedulerUnreachable):
             await client.acquire(request("r0"))
 
 
