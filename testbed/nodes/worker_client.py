@@ -4,8 +4,7 @@ import os
 import secrets
 import socket
 import struct
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -167,13 +166,3 @@ def alive(pid: int) -> bool:
         return " Z " not in Path(f"/proc/{pid}/stat").read_text(encoding="ascii")[:200]
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def soon(true: Callable[[], bool], within_s: float) -> bool:
-    """Whether something becomes true in time."""
-    deadline_s = time.monotonic() + within_s
-    while not true():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.02)
-    return True

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 from gpufaas.errors import CommandError
 from gpufaas.remote.scheduler_api import request_story
-from tests.e2e.stack import PATIENCE_S, Rest, Stack, until
+from tests.e2e.stack import PATIENCE_S, Rest, Stack
+from tests.kit.waiting import wait_until
 
 _OK = 200
 _LATE_S = PATIENCE_S + 30.0  # by then the gateway has said that a function is late
@@ -60,11 +61,11 @@ class Load:
     def some_more(self, count: int = 20) -> None:
         """Wait until so many more calls of each kind have succeeded."""
         before = Counter(self.succeeded)
-        end_s = time.monotonic() + PATIENCE_S
-        while any(self.succeeded[name] < before[name] + count for name in list(before)):
-            said = f"{before} became only {self.succeeded}, with {counted(self.failures)}"
-            assert time.monotonic() < end_s, said
-            time.sleep(0.02)
+        wait_until(
+            lambda: all(self.succeeded[name] >= before[name] + count for name in list(before)),
+            f"{count} more calls of each kind than {before}",
+            instead=lambda: f"but {self.succeeded}, with {counted(self.failures)}",
+        )
 
 
 @contextmanager
@@ -124,7 +125,7 @@ def warm(up: Stack, rest: Rest, asked: Asked) -> None:
         except CommandError:
             return False  # it asked for no GPU
 
-    until(placed, f"a GPU is asked for {asked.name}")
+    wait_until(placed, f"a GPU is asked for {asked.name}")
 
 
 def counted(failures: Sequence[Failure]) -> Mapping[str, int]:

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from gpufaas.local.stack_folder import StackFolder
 from gpufaas.remote.scheduler_api import SchedulerApi
 from scheduler.service.http.access import ApiRole, token
 from tests.kit.places import ROOT
+from tests.kit.waiting import wait_until
 
 PATIENCE_S = 60.0
 _MARK = "E2E_STACK"  # in the environment of `up`, and of what inherits it
@@ -83,7 +83,7 @@ class Stack:
     def start(self, *options: str) -> subprocess.Popen[bytes]:
         """Have it up."""
         process = self.launch(*options)
-        until(lambda: self.is_up() or process.poll() is not None, "up")
+        wait_until(lambda: self.is_up() or process.poll() is not None, "up")
         assert process.poll() is None, self.said()
         return process
 
@@ -199,7 +199,7 @@ class Rest:
             found = self.status(name)
             return int(found.get("availableReplicas", 0)) >= count
 
-        until(is_so, f"{name} is ready", lambda: str(self.status(name)))
+        wait_until(is_so, f"{name} is ready", instead=lambda: str(self.status(name)))
 
     def remove(self, name: str) -> None:
         answer = self.ask("DELETE", "/system/functions", {"functionName": name})
@@ -231,20 +231,6 @@ def leases(stack: Stack) -> list[Mapping[str, Any]]:
     """All that the scheduler has given and not got back."""
     slots = [slot for gpu in stack.scheduler.get("/cluster")["gpus"] for slot in gpu["slots"]]
     return [lease for slot in slots for lease in slot["leases"]]
-
-
-def until(
-    found: Callable[[], object],
-    what: str,
-    why_not: Callable[[], str] = str,
-    patience_s: float = PATIENCE_S,
-) -> None:
-    """Wait for it; what it is, and what is so instead, is told where it does not come."""
-    end_s = time.monotonic() + patience_s
-    while not found():
-        if time.monotonic() > end_s:
-            raise AssertionError(f"not after {patience_s:g} s: {what} {why_not()}")
-        time.sleep(0.05)
 
 
 def kill(pid: int) -> None:

@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 from tests.e2e.load import Asked, Failure, Load, counted, load, warm
-from tests.e2e.stack import Rest, Stack, kill, until
+from tests.e2e.stack import Rest, Stack, kill
 from tests.kit.places import ROOT
+from tests.kit.waiting import wait_until
 
 CALLERS = 2  # of each function
 EVERY_S = 1.5
@@ -76,7 +77,7 @@ def test_only_calls_on_a_killed_process_fail_when_functions_and_models_die(
             time.sleep(EVERY_S)
         found.some_more(5)
     _judge(found, killed)
-    until(lambda: len(up.workers()) > 0, "models have processes")
+    wait_until(lambda: len(up.workers()) > 0, "models have processes")
 
 
 def _kill_one(up: Stack, found: Load, killed: list[Killed]) -> list[Killed]:
@@ -90,7 +91,7 @@ def _kill_one(up: Stack, found: Load, killed: list[Killed]) -> list[Killed]:
     at_s, pid = time.monotonic(), processes[0]
     kill(pid)
     # Its parent has buried it: until all its threads have ended, its socket may be open.
-    until(lambda: not Path(f"/proc/{pid}").exists(), "it is gone")
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), "it is gone")
     # Calls that it had answered may still have been counted after it was killed.
     return [Killed(name, at_s, time.monotonic(), served + CALLERS)]
 

@@ -7,7 +7,8 @@ import pytest
 from tests.e2e.drivers import Driver, Refused, Wanted
 from tests.e2e.handlers import GREETING, PLAIN, SECRET, write
 from tests.e2e.listening import listening
-from tests.e2e.stack import Rest, Stack, until
+from tests.e2e.stack import Rest, Stack
+from tests.kit.waiting import wait_until
 
 
 def greeting(up: Stack, name: str, **how: object) -> Wanted:
@@ -44,7 +45,7 @@ def test_function_is_listed_and_described_until_it_is_removed(
     assert "com.gpufaas.path" in described
     assert driver.invoke("shown", "you") == "hello you"
     driver.remove("shown")
-    until(lambda: "shown" not in driver.listed(), "removed")
+    wait_until(lambda: "shown" not in driver.listed(), "removed")
     with pytest.raises(Refused, match="404"):
         driver.invoke("shown", "you")
     with pytest.raises(Refused, match=r"404|No such function"):
@@ -66,7 +67,7 @@ def test_deployment_changes_the_function_when_it_is_there_already(
     driver.deploy(greeting(up, "again"))
     rest.ready("again")
     driver.deploy(greeting(up, "again", environment={"GREETING": "good day"}))
-    until(lambda: driver.invoke("again", "you") == "good day you", "the new one answers")
+    wait_until(lambda: driver.invoke("again", "you") == "good day you", "the new one answers")
     driver.remove("again")
 
 
@@ -94,7 +95,7 @@ def test_logs_have_what_the_handler_printed(driver: Driver, up: Stack, rest: Res
     def heard() -> bool:
         return driver.logs("talks", 2) == ["called with two", "called with three"]
 
-    until(heard, "the last two lines", lambda: str(driver.logs("talks", 2)))
+    wait_until(heard, "the last two lines", instead=lambda: str(driver.logs("talks", 2)))
     driver.remove("talks")
 
 
@@ -110,7 +111,7 @@ def test_secret_is_seen_by_the_function_until_it_is_removed(
     assert driver.invoke("knows", "api-key") == "first"
     driver.update_secret("api-key", "second")
     driver.deploy(wanted)
-    until(lambda: driver.invoke("knows", "api-key") == "second", "the new value is seen")
+    wait_until(lambda: driver.invoke("knows", "api-key") == "second", "the new value is seen")
     driver.remove("knows")
     driver.remove_secret("api-key")
     assert "api-key" not in driver.secrets()
@@ -131,11 +132,11 @@ def test_function_lives_in_the_namespace_that_it_was_deployed_to(
     assert rest.ask("POST", "/system/namespace/", {"name": "team"}).status_code == 201
     assert "team" in driver.namespaces()
     driver.deploy(greeting(up, "ours", namespace="team"))
-    until(lambda: driver.listed("team").get("ours") == 1, "deployed")
+    wait_until(lambda: driver.listed("team").get("ours") == 1, "deployed")
     assert driver.invoke("ours", "you", "team") == "hello you"
     assert "ours" not in driver.listed()
     driver.remove("ours", "team")
-    until(lambda: not driver.listed("team"), "removed")
+    wait_until(lambda: not driver.listed("team"), "removed")
     assert rest.ask("DELETE", "/system/namespace/team", {"name": "team"}).status_code == 202
     assert "team" not in driver.namespaces()
 
@@ -175,8 +176,8 @@ def test_function_scales_to_two_to_none_and_wakes_when_called(up: Stack, rest: R
     rest.ready("scaled", 2)
     assert len(up.instances("scaled")) == 2
     scale(0)
-    until(lambda: rest.status("scaled").get("replicas", 0) == 0, "none wanted")
-    until(lambda: not up.instances("scaled"), "no process")
+    wait_until(lambda: rest.status("scaled").get("replicas", 0) == 0, "none wanted")
+    wait_until(lambda: not up.instances("scaled"), "no process")
     answer = rest.call("scaled", "again")
     assert (answer.status_code, answer.text) == (200, "hello again")
     assert rest.status("scaled")["replicas"] == 1
@@ -186,7 +187,7 @@ def test_function_scales_to_two_to_none_and_wakes_when_called(up: Stack, rest: R
 def test_logs_are_followed_and_begin_where_since_says(up: Stack, rest: Rest) -> None:
     rest.deploy("tells", annotations={**write(up.work, "tells", GREETING), **PLAIN})
     rest.call("tells", "before")
-    until(lambda: "before" in rest.ask("GET", "/system/logs?name=tells").text, "written")
+    wait_until(lambda: "before" in rest.ask("GET", "/system/logs?name=tells").text, "written")
     lines = rest.ask("GET", "/system/logs?name=tells&tail=1").json()
     after = {"name": "tells", "follow": "1", "since": lines["timestamp"]}
     with rest.stream("GET", f"/system/logs?{urlencode(after)}") as followed:

@@ -12,8 +12,9 @@ from gpufaas.errors import CommandError
 from tests.e2e import handlers
 from tests.e2e.listening import listening
 from tests.e2e.load import Asked, warm
-from tests.e2e.stack import Rest, Stack, stack, until
+from tests.e2e.stack import Rest, Stack, stack
 from tests.kit.fakes.trace_collector import Collector, Kept, collecting
+from tests.kit.waiting import wait_until
 
 TRACE, CALLER = 32 * "a", 16 * "b"
 STREAMING = """
@@ -37,7 +38,12 @@ class Traced:
     def spans(self, trace_id: str, count: int) -> list[Kept]:
         """Those of a trace, once as many have come."""
         found = self.collector.of
-        until(lambda: len(found(trace_id)) >= count, "spans", lambda: _shown(found(trace_id)), 15)
+        wait_until(
+            lambda: len(found(trace_id)) >= count,
+            "spans",
+            instead=lambda: _shown(found(trace_id)),
+            within_s=15,
+        )
         time.sleep(0.2)
         return found(trace_id)
 
@@ -181,7 +187,7 @@ def test_trace_is_one_connected_tree_when_a_gpu_is_used(traced: Traced) -> None:
 
 def test_load_is_shown_when_a_request_waited_for_it(traced: Traced) -> None:
     model = _model_of(traced)
-    until(lambda: _leaves(traced, model), "the model to leave")
+    wait_until(lambda: _leaves(traced, model), "the model to leave")
     answer = traced.rest.call("model", headers=_parent(32 * "6"))
     assert answer.status_code == 200, answer.text
     spans = traced.spans(32 * "6", 17)

@@ -11,7 +11,8 @@ import pytest
 
 from tests.e2e.handlers import GREETING, ON_GPU, PLAIN, TROUBLE, write
 from tests.e2e.load import Asked, counted, load, warm
-from tests.e2e.stack import PATIENCE_S, Rest, Stack, leases, until
+from tests.e2e.stack import PATIENCE_S, Rest, Stack, leases
+from tests.kit.waiting import wait_until
 
 CALL = "the-one-who-leaves"
 IN_FLIGHT = "gpufaas_gateway_calls_in_flight"
@@ -52,7 +53,7 @@ def test_caller_is_told_when_the_handler_raises(trouble: str, rest: Rest) -> Non
     answer = rest.call(f"{trouble}/raise")
     assert answer.status_code == 500
     assert "Traceback" not in answer.text
-    until(
+    wait_until(
         lambda: "the handler's own mistake" in rest.ask("GET", "/system/logs?name=trouble").text,
         "the log has the traceback",
     )
@@ -100,11 +101,11 @@ def test_instance_is_free_when_its_caller_left_a_stream(
 ) -> None:
     with _left_after_first_piece(up, f"/function/{patient}/stream?count=10000&every_s=0.05"):
         pass
-    until(
+    wait_until(
         lambda: rest.metric(IN_FLIGHT, function_name=f"{patient}.openfaas-fn") == 0,
         "no call in flight",
     )
-    until(
+    wait_until(
         lambda: "the stream has ended" in rest.ask("GET", f"/system/logs?name={patient}").text,
         "the handler's generator is closed",
     )
@@ -118,7 +119,7 @@ def test_no_call_fails_when_the_function_is_updated_under_load(up: Stack, rest: 
         for number in range(3):
             changed = {"GREETING": f"new{number}"}
             rest.deploy("renewed", method="PUT", annotations=annotations, envVars=changed)
-            until(
+            wait_until(
                 lambda greeting=f"new{number}": rest.call("renewed").text.startswith(greeting),  # type: ignore[misc]  # mypy infers no lambda with a default
                 "the new one answers",
             )
@@ -135,7 +136,7 @@ def test_function_hears_of_too_little_gpu_memory_as_torch_says_it(
     assert answer.status_code == 507, answer.text
     assert "memory" in answer.json()["error"]
     assert rest.call(on_gpu).status_code == 200
-    until(lambda: not leases(up), "no lease", lambda: str(leases(up)))
+    wait_until(lambda: not leases(up), "no lease", instead=lambda: str(leases(up)))
 
 
 def test_gpu_is_free_when_the_caller_left_its_answer(on_gpu: str, up: Stack, rest: Rest) -> None:
@@ -143,10 +144,10 @@ def test_gpu_is_free_when_the_caller_left_its_answer(on_gpu: str, up: Stack, res
         return any(CALL in request for lease in leases(up) for request in lease["requests"])
 
     with _left_after_first_piece(up, f"/function/{on_gpu}/held"):
-        until(held, "it holds a GPU while it answers")
-    until(lambda: not held(), "it holds none", lambda: str(leases(up)))
+        wait_until(held, "it holds a GPU while it answers")
+    wait_until(lambda: not held(), "it holds none", instead=lambda: str(leases(up)))
     name = f"{on_gpu}.openfaas-fn"
-    until(lambda: rest.metric(IN_FLIGHT, function_name=name) == 0, "no call in flight")
+    wait_until(lambda: rest.metric(IN_FLIGHT, function_name=name) == 0, "no call in flight")
     assert rest.call(on_gpu).status_code == 200
 
 

@@ -10,7 +10,8 @@ from gpufaas.local.stack_folder import StackFolder
 from gpufaas.remote.http_request import NoAnswer
 from tests.e2e.handlers import GREETING, ON_GPU, PLAIN, write
 from tests.e2e.load import Asked, warm
-from tests.e2e.stack import PATIENCE_S, Rest, Stack, kill, stack, until
+from tests.e2e.stack import PATIENCE_S, Rest, Stack, kill, stack
+from tests.kit.waiting import wait_until
 
 PARTS = ("gpufaas.cli gateway", "gpufaas.cli gpu-manager", "gpufaas.cli scheduler", "--data-dir")
 
@@ -27,16 +28,20 @@ def test_service_returns_when_any_part_is_killed(own: Stack) -> None:
         before = own.part(words)
         assert before, words
         kill(before)
-        until(lambda: own.part(words) not in {0, before}, f"{words} again", own.said)  # noqa: B023 - it ends in this round
-        until(lambda: _answers(rest, "greets"), f"plain calls after {words}", own.said)
-        until(lambda: _answers(rest, "computes"), f"calls on GPUs after {words}", own.said)
-    until(lambda: _placed(own, rest), "calls are placed again", own.said)
+        wait_until(lambda: own.part(words) not in {0, before}, f"{words} again", instead=own.said)  # noqa: B023 - it ends in this round
+        wait_until(lambda: _answers(rest, "greets"), f"plain calls after {words}", instead=own.said)
+        wait_until(
+            lambda: _answers(rest, "computes"), f"calls on GPUs after {words}", instead=own.said
+        )
+    wait_until(lambda: _placed(own, rest), "calls are placed again", instead=own.said)
     assert own.scheduler.get("/policy")["policy"] == "lb"
     began_s = time.monotonic()
     done = own.run("down", "--state", str(own.state))
     assert (done.returncode, done.stdout.strip()) == (0, "down"), done.stderr
     assert time.monotonic() - began_s < PATIENCE_S
-    until(lambda: not own.left(), "nothing is left", lambda: str(own.left()), patience_s=5)
+    wait_until(
+        lambda: not own.left(), "nothing is left", instead=lambda: str(own.left()), within_s=5
+    )
 
 
 def test_functions_are_there_again_when_it_was_interrupted_and_started_anew(own: Stack) -> None:
@@ -55,7 +60,9 @@ def test_functions_are_there_again_when_it_was_interrupted_and_started_anew(own:
     assert own.instances("stays")
     process.kill()
     process.wait()
-    until(lambda: not own.left(), "nothing is left", lambda: str(own.left()), patience_s=10)
+    wait_until(
+        lambda: not own.left(), "nothing is left", instead=lambda: str(own.left()), within_s=10
+    )
     assert own.run("down", "--state", str(own.state)).stdout.startswith("nothing is up")
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.nodes.worker_client import alive, soon
+from testbed.nodes.worker_client import alive
+from tests.kit.waiting import wait_until
 
 EXEC = [sys.executable, "-m", "gpufaas.cli", "exec", "--devices", "cpu:1", "--gpu-memory", "400MiB"]
 
@@ -153,14 +154,20 @@ def test_interrupt_comes_once_when_a_terminal_sends_it() -> None:
 def test_nothing_is_left_when_the_run_is_killed() -> None:
     with running(*python(LISTENER)) as it:
         program = int(line(it))
-        assert soon(lambda: len(_fork_servers(it.pid)) == 1, 10.0)
+        wait_until(
+            lambda: len(_fork_servers(it.pid)) == 1, "it has a server of forks", within_s=10.0
+        )
         (server,) = _fork_servers(it.pid)
-        assert soon(lambda: bool(_fork_servers(server)), 20.0)  # a spare worker
+        wait_until(lambda: bool(_fork_servers(server)), "it has a spare worker", within_s=20.0)
         workers = _children(server)
 
         it.kill()
 
-        assert soon(lambda: not any(alive(pid) for pid in [server, *workers]), 2.0)
+        wait_until(
+            lambda: not any(alive(pid) for pid in [server, *workers]),
+            "all have ended",
+            within_s=2.0,
+        )
         os.kill(program, signal.SIGKILL)
 
 

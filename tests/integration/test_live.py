@@ -22,7 +22,7 @@ from testbed.live.live_load import arrive, one_after_the_other, thesis, zipf_gpu
 from testbed.live.live_runs import OVERLAP_BEFORE_S, OVERLAP_RUN_S, POLICY
 from testbed.live.live_system import LiveSystem, Setup, live
 from tests.kit.places import ROOT
-from tests.kit.worlds.service_world import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 

@@ -17,12 +17,8 @@ from common.addresses import TcpAddress, UnixAddress
 from gpu_manager.node.settings import EmulatedTimes
 from testbed.nodes.manager_client import SealedWeights, weights
 from testbed.nodes.node_thread import NodeThread, node_thread
-from testbed.nodes.worker_client import (
-    FunctionClient,
-    alive,
-    needs,
-    soon,
-)
+from testbed.nodes.worker_client import FunctionClient, alive, needs
+from tests.kit.waiting import wait_until
 from torch_shim.errors import RemoteFailure, WireError
 
 GPU_MIB = 400
@@ -47,7 +43,7 @@ def functions(node: NodeThread) -> Iterator[list[FunctionClient]]:
     yield found
     for function in found:
         function.close()
-    assert soon(lambda: node.leases() == 0, 3.0)
+    wait_until(lambda: node.leases() == 0, "no lease is left", within_s=3.0)
 
 
 def function(
@@ -59,10 +55,10 @@ def function(
 
 def evict_all(node: NodeThread) -> None:
     """Leave nothing on the GPU."""
-    assert soon(lambda: node.leases() == 0, 3.0)
+    wait_until(lambda: node.leases() == 0, "no lease is left", within_s=3.0)
     for resident in node.run(lambda it: [r.model for g in it.status().gpus for r in g.residents]):
         node.do(node.node.driver.evict(resident))
-    assert soon(lambda: node.pids() == [], 3.0)
+    wait_until(lambda: node.pids() == [], "no process is left", within_s=3.0)
 
 
 def test_call_is_answered_by_a_worker(node: NodeThread, functions: list[FunctionClient]) -> None:
@@ -149,7 +145,7 @@ def test_next_lease_has_another_worker_when_one_was_killed(
 
     os.kill(pid, number)
 
-    assert soon(lambda: node.leases() == 0, 2.0)
+    wait_until(lambda: node.leases() == 0, "no lease is left", within_s=2.0)
     assert it.use(image) == [7.0] * 4
     assert node.pids() != [pid]
     image.close()
@@ -197,7 +193,7 @@ def test_tenants_share_no_worker_when_their_weights_are_the_same(node: NodeThrea
     assert len(node.pids()) == 2
     for it in (ones, others):
         it.close()
-    assert soon(lambda: node.leases() == 0, 2.0)
+    wait_until(lambda: node.leases() == 0, "no lease is left", within_s=2.0)
     image.close()
 
 
@@ -211,7 +207,7 @@ def test_call_is_answered_when_the_client_is_on_another_node(node: NodeThread) -
 
     for it in (here, there):
         it.close()
-    assert soon(lambda: node.leases() == 0, 2.0)
+    wait_until(lambda: node.leases() == 0, "no lease is left", within_s=2.0)
     image.close()
 
 
@@ -253,7 +249,7 @@ def test_everything_of_a_process_is_gone_when_it_is_killed_in_a_call(
         client.kill()
         client.wait()
 
-        assert soon(lambda: slow_node.leases() == 0, 2.0)
+        wait_until(lambda: slow_node.leases() == 0, "no lease is left", within_s=2.0)
         assert client.stdout.read() == b""
     # The call had less than two seconds left: its worker either ended it, or was killed.
     assert slow_node.pids() in ([], [worker])
@@ -316,7 +312,7 @@ def test_call_ends_with_its_deadline_when_the_worker_hangs(slow_node: NodeThread
         it.call(image)
 
     assert time.monotonic() - began_s < 5.0
-    assert soon(lambda: slow_node.leases() == 0, 1.0)
+    wait_until(lambda: slow_node.leases() == 0, "no lease is left", within_s=1.0)
     it.close()
     image.close()
 

@@ -14,12 +14,9 @@ import pytest
 
 from gpu_manager.credentials import FunctionCredentials, FunctionIdentity, load_secret
 from testbed.nodes.node_thread import node_thread
-from testbed.nodes.worker_client import (
-    FunctionClient,
-    alive,
-    soon,
-)
+from testbed.nodes.worker_client import FunctionClient, alive
 from tests.integration.test_node import model
+from tests.kit.waiting import wait_until
 from torch_shim.errors import WireError
 
 GPUFAAS = [sys.executable, "-m", "gpufaas.cli"]
@@ -39,7 +36,7 @@ def test_nothing_is_left_when_a_node_has_stopped() -> None:
     image.close()
 
     assert not any(alive(pid) for pid in [*pids, server])
-    assert soon(lambda: _open_files() == before, 1.0)
+    wait_until(lambda: _open_files() == before, "no file more is open", within_s=1.0)
 
 
 def _open_files() -> list[str]:
@@ -112,7 +109,7 @@ def test_workers_and_memory_are_gone_when_the_daemon_was_killed(daemon: Daemon) 
 
     daemon.process.kill()
 
-    assert soon(lambda: not any(alive(pid) for pid in family), 2.0)
+    wait_until(lambda: not any(alive(pid) for pid in family), "all have ended", within_s=2.0)
     with pytest.raises(WireError):
         it.call(image)
     it.close()
@@ -199,7 +196,9 @@ def test_weights_are_found_on_disk_when_the_store_is_too_small(tmp_path: Path) -
         assert it.use(image) == [answer] * 4
         it.release()
     gpufaas("evict", one.digest, "--address", daemon.address)
-    assert soon(lambda: len(list(spill.glob("*.safetensors"))) >= 1, 3.0)
+    wait_until(
+        lambda: len(list(spill.glob("*.safetensors"))) >= 1, "an image is on disk", within_s=3.0
+    )
 
     assert it.use(one) == [25.0] * 4
 

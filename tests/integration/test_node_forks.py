@@ -4,7 +4,8 @@ import asyncio
 import time
 
 from gpu_manager.runtimes.process.fork_client import ForkServer
-from testbed.nodes.worker_client import alive, soon
+from testbed.nodes.worker_client import alive
+from tests.kit.waiting import wait_until
 
 
 async def test_workers_live_on_when_others_were_given_up_while_they_were_made() -> None:
@@ -41,4 +42,4 @@ async def test_fork_server_is_gone_at_once_when_it_is_closed_while_it_starts() -
     await server.close()
 
     assert time.monotonic() - began_s < 1.0
-    assert soon(lambda: not alive(process), 1.0)
+    wait_until(lambda: not alive(process), "the server has ended", within_s=1.0)

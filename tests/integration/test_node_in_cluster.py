@@ -13,9 +13,10 @@ import pytest
 from gpu_manager.credentials import FunctionCredentials, FunctionIdentity, load_secret
 from gpufaas.local.held_ports import HeldPort
 from scheduler.service.http.access import ApiRole, token
-from testbed.nodes.worker_client import FunctionClient, soon
+from testbed.nodes.worker_client import FunctionClient
 from tests.integration.test_node import model
 from tests.kit.processes.two_nodes import GPUFAAS, Process
+from tests.kit.waiting import wait_until
 
 
 class Cluster:
@@ -79,7 +80,7 @@ def test_function_computes_on_when_the_scheduler_is_killed_and_starts_again(
 
     assert it.call(image) == [32.0] * 4
     second = cluster.scheduler()
-    assert soon(lambda: len(cluster.gpus()) == 1, 5.0)
+    wait_until(lambda: len(cluster.gpus()) == 1, "one GPU is attached", within_s=5.0)
     it.release()
     assert it.use(image) == [32.0] * 4
     log = (cluster.folder / "node.log").read_text()

@@ -13,11 +13,7 @@ from gpufaas.daemons.embedded_node import EmbeddedNode
 from testbed.live.overlapping_leases import overlapped
 from testbed.nodes.manager_client import SealedWeights
 from testbed.nodes.node_thread import node_thread
-from testbed.nodes.worker_client import (
-    FunctionClient,
-    alive,
-    soon,
-)
+from testbed.nodes.worker_client import FunctionClient, alive
 from tests.integration.test_node import model
 from tests.kit.waiting import wait_until
 from torch_shim.errors import WireError
@@ -115,7 +111,7 @@ def test_worker_is_killed_when_it_keeps_its_turn_without_a_lease() -> None:
                 leases.forget(held.id)
 
         node.run(forget)
-        assert soon(lambda: not alive(pid), 10.0)
+        wait_until(lambda: not alive(pid), "it has ended", within_s=10.0)
         calling.join()
         it.close()
     image.close()

@@ -6,6 +6,7 @@ import logging
 import sys
 from asyncio.subprocess import PIPE
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.commands.studies.replay import replay
 from gpufaas.local.held_ports import HeldPort
 from scheduler.model.actions import Demote
+from scheduler.service.http.access import ApiRole, token
 from scheduler.wire.node_stream import StreamTimes
 from tests.kit.cores.builders import request
 from tests.kit.engines.real_etcd import an_etcd, needs_etcd
@@ -24,11 +26,20 @@ from tests.kit.processes.scheduler_process import (
     SchedulerProcess,
     scheduler_process,
 )
-from tests.kit.worlds.cluster_in_process import a_node, attached, soon
+from tests.kit.waiting import PATIENCE_S, eventually
+from tests.kit.worlds.cluster_in_process import a_node, attached
 
-pytestmark = pytest.mark.timeout(30, func_only=True)
+pytestmark = pytest.mark.timeout(120, func_only=True)
 
 TIMES = StreamTimes()
+CALLER = token(SECRET, ApiRole.CALLER)
+
+
+def patient_options(folder: Path, etcd_url: str) -> tuple[str, ...]:
+    """Of schedulers whose callers wait until the node has found the new leader."""
+    config = folder / "patient.toml"
+    config.write_text(f"[scheduler]\nattach_grace_s = {PATIENCE_S}\n")
+    return ("--etcd", etcd_url, "--config", str(config))
 
 
 def ask(scheduler: SchedulerProcess, *words: str) -> list[str]:
@@ -77,7 +88,7 @@ async def test_standby_takes_over_when_the_leader_is_killed(tmp_path: Path) -> N
     """Callers and the node find the new leader by themselves; what is resident stays."""
     node = a_node("n0", gpus=2)
     async with an_etcd(tmp_path / "etcd") as etcd:
-        options = ("--etcd", etcd.url)
+        options = patient_options(tmp_path, etcd.url)
         async with (
             scheduler_process(tmp_path, *options) as first,
             scheduler_process(tmp_path, *options) as second,
@@ -86,7 +97,7 @@ async def test_standby_takes_over_when_the_leader_is_killed(tmp_path: Path) -> N
         ):
             before = await client.acquire(request("r0"))
             await client.release(before.placement.lease)
-            await soon(lambda: not node.leases)
+            await eventually(lambda: not node.leases, "the node has no lease")
             await first.kill()
             killed_s = asyncio.get_running_loop().time()
             after = await client.acquire(request("r1"))
@@ -105,7 +116,7 @@ async def test_standby_takes_over_when_the_leader_is_frozen(tmp_path: Path) -> N
     """Whoever waits at it is served by the other one; thawed, it follows that one."""
     node = a_node("n0")
     async with an_etcd(tmp_path / "etcd") as etcd:
-        options = ("--etcd", etcd.url)
+        options = patient_options(tmp_path, etcd.url)
         async with (
             scheduler_process(tmp_path, *options) as first,
             scheduler_process(tmp_path, *options) as second,
@@ -114,7 +125,7 @@ async def test_standby_takes_over_when_the_leader_is_frozen(tmp_path: Path) -> N
         ):
             before = await client.acquire(request("r0"))
             waiting = asyncio.create_task(client.acquire(request("r1")))
-            await asyncio.sleep(0.2)
+            await eventually(partial(waiting_at, first), "the leader has the request")
             assert not waiting.done()
             first.freeze()
             await client.release(before.placement.lease)
@@ -128,7 +139,7 @@ async def test_standby_takes_over_when_the_leader_is_frozen(tmp_path: Path) -> N
                     again = await late.acquire(request("r2"))
                 assert again.term == after.term
                 await late.release(again.placement.lease)
-            await soon(lambda: not node.leases)
+            await eventually(lambda: not node.leases, "the node has no lease")
     assert node.wrong == []
 
 
@@ -137,7 +148,7 @@ async def test_standby_takes_over_when_the_leader_is_frozen(tmp_path: Path) -> N
 async def test_restarted_scheduler_keeps_policy_profiles_and_residents(tmp_path: Path) -> None:
     node, port = a_node("n0"), HeldPort().keep()
     async with an_etcd(tmp_path / "etcd") as etcd:
-        options = ("--etcd", etcd.url)
+        options = patient_options(tmp_path, etcd.url)
         async with AsyncExitStack() as stack:
             async with scheduler_process(tmp_path, *options, port=port) as first:
                 at_both = attached(node, first.url, secret=SECRET, times=TIMES)
@@ -145,7 +156,7 @@ async def test_restarted_scheduler_keeps_policy_profiles_and_residents(tmp_path:
                 async with first.client() as client:
                     granted = await client.acquire(request("r0"))
                     await client.release(granted.placement.lease)
-                    await soon(lambda: not node.leases)
+                    await eventually(lambda: not node.leases, "the node has no lease")
                 assert (await shown(first, "policy", "set", "lb"))["policy"] == "lb"
                 assert await first.stop() == 0
             async with (
@@ -192,12 +203,21 @@ async def shown(scheduler: SchedulerProcess, *words: str) -> Any:
     return json.loads(said)
 
 
+async def waiting_at(scheduler: SchedulerProcess) -> int:
+    """How many requests wait there."""
+    url, headers = f"{scheduler.url}/cluster", {"Authorization": f"Bearer {CALLER}"}
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
+        found: int = (await answer.json())["waiting"]
+        return found
+
+
 async def readiness(scheduler: SchedulerProcess, store: str) -> None:
     """Wait until the scheduler says this of its datastore; it is ready all the while."""
+
+    async def is_said() -> bool:
+        async with session.get(f"{scheduler.url}/readyz") as answer:
+            assert answer.status == 200
+            return bool((await answer.json())["store"] == store)
+
     async with aiohttp.ClientSession() as session:
-        found = ""
-        while found != store:
-            async with session.get(f"{scheduler.url}/readyz") as answer:
-                assert answer.status == 200
-                found = (await answer.json())["store"]
-            await asyncio.sleep(0.05)
+        await eventually(is_said, f"its datastore is {store}")

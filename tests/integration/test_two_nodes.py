@@ -14,10 +14,10 @@ from gpufaas.local.held_ports import HeldPort
 from scheduler.client.scheduler_client import GrantedLease, SchedulerClient
 from scheduler.model.values import Request, RequestId
 from scheduler.service.http.access import ApiRole, token
-from testbed.nodes.worker_client import soon
 from tests.integration.test_node import model
 from tests.kit.network.certificates import self_signed
 from tests.kit.processes.two_nodes import TwoNodes
+from tests.kit.waiting import eventually, wait_until
 
 # Computes a line of numbers for every line that it hears, and says which lease it computed under.
 PROGRAM = """
@@ -27,7 +27,7 @@ used = threading.local()
 right = leasing.ProcessLeases.right
 def noted(self, batch, bring):
     found = right(self, batch, bring)
-    used.last = found.session._control.welcome["node"], found.lease.number
+    used.last = found.session.control.welcome["node"], found.lease.number
     return found
 leasing.ProcessLeases.right = noted
 
@@ -113,7 +113,9 @@ def test_call_fails_with_the_nodes_name_when_nobody_answers_there(cluster: TwoNo
 
     assert complaint.startswith("CUDA error: worker lost: node other, ")
     assert nowhere in complaint
-    assert soon(lambda: not cluster.gpus()["other"]["slots"][0]["leases"], 10.0)
+    wait_until(
+        lambda: not cluster.gpus()["other"]["slots"][0]["leases"], "no lease is left", within_s=10.0
+    )
 
 
 def test_function_computes_at_home_again_when_the_other_node_is_killed(cluster: TwoNodes) -> None:
@@ -176,10 +178,9 @@ async def released(cluster: TwoNodes, granted: list[GrantedLease]) -> None:
         for it in granted:
             await client.release(it.placement.lease)
     ended = {it.placement.lease for it in granted}
-    while any(
-        lease["id"] in ended
-        for gpu in cluster.gpus().values()
-        for slot in gpu["slots"]
-        for lease in slot["leases"]
-    ):
-        await asyncio.sleep(0.02)
+
+    def in_force() -> set[int]:
+        slots = (slot for gpu in cluster.gpus().values() for slot in gpu["slots"])
+        return {lease["id"] for slot in slots for lease in slot["leases"]}
+
+    await eventually(lambda: not ended & in_force(), "the leases end")

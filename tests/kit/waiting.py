@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 PATIENCE_S = 60.0  # on a machine that does much else at the same time
 
-_EVERY_S = 0.02
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
 
 Condition = Callable[[], object]
 AsyncCondition = Callable[[], object | Awaitable[object]]
@@ -25,11 +25,12 @@ def wait_until(
     instead: Callable[[], str] = str,
 ) -> float:
     """Block until the condition holds; the seconds that it took. `instead` describes a failure."""
-    began_s = time.monotonic()
+    began_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
     while not holds():
         if time.monotonic() - began_s > within_s:
             raise StillWaiting(_text(what, within_s, instead))
-        time.sleep(_EVERY_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     return time.monotonic() - began_s
 
 
@@ -42,11 +43,12 @@ async def eventually(
 ) -> float:
     """Wait, with the event loop running, until the condition holds; the seconds that it took."""
     loop = asyncio.get_running_loop()
-    began_s = loop.time()
+    began_s, pause_s = loop.time(), _FIRST_PAUSE_S
     while not await _value(holds):
         if loop.time() - began_s > within_s:
             raise StillWaiting(_text(what, within_s, instead))
-        await asyncio.sleep(_EVERY_S)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     return loop.time() - began_s
 
 

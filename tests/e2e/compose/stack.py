@@ -3,8 +3,7 @@
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import httpx
 from tests.kit import needs
 from tests.kit.engines.docker_engine import Engine, EngineFailed
 from tests.kit.places import ROOT
+from tests.kit.waiting import wait_until
 
 PATIENCE_S = 60.0
 FUNCTION_BASE = "gpufaas-test/function:latest"
@@ -70,7 +70,7 @@ class ComposeStack:
             state = self.container(service)["State"]
             return bool(state["Running"]) and state["Health"]["Status"] == "healthy"
 
-        until(is_so, f"{service} is healthy", lambda: self.said(service))
+        wait_until(is_so, f"{service} is healthy", instead=lambda: self.said(service))
 
     def kill(self, service: str) -> str:
         """End its process from outside, as the kernel does; the container that it was of."""
@@ -80,7 +80,7 @@ class ComposeStack:
 
     def again(self, service: str, before: str) -> None:
         """Wait until the Engine has started it anew, and it is healthy."""
-        until(
+        wait_until(
             lambda: self.container(service)["State"]["StartedAt"] != before,
             f"{service} is started again",
         )
@@ -165,22 +165,6 @@ class ComposeStack:
         if done.returncode:
             raise EngineFailed(f"{' '.join(command)}: {done.stdout[-4000:]}{done.stderr[-4000:]}")
         return done.stdout
-
-
-def until(
-    is_so: Callable[[], bool],
-    what: str,
-    details: Callable[[], str] = str,
-    *,
-    wait_s: float = PATIENCE_S,
-) -> float:
-    """Wait until it is so; how long that took, in seconds."""
-    begun_s = time.monotonic()
-    while not is_so():
-        waited_s = time.monotonic() - begun_s
-        assert waited_s < wait_s, f"after {waited_s:.0f} s it is not so: {what}\n{details()}"
-        time.sleep(0.2)
-    return time.monotonic() - begun_s
 
 
 def _lines(settings: Mapping[str, str]) -> str:

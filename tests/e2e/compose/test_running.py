@@ -14,8 +14,9 @@ import pytest
 import torch
 from torchvision.models import resnet18  # type: ignore[import-untyped]  # it ships none
 
-from tests.e2e.compose.stack import SERVICES, ComposeStack, until
+from tests.e2e.compose.stack import SERVICES, ComposeStack
 from tests.kit.engines.docker_base_image import BASE
+from tests.kit.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(900)  # the first one builds images and starts everything
 
@@ -47,8 +48,10 @@ def functions(stack: ComposeStack, cli: Path) -> ComposeStack:
 
 
 def ready(stack: ComposeStack, name: str, count: int) -> None:
-    until(
-        lambda: stack.replicas(name) == count, f"{count} of {name}", lambda: stack.said("gateway")
+    wait_until(
+        lambda: stack.replicas(name) == count,
+        f"{count} of {name}",
+        instead=lambda: stack.said("gateway"),
     )
 
 
@@ -89,7 +92,7 @@ def test_function_on_a_gpu_answers_what_its_model_says(functions: ComposeStack) 
         assert classes(functions) == expected
         return bool(json.loads(functions.command("models", "--json")))
 
-    until(placed, "a GPU holds its model", lambda: functions.said("cpu-manager"))
+    wait_until(placed, "a GPU holds its model", instead=lambda: functions.said("cpu-manager"))
     assert classes(functions) == expected
 
 
@@ -98,7 +101,7 @@ def test_function_scales_to_two_to_none_and_wakes_when_called(functions: Compose
         said = {"serviceName": "greets", "replicas": count}
         assert functions.ask("POST", "/system/scale-function/greets", said).status_code == 202
         ready(functions, "greets", count)
-        until(lambda count=count: len(_running(functions, "greets")) == count, "as many run")  # type: ignore[misc]
+        wait_until(lambda count=count: len(_running(functions, "greets")) == count, "as many run")  # type: ignore[misc]
     assert functions.call("greets", "again").text == "good day again"
 
 
@@ -106,7 +109,7 @@ def test_logs_have_what_the_function_printed(functions: ComposeStack, cli: Path)
     asked = ("logs", "greets", "--tail=false", "--lines=1", "--gateway", functions.url)
     functions.call("greets", "one")
     functions.call("greets", "two")
-    until(lambda: "called with two" in functions.faas(cli, *asked), "the last line is logged")
+    wait_until(lambda: "called with two" in functions.faas(cli, *asked), "the last line is logged")
 
 
 def test_policy_is_replaced_while_calls_go_on(functions: ComposeStack) -> None:
@@ -128,7 +131,9 @@ def test_prometheus_sees_every_part(functions: ComposeStack) -> None:
         jobs = [each["labels"]["job"] for each in found if each["health"] == "up"]
         return {job: jobs.count(job) for job in wanted}
 
-    until(lambda: up() == wanted, "all are scraped", lambda: functions.said("prometheus"))
+    wait_until(
+        lambda: up() == wanted, "all are scraped", instead=lambda: functions.said("prometheus")
+    )
 
 
 def test_functions_reach_the_gateway_alone(functions: ComposeStack) -> None:
@@ -158,16 +163,16 @@ def test_functions_reach_the_gateway_alone(functions: ComposeStack) -> None:
 def test_service_returns_when_a_container_is_killed(functions: ComposeStack, service: str) -> None:
     expected = right_classes()
     before = functions.kill(service)
-    until(
+    wait_until(
         lambda: classes(functions) == expected,
         "calls are answered",
-        lambda: functions.said(service),
+        instead=lambda: functions.said(service),
     )
     functions.again(service, before)
-    until(
+    wait_until(
         lambda: classes(functions) == expected,
         "calls are answered",
-        lambda: functions.said(service),
+        instead=lambda: functions.said(service),
     )
     assert functions.call("greets", "still").text == "good day still"
 
@@ -184,7 +189,7 @@ def test_functions_live_on_while_the_gateway_is_replaced(functions: ComposeStack
     assert before
     functions.compose("up", "--detach", "--no-build", "--force-recreate", "--no-deps", "gateway")
     functions.healthy("gateway")
-    until(lambda: classes(functions) == right_classes(), "it answers again")
+    wait_until(lambda: classes(functions) == right_classes(), "it answers again")
     assert running() == before
 
 
@@ -204,7 +209,7 @@ def test_jobs_outlive_the_queue_and_the_gateway(functions: ComposeStack, cli: Pa
 
     for service, began in before.items():
         functions.again(service, began)
-    until(lambda: done() == jobs, "every job is done", lambda: str(jobs - done()))
+    wait_until(lambda: done() == jobs, "every job is done", instead=lambda: str(jobs - done()))
 
 
 @pytest.mark.parametrize("service", SERVICES[::-1])
@@ -220,10 +225,10 @@ def test_nothing_is_left_when_all_is_taken_down(functions: ComposeStack, cli: Pa
     functions.all_healthy()
     for name in _FUNCTIONS:
         functions.faas(cli, "remove", name, "--gateway", functions.url)
-    until(
+    wait_until(
         lambda: not _of_functions(functions),
         "functions are gone",
-        lambda: str(_of_functions(functions)),
+        instead=lambda: str(_of_functions(functions)),
     )
     functions.compose("--profile", "watch", "down", "--volumes")
     docker = functions.engine.docker

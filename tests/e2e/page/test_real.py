@@ -7,7 +7,8 @@ from tests.e2e.handlers import ON_GPU, write
 from tests.e2e.load import Asked, load, warm
 from tests.e2e.page.conftest import Opener
 from tests.e2e.page.doing import IS_CLOSED, IS_OPEN, choose_policy, confirm_policy, press
-from tests.e2e.stack import Rest, Stack, leases, until
+from tests.e2e.stack import Rest, Stack, leases
+from tests.kit.waiting import wait_until
 
 NAME = "watched"
 BLOCK = f".block[aria-label^='{NAME},']"
@@ -69,7 +70,7 @@ def _explanation_is_told(page: Page) -> None:
 
 
 def _model_is_pinned_and_evicted(page: Page, up: Stack) -> None:
-    until(lambda: not leases(up), "nobody has a GPU any more")
+    wait_until(lambda: not leases(up), "nobody has a GPU any more")
     page.until(f"document.querySelector({json.dumps(BLOCK + ':not(.busy)')}) !== null")
     model = page.run(f"document.querySelector({json.dumps(BLOCK)}).dataset.model")
     assert model in residents(up)
@@ -81,10 +82,10 @@ def _model_is_pinned_and_evicted(page: Page, up: Stack) -> None:
     page.click(BLOCK)
     press(page, "Evict from here")
     press(page, "Evict: press once more")
-    until(
+    wait_until(
         lambda: residents(up).count(model) == count - 1,
         "evicted",
-        lambda: page.text("dialog[open]"),
-        patience_s=20,
+        instead=lambda: page.text("dialog[open]"),
+        within_s=20,
     )
     page.until(f"document.querySelectorAll({json.dumps(BLOCK)}).length === {count - 1}")

@@ -8,6 +8,7 @@ from testbed.nodes.manager_client import SealedWeights
 from tests.kit.engines.real_etcd import LOG, needs_etcd
 from tests.kit.processes.live_callers import calling, check
 from tests.kit.processes.live_cluster import ETCD, NODES, LiveCluster
+from tests.kit.waiting import wait_until
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
@@ -50,10 +51,12 @@ def _cut(cluster: LiveCluster, images: list[SealedWeights], *others: str) -> Non
     (term,) = cluster.leaders().values()
     with calling(cluster, images) as callers:
         cluster.net.cut(leader, *others)
-        led_s = cluster.until(lambda: bool(cluster.shown(other).get("leading")))
+        led_s = wait_until(lambda: bool(cluster.shown(other).get("leading")), "the other one leads")
         served_s = led_s + callers.more(60, after_term=term)
         cluster.net.heal()
-        healed_s = cluster.until(lambda: list(cluster.leaders()) == [other])
+        healed_s = wait_until(
+            lambda: list(cluster.leaders()) == [other], "the other one alone leads"
+        )
         callers.more(30, after_term=term)
     LOG.info("led by the other after %.1f s, 60 served by then: %.1f s", led_s, served_s)
     LOG.info("one leads %.1f s after the cut was healed", healed_s)

@@ -10,7 +10,7 @@ from testbed.nodes.manager_client import SealedWeights, weights
 from tests.kit.engines.real_etcd import LOG, needs_etcd
 from tests.kit.processes.live_callers import calling, check, lease, release
 from tests.kit.processes.live_cluster import LiveCluster, freeze, thaw
-from tests.kit.waiting import eventually
+from tests.kit.waiting import eventually, wait_until
 from tests.kit.worlds.joined_manager import model_of
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
@@ -25,11 +25,15 @@ async def test_callers_are_served_and_all_is_written_later_when_etcd_is_killed(
     leader = cluster.leader()
     with calling(cluster, images) as callers:
         cluster.etcd.kill()
-        lost_s = cluster.until(lambda: _store(cluster, leader) == "lost", _NOTICED_S)
+        lost_s = wait_until(
+            lambda: _store(cluster, leader) == "lost",
+            "the datastore counts as lost",
+            within_s=_NOTICED_S,
+        )
         used = await _meanwhile(cluster, 3.0)
         callers.more(60)
         cluster.etcd.start()
-        back_s = cluster.until(lambda: _store(cluster, leader) == "ok")
+        back_s = wait_until(lambda: _store(cluster, leader) == "ok", "the datastore is back")
         callers.more(30)
         await _written(cluster, *used)
     LOG.info("etcd missed after %.1f s, back after %.1f s", lost_s, back_s)
@@ -44,12 +48,16 @@ async def test_callers_are_served_and_all_is_written_later_when_etcd_is_frozen(
     with calling(cluster, images) as callers:
         freeze(cluster.etcd)
         try:
-            lost_s = cluster.until(lambda: _store(cluster, leader) == "lost", _NOTICED_S)
+            lost_s = wait_until(
+                lambda: _store(cluster, leader) == "lost",
+                "the datastore counts as lost",
+                within_s=_NOTICED_S,
+            )
             used = await _meanwhile(cluster, 4.0)
             callers.more(60)
         finally:
             thaw(cluster.etcd)
-        back_s = cluster.until(lambda: _store(cluster, leader) == "ok")
+        back_s = wait_until(lambda: _store(cluster, leader) == "ok", "the datastore is back")
         callers.more(30)
         await _written(cluster, *used)
     LOG.info("etcd missed after %.1f s, back after %.1f s", lost_s, back_s)

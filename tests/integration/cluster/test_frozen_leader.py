@@ -8,6 +8,7 @@ from testbed.nodes.manager_client import SealedWeights
 from tests.kit.engines.real_etcd import LOG, needs_etcd
 from tests.kit.processes.live_callers import calling, check
 from tests.kit.processes.live_cluster import LiveCluster, freeze, thaw
+from tests.kit.waiting import wait_until
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
@@ -25,11 +26,15 @@ def test_callers_leave_a_frozen_leader_and_it_steps_down_when_it_is_thawed(
     with calling(cluster, images) as callers:
         freeze(cluster.schedulers[leader])
         try:
-            led_s = cluster.until(lambda: bool(cluster.shown(other).get("leading")))
+            led_s = wait_until(
+                lambda: bool(cluster.shown(other).get("leading")), "the other one leads"
+            )
             served_s = led_s + callers.more(60, after_term=term)
         finally:
             thaw(cluster.schedulers[leader])
-        stepped_down_s = cluster.until(lambda: list(cluster.leaders()) == [other])
+        stepped_down_s = wait_until(
+            lambda: list(cluster.leaders()) == [other], "the other one alone leads"
+        )
         time.sleep(_THAWED_FOR_S)
         callers.more(30, after_term=term)
     assert "no longer leads" in cluster.schedulers[leader].said()

@@ -6,6 +6,7 @@ from testbed.nodes.manager_client import SealedWeights
 from tests.kit.engines.real_etcd import LOG, needs_etcd
 from tests.kit.processes.live_callers import calling, check
 from tests.kit.processes.live_cluster import LiveCluster
+from tests.kit.waiting import wait_until
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
@@ -20,7 +21,11 @@ def test_other_scheduler_leads_and_nobody_is_lost_when_the_leader_is_killed(
     (term,) = cluster.leaders().values()
     with calling(cluster, images) as callers:
         cluster.schedulers[first].kill()
-        took_s = cluster.until(lambda: bool(cluster.shown(other).get("leading")), _LATEST_S)
+        took_s = wait_until(
+            lambda: bool(cluster.shown(other).get("leading")),
+            "the other one leads",
+            within_s=_LATEST_S,
+        )
         served_s = took_s + callers.more(60, after_term=term)
     LOG.info("led by the other after %.1f s, 60 served by then: %.1f s", took_s, served_s)
     LOG.info("%d served, the longest wait %.1f s", callers.begun, callers.longest_wait_s())

@@ -13,6 +13,7 @@ from testbed.nodes.worker_client import needs
 from tests.kit.engines.real_etcd import LOG, needs_etcd
 from tests.kit.processes.live_callers import calling, check, lease, release
 from tests.kit.processes.live_cluster import NODES, SCHEDULERS, LiveCluster
+from tests.kit.waiting import wait_until
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
@@ -29,15 +30,19 @@ async def test_node_comes_back_with_all_that_it_has_when_it_was_given_up(
         held = await lease(cluster, images[0], on="n0")
         cluster.net.cut("n0", *SCHEDULERS)
         cut_s = time.time()
-        given_up_s = cluster.until(lambda: cluster.shown(leader).get("gpus") == len(NODES) - 1)
+        given_up_s = wait_until(
+            lambda: cluster.shown(leader).get("gpus") == len(NODES) - 1, "one node is given up"
+        )
         callers.more(60, elsewhere_than="n0")
         healed_s = time.time()
         cluster.net.heal()
-        back_s = cluster.until(lambda: cluster.shown(leader).get("gpus") == len(NODES))
+        back_s = wait_until(
+            lambda: cluster.shown(leader).get("gpus") == len(NODES), "all nodes are back"
+        )
         callers.more(60)
         assert held.placement.lease not in cluster.journal().ended
         await release(cluster, held)
-        cluster.until(lambda: held.placement.lease in cluster.journal().ended)
+        wait_until(lambda: held.placement.lease in cluster.journal().ended, "its lease has ended")
         callers.more(60)
     LOG.info("given up after %.1f s, attached %.1f s after healing", given_up_s, back_s)
     check(cluster, callers, parted=True)
@@ -65,7 +70,9 @@ async def test_calls_in_flight_end_well_when_a_node_is_told_to_end(
             assert call.result() == pytest.approx([2.0 * _LONG_MIB * MIB / 4] * 4, rel=1e-2)
         assert node.ended() == 0
         LOG.info("ended after %.1f s", time.monotonic() - told_s)
-        cluster.until(lambda: cluster.shown(cluster.leader())["gpus"] == len(NODES) - 1)
+        wait_until(
+            lambda: cluster.shown(cluster.leader())["gpus"] == len(NODES) - 1, "one node is gone"
+        )
         callers.more(60, elsewhere_than="n1")
     assert "Traceback" not in node.said()
     assert cluster.journal().ended[held.placement.lease].why == "the GPU manager stops"

@@ -17,6 +17,7 @@ from testbed.nodes.manager_client import SealedWeights
 from tests.kit.engines.real_etcd import LOG, needs_etcd
 from tests.kit.processes.live_callers import calling, check
 from tests.kit.processes.live_cluster import LiveCluster
+from tests.kit.waiting import wait_until
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
@@ -46,5 +47,5 @@ def _in_force(cluster: LiveCluster, policy: str) -> float:
     def shown() -> Any:
         return cluster.shown(leader, "/policy").get("policy")
 
-    cluster.until(lambda: shown() == policy)
+    wait_until(lambda: shown() == policy, "the policy is in force")
     return time.monotonic() - began_s

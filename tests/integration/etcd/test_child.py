@@ -16,6 +16,7 @@ from scheduler.store.etcd_channel import EtcdSettings
 from scheduler.store.etcd_store import EtcdStore
 from tests.kit.engines.real_etcd import needs_etcd
 from tests.kit.places import ROOT
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
@@ -62,9 +63,7 @@ async def test_an_etcd_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     assert Path(f"/proc/{pid}/exe").readlink() == etcd_path()
     parent.kill()
     await parent.wait()
-    async with asyncio.timeout(30):
-        while running(pid):
-            await asyncio.sleep(0.02)
+    await eventually(lambda: not running(pid), "etcd has ended")
 
 
 def etcd_path() -> Path:

@@ -14,7 +14,8 @@ from scheduler.model.errors import StoreUnavailable
 from scheduler.store.datastore import Fence
 from scheduler.store.etcd_channel import EtcdSettings
 from scheduler.store.etcd_store import EtcdStore
-from tests.kit.engines.real_etcd import needs_etcd
+from tests.kit.engines.real_etcd import needs_etcd, patiently
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
@@ -58,14 +59,7 @@ async def three_members(data: Path) -> AsyncIterator[list[EtcdServer]]:
 
 async def put(store: EtcdStore, key: str, value: bytes) -> None:
     """As soon as it can be done."""
-    async with asyncio.timeout(BACK_S):
-        while True:
-            try:
-                await store.put(key, value)
-            except StoreUnavailable:
-                await asyncio.sleep(0.1)
-            else:
-                return
+    await patiently(lambda: store.put(key, value), within_s=BACK_S)
 
 
 @pytest.mark.parametrize("victim", [0, 2], ids=["ours", "another"])
@@ -84,9 +78,7 @@ async def test_store_goes_on_when_one_of_three_members_is_killed(
             await members[victim].process.wait()
             await put(store, "a", b"2")
             assert await store.get("a") == b"2"
-            async with asyncio.timeout(BACK_S):
-                while seen[-1:] != [b"2"]:
-                    await asyncio.sleep(0.05)
+            await eventually(lambda: seen[-1:] == [b"2"], "the watch goes on", within_s=BACK_S)
             await put(store, "b", b"3")
             await store.write({"c": b"4"}, fence=Fence("leader", revision))
             assert not watching.done()

@@ -12,11 +12,12 @@ import pytest
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
 
 from gpufaas.errors import EtcdFailed
-from scheduler.model.errors import DatastoreError, StoreUnavailable
+from scheduler.model.errors import DatastoreError
 from scheduler.store.etcd_channel import EtcdChannel, EtcdSettings
 from scheduler.store.etcd_store import EtcdStore
-from tests.kit.engines.real_etcd import LOG, EtcdWorld, an_etcd, needs_etcd
+from tests.kit.engines.real_etcd import LOG, EtcdWorld, an_etcd, needs_etcd, patiently
 from tests.kit.processes.scheduler_process import scheduler_process
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
@@ -140,29 +141,15 @@ class Followed:
                 self.values.update(changes.values)
 
     async def brings(self, key: str, value: bytes) -> None:
-        async with asyncio.timeout(BACK_S):
-            while self.values.get(key) != value:
-                assert not self._task.done()
-                await asyncio.sleep(0.05)
+        def is_there() -> bool:
+            assert not self._task.done()
+            return self.values.get(key) == value
+
+        await eventually(is_there, f"{key} is {value!r}", within_s=BACK_S)
 
     async def end(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-
-
-async def patiently(doing: Callable[[], Awaitable[object]]) -> object:
-    """The answer, once etcd is back; until then it is away, and that it refuses us is no reason."""
-    reasons: list[str] = []
-    async with asyncio.timeout(BACK_S):
-        while True:
-            try:
-                answer = await doing()
-            except StoreUnavailable as error:
-                reasons.append(str(error))
-                await asyncio.sleep(0.1)
-            else:
-                assert not [reason for reason in reasons if "auth" in reason]
-                return answer
 
 
 @pytest.mark.parametrize("away_s", [0.0, 3.0], ids=["at once", "after a while"])
@@ -179,13 +166,11 @@ async def test_a_store_goes_on_when_a_guarded_etcd_is_killed_and_comes_back(
         await world.kill()
         await asyncio.sleep(away_s)
         await world.start()
-        assert await patiently(lambda: store.refresh(lease))
-        await patiently(lambda: store.put("m/a", b"2"))
+        assert await patiently(lambda: store.refresh(lease), within_s=BACK_S)
+        await patiently(lambda: store.put("m/a", b"2"), within_s=BACK_S)
         await seen.brings("m/a", b"2")
         await seen.end()
-        async with asyncio.timeout(BACK_S):
-            while not store.healthy:
-                await asyncio.sleep(0.05)
+        await eventually(lambda: store.healthy, "the store is healthy", within_s=BACK_S)
 
 
 @pytest.mark.parametrize("asked", ["get", "put", "refresh", "grant", "list"])
@@ -230,10 +215,13 @@ async def test_a_scheduler_with_an_etcd_of_its_own_is_let_in_and_a_stranger_is_n
     data = tmp_path / "etcd"
     options = ("--start-etcd", "--etcd-data", str(data))
     async with scheduler_process(tmp_path, *options) as scheduler:
-        async with asyncio.timeout(BACK_S):
-            while (health := await asyncio.to_thread(readiness, scheduler.url)) != "ok leads":
-                assert not health.startswith("lost")
-                await asyncio.sleep(0.1)
+
+        async def leads() -> bool:
+            health = await asyncio.to_thread(readiness, scheduler.url)
+            assert not health.startswith("lost")
+            return health == "ok leads"
+
+        await eventually(leads, "the scheduler leads", within_s=BACK_S)
         url = listening(data)
         await refused(EtcdSettings((url,)))
         password = (data / "password").read_text().strip()

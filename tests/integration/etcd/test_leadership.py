@@ -8,7 +8,6 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from scheduler.store.datastore import Store
 from tests.kit.engines.real_etcd import EtcdWorld, an_etcd, needs_etcd
 from tests.kit.network.cut_wire import Wire
 from tests.kit.places import ROOT
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
@@ -53,12 +53,6 @@ async def says(process: Process, wanted: str, within_s: float) -> str:
             if line.startswith(wanted):
                 return line
     raise AssertionError(f"it ended without a word of {wanted!r}")
-
-
-async def until(condition: Any, within_s: float) -> None:
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def candidate(store: Store, name: str) -> Leadership:
@@ -108,9 +102,10 @@ async def note(store: Store, written: set[bytes | None]) -> None:
 
 
 async def until_written(store: Store, name: bytes) -> None:
-    async with asyncio.timeout(TAKEOVER_S):
-        while await store.get("work") != name:
-            await asyncio.sleep(0.02)
+    async def is_written() -> bool:
+        return await store.get("work") == name
+
+    await eventually(is_written, f"{name!r} is written", within_s=TAKEOVER_S)
 
 
 async def test_a_leader_leads_on_in_its_term_when_etcd_is_killed_and_comes_back(
@@ -123,11 +118,11 @@ async def test_a_leader_leads_on_in_its_term_when_etcd_is_killed_and_comes_back(
     ):
         await a.campaign()
         await world.kill()
-        await until(lambda: not a.confirmed, TAKEOVER_S)
+        await eventually(lambda: not a.confirmed, "a knows that etcd is away", within_s=TAKEOVER_S)
         await asyncio.sleep(4)  # longer than its lease
         assert a.leading
         await world.start()
-        await until(lambda: a.confirmed, 10)
+        await eventually(lambda: a.confirmed, "a hears etcd again", within_s=10)
         assert a.leading
         await store.write({"x": b"1"}, fence=a.fence)
 
@@ -142,10 +137,10 @@ async def test_a_leader_leads_on_when_etcd_was_frozen_for_longer_than_its_lease(
     ):
         await a.campaign()
         world.freeze()
-        await until(lambda: not a.confirmed, 6)
+        await eventually(lambda: not a.confirmed, "a knows that etcd is away", within_s=6)
         await asyncio.sleep(4)
         world.thaw()
-        await until(lambda: a.confirmed, 10)
+        await eventually(lambda: a.confirmed, "a hears etcd again", within_s=10)
         assert a.leading
         await store.write({"x": b"1"}, fence=a.fence)
 
@@ -164,10 +159,12 @@ async def test_a_leader_leads_on_when_etcd_was_frozen_and_another_scheduler_stan
         waiting = asyncio.create_task(b.campaign())
         await asyncio.sleep(1)
         world.freeze()
-        await until(lambda: not (first.healthy or second.healthy), 6)
+        await eventually(
+            lambda: not (first.healthy or second.healthy), "both stores are away", within_s=6
+        )
         await asyncio.sleep(4)  # longer than the lease
         world.thaw()
-        await until(lambda: a.confirmed, 10)
+        await eventually(lambda: a.confirmed, "a hears etcd again", within_s=10)
         await asyncio.sleep(3)
         assert a.leading
         assert not waiting.done()
@@ -186,7 +183,7 @@ async def test_a_leader_leads_in_a_higher_term_when_etcd_has_lost_its_data(tmp_p
         await world.kill()
         world.wipe()
         await world.start()
-        await until(lambda: a.term == 2, 10)
+        await eventually(lambda: a.term == 2, "a leads anew", within_s=10)
         assert a.leading
         found = await a.leader()
         assert found is not None
@@ -210,7 +207,7 @@ async def test_a_leader_that_is_cut_off_leads_on_until_it_hears_of_the_next_one(
         async with asyncio.timeout(TAKEOVER_S):
             assert await b.campaign() == 2
         assert a.leading
-        await until(lambda: not a.confirmed, TAKEOVER_S)
+        await eventually(lambda: not a.confirmed, "a knows that etcd is away", within_s=TAKEOVER_S)
         wire.heal()
         async with asyncio.timeout(30):
             await a.lost.wait()

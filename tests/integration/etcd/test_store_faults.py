@@ -12,8 +12,9 @@ from scheduler.store.datastore import KeyChanges
 from scheduler.store.etcd_channel import EtcdChannel, EtcdSettings
 from scheduler.store.etcd_store import HEARTBEAT, EtcdStore
 from scheduler.store.etcd_watch import EtcdWatch
-from tests.kit.engines.real_etcd import LOG, EtcdWorld, an_etcd, needs_etcd
+from tests.kit.engines.real_etcd import LOG, EtcdWorld, an_etcd, needs_etcd, patiently
 from tests.kit.network.cut_wire import Wire
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
 
@@ -39,7 +40,6 @@ class Seen:
     def __init__(self, store: EtcdStore, prefix: str) -> None:
         self.values: dict[str, bytes | None] = {}
         self.anew = 0
-        self._more = asyncio.Event()
         self._task = asyncio.create_task(self._follow(store, prefix))
 
     async def _follow(self, store: EtcdStore, prefix: str) -> None:
@@ -52,14 +52,15 @@ class Seen:
             self.values.clear()
             self.anew += 1
         self.values.update(changes.values)
-        self._more.set()
 
     async def has(self, values: dict[str, bytes | None]) -> None:
         """Wait until this is what was seen."""
-        async with asyncio.timeout(BACK_S):
-            while self.values != values:
-                self._more.clear()
-                await self._more.wait()
+        await eventually(
+            lambda: self.values == values,
+            f"{values} is seen",
+            within_s=BACK_S,
+            instead=lambda: str(self.values),
+        )
 
     def cancel(self) -> None:
         self._task.cancel()
@@ -77,14 +78,7 @@ async def within(seconds: float, event: asyncio.Event) -> None:
 
 async def put(store: EtcdStore, key: str, value: bytes) -> None:
     """As soon as it can be done."""
-    async with asyncio.timeout(BACK_S):
-        while True:
-            try:
-                await store.put(key, value)
-            except StoreUnavailable:
-                await asyncio.sleep(0.1)
-            else:
-                return
+    await patiently(lambda: store.put(key, value), within_s=BACK_S)
 
 
 async def _world_and_store(data: Path, test: Any) -> None:
@@ -229,9 +223,10 @@ async def test_a_store_writes_its_heartbeat_and_nothing_else_when_nobody_asks_it
     tmp_path: Path,
 ) -> None:
     async def test(_: EtcdWorld, store: EtcdStore) -> None:
-        async with asyncio.timeout(BACK_S):
-            while await store.get(HEARTBEAT) is None:
-                await asyncio.sleep(0.05)
+        async def beats() -> bool:
+            return await store.get(HEARTBEAT) is not None
+
+        await eventually(beats, "a heartbeat is written", within_s=BACK_S)
         listing = await store.list("")
         assert list(listing.values) == [HEARTBEAT]
 

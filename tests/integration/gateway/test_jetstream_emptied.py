@@ -22,12 +22,14 @@ from gateway_ext.jobs.jetstream.records.job_record import RecordState, decode, e
 from gateway_ext.jobs.queue.job_bodies import whole
 from gateway_ext.jobs.queue.job_values import AsyncCall, CallResult, JobNumber, call_lane
 from tests.kit.engines.nats_servers import (
+    ORPHAN_S,
     NatsServer,
     a_shared_queue,
     messages,
     nats_server,
     settings_for,
     until_claimed,
+    until_cleaned,
     until_emptied,
     until_up,
 )
@@ -144,7 +146,7 @@ async def a_turn(
         await killed(server, queue)
         wanted += await put_all(queue, f"after{name}")
         await eventually(lambda: not queue.tally.calls)
-    await asyncio.sleep(3.5)  # some rounds of the clean-up
+    await until_cleaned(server)
     return wanted, letters
 
 
@@ -155,7 +157,7 @@ async def test_jobs_are_made_once_with_their_bodies_when_emptied_streams_were_ki
 ) -> None:
     """A stream that was emptied and killed gives its sequence numbers again."""
     made = Made()
-    settings = settings_for(server.url, orphan_s=1.5)
+    settings = settings_for(server.url, orphan_s=ORPHAN_S)
 
     wanted: list[str] = []
     letters: dict[str, bytes] = {}
@@ -259,13 +261,13 @@ async def test_gateways_that_draw_the_same_numbers_have_jobs_of_their_own(
 async def test_letter_whose_call_is_lost_is_not_taken_for_one_that_was_discarded(
     server: NatsServer, tmp_path: Path
 ) -> None:
-    settings = settings_for(server.url, orphan_s=0.4)
+    settings = settings_for(server.url, orphan_s=ORPHAN_S / 2)
     async with a_shared_queue(tmp_path / "a", settings) as queue:
         await put(queue, call("0-0"), b"body")
         await lose_parts(server)
         for _ in range(2):
             assert await queue.claim([call_lane(ECHO)], 1e12) == []
-            await asyncio.sleep(1.5)  # some rounds of the clean-up
+            await until_cleaned(server)
             (letter,) = await queue.dead_letters(0, 9)
             assert "it cannot be read" in letter.why
             await queue.replay(letter.number, time.time())

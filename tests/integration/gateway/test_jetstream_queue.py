@@ -23,6 +23,7 @@ from gateway_ext.jobs.queue.job_bodies import whole
 from gateway_ext.jobs.queue.job_tally import QueueLimits
 from gateway_ext.jobs.queue.job_values import AsyncCall, JobKind, call_lane
 from tests.kit.engines.nats_servers import (
+    ORPHAN_S,
     NatsServer,
     a_shared_queue,
     messages,
@@ -178,7 +179,7 @@ async def test_queue_opens_without_its_server_and_works_once_it_comes(tmp_path: 
 async def test_nothing_is_left_in_the_streams_when_everything_is_done(
     server: NatsServer, tmp_path: Path
 ) -> None:
-    settings = settings_for(server.url, orphan_s=1.5)
+    settings = settings_for(server.url, orphan_s=ORPHAN_S)
     async with a_shared_queue(tmp_path / "a", settings) as queue:
         for at in range(6):
             await put(queue, now(str(at), callback_url="http://there/"), LARGE if at % 2 else b"")
@@ -255,7 +256,7 @@ async def test_record_that_servers_brought_back_is_no_job_unless_it_never_was_cl
 ) -> None:
     """A nats-server 2.9 that is killed may forget that a record was replaced."""
 
-    settings = settings_for(server.url, orphan_s=0.6)
+    settings = settings_for(server.url, orphan_s=ORPHAN_S)
     async with a_shared_queue(tmp_path / "a", settings) as queue:
         await put(queue, now("one"), LARGE)
         client = await nats.connect(server.url)

@@ -40,10 +40,18 @@ class Stage:
         found: dict[str, Any] = (await self.world.get("/system/jobs")).body
         return found
 
+    async def is_away(self) -> bool:
+        return bool((await self.jobs())["away"])
+
+    async def accepts(self) -> bool:
+        return (await self.world.ask("POST", "/async-function/echo")).status == 202
+
     async def idle(self) -> None:
-        async with asyncio.timeout(30):
-            while (found := await self.jobs())["calls"] or found["callbacks"]:
-                await asyncio.sleep(0.02)
+        async def is_idle() -> bool:
+            found = await self.jobs()
+            return not (found["calls"] or found["callbacks"])
+
+        await eventually(is_idle, "no job is left")
 
 
 @asynccontextmanager
@@ -135,9 +143,7 @@ async def test_gateway_serves_calls_and_tells_of_its_queue_when_nats_is_away(
         async with a_stage(tmp_path / "state", says(b"now"), queue=server.url) as stage:
             await stage.world.deploy("echo")
             server.kill()
-            async with asyncio.timeout(20):
-                while not (await stage.jobs())["away"]:
-                    await asyncio.sleep(0.02)
+            await eventually(stage.is_away, "the queue is away")
             refused = await stage.world.ask("POST", "/async-function/echo", b"x")
             assert refused.status == 503
             assert "cannot be reached" in refused.body
@@ -145,9 +151,7 @@ async def test_gateway_serves_calls_and_tells_of_its_queue_when_nats_is_away(
             metrics = (await stage.world.get("/metrics")).body
             assert "gpufaas_gateway_jobs_queue_away 1" in metrics
             server.start()
-            async with asyncio.timeout(20):
-                while (await stage.world.ask("POST", "/async-function/echo")).status != 202:
-                    await asyncio.sleep(0.05)
+            await eventually(stage.accepts, "a call is accepted")
             await stage.idle()
 
 

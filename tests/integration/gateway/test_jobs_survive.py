@@ -21,6 +21,7 @@ from tests.kit.engines.nats_servers import (
 )
 from tests.kit.places import ROOT
 from tests.kit.processes.job_process import body_of
+from tests.kit.waiting import eventually
 
 KILLS = 8
 
@@ -188,11 +189,14 @@ async def test_no_accepted_job_is_lost_when_gateways_and_their_server_are_killed
                 assert last.decode().split() == ["dead", "0"]
             assert receiver.wrong == []
             assert {one for one in told.kept if int(one) % 3} <= set(receiver.got)
+
+        async def no_parts() -> bool:
+            return not await messages(server, "gpufaas_parts")
+
         # What the killed had begun to write goes as well.
         tidy = settings_for(server.url, orphan_s=0.6)
-        async with a_shared_queue(tmp_path / "c", tidy), asyncio.timeout(20):
-            while await messages(server, "gpufaas_parts"):
-                await asyncio.sleep(0.1)
+        async with a_shared_queue(tmp_path / "c", tidy):
+            await eventually(no_parts, "the parts are removed")
     lines = [
         line.split() for folder in folders for line in (folder / "made").read_text().splitlines()
     ]

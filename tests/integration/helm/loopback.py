@@ -6,7 +6,6 @@ are the same.
 
 import http.client
 import re
-import time
 from base64 import b64decode
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -14,11 +13,11 @@ from pathlib import Path
 from gpufaas.local.held_ports import HeldPort
 from tests.integration.helm.helm import Document, Pod, Rendered
 from tests.kit.processes.daemons import GPUFAAS, START_S, Daemon
+from tests.kit.waiting import wait_until
 
 _HOST = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)*\.svc\.cluster\.local|0\.0\.0\.0|localhost")
 _FOLDERS = re.compile(r"(?<![\w.])/(etc/gpufaas|etc/etcd|etc/nats|var/lib|run/gpufaas|data)\b")
 _PORT = re.compile(r"(?<=:)( ?)(2379|2380|2381|4222|7700|7701|7801|8080|8081|8222)\b")
-_LOOK_S = 0.05
 
 VARIABLES = {"NODE_NAME": "n1", "POD_IP": "127.0.0.1"}
 
@@ -73,11 +72,14 @@ class Loopback:
         pod = self._rendered.pod(component)
         probe = pod.container["readinessProbe"]["httpGet"]
         port = self.port(pod.ports[probe["port"]])
-        deadline_s = time.monotonic() + START_S
-        while (said := _status(port, probe["path"])) != "200":
-            assert daemon.running, f"{component} ended: {daemon.said()[-3000:]}"
-            assert time.monotonic() < deadline_s, f"{component}: {said}: {daemon.said()[-3000:]}"
-            time.sleep(_LOOK_S)
+        said: list[str] = []
+
+        def is_ready() -> bool:
+            said[:] = [_status(port, probe["path"]), daemon.said()[-3000:]]
+            assert daemon.running, f"{component} ended: {said}"
+            return said[0] == "200"
+
+        wait_until(is_ready, f"{component} is ready", within_s=START_S, instead=lambda: str(said))
         alive = pod.container["livenessProbe"]["httpGet"]
         assert _status(self.port(pod.ports[alive["port"]]), alive["path"]) == "200"
 

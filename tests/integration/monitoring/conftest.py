@@ -11,8 +11,9 @@ import pytest
 from gpufaas.local.held_ports import HeldPort
 from gpufaas.remote.scheduler_api import in_path
 from tests.e2e.handlers import GREETING, ON_GPU, PLAIN, write
-from tests.e2e.stack import PATIENCE_S, Rest, Stack, leases, stack, until
+from tests.e2e.stack import PATIENCE_S, Rest, Stack, leases, stack
 from tests.kit.engines.prometheus_server import Prometheus, nvml_node, prometheus
+from tests.kit.waiting import wait_until
 
 # Calls go on until these are seen, on a slow machine too: leases that the gateway asked for, hits,
 # and measured runs.
@@ -74,8 +75,8 @@ def _load(up: Stack, watching: Prometheus) -> None:
         rest.http.post("/async-function/greets", content="later")
         rest.call("nobody")
         time.sleep(0.3)
-    until(lambda: not leases(up), "every lease has ended")
-    until(lambda: len(_residents(up)) > 1, "both models are in GPU memory")
+    wait_until(lambda: not leases(up), "every lease has ended")
+    wait_until(lambda: len(_residents(up)) > 1, "both models are in GPU memory")
     up.scheduler.post(f"/models/{in_path(_residents(up)[0])}/evict")  # the other one stays
     time.sleep(2.0)  # the end is scraped too
 

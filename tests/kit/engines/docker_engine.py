@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.kit import needs
+from tests.kit.waiting import wait_until
 
 _PREFIX = "gpufaas-docker-"
 _PACKAGE = ".".join(("docker", "io"))  # Debian's; written like a registry, and none is named here
@@ -172,12 +173,12 @@ class Engine:
         return path
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        last_s = time.monotonic() + _START_S
-        while process.poll() is None and time.monotonic() < last_s:
-            if _answers(self.socket):
-                return
-            time.sleep(0.05)
-        raise EngineFailed(f"dockerd does not answer:\n{self.log()}")
+        def is_over() -> bool:
+            return process.poll() is not None or _answers(self.socket)
+
+        wait_until(is_over, "dockerd answers", within_s=_START_S, instead=self.log)
+        if process.poll() is not None:
+            raise EngineFailed(f"dockerd does not answer:\n{self.log()}")
 
     def _remove_containers(self) -> None:
         with suppress(EngineFailed):  # what is left is ended with dockerd
@@ -190,11 +191,13 @@ class Engine:
         waited.touch()
         unshare = ["unshare", "--net", "--mount", "--propagation", "slave"]
         self._holder = subprocess.Popen([*unshare, "tail", "--follow", str(waited)])
-        last_s = time.monotonic() + _START_S
-        while b"tail" not in Path("/proc", str(self._holder.pid), "comm").read_bytes():
-            if self._holder.poll() is not None or time.monotonic() > last_s:
-                raise EngineFailed("no name spaces can be made")
-            time.sleep(0.01)
+        wait_until(self._has_spaces, "name spaces are made", within_s=_START_S)
+
+    def _has_spaces(self) -> bool:
+        assert self._holder is not None
+        if self._holder.poll() is not None:
+            raise EngineFailed("no name spaces can be made")
+        return b"tail" in Path("/proc", str(self._holder.pid), "comm").read_bytes()
 
     def _space(self, kind: str) -> Path:
         assert self._holder is not None

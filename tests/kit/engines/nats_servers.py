@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import nats
+from nats.js.api import ClusterInfo
 
 from gateway_ext.jobs.jetstream.jetstream_queue import JetStreamQueue, jetstream_queue
 from gateway_ext.jobs.jetstream.jetstream_settings import JetStreamSettings
@@ -18,6 +19,12 @@ from gpufaas.local.held_ports import HeldPort
 from tests.kit import needs
 from tests.kit.waiting import eventually, wait_until
 from tests.kit.worlds.job_world import LOG
+
+STREAMS = ("gpufaas_jobs", "gpufaas_parts")
+# Parts without a job are removed after this time, of which a put may take a third: enough on a
+# machine that does much else.
+ORPHAN_S = 6.0
+_ASK_S = 1.0
 
 
 @dataclass
@@ -152,6 +159,55 @@ async def until_emptied(server: NatsServer, but: Collection[str] = ()) -> None:
         return not await left_in_streams(server) - set(but)
 
     await eventually(is_empty, "the streams are empty")
+
+
+async def until_led(server: NatsServer) -> None:
+    """Wait until the servers of a cluster have a leader: only then they answer a first request."""
+
+    async def is_led() -> bool:
+        client = await nats.connect(server.url)
+        try:
+            await client.jetstream(timeout=_ASK_S).account_info()
+        except (nats.errors.Error, nats.js.errors.Error):
+            return False
+        finally:
+            await client.close()
+        return True
+
+    await eventually(is_led, "the cluster has a leader")
+
+
+async def until_copied(server: NatsServer) -> None:
+    """Wait until every server of a cluster has all that is in the streams."""
+    client = await nats.connect(server.url)
+
+    async def is_copied() -> bool:
+        infos = [await client.jetstream().stream_info(name) for name in STREAMS]
+        return all(_is_copied(info.cluster) for info in infos)
+
+    try:
+        await eventually(is_copied, "all servers have all messages")
+    finally:
+        await client.close()
+
+
+def _is_copied(cluster: ClusterInfo | None) -> bool:
+    if cluster is None or not cluster.leader:
+        return False
+    return bool(cluster.replicas) and all(one.current for one in cluster.replicas or ())
+
+
+async def until_cleaned(server: NatsServer) -> None:
+    """Wait until a clean-up has removed a new orphan: by then it has judged all older parts too."""
+    orphan = "gpufaas.parts.orphan.call"
+    client = await nats.connect(server.url)
+    await client.jetstream().publish(orphan, b"")
+    await client.close()
+
+    async def is_gone() -> bool:
+        return orphan not in await messages(server, "gpufaas_parts")
+
+    await eventually(is_gone, "the orphan is removed")
 
 
 async def until_claimed(queue: JobQueue, lane: JobLane) -> Sequence[Job]:

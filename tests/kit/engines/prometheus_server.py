@@ -22,10 +22,10 @@ from gpu_manager.node.node_counts import NodeMeters, of_gpus
 from gpu_manager.node.residents import HostGpu
 from gpufaas.local.held_ports import HeldPort
 from scheduler.api import GpuSpec
-from tests.e2e.stack import until
 from tests.kit import needs
 from tests.kit.fakes.fake_nvml import GIB, FakeGpu, FakeNvml
 from tests.kit.places import ROOT
+from tests.kit.waiting import wait_until
 
 DEPLOY = ROOT / "deploy" / "prometheus"
 _EVERY = "1s"
@@ -80,7 +80,7 @@ def prometheus(folder: Path, targets: Mapping[str, Sequence[str]]) -> Iterator[P
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
-        until(lambda: _ready(f"http://{address}"), "Prometheus answers", log.read_text)
+        wait_until(lambda: _ready(f"http://{address}"), "Prometheus answers", instead=log.read_text)
         yield Prometheus(f"http://{address}")
     finally:
         process.terminate()

@@ -4,9 +4,10 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
@@ -14,9 +15,12 @@ from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
 from gpufaas.etcd.own_password import USER
 from gpufaas.etcd.own_server import EtcdServer, etcd_server, find_etcd
 from gpufaas.local.held_ports import HeldPort
+from scheduler.model.errors import StoreUnavailable
 from scheduler.store.etcd_channel import EtcdChannel, EtcdSettings
 from scheduler.store.etcd_store import EtcdStore
+from tests.kit.waiting import PATIENCE_S, eventually
 
+Answer = TypeVar("Answer")
 LOG = logging.getLogger("tests.etcd")
 
 needs_etcd = pytest.mark.skipif(
@@ -109,3 +113,22 @@ async def an_etcd(
         yield world
     finally:
         await world.close()
+
+
+async def patiently(
+    doing: Callable[[], Awaitable[Answer]], *, within_s: float = PATIENCE_S
+) -> Answer:
+    """The answer, once etcd is there; until then it is away, and does not refuse us."""
+    answers: list[Answer] = []
+    reasons: list[str] = []
+
+    async def is_answered() -> bool:
+        try:
+            answers.append(await doing())
+        except StoreUnavailable as error:
+            reasons.append(str(error))
+        return bool(answers)
+
+    await eventually(is_answered, "etcd answers", within_s=within_s, instead=lambda: str(reasons))
+    assert not [reason for reason in reasons if "auth" in reason]
+    return answers[0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway_ext.model import Endpoint
+from tests.kit.waiting import eventually
 
 
 @dataclass
@@ -76,8 +77,7 @@ class FakeFunction:
             self.server.close()
         for writer in list(self.writers):
             writer.transport.abort()
-        while self.writers:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: not self.writers, "all connections are broken off")
 
 
 @contextlib.asynccontextmanager

@@ -3,14 +3,14 @@
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from tests.kit.waiting import wait_until
 
 GPUFAAS = (sys.executable, "-m", "gpufaas.cli")
 START_S = 60.0  # on a machine that does much else
 _END_S = 20.0
-_LOOK_S = 0.02
 
 
 class Daemon:
@@ -38,11 +38,7 @@ class Daemon:
 
     def answers(self) -> None:
         """Wait until its log says that it is ready."""
-        deadline_s = time.monotonic() + START_S
-        while self._ready not in (said := self.said()):
-            assert self.running, f"it ended: {said[-2000:]}"
-            assert time.monotonic() < deadline_s, f"it is not ready: {said[-2000:]}"
-            time.sleep(_LOOK_S)
+        wait_until(self._is_ready, "it is ready", within_s=START_S, instead=self._last_words)
 
     def said(self) -> str:
         """Its log since it was started last."""
@@ -54,6 +50,13 @@ class Daemon:
         ends = [*self._begun_bytes[1:], len(content)]
         spans = zip(self._begun_bytes, ends, strict=True)
         return [content[begin:end].decode(errors="replace") for begin, end in spans]
+
+    def _is_ready(self) -> bool:
+        assert self.running or self._ready in self.said(), f"it ended: {self._last_words()}"
+        return self._ready in self.said()
+
+    def _last_words(self) -> str:
+        return self.said()[-2000:]
 
     def tell(self, number: signal.Signals) -> None:
         """Send it a signal."""

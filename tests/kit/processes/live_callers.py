@@ -21,6 +21,7 @@ from testbed.nodes.manager_client import SealedWeights
 from testbed.nodes.worker_client import FunctionClient
 from tests.kit.engines.real_etcd import LOG
 from tests.kit.processes.live_cluster import FUNCTION, SCHEDULERS, LiveCluster
+from tests.kit.waiting import wait_until
 from tests.kit.worlds.joined_manager import model_of
 from torch_shim.errors import RemoteFailure
 
@@ -81,7 +82,7 @@ class Callers:
             found = [each for each in self.served[begin:] if each.node != elsewhere_than]
             return sum(each.term > after_term for each in found) >= number
 
-        return self._cluster.until(enough)
+        return wait_until(enough, "so many more were served")
 
     def longest_wait_s(self) -> float:
         """From a request to its answer."""
@@ -213,7 +214,9 @@ def check(
     answers = Counter(each.request for each in callers.served)
     assert (len(answers), answers.total()) == (callers.begun, callers.begun)
     with suppress(AssertionError):
-        cluster.until(lambda: not cluster.journal().in_force, _ENDED_S)
+        wait_until(
+            lambda: not cluster.journal().in_force, "no lease is in force", within_s=_ENDED_S
+        )
     journal = cluster.journal()
     of = {each.lease: each for each in callers.served}
     assert [(granted, of.get(granted.lease)) for granted in journal.in_force] == []

@@ -5,7 +5,7 @@ import signal
 import time
 import urllib.request
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from tests.kit.network.networks import HERE, NameSpaces, Network, NoNetwork
 from tests.kit.network.relays import Relays
 from tests.kit.processes.daemons import GPUFAAS, START_S, Daemon
 from tests.kit.processes.journals import Journal
+from tests.kit.waiting import wait_until
 
 ETCD = "etcd"
 SCHEDULERS = ("s0", "s1")
@@ -39,7 +40,6 @@ SECRET = b"a secret of the cluster in the tests"
 _GPU_MEMORY = "2GiB"
 _RUN_S = 0.01
 _ASK_S = 2.0
-_LOOK_S = 0.05
 _ROOT = EtcdSettings().prefix
 _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -76,7 +76,7 @@ class LiveCluster:
             daemon.start()
         for daemon in started:
             daemon.answers()
-        self.until(lambda: self.shown(self.leader()).get("gpus") == len(NODES))
+        wait_until(lambda: self.shown(self.leader()).get("gpus") == len(NODES), "all nodes are led")
         for image in self._images:
             self._upload(image)
         return time.monotonic() - began_s
@@ -107,7 +107,7 @@ class LiveCluster:
             leaders = self.leaders()
             return len(leaders) == 1 and self.shown(next(iter(leaders))).get("confirmed", False)
 
-        self.until(one)
+        wait_until(one, "one leads", instead=lambda: str(self.leaders()))
         return next(iter(self.leaders()))
 
     def other(self, than: str) -> str:
@@ -171,14 +171,6 @@ class LiveCluster:
     def address(self, node: str) -> str:
         """Where a node's manager listens; files cross the borders of name spaces."""
         return f"unix:{self.folder / node}.sock"
-
-    def until(self, true: Callable[[], bool], within_s: float = START_S) -> float:
-        """Wait until this is so; the seconds that it took."""
-        began_s = time.monotonic()
-        while not true():
-            assert time.monotonic() < began_s + within_s, f"not so within {within_s:g} s: {true}"
-            time.sleep(_LOOK_S)
-        return time.monotonic() - began_s
 
     # -- inside -----------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,15 +103,12 @@ class World:
         await self.provider.deploy(deployment, update=update)
         return deployment.id
 
-    async def until(self, is_so: Callable[[], object], what: str) -> None:
-        await eventually(is_so, what, within_s=PATIENCE_S)
-
     async def ready(self, function: FunctionId, count: int = 1) -> list[Endpoint]:
         def is_so() -> bool:
             return len(self.heard.endpoints.get(function, ())) == count
 
         try:
-            await self.until(is_so, "ready instances")
+            await eventually(is_so, "ready instances")
         except StillWaiting as error:
             status = await self.provider.function(function, usage=False)
             lines = "\n".join(line.text for line in await self.log(function))
@@ -183,4 +180,4 @@ async def trouble(provider: ProcessProvider, function: FunctionId, text: str) ->
     async def is_shown() -> bool:
         return text in (await provider.function(function, usage=False)).trouble
 
-    await eventually(is_shown, f"the trouble {text!r}", within_s=PATIENCE_S)
+    await eventually(is_shown, f"the trouble {text!r}")

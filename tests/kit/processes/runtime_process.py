@@ -8,12 +8,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import gateway_ext.runtime
+from tests.kit.waiting import wait_until
 
 RUNTIME = Path(gateway_ext.runtime.__file__).parent
 _PATIENCE_S = 20.0
@@ -84,15 +84,6 @@ class Running:
         return self.process.wait(_PATIENCE_S)
 
 
-def wait_until(is_so: object, what: str) -> None:
-    """Polls, as the other side is a process of its own."""
-    assert callable(is_so)
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline_s, f"no {what} in {_PATIENCE_S:g} s"
-        time.sleep(0.02)
-
-
 @contextlib.contextmanager
 def runtime(
     handler: str, *, ready: bool = True, workers: int = 1, **environment: str
@@ -119,7 +110,7 @@ def runtime(
         running = Running(process, path, written)
         try:
             if ready:
-                wait_until(lambda: _is_ready(running), "readiness: " + running.written())
+                wait_until(lambda: _is_ready(running), "readiness", instead=running.written)
             yield running
         finally:
             process.kill()

@@ -13,7 +13,8 @@ import torch_shim
 from gpu_manager.credentials import FunctionCredentials, FunctionIdentity, load_secret
 from gpufaas.local.held_ports import HeldPort
 from scheduler.service.http.access import ApiRole, token
-from testbed.nodes.worker_client import FunctionClient, soon
+from testbed.nodes.worker_client import FunctionClient
+from tests.kit.waiting import StillWaiting, wait_until
 
 GPUFAAS = [sys.executable, "-m", "gpufaas.cli"]
 ACTIVATE = str(Path(torch_shim.__file__).parent / "activate")
@@ -26,9 +27,11 @@ class Process:
         self.log = log
         with log.open("ab") as stderr:
             self._process = subprocess.Popen([*GPUFAAS, *arguments], stderr=stderr)
-        if not soon(lambda: ready in log.read_text(), 30.0):
+        try:
+            wait_until(lambda: ready in log.read_text(), "it is ready", instead=log.read_text)
+        except StillWaiting:
             self.stop()
-            raise AssertionError(log.read_text())
+            raise
 
     def told(self, number: signal.Signals) -> int:
         """Its exit code after this signal."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -187,10 +187,3 @@ class FakeLeases:
 
     async def cancel(self, request: RequestId) -> None:
         self.cancelled.append(request)
-
-
-async def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:
-    """Wait until it holds."""
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.002)

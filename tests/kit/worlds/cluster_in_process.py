@@ -26,6 +26,7 @@ from scheduler.wire.node_link import NodeLink
 from scheduler.wire.node_stream import StreamTimes
 from testbed.nodes.fake_node import FakeNode
 from tests.kit.cores.builders import a_core, gpu
+from tests.kit.waiting import eventually
 
 SECRET = b"a secret of the cluster"
 LOG = logging.getLogger("tests.kit.worlds.cluster_in_process")
@@ -116,8 +117,7 @@ async def _serve(
     config = uvicorn.Config(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
-    while not server.started:
-        await asyncio.sleep(0.001)
+    await eventually(lambda: server.started, "it serves")
     return server, serving, f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
@@ -209,13 +209,6 @@ async def attached(
     finally:
         attachment.detach(node.name)
         await attachment.close()
-
-
-async def soon(true: Callable[[], object], within_s: float = 5.0) -> None:
-    """Wait until this is so; TimeoutError where it does not become so."""
-    async with asyncio.timeout(within_s):
-        while not true():
-            await asyncio.sleep(0.005)
 
 
 def leases_of(scheduler: Scheduler) -> set[int]:

@@ -1,8 +1,7 @@
 """A scheduler that answers HTTP on loopback, with fake nodes attached in its own process."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -101,9 +100,3 @@ async def leading(
         for node in nodes or (fake_node("n0", gpu("g0", node="n0"), load_s=0.0),):
             world.attach(node)
         yield world
-
-
-async def eventually(true: Callable[[], bool]) -> None:
-    """Wait until it is true."""
-    while not true():
-        await asyncio.sleep(0.005)

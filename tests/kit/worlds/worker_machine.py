@@ -13,6 +13,7 @@ import torch
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.process.worker_pool import PoolSettings
 from gpu_manager.runtimes.runtime import HostedModel, LoadOrder, PressureAnswer
+from tests.kit.waiting import Condition, eventually
 from tests.unit.gpu_manager.worker.calls.caller import (
     DIGEST,
     Caller,
@@ -119,6 +120,10 @@ class Machine:
         """Let whatever was reported be read."""
         self.run(asyncio.sleep(0.05))
 
+    def until(self, holds: Condition, what: str) -> None:
+        """Wait for it; whatever is reported meanwhile is read."""
+        self.run(eventually(holds, what))
+
     def descriptors(self) -> int:
         return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - counting
 
@@ -150,5 +155,5 @@ async def until_it_computes(hosted: HostedModel) -> None:
         return int(stat.read_text().rpartition(")")[2].split()[11])
 
     before = ticks()
-    while ticks() < before + os.sysconf("SC_CLK_TCK") // 2:
-        await asyncio.sleep(0.01)
+    wanted = before + os.sysconf("SC_CLK_TCK") // 2
+    await eventually(lambda: ticks() >= wanted, "it computes")

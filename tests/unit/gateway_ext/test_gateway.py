@@ -20,8 +20,8 @@ from gateway_ext.providers.making import make_provider
 from gateway_ext.providers.upstream.upstream_provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
 from testbed.memory_provider import MemoryProvider
+from tests.kit.waiting import eventually
 from tests.kit.worlds.gateway_world import NOBODY, gateway_world
-from tests.kit.worlds.service_world import eventually
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 
@@ -183,8 +183,11 @@ async def test_an_async_call_is_made_and_counted(tmp_path: Path) -> None:
         assert (await world.get("/system/jobs", who=NOBODY)).status == 401
         assert (await world.get("/system/jobs")).body["running"] == 1
         instances.let_go.set()
-        while (await world.get("/system/jobs")).body["running"]:
-            await asyncio.sleep(0.01)
+
+        async def none_runs() -> bool:
+            return not (await world.get("/system/jobs")).body["running"]
+
+        await eventually(none_runs, "no job runs")
         assert (await world.get("/system/function/f")).body["invocationCount"] == 1
 
 

@@ -5,14 +5,8 @@ import asyncio
 import pytest
 
 from tests.kit.fakes.fake_function import Got, a_function, echoes, says, writes
-from tests.kit.worlds.calling import (
-    a_deployment,
-    a_gateway,
-    answer_of,
-    chunk_of,
-    eventually,
-    head_of,
-)
+from tests.kit.waiting import eventually
+from tests.kit.worlds.calling import a_deployment, a_gateway, answer_of, chunk_of, head_of
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 

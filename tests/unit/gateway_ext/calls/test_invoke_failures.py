@@ -8,14 +8,8 @@ import pytest
 from gateway_ext.errors import TimedOut, Unreachable
 from gateway_ext.model import Endpoint
 from tests.kit.fakes.fake_function import FakeFunction, Got, a_function, echoes, says, writes
-from tests.kit.worlds.calling import (
-    a_deployment,
-    a_gateway,
-    answer_of,
-    chunk_of,
-    eventually,
-    head_of,
-)
+from tests.kit.waiting import eventually
+from tests.kit.worlds.calling import a_deployment, a_gateway, answer_of, chunk_of, head_of
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 

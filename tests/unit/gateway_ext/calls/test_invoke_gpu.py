@@ -19,7 +19,8 @@ from scheduler.model.errors import (
 )
 from scheduler.model.values import RequestId
 from tests.kit.fakes.fake_function import FakeFunction, a_function, says
-from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway, answer_of, eventually
+from tests.kit.waiting import eventually
+from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway, answer_of
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 

@@ -7,7 +7,8 @@ import pytest
 from gateway_ext.calls.invoke import Streamed
 from gateway_ext.errors import BadRequest, QueueFailed
 from tests.kit.fakes.fake_function import a_function, echoes
-from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway, eventually
+from tests.kit.waiting import eventually
+from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 

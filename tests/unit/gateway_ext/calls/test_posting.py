@@ -18,8 +18,9 @@ from scheduler.service.http.access import ApiRole, token
 from testbed.nodes.fake_node import fake_node
 from tests.kit.cores.builders import gpu, request
 from tests.kit.fakes.fake_function import a_function, says, writes
+from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import a_deployment
-from tests.kit.worlds.service_world import SECRET, World, a_world, eventually, leading
+from tests.kit.worlds.service_world import SECRET, World, a_world, leading
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 

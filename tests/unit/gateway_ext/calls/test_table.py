@@ -9,7 +9,8 @@ from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.errors import BadDeployment, Busy, UnknownFunction
 from gateway_ext.model import Deployment, Endpoint
 from tests.kit.fakes.fake_function import Got, a_function, says
-from tests.kit.worlds.calling import a_deployment, a_gateway, eventually
+from tests.kit.waiting import eventually
+from tests.kit.worlds.calling import a_deployment, a_gateway
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import torch_shim
-from tests.kit.processes.runtime_process import Running, runtime, wait_until
+from tests.kit.processes.runtime_process import Running, runtime
+from tests.kit.waiting import wait_until
 
 ACTIVATE = Path(torch_shim.__file__).parent / "activate"
 ECHO = """

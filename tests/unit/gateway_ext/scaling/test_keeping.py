@@ -18,6 +18,7 @@ from scheduler.model.errors import SchedulerUnreachable
 from scheduler.service.http.access import ApiRole, token
 from testbed.virtual_time import virtually
 from tests.kit.cores.builders import request
+from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET, leading
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
@@ -277,11 +278,13 @@ async def test_a_scheduler_keeps_the_models_that_a_function_asks_to_keep() -> No
         checked: Pinning = pinning
         async with KeptModels(functions, checked, KeptModelsPace(every_s=0.01)):
             stage.deploy("f").learned.saw(BERT.encode())
-            while not await pinning.pinned():
-                await asyncio.sleep(0.01)
+            await eventually(pinning.pinned, "the model is pinned")
             answer = await world.ask("POST", f"/models/{BERT_ID}/evict")
             assert (answer.status, answer.body["error"]) == (409, "refused")
             stage.remove("f")
-            while await pinning.pinned():
-                await asyncio.sleep(0.01)
+
+            async def is_free() -> bool:
+                return not await pinning.pinned()
+
+            await eventually(is_free, "the model is pinned no more")
         assert (await world.ask("POST", f"/models/{BERT_ID}/evict")).status == 200

@@ -26,9 +26,10 @@ from scheduler.service.http.access import ApiRole, token
 from testbed.nodes.fake_node import FakeNode, fake_node
 from tests.kit import waiting
 from tests.kit.cores.builders import gpu
+from tests.kit.waiting import eventually
 from tests.kit.worlds import gateway_world as gateways
 from tests.kit.worlds import service_world as schedulers
-from tests.kit.worlds.service_world import SECRET, eventually
+from tests.kit.worlds.service_world import SECRET
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 
@@ -236,9 +237,12 @@ async def test_dead_letters_are_shown_replayed_and_deleted(tmp_path: Path) -> No
         for _ in range(2):
             result = await both.gateway.ask("POST", "/async-function/reader", {})
             assert result.status == 202
+
+        async def are_dead() -> bool:
+            return bool((await both.state())["dead_letters"]["count"] >= 2)
+
+        await eventually(are_dead, "two dead letters")
         state = await both.state()
-        while state["dead_letters"]["count"] < 2:
-            state = await both.state()
         first, second = state["dead_letters"]["items"]
         assert state["dead_letters"]["count"] == 2
         assert (first["function"], first["tries"]) == ("reader.openfaas-fn", 1)

@@ -14,6 +14,7 @@ from gateway_ext.ui.page_state import SERIES, Json, PageState, Point
 from gateway_ext.ui.watcher_feed import PagePace, WatcherFeed
 from gpufaas.top.live_state import State, changed
 from testbed.page.generated_cluster import GeneratedCluster
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 
@@ -160,8 +161,7 @@ async def test_without_watchers_there_are_points_and_no_looks() -> None:
             await watcher.next()
         await asyncio.sleep(0.1)
         looks, points = world.looks, world.points
-        while world.points < points + 5:
-            await asyncio.sleep(0.02)
+        await eventually(lambda: world.points >= points + 5, "five points more")
         assert world.looks == looks
         history = json.loads(await feed.state())["history"]
         assert len([value for value in history["series"]["p50"] if value is not None]) >= 5
@@ -176,8 +176,7 @@ async def test_looks_are_rarer_where_they_cost_much() -> None:
     ):
         await watcher.next()
         before, began_s = world.looks, time.monotonic()
-        while world.looks < before + 4:  # one each 0.2 s
-            await asyncio.sleep(0.01)
+        await eventually(lambda: world.looks >= before + 4, "four looks more, one each 0.2 s")
         assert time.monotonic() - began_s > 0.5
 
 
@@ -202,8 +201,7 @@ async def test_watcher_that_comes_back_late_has_no_gap_in_its_charts() -> None:
         async with watching(feed) as leaves:
             await leaves.next()
         points = world.points
-        while world.points < points + 3:
-            await asyncio.sleep(0.02)
+        await eventually(lambda: world.points >= points + 3, "three points more")
         async with watching(feed, leaves.last_id) as back:
             assert (await back.next())[0] == "state"
 

@@ -14,6 +14,7 @@ from gateway_ext.ui.static_files import STATIC
 from gateway_ext.ui.watcher_feed import PagePace
 from testbed.page.generated_cluster import GeneratedCluster
 from testbed.page.page_world import CREDENTIALS, PageWorld, page_world
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 
@@ -193,12 +194,10 @@ async def test_events_come_as_a_stream_and_watchers_are_not_without_number() -> 
             await two.content.readline()
             async with session.get("/ui/events", headers=ADMIN) as three:
                 assert (three.status, three.headers["retry-after"]) == (503, "10")
-        while world.feed.watchers > 1:  # the gateway notices that one has left
-            await asyncio.sleep(0.01)
+        await eventually(lambda: world.feed.watchers <= 1, "one is noticed to have left")
         async with session.get("/ui/events", headers=ADMIN) as again:
             assert again.status == 200
-    while world.feed.watchers:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: not world.feed.watchers, "no watcher is left")
 
 
 async def test_stream_ends_with_the_gateway() -> None:
@@ -225,5 +224,4 @@ async def test_watcher_that_does_not_read_delays_no_other_and_is_dropped() -> No
                 reported += (await answer.content.readline()).startswith(b"event: change")
             assert world.feed.watchers == 2
         deaf.close()
-        while world.feed.watchers:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: not world.feed.watchers, "no watcher is left")

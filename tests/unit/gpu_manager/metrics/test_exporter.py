@@ -8,6 +8,7 @@ import pytest
 
 from gpu_manager.errors import BadSetting
 from gpu_manager.metrics.exporter import Exporter
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 
@@ -110,8 +111,7 @@ async def test_newest_are_kept_when_very_many_come_at_once() -> None:
         many = await asyncio.gather(*(asyncio.open_connection(*found.address) for _ in range(90)))
         assert await get(found, "/healthz") == (200, b"alive\n")
         ended = [asyncio.ensure_future(reader.read()) for reader, _ in many]
-        while sum(each.done() for each in ended) < 90 - 31:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: sum(each.done() for each in ended) >= 90 - 31)
         assert sum(each.done() for each in ended) == 90 - 31
         for _, writer in many:
             writer.close()

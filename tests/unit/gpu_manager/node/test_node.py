@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from cache_manager.model.ids import MIB, Tier
-from gpu_manager.errors import LoadFailure, NoWorker
+from gpu_manager.errors import LoadFailure, NoWorker, UnknownImage
 from gpu_manager.node.leases_in_force import EndReason, SessionKey
 from scheduler.api import (
     GpuId,
@@ -122,7 +122,7 @@ async def test_weights_that_are_gone_fail_the_load_when_the_store_lost_them() ->
         it.store.close()
 
         placement = await it.acquire(model)
-        with pytest.raises(Exception, match="no weights"):
+        with pytest.raises(UnknownImage):
             await it.node.when_loaded(placement)
 
         await until(1.0)
@@ -144,7 +144,7 @@ async def test_load_under_way_is_given_up_when_its_model_is_told_to_leave() -> N
 
         await it.driver.evict(model)
 
-        with pytest.raises(NoWorker, match="told to leave"):
+        with pytest.raises(NoWorker):
             await waiting
         await until(2.0)
         assert it.runtime.hosted == []

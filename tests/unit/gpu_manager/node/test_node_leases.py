@@ -9,6 +9,7 @@ from scheduler.api import (
     RequestFailed,
     SlotFreed,
 )
+from scheduler.model.errors import RequestWithdrawn
 from testbed.virtual_time import until, virtually
 from tests.kit.worlds.gpu_node import world
 
@@ -173,6 +174,6 @@ async def test_request_that_waits_ends_when_the_scheduler_stops() -> None:
 
         it.driver.close()
 
-        with pytest.raises(Exception, match="stopping"):
+        with pytest.raises(RequestWithdrawn, match="stopping"):
             await waiting
         assert not isinstance(waiting.exception(), RequestFailed)

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from cache_manager.model.ids import MIB
+from gpu_manager.errors import LoadFailure
 from gpu_manager.node.leases_in_force import EndReason
 from scheduler.api import MemoryPressure, ModelDemoted, NodeSnapshot
 from testbed.virtual_time import until, virtually
@@ -156,8 +157,9 @@ async def test_load_fails_when_room_never_comes() -> None:
         it.node.gpus[GPU].ledger.admit(it.add(1), 950 * MIB)
 
         placement = await it.acquire(it.add(50))
-        with pytest.raises(Exception, match="are lacking"):
+        with pytest.raises(LoadFailure) as failed:
             await it.node.when_loaded(placement)
+        assert failed.value.out_of_memory
 
         assert asyncio.get_running_loop().time() == pytest.approx(10.0)
         await until(11.0)

@@ -38,7 +38,7 @@ async def test_each_model_has_an_id_a_channel_and_leases_of_its_own(*, shared: b
         with ours, theirs:
             it.node.hosted(other.id).channel("t", "function", theirs)
             assert (hosted.channels, len(other.channels)) == ([], 1)
-        with pytest.raises(NoWorker, match="no worker"):
+        with pytest.raises(NoWorker, match="another"):
             it.node.hosted(HostedId("another"))
 
 

@@ -10,7 +10,8 @@ from cache_manager.model.ids import NodeId
 from scheduler.model.events import LeaseReleased, LeaseWanted
 from scheduler.model.values import LeaseId, Placement, RequestId
 from testbed.nodes.manager_client import ManagerClient, ManagerRefused, SealedWeights
-from tests.kit.worlds.cluster_in_process import Scheduler, a_scheduler, leases_of, soon
+from tests.kit.waiting import eventually
+from tests.kit.worlds.cluster_in_process import Scheduler, a_scheduler, leases_of
 from tests.kit.worlds.joined_manager import Joined, joined
 from tests.unit.gpu_manager.server.test_joined import given, token, uploaded
 from torch_shim.wire.protocol import FrameKind
@@ -28,7 +29,7 @@ async def given_back(it: Scheduler, node: Joined) -> tuple[ManagerClient, Sealed
     for end in ends:
         end.close()
     await client.tell(FrameKind.RELEASE, {"lease": placement.lease, "may_return": True})
-    await soon(lambda: not leases_of(it))
+    await eventually(lambda: not leases_of(it))
     return client, image, placement
 
 
@@ -68,7 +69,7 @@ async def test_gpu_serves_others_when_a_lease_was_given_back(tmp_path: Path) -> 
         other = await given(it, image, "gateway/2")
         assert placement.lease < other.lease
         wanting = asyncio.ensure_future(again(client, image, placement))
-        await soon(lambda: any(isinstance(event, LeaseWanted) for event in it.events))
+        await eventually(lambda: any(isinstance(event, LeaseWanted) for event in it.events))
         behind = given(it, image, "gateway/3")
         it.driver.release(other.lease)
         assert (await wanting)["lease"] in leases_of(it)
@@ -89,7 +90,7 @@ async def test_request_has_one_lease_in_all_its_threads_when_it_comes_back(tmp_p
         assert more["lease"] == answer["lease"] > placement.lease
         end.close()
         it.driver.release(placement.lease)
-        await soon(lambda: not leases_of(it))
+        await eventually(lambda: not leases_of(it))
         assert finished(it) == {"completed": 1}
         image.close()
     await it.stop()
@@ -103,7 +104,7 @@ async def test_request_goes_to_another_node_when_its_own_has_no_room_any_more(
         client, image, placement = await given_back(it, near)
         await given(it, image, "gateway/2")
         async with joined(tmp_path, it.url, name="n1") as far:
-            await soon(lambda: len(it.driver.status().gpus) == 2)
+            await eventually(lambda: len(it.driver.status().gpus) == 2)
             answer = await again(client, image, placement)
             where = answer["elsewhere"]
             assert where["node"] == NodeId("n1")
@@ -112,7 +113,7 @@ async def test_request_goes_to_another_node_when_its_own_has_no_room_any_more(
             found, (end,) = await there.acquire(image.digest, token=where["token"], follow=True)
             assert found["lease"] == answer["lease"]
             it.driver.release(placement.lease)
-            await soon(lambda: answer["lease"] not in leases_of(it))
+            await eventually(lambda: answer["lease"] not in leases_of(it))
             assert finished(it) == {"completed": 1}
             end.close()
             image.close()
@@ -138,7 +139,7 @@ async def test_function_is_told_so_when_its_request_ends_while_it_waits(tmp_path
         client, image, placement = await given_back(it, node)
         await given(it, image, "gateway/2")
         wanting = asyncio.ensure_future(again(client, image, placement))
-        await soon(lambda: it.driver.status().waiting + it.driver.status().waiting_locally)
+        await eventually(lambda: it.driver.status().waiting + it.driver.status().waiting_locally)
         it.driver.release(placement.lease)
         with pytest.raises(ManagerRefused) as refused:
             await wanting
@@ -157,7 +158,7 @@ async def test_function_gets_no_lease_when_its_request_is_for_other_models(tmp_p
         with pytest.raises(ManagerRefused) as refused:
             await again(client, other, placement)
         assert refused.value.failure == "lease not in force"
-        await soon(lambda: not leases_of(it))
+        await eventually(lambda: not leases_of(it))
         assert finished(it) == {"completed": 1}
         image.close()
         other.close()
@@ -192,7 +193,7 @@ async def test_request_ends_when_a_function_gives_back_what_it_asked_for_itself(
         client, image = await uploaded(node)
         answer, (end,) = await client.acquire(image.digest, follow=True)
         await client.tell(FrameKind.RELEASE, {"lease": answer["lease"], "may_return": True})
-        await soon(lambda: not leases_of(it))
+        await eventually(lambda: not leases_of(it))
         assert LeaseReleased(LeaseId(answer["lease"]), may_return=True) not in it.events
         assert not it.core.requests
         end.close()
@@ -208,10 +209,10 @@ async def test_request_is_cancelled_when_its_function_is_gone_while_it_waits(
         client, image, placement = await given_back(it, node)
         await given(it, image, "gateway/2")
         wanting = asyncio.ensure_future(again(client, image, placement))
-        await soon(lambda: it.driver.status().waiting + it.driver.status().waiting_locally)
+        await eventually(lambda: it.driver.status().waiting + it.driver.status().waiting_locally)
         wanting.cancel()
         client.close()
-        await soon(lambda: REQUEST not in it.core.requests)
+        await eventually(lambda: REQUEST not in it.core.requests)
         it.driver.release(placement.lease)
         assert finished(it) == {"cancelled": 1}
         image.close()

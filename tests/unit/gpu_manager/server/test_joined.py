@@ -14,14 +14,8 @@ from scheduler.model.values import LeaseId, Placement, Request, RequestId, SlotI
 from scheduler.wire.lease_tokens import LeaseClaims, sign
 from testbed.nodes.manager_client import ManagerClient, ManagerRefused, SealedWeights, weights
 from testbed.virtual_time import outcome
-from tests.kit.worlds.cluster_in_process import (
-    SECRET,
-    Scheduler,
-    Wire,
-    a_scheduler,
-    leases_of,
-    soon,
-)
+from tests.kit.waiting import eventually
+from tests.kit.worlds.cluster_in_process import SECRET, Scheduler, Wire, a_scheduler, leases_of
 from tests.kit.worlds.joined_manager import Joined, joined, model_of
 from torch_shim.wire.protocol import FrameKind
 
@@ -69,7 +63,7 @@ async def test_function_is_served_when_its_manager_belongs_to_a_cluster(tmp_path
         assert answer["gpu"] == "n0/cpu:0"
         assert leases_of(it) == {answer["lease"]}
         await client.tell(FrameKind.RELEASE, {"lease": answer["lease"]})
-        await soon(lambda: not leases_of(it))
+        await eventually(lambda: not leases_of(it))
         assert it.streams.addresses(NodeId("n0")) == (str(node.manager.addresses[0]),)
         channel.close()
         image.close()
@@ -104,7 +98,7 @@ async def test_lease_is_given_back_when_it_is_on_a_node_where_the_function_is_no
 ) -> None:
     it = await a_scheduler()
     async with joined(tmp_path, it.url) as near, joined(tmp_path, it.url, name="n1") as far:
-        await soon(lambda: len(it.driver.status().gpus) == 2)
+        await eventually(lambda: len(it.driver.status().gpus) == 2)
         busy, other = await uploaded(near)
         _, channels = await busy.acquire(other.digest)
         client, image = await uploaded(near)
@@ -114,7 +108,7 @@ async def test_lease_is_given_back_when_it_is_on_a_node_where_the_function_is_no
             await client.acquire(image.digest)
 
         assert (refused.value.failure, refused.value.facts["node"]) == ("worker lost", "n1")
-        await soon(lambda: len(leases_of(it)) == 1)
+        await eventually(lambda: len(leases_of(it)) == 1)
         for channel in channels:
             channel.close()
         image.close()
@@ -159,7 +153,7 @@ async def test_function_uses_its_callers_lease_when_it_presents_the_token(tmp_pa
         assert leases_of(it) == {placement.lease}
         it.driver.release(placement.lease)
         assert await client.hint() == placement.lease
-        await soon(lambda: not leases_of(it))
+        await eventually(lambda: not leases_of(it))
         assert it.driver.status().counts.finished == {"completed": 1}
         channel.close()
         another.close()
@@ -196,7 +190,7 @@ async def test_function_asks_for_a_lease_of_its_own_when_the_token_came_late(
         client, image = await uploaded(node)
         placement = await given(it, image)
         it.driver.release(placement.lease)
-        await soon(lambda: not leases_of(it))
+        await eventually(lambda: not leases_of(it))
 
         ended, channels = await client.acquire(image.digest, token=token(placement))
         await client.tell(FrameKind.RELEASE, {"lease": ended["lease"]})
@@ -213,7 +207,7 @@ async def test_lease_is_waited_for_when_its_token_was_faster_than_its_grant(tmp_
     it = await a_scheduler()
     async with Wire.to(it.url) as wire, joined(tmp_path, wire.url) as node:
         client, image = await uploaded(node)
-        await soon(lambda: it.driver.status().gpus)
+        await eventually(lambda: it.driver.status().gpus)
         wire.freeze()
         placement = await given(it, image)
         asking = asyncio.ensure_future(client.acquire(image.digest, token=token(placement)))
@@ -237,7 +231,7 @@ async def test_lease_ends_when_nobody_comes_for_it(tmp_path: Path) -> None:
         _, image = await uploaded(node)
         await given(it, image)  # and the gateway dies
         assert leases_of(it)
-        await soon(lambda: not leases_of(it))
+        await eventually(lambda: not leases_of(it))
         image.close()
     await it.stop()
 
@@ -260,7 +254,7 @@ async def test_calls_go_on_when_the_scheduler_is_away_and_another_one_takes_over
 
         asking = asyncio.ensure_future((await node.client(session="another")).acquire(image.digest))
         new = await a_scheduler(term=2, port=int(it.url.rpartition(":")[2]))
-        await soon(lambda: leases_of(new) == {answer["lease"]})
+        await eventually(lambda: leases_of(new) == {answer["lease"]})
         await client.tell(FrameKind.RELEASE, {"lease": answer["lease"]})
         second, (other,) = await asking
         assert second["lease"] >> 32 == 2
@@ -298,14 +292,16 @@ async def test_waiting_request_goes_to_another_node_when_its_node_stops(tmp_path
     it = await a_scheduler()
     async with joined(tmp_path, it.url, name="n1") as other:
         _, image = await uploaded(other)
-        await soon(lambda: it.driver.status().gpus)
+        await eventually(lambda: it.driver.status().gpus)
         async with joined(tmp_path, it.url) as node:
             client = await node.client()
             await client.upload(image)
             held = [await given(it, image, "g0"), await given(it, image, "g1")]
             assert {placement.node for placement in held} <= {"n0", "n1"}
             waiting = given(it, image, "g2")
-            await soon(lambda: it.driver.status().waiting + it.driver.status().waiting_locally)
+            await eventually(
+                lambda: it.driver.status().waiting + it.driver.status().waiting_locally
+            )
         far = next(placement for placement in held if placement.node == "n1")
         it.driver.release(far.lease)
         assert (await waiting).node == "n1"

@@ -10,6 +10,7 @@ from cache_manager.model.ids import MIB
 from common.addresses import TcpAddress, UnixAddress
 from gpu_manager.node.leases_in_force import LeaseTimes
 from testbed.nodes.manager_client import ManagerRefused, closed, manager, refusal, weights
+from tests.kit.waiting import eventually
 from torch_shim.wire.protocol import FrameKind
 
 pytestmark = pytest.mark.timeout(20, func_only=True)
@@ -202,8 +203,7 @@ async def test_everything_of_a_session_is_gone_when_its_last_connection_is() -> 
         await other.ask(FrameKind.OFFER, image.offer)
         assert len(it.node.manager.node.leases) == 1
         other.close()
-        while len(it.node.manager.node.leases):
-            await asyncio.sleep(0.01)
+        await eventually(lambda: not len(it.node.manager.node.leases), "its lease ends")
 
         assert it.runtime.hosted[0].admitted == set()
         end.close()
@@ -213,19 +213,22 @@ async def test_everything_of_a_session_is_gone_when_its_last_connection_is() -> 
 async def test_request_is_cancelled_when_its_client_goes_away() -> None:
     times = LeaseTimes(first_call_s=30.0)
     async with manager(leases=times) as it:
+
+        def waiting() -> int:
+            status = it.node.status()
+            return status.waiting_locally + status.waiting
+
         image = weights(b"model")
         one, other = await it.client(), await it.client()
         await one.upload(image)
         _, (end,) = await one.acquire(image.digest)
-        waiting = asyncio.ensure_future(other.acquire(image.digest))
-        while not it.node.status().waiting_locally + it.node.status().waiting:
-            await asyncio.sleep(0.01)
+        asking = asyncio.ensure_future(other.acquire(image.digest))
+        await eventually(waiting, "the other one waits")
 
-        waiting.cancel()
+        asking.cancel()
         other.close()
 
-        while it.node.status().waiting_locally + it.node.status().waiting:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: not waiting(), "nobody waits")
         end.close()
         image.close()
 

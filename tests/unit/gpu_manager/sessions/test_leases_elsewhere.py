@@ -11,7 +11,8 @@ from gpu_manager.sessions import leases_elsewhere
 from scheduler.model.events import LoadFailed, RequestArrived
 from scheduler.wire.lease_tokens import sign, verify
 from testbed.nodes.manager_client import ManagerClient, ManagerRefused, SealedWeights, weights
-from tests.kit.worlds.cluster_in_process import SECRET, Scheduler, a_scheduler, leases_of, soon
+from tests.kit.waiting import eventually
+from tests.kit.worlds.cluster_in_process import SECRET, Scheduler, a_scheduler, leases_of
 from tests.kit.worlds.joined_manager import Joined, joined, model_of
 from tests.unit.gpu_manager.server.test_joined import given, token, uploaded
 from torch_shim.wire.protocol import FrameKind
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.timeout(20, func_only=True)
 
 async def sent_away(it: Scheduler, near: Joined) -> tuple[ManagerClient, SealedWeights]:
     """A function of a node whose GPU is busy; it is told where its lease is."""
-    await soon(lambda: len(it.driver.status().gpus) == 1)
+    await eventually(lambda: len(it.driver.status().gpus) == 1)
     busy, other = await uploaded(near)
     _, channels = await busy.acquire(other.digest)
     for channel in channels:
@@ -43,7 +44,7 @@ async def test_function_finds_its_lease_when_it_is_on_another_node(tmp_path: Pat
     async with joined(tmp_path, it.url) as near:
         client, image = await sent_away(it, near)
         async with joined(tmp_path, it.url, name="n1") as far:
-            await soon(lambda: len(it.driver.status().gpus) == 2)
+            await eventually(lambda: len(it.driver.status().gpus) == 2)
 
             answer = await follow(client, image)
             where = answer["elsewhere"]
@@ -74,7 +75,7 @@ async def test_lease_elsewhere_stays_when_the_session_that_was_sent_there_ends(
     async with joined(tmp_path, it.url) as near:
         client, image = await sent_away(it, near)
         async with joined(tmp_path, it.url, name="n1") as far:
-            await soon(lambda: len(it.driver.status().gpus) == 2)
+            await eventually(lambda: len(it.driver.status().gpus) == 2)
             answer = await follow(client, image)
             there = await far.client()
             await there.upload(image)
@@ -90,12 +91,12 @@ async def test_lease_elsewhere_stays_when_the_session_that_was_sent_there_ends(
                 monkeypatch.setattr(leases_elsewhere, "UNSAID_S", 0.0)
 
             client.close()
-            await soon(lambda: len(elsewhere) == 0)
+            await eventually(lambda: len(elsewhere) == 0)
             await asyncio.sleep(0.1)
 
             assert answer["lease"] in leases_of(it)
             there.close()
-            await soon(lambda: answer["lease"] not in leases_of(it))
+            await eventually(lambda: answer["lease"] not in leases_of(it))
             channel.close()
             image.close()
     await it.stop()
@@ -106,7 +107,7 @@ async def test_token_says_where_its_lease_is_when_the_own_manager_is_asked(tmp_p
     async with joined(tmp_path, it.url) as near:
         client, image = await sent_away(it, near)
         async with joined(tmp_path, it.url, name="n1") as far:
-            await soon(lambda: len(it.driver.status().gpus) == 2)
+            await eventually(lambda: len(it.driver.status().gpus) == 2)
             answer = await follow(client, image)
             away = answer["elsewhere"]
             at = [str(far.manager.addresses[0])]
@@ -162,14 +163,14 @@ async def test_lease_elsewhere_ends_when_its_function_does_not_come(
     async with joined(tmp_path, it.url) as near:
         client, image = await sent_away(it, near)
         async with joined(tmp_path, it.url, name="n1"):
-            await soon(lambda: len(it.driver.status().gpus) == 2)
+            await eventually(lambda: len(it.driver.status().gpus) == 2)
             answer = await follow(client, image)
             if how == "it says so":
                 await client.tell(FrameKind.RELEASE, {"lease": answer["lease"]})
             else:
                 client.close()
-            await soon(lambda: answer["lease"] not in leases_of(it))
-            await soon(lambda: any(isinstance(event, LoadFailed) for event in it.events))
+            await eventually(lambda: answer["lease"] not in leases_of(it))
+            await eventually(lambda: any(isinstance(event, LoadFailed) for event in it.events))
             image.close()
     await it.stop()
 
@@ -179,9 +180,9 @@ async def test_load_fails_when_nobody_sends_the_weights_in_time(tmp_path: Path) 
     async with joined(tmp_path, it.url) as near:
         client, image = await sent_away(it, near)
         async with joined(tmp_path, it.url, name="n1", weights_s=0.1):
-            await soon(lambda: len(it.driver.status().gpus) == 2)
+            await eventually(lambda: len(it.driver.status().gpus) == 2)
             await follow(client, image)
-            await soon(lambda: any(isinstance(event, LoadFailed) for event in it.events))
+            await eventually(lambda: any(isinstance(event, LoadFailed) for event in it.events))
             image.close()
     await it.stop()
 
@@ -244,7 +245,7 @@ async def test_session_is_told_when_the_lease_that_it_names_is_over(
             client = await node.client()
         else:
             it.driver.release(placement.lease)
-            await soon(lambda: not leases_of(it))
+            await eventually(lambda: not leases_of(it))
         if named == "token":
             more = {"token": token(placement)}
 
@@ -266,7 +267,7 @@ async def test_session_is_told_at_once_when_its_weights_left_while_it_waited(
         held, (channel,) = await busy.acquire(other.digest)
         client, image = await uploaded(node)
         waiting = asyncio.ensure_future(client.acquire(image.digest, follow=True))
-        await soon(lambda: it.driver.status().waiting + it.driver.status().waiting_locally)
+        await eventually(lambda: it.driver.status().waiting + it.driver.status().waiting_locally)
         await (await node.client()).tell(FrameKind.FORGET, {"digest": image.digest})
         await busy.tell(FrameKind.RELEASE, {"lease": held["lease"]})
 
@@ -274,7 +275,7 @@ async def test_session_is_told_at_once_when_its_weights_left_while_it_waited(
             await waiting
 
         assert refused.value.failure == "unknown model"
-        await soon(lambda: not leases_of(it))
+        await eventually(lambda: not leases_of(it))
         channel.close()
         image.close()
         other.close()

@@ -319,7 +319,7 @@ import fcntl, os, signal
 from pathlib import Path
 from gpu_manager.weights import spill_directory
 from tests.kit.fakes.sealed_images import sealed_image
-spill_directory._send = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+os.sendfile = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 spill = spill_directory.SpillDirectory(Path({str(tmp_path)!r}), 1 << 30)
 spill.write("0" * 64, *sealed_image([b"abc"]))
 """

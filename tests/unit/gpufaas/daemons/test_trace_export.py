@@ -16,7 +16,7 @@ from gpufaas.daemons.trace_settings import export_settings
 from gpufaas.errors import CommandError
 from gpufaas.options.configuration import TraceSettings, read_settings
 from tests.kit.fakes.trace_collector import Collector, a_collector
-from tests.kit.worlds.service_world import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 

@@ -1,6 +1,5 @@
 """What `gpufaas up` keeps and runs."""
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -15,6 +14,7 @@ from gpufaas.cli import main
 from gpufaas.errors import AlreadyUp, StackFailed
 from gpufaas.local.stack_folder import RunningStack, StackFolder, stack_folder
 from gpufaas.stack.supervisor import Part, Supervisor
+from tests.kit.waiting import eventually
 
 LOG = logging.getLogger(__name__)
 RUNNING = RunningStack(1234, "http://127.0.0.1:8080", "http://127.0.0.1:7700", "unix:/x")
@@ -38,12 +38,6 @@ def part(
     """A Python program as a part."""
     command = (sys.executable, "-c", program)
     return Part("toy", command, folder / "toy.log", ready, {}, stop_s, start_s)
-
-
-async def until(found: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not found():
-            await asyncio.sleep(0.02)
 
 
 def pids(folder: Path) -> list[int]:
@@ -83,7 +77,7 @@ def test_folder_is_held_once(tmp_path: Path) -> None:
     folder = StackFolder(tmp_path)
     with folder.held():
         folder.record(RUNNING)
-        with pytest.raises(AlreadyUp, match="process 1234"), folder.held():
+        with pytest.raises(AlreadyUp, match="1234"), folder.held():
             pass
     with folder.held():
         pass
@@ -121,9 +115,9 @@ def test_down_reports_it_when_nothing_is_up(
 async def test_child_is_started_again_when_it_dies_and_gone_at_the_end(tmp_path: Path) -> None:
     async with Supervisor(LOG) as children:
         await children.start(part(tmp_path, noting(tmp_path, "time.sleep(60)")))
-        await until(lambda: len(pids(tmp_path)) == 1)
+        await eventually(lambda: len(pids(tmp_path)) == 1)
         os.kill(pids(tmp_path)[0], signal.SIGKILL)
-        await until(lambda: len(pids(tmp_path)) == 2)
+        await eventually(lambda: len(pids(tmp_path)) == 2)
         assert alive(pids(tmp_path)[1])
     assert not any(alive(pid) for pid in pids(tmp_path))
 
@@ -150,5 +144,5 @@ async def test_child_that_ignores_the_request_to_end_is_killed(tmp_path: Path) -
     async with Supervisor(LOG) as children:
         program = deaf + noting(tmp_path, "time.sleep(60)")
         await children.start(part(tmp_path, program, stop_s=0.2))
-        await until(lambda: bool(pids(tmp_path)))
+        await eventually(lambda: bool(pids(tmp_path)))
     assert not any(alive(pid) for pid in pids(tmp_path))

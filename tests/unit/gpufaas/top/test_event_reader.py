@@ -12,7 +12,7 @@ import pytest
 from gpufaas.options.http_url import http_url
 from gpufaas.remote.gateway_api import GatewayApi
 from gpufaas.top.event_reader import EventReader
-from tests.kit.processes.runtime_process import wait_until
+from tests.kit.waiting import wait_until
 
 STATE: Any = {"queue": 1, "gpus": [{"id": "g0"}]}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler.client.waits import LeaderPolling, Waits
-from tests.kit.worlds.service_world import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 

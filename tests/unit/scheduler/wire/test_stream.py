@@ -121,7 +121,7 @@ def test_messages_travel_in_one_piece_when_they_are_small() -> None:
 def test_gap_is_refused_when_a_message_is_missing() -> None:
     up, down = UpChannel(), DownChannel()
     up.pack(Leave())
-    with pytest.raises(BadValue, match="message 2 after 0"):
+    with pytest.raises(BadValue, match=r"\b2\b.*\b0\b"):
         list(down.unpack(up.pack(Leave())))
 
 

@@ -16,7 +16,8 @@ from common.addresses import TcpAddress, UnixAddress
 from scheduler.model.values import LeaseId, RequestId, SlotId
 from scheduler.wire.lease_tokens import LeaseClaims, sign
 from testbed.nodes.manager_client import Manager, manager
-from tests.kit.worlds.cluster_in_process import SECRET, soon
+from tests.kit.waiting import eventually
+from tests.kit.worlds.cluster_in_process import SECRET
 from torch_shim.errors import ConnectionLost, ManagerUnreachable, RemoteFailure
 from torch_shim.leases.managers import Nodes
 from torch_shim.leases.request_context import RequestLease
@@ -174,7 +175,7 @@ async def test_session_elsewhere_is_forgotten_when_it_is_idle_and_another_one_is
         session = await reach(nodes, far.address)
         assert await asyncio.to_thread(lambda: session.node) == "node"
 
-        await soon(lambda: not nodes.elsewhere)  # it must not grow for ever
+        await eventually(lambda: not nodes.elsewhere)  # it must not grow for ever
 
         assert not session.connected
         with pytest.raises(ConnectionLost, match="idle for long"):
@@ -190,7 +191,7 @@ async def test_address_where_nobody_answers_is_forgotten(tmp_path: Path) -> None
     with pytest.raises(ManagerUnreachable):
         await reach(nodes, "tcp:127.0.0.1:1")
     assert nodes.elsewhere  # it was tried
-    await soon(lambda: not nodes.elsewhere)
+    await eventually(lambda: not nodes.elsewhere)
     nodes.close()
 
 

@@ -13,7 +13,8 @@ import pytest
 from gpu_manager.api import FunctionIdentity
 from scheduler.model.events import LeaseReleased
 from testbed.nodes.manager_client import SealedWeights
-from tests.kit.worlds.cluster_in_process import Scheduler, a_scheduler, leases_of, soon
+from tests.kit.waiting import eventually
+from tests.kit.worlds.cluster_in_process import Scheduler, a_scheduler, leases_of
 from tests.kit.worlds.joined_manager import Joined, joined
 from tests.unit.gpu_manager.server.test_joined import given, token, uploaded
 from torch_shim.leases import request_context
@@ -88,7 +89,7 @@ async def test_lease_goes_back_when_the_last_call_was_answered(tmp_path: Path) -
         with request(node, image, token(lease)) as function:
             right = await function.call()
             assert right.lease.over
-            await soon(lambda: not leases_of(it))
+            await eventually(lambda: not leases_of(it))
             assert returned(it) == [lease.lease]
         assert function.habits.calls([image.digest]) == 1
         image.close()
@@ -159,7 +160,7 @@ async def test_request_gets_another_lease_when_it_makes_a_further_call(tmp_path:
             assert leases_of(it) == {second.lease.number}
             assert function.habits.calls([image.digest]) is None
         it.driver.release(lease.lease)
-        await soon(lambda: not leases_of(it))
+        await eventually(lambda: not leases_of(it))
         assert returned(it) == [lease.lease]
         assert it.driver.status().counts.finished == {"completed": 1}
         image.close()
@@ -179,7 +180,7 @@ async def test_request_goes_to_another_node_when_its_own_is_busy(
             await function.call()
             await given(it, image, "gateway/2")
             async with joined(tmp_path, it.url, name="n1", **more):
-                await soon(lambda: len(it.driver.status().gpus) == 2)
+                await eventually(lambda: len(it.driver.status().gpus) == 2)
                 right = await function.right()
                 if reached:
                     assert right is not None
@@ -189,7 +190,7 @@ async def test_request_goes_to_another_node_when_its_own_is_busy(
                 else:  # it asks by itself from now on
                     assert right is None
                     assert await function.right() is None
-                await soon(lambda: len(leases_of(it)) == 1)
+                await eventually(lambda: len(leases_of(it)) == 1)
                 assert it.driver.status().counts.finished == {"completed": 1}
         image.close()
     await it.stop()

@@ -3,7 +3,7 @@
 from tests.unit.torch_shim.conftest import Snippet
 
 SETUP = """
-import os
+import fcntl, os
 from torch_shim.tensors import write_epochs
 from torch_shim.weights.image_memory import ImageMemories
 
@@ -26,6 +26,14 @@ def settled(module):
 
 def content(memory):
     return [os.pread(memory.descriptor, size, offset) for offset, size in memory.table.storages]
+
+def copy_of(memory):
+    copy = os.memfd_create("copy", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(copy, memory.table.total_bytes)
+    for (offset, _), part in zip(memory.table.storages, content(memory)):
+        os.pwrite(copy, part, offset)
+    fcntl.fcntl(copy, fcntl.F_ADD_SEALS, 0xF)
+    return copy
 
 def raw(value):
     return value.detach().cpu().numpy().tobytes()
@@ -153,12 +161,9 @@ def test_a_childs_writes_do_not_reach_its_parent(shim: Snippet) -> None:
 
 def test_pages_are_those_of_a_copy_and_late_writes_stay(shim: Snippet) -> None:
     shim(f"""{SETUP}
-    from torch_shim.weights.model_weights import _image
     module = model()
     memory = settled(module)
-    found = [write_epochs.storage_of(value) for value in module.parameters()]
-    found += [write_epochs.storage_of(value) for value in module.buffers()]
-    copy = _image(found, memory.table)
+    copy = copy_of(memory)
     late = module[1].weight.data
     late[3].fill_(5)  # after the copy was compared, before its pages are taken over
     expected = [raw(value) for value in weights(module)]

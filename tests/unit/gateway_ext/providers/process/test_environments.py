@@ -66,8 +66,8 @@ async def test_requirements_are_installed_logged_kept_and_removed() -> None:
         await there.provider.remove(f)
         there.build("g", "def handle(event, context):\n    return 'bare'\n")
         await there.deploy("g", update=True)
-        await there.until(lambda: len(there.heard.endpoints[g]) == 1, "the update")
-        await there.until(lambda: _only_bare(there), "the end of unused environments")
+        await eventually(lambda: len(there.heard.endpoints[g]) == 1, "the update")
+        await eventually(lambda: _only_bare(there), "the end of unused environments")
 
 
 async def test_failure_to_install_is_in_the_status_and_the_log_and_can_be_mended() -> None:

@@ -12,6 +12,7 @@ import pytest
 from gateway_ext.errors import SecretInUse, UnknownFunction
 from gateway_ext.providers.process import build_folders, process_table
 from tests.kit.processes.process_functions import HELLO, call, world
+from tests.kit.waiting import eventually
 
 NS = "openfaas-fn"
 READ = """
@@ -59,9 +60,9 @@ async def test_old_version_keeps_its_secrets_until_the_new_one_is_ready() -> Non
             await there.provider.remove_secret(NS, "key")
         there.build("f", HELLO)
         await there.deploy(update=True)
-        await there.until(lambda: there.heard.endpoints[f] not in ([], [endpoint]), "the new")
+        await eventually(lambda: there.heard.endpoints[f] not in ([], [endpoint]), "the new")
         secrets = next((there.state / "functions").iterdir()) / "secrets"
-        await there.until(lambda: not list(secrets.iterdir()), "no secret")
+        await eventually(lambda: not list(secrets.iterdir()), "no secret")
         await there.provider.remove_secret(NS, "key")
 
 
@@ -81,7 +82,7 @@ async def test_replicas_asked_for_during_a_deployment_are_not_forgotten(
         f = await there.deploy()
         monkeypatch.setattr(build_folders, "copy", slowly)
         deploying = asyncio.create_task(there.deploy(update=True))
-        await there.until(begun.is_set, "the copy of the build")
+        await eventually(begun.is_set, "the copy of the build")
         await there.provider.scale(f, 3)
         scaled.set()
         await deploying
@@ -104,7 +105,7 @@ async def test_what_hides_from_its_function_ends_with_it() -> None:
         hidden = int(await call(endpoint))
         assert _is_alive(hidden)
         await there.provider.remove(f)
-        await there.until(lambda: not _is_alive(hidden), "the end")
+        await eventually(lambda: not _is_alive(hidden), "the end")
 
 
 @as_root
@@ -118,6 +119,6 @@ async def test_user_who_has_a_process_is_given_to_no_function() -> None:
             (endpoint,) = await there.ready(f)
             assert int(await call(endpoint)) != free
             await there.provider.remove(f)
-            await there.until(lambda: not there.left(), "its end")
+            await eventually(lambda: not there.left(), "its end")
             assert stranger.poll() is None
             stranger.kill()

@@ -22,7 +22,7 @@ from gateway_ext.errors import (
 from gateway_ext.model import FunctionId, Namespace, Resources
 from tests.kit.places import ROOT
 from tests.kit.processes.process_functions import WHO, Heard, World, call, marked, world
-from tests.kit.processes.runtime_process import wait_until
+from tests.kit.waiting import eventually, wait_until
 
 NS = "openfaas-fn"
 
@@ -74,7 +74,7 @@ async def test_namespaces_keep_functions_and_secrets_apart() -> None:
         assert await provider.secrets(NS) == []
         await provider.remove_namespace("dev")
         assert [one.name for one in await provider.namespaces()] == [NS]
-        await there.until(lambda: not there.left(), "an empty folder")
+        await eventually(lambda: not there.left(), "an empty folder")
 
 
 async def test_everything_comes_back_with_a_new_provider() -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,10 +54,9 @@ def machine(_machine: Machine) -> Iterator[Machine]:
         _machine.run(hosted.unload())
     server = _machine.runtime.server_pid  # as above
     assert server is not None
-    deadline = time.monotonic() + 10
-    while len(children_of(server)) != _machine.runtime.spares["cpu"]:
-        assert time.monotonic() < deadline
-        _machine.settle()
+    _machine.until(
+        lambda: len(children_of(server)) == _machine.runtime.spares["cpu"], "spares alone are left"
+    )
 
 
 def test_model_answers_when_it_was_loaded(machine: Machine) -> None:
@@ -255,20 +254,14 @@ def test_spare_is_replaced_when_it_was_taken_or_died(machine: Machine) -> None:
     def spares() -> Sequence[ForkedWorker]:
         return machine.runtime.spare_workers("cpu")
 
-    def wait_for(arrival: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 10
-        while not arrival():
-            assert time.monotonic() < deadline
-            machine.settle()
-
-    wait_for(lambda: bool(spares()))
+    machine.until(lambda: bool(spares()), "a spare")
     taken = spares()[0]
     assert pid_of(machine.load()) == taken.pid
-    wait_for(lambda: bool(spares()))
+    machine.until(lambda: bool(spares()), "another spare")
     victim = spares()[0]
     os.kill(victim.pid, signal.SIGKILL)
-    wait_for(lambda: victim not in spares())
-    wait_for(lambda: bool(spares()))
+    machine.until(lambda: victim not in spares(), "its end")
+    machine.until(lambda: bool(spares()), "the next spare")
     assert victim not in spares()
 
 
@@ -366,10 +359,10 @@ def test_descriptors_are_as_before_when_models_came_and_went(machine: Machine) -
         with machine.connect(hosted) as caller:
             machine.call(caller, DOUBLE, torch.ones(2))
         machine.run(hosted.unload())
-    deadline = time.monotonic() + 10
-    while machine.descriptors() - machine.runtime.spares["cpu"] * 2 != before:
-        assert time.monotonic() < deadline
-        machine.settle()
+    machine.until(
+        lambda: machine.descriptors() - machine.runtime.spares["cpu"] * 2 == before,
+        "as many descriptors as before",
+    )
 
 
 def test_channel_closes_and_the_worker_goes_on_when_a_shim_talks_nonsense(

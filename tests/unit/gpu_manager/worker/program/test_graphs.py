@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from gpu_manager.worker.call_errors import CannotRecord
-from tests.unit.gpu_manager.worker.calls.caller import LocalWorker, program, raw, step, weight
+from tests.unit.gpu_manager.worker.calls.caller import (
+    CallFailed,
+    LocalWorker,
+    program,
+    raw,
+    step,
+    weight,
+)
 from torch_shim.wire.programs import Constant, Ref
 
 DOUBLE = program(step("o:mul", Ref(0), 2), output=[Ref(1)])
@@ -184,8 +191,9 @@ def test_recordings_are_given_up_when_memory_is_short() -> None:
     with worker.connect() as caller:
         for _ in range(4):
             caller.call(DOUBLE, torch.ones(4))
-        with pytest.raises(Exception, match="out of memory"):
+        with pytest.raises(CallFailed) as failed:
             caller.call(big, 0)
+        assert failed.value.failure == "out of memory"
         for _ in range(4):
             assert caller.call(DOUBLE, torch.ones(4)).outputs[0].tolist() == [2.0] * 4
     assert [one.replays for one in recorder.recordings] == [2, 2]

@@ -13,7 +13,8 @@ from scheduler.service.http.access import ApiRole
 from scheduler.wire.lease_tokens import verify
 from testbed.nodes.fake_node import fake_node
 from tests.kit.cores.builders import gpu, model
-from tests.kit.worlds.service_world import SECRET, World, a_world, eventually, leading
+from tests.kit.waiting import eventually
+from tests.kit.worlds.service_world import SECRET, World, a_world, leading
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 

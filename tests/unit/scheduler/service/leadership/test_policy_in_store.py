@@ -31,7 +31,8 @@ from scheduler.store.stored_records import (
     policy_choice,
 )
 from testbed.virtual_time import until, virtually
-from tests.kit.worlds.service_world import SECRET, eventually
+from tests.kit.waiting import eventually
+from tests.kit.worlds.service_world import SECRET
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 

@@ -12,6 +12,7 @@ from scheduler.model.errors import RequestFailed
 from scheduler.model.events import ModelLoaded, NodeSnapshot, SlotFreed
 from testbed.virtual_time import outcome
 from tests.kit.cores.builders import request
+from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import (
     TIMES,
     Wire,
@@ -19,7 +20,6 @@ from tests.kit.worlds.cluster_in_process import (
     a_scheduler,
     attached,
     leases_of,
-    soon,
 )
 
 pytestmark = pytest.mark.timeout(20, func_only=True)
@@ -36,12 +36,12 @@ async def test_stream_continues_without_a_snapshot_when_it_was_cut() -> None:
     async with Wire.to(it.url) as wire, attached(node, wire.url) as attachment:
         held = await attachment.acquire(request("r1"))
         wire.cut()
-        await soon(lambda: not attachment.connected)
-        await soon(lambda: attachment.connected)
+        await eventually(lambda: not attachment.connected)
+        await eventually(lambda: attachment.connected)
 
         assert leases_of(it) == set(node.leases) == {held.lease}
         attachment.release(held.lease)
-        await soon(lambda: not leases_of(it))
+        await eventually(lambda: not leases_of(it))
         assert snapshots([*it.events]) == 1
         assert it.driver.status().counts.finished == {"completed": 1}
     await it.stop()
@@ -50,21 +50,21 @@ async def test_stream_continues_without_a_snapshot_when_it_was_cut() -> None:
 async def test_orders_arrive_once_and_in_their_order_when_a_break_was_not_noticed_yet() -> None:
     it, node = await a_scheduler(times=PATIENT), a_node(gpus=3)
     async with Wire.to(it.url) as wire, attached(node, wire.url, times=PATIENT) as attachment:
-        await soon(lambda: it.driver.status().gpus)
+        await eventually(lambda: it.driver.status().gpus)
         wire.freeze()
         placements = [await it.driver.acquire(request(f"r{n}", f"model{n}")) for n in range(3)]
         await asyncio.sleep(0.05)
         wire.down()
-        await soon(lambda: not any(it.streams.nodes.values()))
+        await eventually(lambda: not any(it.streams.nodes.values()))
         assert node.orders == []
 
         wire.thaw()
         wire.heal()
 
-        await soon(lambda: len(node.orders) == 6)
+        await eventually(lambda: len(node.orders) == 6)
         assert [type(order) for order in node.orders] == [Prepare, Dispatch] * 3
         assert [order.lease for order in node.given(Dispatch)] == [p.lease for p in placements]
-        await soon(lambda: sum(isinstance(event, ModelLoaded) for event in it.events) == 3)
+        await eventually(lambda: sum(isinstance(event, ModelLoaded) for event in it.events) == 3)
         assert attachment.connected
         assert node.wrong == []
     await it.stop()
@@ -75,15 +75,15 @@ async def test_reports_arrive_once_when_they_were_made_during_a_break() -> None:
     async with Wire.to(it.url) as wire, attached(node, wire.url, times=PATIENT) as attachment:
         held = await attachment.acquire(request("r1"))
         wire.down()
-        await soon(lambda: not attachment.connected)
-        await soon(lambda: not node.loading)  # the load ended meanwhile
+        await eventually(lambda: not attachment.connected)
+        await eventually(lambda: not node.loading)  # the load ended meanwhile
         node.end(held.lease)
-        await soon(lambda: not node.leases)
+        await eventually(lambda: not node.leases)
         assert leases_of(it) == {held.lease}
 
         wire.heal()
 
-        await soon(lambda: not leases_of(it))
+        await eventually(lambda: not leases_of(it))
         kinds = [type(event) for event in it.events]
         assert (kinds.count(ModelLoaded), kinds.count(SlotFreed)) == (1, 1)
     await it.stop()
@@ -94,10 +94,10 @@ async def test_waiting_request_keeps_its_place_when_the_stream_is_cut() -> None:
     async with Wire.to(it.url) as wire, attached(node, wire.url) as attachment:
         held = await attachment.acquire(request("r1"))
         waiting = [asyncio.ensure_future(attachment.acquire(request(f"w{n}"))) for n in range(2)]
-        await soon(lambda: it.driver.status().waiting == 2)
+        await eventually(lambda: it.driver.status().waiting == 2)
         wire.cut()
-        await soon(lambda: not attachment.connected)
-        await soon(lambda: attachment.connected)
+        await eventually(lambda: not attachment.connected)
+        await eventually(lambda: attachment.connected)
 
         attachment.release(held.lease)
 
@@ -114,7 +114,7 @@ async def test_request_is_placed_when_it_was_asked_for_during_a_break() -> None:
     async with Wire.to(it.url) as wire, attached(node, wire.url) as attachment:
         await attachment.attached()
         wire.down()
-        await soon(lambda: not attachment.connected)
+        await eventually(lambda: not attachment.connected)
         asking = asyncio.ensure_future(attachment.acquire(request("r1")))
         await asyncio.sleep(0.05)
         wire.heal()
@@ -129,11 +129,11 @@ async def test_request_goes_to_another_node_when_the_first_is_broken_off() -> No
         attached(nodes[0], wire.url, times=PATIENT),
         attached(nodes[1], it.url, times=PATIENT) as there,
     ):
-        await soon(lambda: len(it.driver.status().gpus) == 2)
+        await eventually(lambda: len(it.driver.status().gpus) == 2)
         held = [await it.driver.acquire(request(f"h{n}", f"m{n}")) for n in range(2)]
         (lease,) = [each.lease for each in held if each.node == "n0"]
         wire.down()
-        await soon(lambda: it.streams.nodes == {"n0": False, "n1": True})
+        await eventually(lambda: it.streams.nodes == {"n0": False, "n1": True})
         assert [gpu.silent for gpu in it.driver.status().gpus] == [
             gpu.node == "n0" for gpu in it.driver.status().gpus
         ]
@@ -146,7 +146,7 @@ async def test_request_goes_to_another_node_when_the_first_is_broken_off() -> No
         assert placement.node == "n1"
         assert lease in leases_of(it)
         wire.heal()
-        await soon(lambda: leases_of(it) == {placement.lease})
+        await eventually(lambda: leases_of(it) == {placement.lease})
         there.release(placement.lease)
         assert not any(gpu.silent for gpu in it.driver.status().gpus)
         assert it.driver.status().counts.finished == {"completed": 2}
@@ -159,9 +159,9 @@ async def test_request_waits_when_the_only_node_is_broken_off_and_is_placed_when
 ):
     it, node = await a_scheduler(times=PATIENT), a_node()
     async with Wire.to(it.url) as wire, attached(node, wire.url, times=PATIENT):
-        await soon(lambda: it.driver.status().gpus)
+        await eventually(lambda: it.driver.status().gpus)
         wire.down()
-        await soon(lambda: not any(it.streams.nodes.values()))
+        await eventually(lambda: not any(it.streams.nodes.values()))
         waiting = asyncio.ensure_future(it.driver.acquire(request("r0")))
         await asyncio.sleep(0.05)
         assert it.driver.status().waiting == 1
@@ -175,12 +175,12 @@ async def test_request_waits_when_the_only_node_is_broken_off_and_is_placed_when
 async def test_node_is_offered_again_when_its_manager_starts_again_after_a_break() -> None:
     it, node = await a_scheduler(times=PATIENT), a_node()
     async with Wire.to(it.url) as wire, attached(node, wire.url, times=PATIENT) as attachment:
-        await soon(lambda: it.driver.status().gpus)
+        await eventually(lambda: it.driver.status().gpus)
         wire.down()
-        await soon(lambda: not any(it.streams.nodes.values()) and not attachment.connected)
+        await eventually(lambda: not any(it.streams.nodes.values()) and not attachment.connected)
         attachment.begin_anew()
         wire.heal()
-        await soon(lambda: snapshots([*it.events]) == 2)
+        await eventually(lambda: snapshots([*it.events]) == 2)
         assert (await it.driver.acquire(request("r0"))).node == "n0"
     await it.stop()
 
@@ -189,15 +189,15 @@ async def test_node_is_given_up_when_it_stays_away_and_is_taken_back_when_it_com
     it, node = await a_scheduler(), a_node()
     async with Wire.to(it.url) as wire, attached(node, wire.url) as attachment:
         held = await it.driver.acquire(request("r1"))
-        await soon(lambda: not node.loading and node.leases)
+        await eventually(lambda: not node.loading and node.leases)
         wire.down()
-        await soon(lambda: not it.driver.status().gpus)
+        await eventually(lambda: not it.driver.status().gpus)
         assert it.streams.nodes == {}
         assert it.driver.status().counts.finished == {"failed": 1}
 
         wire.heal()
 
-        await soon(lambda: it.driver.status().gpus)
+        await eventually(lambda: it.driver.status().gpus)
         assert leases_of(it) == set(node.leases) == {held.lease}
         (gpu,) = it.driver.status().gpus
         assert [found.model for found in gpu.residents] == ["bert"]
@@ -215,10 +215,10 @@ async def test_silent_stream_is_given_up_by_both_ends_when_the_network_loses_eve
     async with Wire.to(it.url) as wire, attached(node, wire.url, times=PATIENT) as attachment:
         held = await attachment.acquire(request("r1"))
         wire.freeze()
-        await soon(lambda: not attachment.connected)
-        await soon(lambda: it.streams.nodes == {"n0": False})
+        await eventually(lambda: not attachment.connected)
+        await eventually(lambda: it.streams.nodes == {"n0": False})
         wire.thaw()
-        await soon(lambda: attachment.connected and it.streams.nodes == {"n0": True})
+        await eventually(lambda: attachment.connected and it.streams.nodes == {"n0": True})
         assert leases_of(it) == set(node.leases) == {held.lease}
         assert snapshots([*it.events]) == 1
     await it.stop()
@@ -230,11 +230,11 @@ async def test_leases_fail_when_the_manager_comes_back_as_another_process() -> N
         async with attached(node, wire.url) as attachment:
             await attachment.acquire(request("r1"))
             wire.down()
-            await soon(lambda: not attachment.connected)
+            await eventually(lambda: not attachment.connected)
         node.crash()
         wire.heal()
         async with attached(node, wire.url) as again:
-            await soon(lambda: snapshots([*it.events]) == 2)
+            await eventually(lambda: snapshots([*it.events]) == 2)
             assert not leases_of(it)
             assert it.driver.status().counts.finished == {"failed": 1}
             assert (await again.acquire(request("r2"))).gpu == "n0.0"
@@ -246,12 +246,12 @@ async def test_end_of_a_lease_is_ordered_again_when_the_first_order_was_lost() -
     async with Wire.to(it.url) as wire, attached(node, wire.url, times=PATIENT) as attachment:
         held = await attachment.acquire(request("r1"))
         wire.down()
-        await soon(lambda: not any(it.streams.nodes.values()) and not attachment.connected)
+        await eventually(lambda: not any(it.streams.nodes.values()) and not attachment.connected)
         it.driver.release(held.lease)
         attachment.begin_anew()  # as if too many messages had waited
         wire.heal()
 
-        await soon(lambda: not leases_of(it))
+        await eventually(lambda: not leases_of(it))
         assert not node.leases
         assert snapshots([*it.events]) == 2
     await it.stop()
@@ -266,7 +266,7 @@ async def test_callers_are_answered_once_each_when_the_stream_is_cut_all_the_tim
             attached(nodes[0], left.url, times=PATIENT) as one,
             attached(nodes[1], right.url, times=PATIENT) as two,
         ):
-            await soon(lambda: len(it.driver.status().gpus) == 4)
+            await eventually(lambda: len(it.driver.status().gpus) == 4)
             served: list[int] = []
 
             async def call(number: int) -> None:
@@ -283,7 +283,7 @@ async def test_callers_are_answered_once_each_when_the_stream_is_cut_all_the_tim
                 await asyncio.sleep(random.uniform(0.005, 0.04))
                 random.choice((left, right)).cut()
             await callers
-            await soon(lambda: not leases_of(it))
+            await eventually(lambda: not leases_of(it))
             assert snapshots([*it.events]) == 2
 
         assert len(served) == len(set(served)) == 80
@@ -299,7 +299,7 @@ async def test_call_is_answered_by_the_grant_when_the_answer_is_lost_with_the_sc
     async with Wire.to(it.url) as wire, attached(node, wire.url) as attachment:
         await attachment.attached()
         asking = asyncio.ensure_future(attachment.acquire(request("r1")))
-        await soon(lambda: node.leases)
+        await eventually(lambda: node.leases)
         wire.down()
         assert not isinstance(await outcome(asking), RequestFailed)
         assert (await asking).lease in node.leases

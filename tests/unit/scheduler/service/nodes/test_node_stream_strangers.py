@@ -27,6 +27,7 @@ from scheduler.wire.node_stream import (
     stream_key,
 )
 from tests.kit.cores.builders import request
+from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import (
     SECRET,
     Scheduler,
@@ -34,7 +35,6 @@ from tests.kit.worlds.cluster_in_process import (
     a_scheduler,
     attached,
     leases_of,
-    soon,
 )
 
 pytestmark = pytest.mark.timeout(20, func_only=True)
@@ -149,7 +149,7 @@ async def test_manager_does_not_follow_a_scheduler_that_does_not_know_the_secret
 ) -> None:
     it, node = await a_scheduler(secret=b"another secret"), a_node()
     async with attached(node, it.url) as attachment:
-        await soon(lambda: "does not know the cluster's secret" in caplog.text)
+        await eventually(lambda: "does not know the cluster's secret" in caplog.text)
         assert not attachment.connected
         assert it.streams.nodes == {}
     await it.stop()
@@ -161,11 +161,11 @@ async def test_node_gets_nothing_new_when_it_reconnects_before_its_old_socket_ha
         assert isinstance(await greeted(one), Welcome)
         report = Report(node.snapshot())
         await one.send(UpChannel().pack(report))
-        await soon(lambda: it.driver.status().gpus)
+        await eventually(lambda: it.driver.status().gpus)
         assert isinstance(await greeted(two), Welcome)
         assert [gpu.silent for gpu in it.driver.status().gpus] == [True]
         await two.send(UpChannel().pack(report))
-        await soon(lambda: [gpu.silent for gpu in it.driver.status().gpus] == [False])
+        await eventually(lambda: [gpu.silent for gpu in it.driver.status().gpus] == [False])
     await it.stop()
 
 
@@ -201,7 +201,7 @@ async def test_node_is_given_up_when_it_talks_nonsense(sent: bytes | str) -> Non
         assert it.streams.nodes == {"n9": True}
         await socket.send(sent)
         assert await hung_up(socket)
-    await soon(lambda: it.streams.nodes == {})
+    await eventually(lambda: it.streams.nodes == {})
     await it.stop()
 
 
@@ -227,8 +227,8 @@ async def test_stream_breaks_when_a_node_speaks_for_another(
     async with attached(node, it.url) as attachment:
         await attachment.attached()
         attachment.report(NodeSnapshot(NodeId("n1"), ()))
-        await soon(lambda: "reports as node n1" in caplog.text)
-        await soon(lambda: attachment.connected and it.driver.status().gpus)
+        await eventually(lambda: "reports as node n1" in caplog.text)
+        await eventually(lambda: attachment.connected and it.driver.status().gpus)
         assert it.driver.status().nodes == ("n0",)
     await it.stop()
 

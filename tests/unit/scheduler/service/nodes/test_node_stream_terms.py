@@ -11,6 +11,7 @@ from gpu_manager.errors import BadSetting
 from scheduler.model.actions import Demote, Dispatch, Prepare
 from scheduler.model.events import ModelRegistered, NodeSnapshot
 from tests.kit.cores.builders import model, request
+from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import (
     TIMES,
     Scheduler,
@@ -21,7 +22,6 @@ from tests.kit.worlds.cluster_in_process import (
     a_standby,
     attached,
     leases_of,
-    soon,
 )
 
 pytestmark = pytest.mark.timeout(20, func_only=True)
@@ -40,12 +40,12 @@ def residents(it: Scheduler) -> list[str]:
 
 async def warm(it: Scheduler, node: ToldNode, *models: str) -> None:
     """Have the node hold these models, the first one least recently used."""
-    await soon(lambda: it.driver.status().gpus)
+    await eventually(lambda: it.driver.status().gpus)
     for name in models:
         placement = await it.driver.acquire(request(f"warm-{name}", name))
-        await soon(lambda: node.leases and not node.loading)
+        await eventually(lambda: node.leases and not node.loading)
         it.driver.release(placement.lease)
-        await soon(lambda: not leases_of(it))
+        await eventually(lambda: not leases_of(it))
 
 
 async def test_models_and_leases_stay_when_a_leader_of_a_higher_term_takes_over() -> None:
@@ -54,13 +54,13 @@ async def test_models_and_leases_stay_when_a_leader_of_a_higher_term_takes_over(
         await warm(old, node, "vit", "bert")
         held = await attachment.acquire(request("r1", "vit"))
         waiting = asyncio.ensure_future(attachment.acquire(request("r2", "bert")))
-        await soon(lambda: old.driver.status().waiting)
+        await eventually(lambda: old.driver.status().waiting)
         orders = len(node.orders)
         await old.stop()
 
         new = await a_scheduler(term=4, port=port(old))
 
-        await soon(lambda: new.driver.status().waiting)
+        await eventually(lambda: new.driver.status().waiting)
         assert leases_of(new) == set(node.leases) == {held.lease}
         assert sorted(residents(new)) == ["bert", "vit"]
         assert len(node.orders) == orders
@@ -82,7 +82,7 @@ async def test_least_recently_used_model_leaves_first_when_a_new_leader_needs_ro
         await warm(old, node, "bert", "vit")
         await old.stop()
         new = await a_scheduler(term=4, port=port(old))
-        await soon(lambda: new.driver.status().gpus)
+        await eventually(lambda: new.driver.status().gpus)
 
         await attachment.acquire(request("r1", "gpt"))
 
@@ -97,7 +97,7 @@ async def test_sizes_of_models_are_reported_again_when_a_new_leader_knows_nothin
         await attachment.attached()
         await old.stop()
         new = await a_scheduler(term=4, port=port(old))
-        await soon(lambda: new.driver.status().gpus)
+        await eventually(lambda: new.driver.status().gpus)
         await attachment.acquire(request("r1", "vit"))
         (order,) = node.given(Prepare)
         assert order.loads[0].memory_bytes == 3000 << 20
@@ -111,7 +111,7 @@ async def test_leader_of_a_lower_term_is_refused_and_notified_when_a_higher_one_
         await first.stop()
         stale = await a_scheduler(term=4, port=port(first))
 
-        await soon(lambda: stale.fenced)
+        await eventually(lambda: stale.fenced)
 
         assert stale.fenced[0] == 5
         await asyncio.sleep(0.2)
@@ -120,7 +120,7 @@ async def test_leader_of_a_lower_term_is_refused_and_notified_when_a_higher_one_
         assert set(node.leases) == {held.lease}
         await stale.stop()
         next_one = await a_scheduler(term=6, port=port(first))
-        await soon(lambda: next_one.driver.status().gpus)
+        await eventually(lambda: next_one.driver.status().gpus)
         assert leases_of(next_one) == {held.lease}
         await next_one.stop()
 
@@ -132,7 +132,7 @@ async def test_leader_in_the_same_term_is_followed_when_it_was_started_again() -
         held = await attachment.acquire(request("r1"))
         await first.stop()
         again = await a_scheduler(term=5, port=port(first))
-        await soon(lambda: again.driver.status().gpus)
+        await eventually(lambda: again.driver.status().gpus)
         assert leases_of(again) == {held.lease}
         attachment.release(held.lease)
         assert (await attachment.acquire(request("r2"))).lease > held.lease
@@ -144,12 +144,12 @@ async def test_manager_goes_over_when_another_leader_was_elected_behind_its_lead
     old, new = await a_scheduler(term=1), await a_scheduler(term=2)
     node = a_node()
     async with attached(node, old.url, new.url) as attachment:
-        await soon(lambda: leases_of(new) or new.driver.status().gpus)
+        await eventually(lambda: leases_of(new) or new.driver.status().gpus)
         assert old.fenced == [2]
         assert attachment.term == 2
         placement = await attachment.acquire(request("r1"))
         assert placement.lease >> 32 == 2
-        await soon(lambda: not old.driver.status().gpus)
+        await eventually(lambda: not old.driver.status().gpus)
         assert all(order.lease >> 32 == 2 for order in node.given(Dispatch))
     await old.stop()
     await new.stop()
@@ -181,10 +181,12 @@ async def test_no_slot_is_given_twice_when_two_leaders_give_leases_at_once() -> 
             late = asyncio.ensure_future(old.driver.acquire(request("late", "m0")))
             wire.target = ("127.0.0.1", port(new))
             wire.cut()
-            await soon(lambda: len(new.driver.status().gpus) == 2)
+            await eventually(lambda: len(new.driver.status().gpus) == 2)
 
             next_one = asyncio.ensure_future(new.driver.acquire(request("next", "m0")))
-            await soon(lambda: new.driver.status().waiting or new.driver.status().waiting_locally)
+            await eventually(
+                lambda: new.driver.status().waiting or new.driver.status().waiting_locally
+            )
             assert leases_of(new) == {placement.lease for placement in held}
             assert not next_one.done()
             attachment.release(held[0].lease)
@@ -201,12 +203,12 @@ async def test_contention_is_forgotten_when_a_new_leader_has_no_waiting_requests
     async with attached(node, old.url) as attachment:
         await attachment.acquire(request("r1"))
         caller = asyncio.ensure_future(old.driver.acquire(request("r2")))
-        await soon(lambda: node.contentions and node.contentions[-1][1])
+        await eventually(lambda: node.contentions and node.contentions[-1][1])
         await old.stop()
         await asyncio.wait({caller})
         assert caller.exception() is not None
         new = await a_scheduler(term=2, port=port(old))
-        await soon(lambda: any(isinstance(event, NodeSnapshot) for event in new.events))
+        await eventually(lambda: any(isinstance(event, NodeSnapshot) for event in new.events))
         assert not node.contentions[-1][1]
         assert node.residents[GPU].keys() == {ModelId("bert")}
         await new.stop()
@@ -219,24 +221,24 @@ async def test_release_reaches_the_next_leader_when_no_scheduler_led_as_it_was_s
         unseen = await attachment.acquire(request("r2", "vit"))
         await old.stop()
         attachment.release(seen.lease)
-        await soon(lambda: not attachment.connected)
+        await eventually(lambda: not attachment.connected)
         attachment.begin_anew()
         attachment.release(unseen.lease)
         new = await a_scheduler(term=2, port=port(old))
-        await soon(lambda: new.driver.status().gpus)
-        await soon(lambda: not node.leases and not leases_of(new))
+        await eventually(lambda: new.driver.status().gpus)
+        await eventually(lambda: not node.leases and not leases_of(new))
         await new.stop()
 
 
 async def test_caller_is_given_its_lease_again_when_the_answer_died_with_the_leader() -> None:
     old, node = await a_scheduler(term=1), a_node()
     async with attached(node, old.url):
-        await soon(lambda: old.driver.status().gpus)
+        await eventually(lambda: old.driver.status().gpus)
         lost = await old.driver.acquire(request("r1"))  # the gateway never receives it
-        await soon(lambda: node.leases)
+        await eventually(lambda: node.leases)
         await old.stop()
         new = await a_scheduler(term=2, port=port(old))
-        await soon(lambda: new.driver.status().gpus)
+        await eventually(lambda: new.driver.status().gpus)
         other = asyncio.ensure_future(new.driver.acquire(request("r2")))
 
         again = await new.driver.acquire(request("r1"))
@@ -257,11 +259,11 @@ async def test_leaving_node_is_given_no_request_when_a_new_leader_learns_of_it()
         attachment.drain([GPU])
         await old.stop()
         new = await a_scheduler(term=2, port=port(old))
-        await soon(lambda: new.driver.status().gpus)
+        await eventually(lambda: new.driver.status().gpus)
         waiting = asyncio.ensure_future(new.driver.acquire(request("r2")))
-        await soon(lambda: new.driver.status().waiting)
+        await eventually(lambda: new.driver.status().waiting)
         node.end(held.lease)
-        await soon(lambda: not new.driver.status().gpus)
+        await eventually(lambda: not new.driver.status().gpus)
         assert not waiting.done()
         waiting.cancel()
         await new.stop()
@@ -271,10 +273,10 @@ async def test_request_fails_when_its_grant_crosses_the_drain_of_its_node() -> N
     it, node = await a_scheduler(), a_node()
     async with attached(node, it.url) as attachment:
         await attachment.attached()
-        await soon(lambda: it.driver.status().gpus)
+        await eventually(lambda: it.driver.status().gpus)
         placement = asyncio.ensure_future(it.driver.acquire(request("r1")))
         attachment.drain([GPU])
-        await soon(lambda: not it.driver.status().gpus)
+        await eventually(lambda: not it.driver.status().gpus)
         assert placement.done()
         assert node.given(Dispatch) == []
         assert it.driver.status().counts.finished == {"failed": 1}
@@ -321,7 +323,7 @@ async def test_every_caller_is_served_when_leaders_follow_each_other_all_the_tim
             term += 1
             it = await a_scheduler(term=term, port=gate)
         await callers
-        await soon(lambda: len(it.driver.status().gpus) == 4 and not leases_of(it))
+        await eventually(lambda: len(it.driver.status().gpus) == 4 and not leases_of(it))
         assert len(served) == len(set(served)) == 72
         assert term > 2
         assert [node.twice() for node in nodes] == [[], []]

@@ -18,14 +18,8 @@ from scheduler.model.events import (
 from scheduler.model.values import GpuSpec, Placement, RequestId
 from testbed.virtual_time import outcome
 from tests.kit.cores.builders import model, request
-from tests.kit.worlds.cluster_in_process import (
-    ToldNode,
-    a_node,
-    a_scheduler,
-    attached,
-    leases_of,
-    soon,
-)
+from tests.kit.waiting import eventually
+from tests.kit.worlds.cluster_in_process import ToldNode, a_node, a_scheduler, attached, leases_of
 
 pytestmark = pytest.mark.timeout(20, func_only=True)
 
@@ -41,7 +35,7 @@ async def test_request_is_placed_on_the_node_when_it_is_attached() -> None:
         assert placement.lease >> 32 == 7
         assert leases_of(it) == set(node.leases) == {placement.lease}
         attachment.release(placement.lease)
-        await soon(lambda: not leases_of(it))
+        await eventually(lambda: not leases_of(it))
         assert (await attachment.acquire(request("r2"))).hit
     assert node.wrong == []
     await it.stop()
@@ -50,11 +44,11 @@ async def test_request_is_placed_on_the_node_when_it_is_attached() -> None:
 async def test_caller_elsewhere_is_given_the_node_when_it_asks_the_scheduler() -> None:
     it, node = await a_scheduler(), a_node()
     async with attached(node, it.url):
-        await soon(lambda: it.driver.status().gpus)
+        await eventually(lambda: it.driver.status().gpus)
 
         placement = await it.driver.acquire(request("r1"))
 
-        await soon(lambda: placement.lease in node.leases)
+        await eventually(lambda: placement.lease in node.leases)
         (order,) = node.given(Dispatch)
         assert (order.requests, order.explanation) == (("r1",), None)
     await it.stop()
@@ -63,7 +57,7 @@ async def test_caller_elsewhere_is_given_the_node_when_it_asks_the_scheduler() -
 async def test_manager_is_given_a_lease_of_another_node_when_its_own_is_taken() -> None:
     it, near, far = await a_scheduler(), a_node("n0"), a_node("n1")
     async with attached(near, it.url) as here, attached(far, it.url):
-        await soon(lambda: len(it.driver.status().gpus) == 2)
+        await eventually(lambda: len(it.driver.status().gpus) == 2)
         asked = [request("r1", "bert"), request("r2", "vit")]
         nodes = {(await here.acquire(each)).node for each in asked}
         assert nodes == {"n0", "n1"}
@@ -95,17 +89,17 @@ async def test_model_is_pinned_and_evicted_when_the_manager_asks_for_it() -> Non
         await attachment.pin(BERT, GpuId("n0.0"))
         (gpu,) = (await attachment.survey()).gpus
         assert [(found.model, found.pinned) for found in gpu.residents] == [("bert", True)]
-        await soon(lambda: not leases_of(it))
+        await eventually(lambda: not leases_of(it))
         await attachment.unpin(BERT)
         await attachment.evict(BERT)
-        await soon(lambda: not node.residents[GpuId("n0.0")])
+        await eventually(lambda: not node.residents[GpuId("n0.0")])
     await it.stop()
 
 
 async def test_survey_shows_this_nodes_gpus_alone_when_there_are_others() -> None:
     it, node, other = await a_scheduler(), a_node("n0"), a_node("n1")
     async with attached(node, it.url) as attachment, attached(other, it.url):
-        await soon(lambda: len(it.driver.status().gpus) == 2)
+        await eventually(lambda: len(it.driver.status().gpus) == 2)
         status = await attachment.survey()
         assert [gpu.id for gpu in status.gpus] == ["n0.0"]
         assert set(status.nodes) == {"n0", "n1"}
@@ -126,13 +120,13 @@ async def test_waiting_request_is_cancelled_when_its_caller_goes_away() -> None:
     async with attached(node, it.url) as attachment:
         held = await attachment.acquire(request("r1"))
         waiting = asyncio.ensure_future(attachment.acquire(request("r2")))
-        await soon(lambda: it.driver.status().waiting)
+        await eventually(lambda: it.driver.status().waiting)
 
         waiting.cancel()
 
-        await soon(lambda: not it.driver.status().waiting)
+        await eventually(lambda: not it.driver.status().waiting)
         attachment.release(held.lease)
-        await soon(lambda: not leases_of(it))
+        await eventually(lambda: not leases_of(it))
         assert len(node.given(Dispatch)) == 1
     await it.stop()
 
@@ -154,7 +148,7 @@ async def test_lease_ends_when_its_caller_goes_away_as_it_is_given() -> None:
 
         assert isinstance(await outcome(node.caller), asyncio.CancelledError)
 
-        await soon(lambda: node.given(EndLease) and not leases_of(it))
+        await eventually(lambda: node.given(EndLease) and not leases_of(it))
         assert not node.leases
     await it.stop()
 
@@ -168,7 +162,7 @@ async def test_other_caller_keeps_the_request_when_one_of_two_goes_away() -> Non
     async with attached(node, it.url) as attachment:
         held = await attachment.acquire(request("r1"))
         one, two = (asyncio.ensure_future(attachment.acquire(request("r2"))) for _ in range(2))
-        await soon(lambda: it.driver.status().waiting)
+        await eventually(lambda: it.driver.status().waiting)
         await asyncio.sleep(0.05)
 
         one.cancel()
@@ -202,11 +196,11 @@ async def test_request_comes_to_the_front_when_it_gave_its_lease_back_early() ->
     async with attached(node, it.url) as attachment:
         first = await attachment.acquire(request("r1"))
         attachment.release(first.lease, may_return=True)
-        await soon(lambda: not leases_of(it))
+        await eventually(lambda: not leases_of(it))
         second = await attachment.acquire(request("r2"))
         waiting = asyncio.ensure_future(attachment.acquire(request("r3")))
         again = asyncio.ensure_future(attachment.wanted(RequestId("r1")))
-        await soon(lambda: it.driver.status().waiting == 2)
+        await eventually(lambda: it.driver.status().waiting == 2)
 
         attachment.release(second.lease)
 
@@ -223,15 +217,15 @@ async def test_lease_lives_when_a_snapshot_crosses_its_grant() -> None:
     it, node = await a_scheduler(), a_node()
     async with attached(node, it.url) as attachment:
         await attachment.attached()
-        await soon(lambda: it.driver.status().gpus)
+        await eventually(lambda: it.driver.status().gpus)
         asking = asyncio.ensure_future(it.driver.acquire(request("r1")))
         attachment.report(node.snapshot())  # it goes up while the grant comes down
         await asyncio.sleep(0)
 
         placement = await asking
 
-        await soon(lambda: len([e for e in it.events if isinstance(e, NodeSnapshot)]) == 2)
-        await soon(lambda: placement.lease in node.leases)
+        await eventually(lambda: len([e for e in it.events if isinstance(e, NodeSnapshot)]) == 2)
+        await eventually(lambda: placement.lease in node.leases)
         assert leases_of(it) == {placement.lease}
         (gpu,) = it.driver.status().gpus
         assert [found.model for found in gpu.residents] == list(node.residents[GpuId("n0.0")])
@@ -245,12 +239,12 @@ async def test_lease_does_not_come_back_when_its_grant_is_repeated_after_its_end
         placement = await attachment.acquire(request("r1"))
         (grant,) = node.given(Dispatch)
         node.end(placement.lease)
-        await soon(lambda: not node.leases)
+        await eventually(lambda: not node.leases)
 
         again = it.streams.attached[node.name]  # as the driver would repeat it
         again.grant(grant)
 
-        await soon(lambda: sum(isinstance(event, SlotFreed) for event in it.events) == 2)
+        await eventually(lambda: sum(isinstance(event, SlotFreed) for event in it.events) == 2)
         assert not node.leases
         assert not leases_of(it)
     await it.stop()
@@ -265,7 +259,7 @@ async def test_gpus_are_gone_at_once_when_the_manager_leaves() -> None:
         placement = await attachment.acquire(request("r1"))
         attachment.report(GpuDraining(GpuId("n0.0")))
         node.end(placement.lease)
-        await soon(lambda: not node.leases)
+        await eventually(lambda: not node.leases)
     assert it.driver.status().nodes == ()
     assert it.streams.nodes == {}
     assert any(isinstance(event, SlotFreed) for event in it.events)
@@ -278,10 +272,10 @@ async def test_draining_gpu_takes_no_request_when_it_still_holds_a_lease() -> No
         held = await attachment.acquire(request("r1"))
         attachment.report(GpuDraining(GpuId("n0.0")))
         waiting = asyncio.ensure_future(attachment.acquire(request("r2")))
-        await soon(lambda: it.driver.status().waiting)
+        await eventually(lambda: it.driver.status().waiting)
         attachment.report(LeaseReleased(held.lease))
-        await soon(lambda: node.given(EndLease) and not node.leases)
-        await soon(lambda: not it.driver.status().gpus)
+        await eventually(lambda: node.given(EndLease) and not node.leases)
+        await eventually(lambda: not it.driver.status().gpus)
         assert not waiting.done()
         waiting.cancel()
     await it.stop()

@@ -11,7 +11,8 @@ from scheduler.model.values import SlotId
 from scheduler.service.http.access import ApiRole
 from testbed.nodes.fake_node import fake_node
 from tests.kit.cores.builders import gpu
-from tests.kit.worlds.service_world import World, a_world, eventually, leading
+from tests.kit.waiting import eventually
+from tests.kit.worlds.service_world import World, a_world, leading
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 
