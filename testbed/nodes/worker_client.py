@@ -146,7 +146,7 @@ class FunctionClient:
         raise AssertionError("every lease ended before its first call")
 
     def release(self) -> None:
-        self.control.tell(FrameKind.RELEASE, {"lease": self.lease})
+        self.control.notify(FrameKind.RELEASE, {"lease": self.lease})
 
     def close(self) -> None:
         self.control.close()
