@@ -66,7 +66,7 @@ class BlockingControl:
         assert frame.kind is FrameKind.ANSWER
         return frame
 
-    def tell(self, kind: FrameKind, fields: dict[str, Any]) -> None:
+    def notify(self, kind: FrameKind, fields: dict[str, Any]) -> None:
         self.wire.send(kind, [0, fields])
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from torch_shim.leases import leasing
 used = threading.local()
 lease_for = leasing.ProcessLeases.lease_for
 def noted(self, batch, bring):
-    found = right(self, batch, bring)
+    found = lease_for(self, batch, bring)
     used.last = found.session._control.welcome["node"], found.lease.number
     return found
 leasing.ProcessLeases.lease_for = noted

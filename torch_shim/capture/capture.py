@@ -63,7 +63,7 @@ class Capture:
         if entry.stage is not Stage.TRACED:
             self._trace(root, entry, module, args, kwargs)
             report.local_call("its graph is being traced", 0, root.name)
-            with request_context.timed_here("its graph is being traced"):
+            with request_context.timed_locally("its graph is being traced"):
                 return self._call_module(module, *args, **kwargs)
         before = self._roots.graphs_run()
         answer = entry.untraced(module, *args, **kwargs)

@@ -144,7 +144,7 @@ async def test_load_under_way_is_given_up_when_its_model_is_told_to_leave() -> N
 
         await it.driver.evict(model)
 
-        with pytest.raises(NoWorker, match="told to leave"):
+        with pytest.raises(NoWorker, match="it was unloaded"):
             await waiting
         await until(2.0)
         assert it.runtime.hosted == []

@@ -220,7 +220,7 @@ async def test_release_is_heard_by_the_next_leader_when_nobody_led_as_it_was_sai
         await old.stop()
         attachment.release(seen.lease)
         await soon(lambda: not attachment.connected)
-        attachment.begin_anew()
+        attachment.restart_stream()
         attachment.release(unseen.lease)
         new = await a_scheduler(term=2, port=port(old))
         await soon(lambda: new.driver.status().gpus)
