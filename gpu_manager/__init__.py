@@ -1,1 +1,1 @@
-"""The GPU manager: keeps each resident model in a process of its own on a node's GPUs."""
+"""The GPU manager of a node: runs each resident model in a separate process on the node's GPUs."""

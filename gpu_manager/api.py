@@ -1,4 +1,4 @@
-"""What the command line may use of the GPU manager."""
+"""The part of the GPU manager that the command line may use."""
 
 from gpu_manager.attachment.scheduling import Scheduling
 from gpu_manager.credentials import ADMINISTRATOR, FunctionCredentials, FunctionIdentity

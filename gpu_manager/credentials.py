@@ -1,4 +1,4 @@
-"""Credentials of this manager's clients, made and checked under its secret; the secret's file."""
+"""Issues and checks clients' credentials with the manager's secret; loads the secret's file."""
 
 import contextlib
 import hmac
@@ -13,7 +13,7 @@ from gpu_manager.errors import BadSetting
 
 _SECRET_BYTES = 32
 _LEAST_SECRET_BYTES = 16
-# What OpenFaaS allows in the names of namespaces and functions.
+# The names that OpenFaaS allows for namespaces and functions.
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
 
 
@@ -28,25 +28,25 @@ class FunctionIdentity:
         return f"{self.tenant}/{self.function}"
 
 
-# No function can have this name, so that no deployment gives these rights.
+# No function can have this name, so no deployment can gain administrator rights.
 ADMINISTRATOR = FunctionIdentity("admin", "*")
 
 
 class FunctionCredentials:
-    """Issues credentials, `tenant/function:mac`, and recognises forged ones."""
+    """Issues credentials, `tenant/function:mac`, and checks them."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     def issue(self, identity: FunctionIdentity) -> str:
-        """The credential that the deployment of this function hands to it."""
+        """Return the credential for this function; its deployment passes it to the function."""
         for name in (identity.tenant, identity.function):
             if identity != ADMINISTRATOR and not _NAME.fullmatch(name):
                 raise BadSetting("function", str(identity), "letters, digits, '-', '_' and '.'")
         return f"{identity}:{self._mac(str(identity))}"
 
     def identify(self, credential: str) -> FunctionIdentity | None:
-        """The function of a credential; None for one that this secret did not make."""
+        """Return the function of a credential; None if it was not issued with this secret."""
         name, _, mac = credential.rpartition(":")
         if not hmac.compare_digest(mac.encode(), self._mac(name).encode()):
             return None
@@ -58,12 +58,12 @@ class FunctionCredentials:
 
 
 def fresh_secret() -> bytes:
-    """A secret for the life of one process."""
+    """Return a random secret, valid for the life of one process."""
     return secrets.token_bytes(_SECRET_BYTES)
 
 
 def load_secret(path: Path) -> bytes:
-    """The secret in this file, which is made, readable by its owner alone, where it is missing."""
+    """Return the secret in this file; if it is missing, create it, readable only by its owner."""
     try:
         secret = _read(path)
     except FileNotFoundError:
@@ -80,24 +80,24 @@ def _read(path: Path) -> bytes:
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
         mode = found.st_mode
-        # A file of another owner, as Kubernetes mounts secrets, is read as its group alone.
+        # A file of another owner, as Kubernetes mounts secrets, may be readable by its group.
         least = stat.S_IRGRP if found.st_uid != os.geteuid() else 0
         if mode & (stat.S_IRWXG | stat.S_IRWXO) & ~least:
-            detail = f"others may use it (mode {stat.S_IMODE(mode):o}); chmod 600 it"
+            detail = f"other users may access it (mode {stat.S_IMODE(mode):o}); chmod 600 it"
             raise BadSetting("secret file", str(path), detail)
         return file.read()
 
 
 def _make(path: Path) -> None:
-    """Written aside and linked into place, so that no reader sees half, and the first one stays."""
-    # Not the process's number: it is the same in each life of a container, and one may be killed
-    # before it has tidied up.
+    """Write a temporary file and link it into place: readers see whole files, the first stays."""
+    # The name is random, not the process id: a restarted container has the same process id, and a
+    # killed process may have left its temporary file.
     aside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             _write(aside, fresh_secret())
-            with contextlib.suppress(FileExistsError):  # another manager was first
+            with contextlib.suppress(FileExistsError):  # another manager created it first
                 path.hardlink_to(aside)
         finally:
             aside.unlink(missing_ok=True)
@@ -110,4 +110,4 @@ def _write(path: Path, secret: bytes) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(secret)
         file.flush()
-        os.fsync(file.fileno())  # or a machine that dies leaves an empty secret
+        os.fsync(file.fileno())  # otherwise a power failure could leave an empty secret

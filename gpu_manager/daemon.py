@@ -1,4 +1,4 @@
-"""The life of a GPU manager: builds its parts in order, drains, and takes them down again."""
+"""The GPU manager's lifecycle: builds its parts in order, starts them, drains and stops them."""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 MakeRuntime = Callable[[Observer, Sequence[GpuDevice]], Awaitable[Runtime]]
 
-# Without a word from a person, weights may take this share of the memory that is free.
+# By default the weight store's budget is this fraction (1/N) of the free memory.
 _STORE_SHARE = 4
 
 
@@ -59,7 +59,7 @@ class GpuManager:
         make_runtime: MakeRuntime,
         neighbours: Neighbours | None = None,
     ) -> None:
-        """`neighbours` are the other nodes of its cluster, if it belongs to one."""
+        """`neighbours` are the other nodes of the manager's cluster, if it belongs to one."""
         self._settings = settings
         self._scheduling = scheduling
         secret = (
@@ -85,7 +85,7 @@ class GpuManager:
         self._acquiring = Acquiring(
             self.node, scheduling, library, presented, self.leases_elsewhere
         )
-        sessions = ClientSessions(self._acquiring.ended)
+        sessions = ClientSessions(self._acquiring.end_session)
         self.node.lease_ended = sessions.lease_ended
         self._server = ManagerServer(
             Services(
@@ -101,19 +101,21 @@ class GpuManager:
         )
         self._watch = DeviceWatch(self.node)
         self._sessions = sessions
-        self._exporter = Exporter(self.metrics, self._trouble)
+        self._exporter = Exporter(self.metrics, self._not_ready_reason)
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Where clients find it."""
+        """The addresses at which clients reach the manager."""
         return self._server.addresses
 
     async def start(self) -> None:
-        """Take clients and orders."""
+        """Accept clients and orders."""
         try:
             self._server.listen(self._settings.listen)
             addresses = self._settings.advertise or self._server.addresses
-            self.node.addresses = tuple(str(self._server.shown(address)) for address in addresses)
+            self.node.addresses = tuple(
+                str(self._server.advertised(address)) for address in addresses
+            )
             self._runtime = await self._make_runtime(self.node, self.devices)
             self._scheduling.attach(self.node.name, self.node)
             self.node.start(self._runtime, self._scheduling)
@@ -125,7 +127,7 @@ class GpuManager:
             raise
 
     async def stop(self) -> None:
-        """Take no new client or request, let calls in flight end, leave nothing behind."""
+        """Stop accepting clients and requests, wait for calls in flight, and release everything."""
         await self._exporter.stop()
         self._acquiring.stop()
         self._server.stop_listening()
@@ -141,12 +143,12 @@ class GpuManager:
             gpu.close()
 
     def metrics(self) -> bytes:
-        """The page that Prometheus reads."""
+        """Return the metrics page for Prometheus."""
         return page(self._families()) + process_metrics.page()
 
     @property
     def metrics_address(self) -> tuple[str, int]:
-        """Where Prometheus is answered, if that is wished."""
+        """The host and port of the metrics server, which must be enabled."""
         return self._exporter.address
 
     def _families(self) -> Iterator[MetricFamily]:
@@ -157,8 +159,8 @@ class GpuManager:
         yield from of_gpus(self.node.gpus.values())
         yield from of_weights(self._store.status())
 
-    def _trouble(self) -> str:
-        """Why no call can be served here now; empty where one can."""
+    def _not_ready_reason(self) -> str:
+        """Return why no call can be served now; empty if calls can be served."""
         if not self._scheduling.connected:
             return "no scheduler is reached"
         return "every GPU is lost" if all(gpu.lost for gpu in self.node.gpus.values()) else ""
@@ -185,14 +187,15 @@ def _gpu(device: GpuDevice, node: NodeId, overlap: int) -> HostGpu:
     return gpu
 
 
-# What a process takes of a GPU before it holds a model, until that is measured.
+# The memory that a process takes on a GPU before it holds a model; used until it is measured.
 _CONTEXT_BYTES = {"cuda": 600 << 20, "cpu": 0}
 
 
 def _certificate(settings: NodeSettings) -> Certificate | None:
     if settings.certificate is None or settings.key is None:
         if settings.certificate is not settings.key:
-            raise BadSetting("certificate", str(settings.certificate), "it goes with a key")
+            detail = "a certificate and its key must be given together"
+            raise BadSetting("certificate", str(settings.certificate), detail)
         return None
     return Certificate(settings.certificate, settings.key)
 

@@ -1,25 +1,25 @@
-"""What can go wrong in the GPU manager.
+"""Errors of the GPU manager.
 
 GpuManagerError
-├── BadSetting           a value that a setting cannot take
-├── AddressInUse         another manager listens there
-├── NotAllowed           a client asked for what it has no right to
-├── UnknownVersion       a client speaks another version of the protocol
-├── NoWorker             a model's worker is gone, or never came
-├── LeaseOver            a lease that a client named has ended, or is not its own
-├── PlacedElsewhere      a model's lease is on another node, where its function did not connect
+├── BadSetting           a setting has an invalid value
+├── AddressInUse         another manager listens at the address
+├── ClientNotAllowed     a client asked for something that it has no right to
+├── UnknownVersion       a client uses another version of the protocol
+├── NoWorker             a model's worker has ended, or could not be started
+├── LeaseOver            a lease that a client named has ended, or belongs to another client
+├── PlacedElsewhere      a model's lease is on another node, to which its function did not connect
 ├── NoScheduler          no scheduler could be reached
-├── LoadFailure          a model could not be brought onto its GPU
+├── LoadFailure          a model could not be loaded onto its GPU
 ├── DeviceError
 │   ├── NoDriver         NVML or the NVIDIA driver is missing or does not answer
-│   └── NoSuchDevice     a choice of devices that this machine cannot give
-└── StoreError
-    ├── BadImage         not a sealed image, or not the one its table describes
-    ├── UnknownImage     no image of that digest, in memory or on disk
+│   └── NoSuchDevice     a choice of devices that this machine does not have
+└── WeightStoreError
+    ├── BadImage         not a sealed image, or not the one that its table describes
+    ├── UnknownImage     no image with this digest, in memory or on disk
     ├── ProofRefused     a function could not prove that it has the weights
-    ├── StoreFull        larger than the store, or than what uploads leave of it
-    ├── StoreFailed      the machine refused memory or a file
-    └── WeightsChanged   a spilled file is not what was written
+    ├── WeightStoreFull  an image exceeds the store, or the room that uploads leave in it
+    ├── StoreFailed      the operating system refused memory or a file operation
+    └── WeightsChanged   a spilled file's content does not match its digest
 """
 
 
@@ -28,15 +28,15 @@ class GpuManagerError(Exception):
 
 
 class DeviceError(GpuManagerError):
-    """Something about this machine's GPUs."""
+    """Base of errors about this machine's GPUs."""
 
 
 class NoDriver(DeviceError):
-    """There is no NVML to ask; the text says what is missing and what to do."""
+    """NVML is not available; the text states what is missing and what to do."""
 
 
 class NoSuchDevice(DeviceError):
-    """The choice of devices cannot be read, or names a GPU that is not there."""
+    """The choice of devices is invalid, or names a GPU that does not exist."""
 
     def __init__(self, choice: str, detail: str) -> None:
         self.choice = choice
@@ -44,23 +44,23 @@ class NoSuchDevice(DeviceError):
 
 
 class WeightStoreError(GpuManagerError):
-    """Base of what the weight store raises."""
+    """Base of the weight store's errors."""
 
 
 class BadImage(WeightStoreError):
-    """What was handed over is no image that the store can keep; the text says why."""
+    """The store cannot keep this image; the text states why."""
 
 
 class UnknownImage(WeightStoreError):
-    """The node has no such weights, neither in memory nor on disk."""
+    """The node has no weights with this digest, neither in memory nor on disk."""
 
     def __init__(self, digest: str) -> None:
         self.digest = digest
-        super().__init__(f"no weights of digest {digest}")
+        super().__init__(f"no weights with digest {digest}")
 
 
 class ProofRefused(WeightStoreError):
-    """The function's answer shows that it does not have these weights."""
+    """A function's proof of possession of these weights is wrong."""
 
     def __init__(self, function: str, digest: str) -> None:
         self.function = function
@@ -69,20 +69,20 @@ class ProofRefused(WeightStoreError):
 
 
 class WeightStoreFull(WeightStoreError):
-    """These bytes cannot be kept, whatever leaves."""
+    """There is no room for an image, even after evictions."""
 
     def __init__(self, needed_bytes: int, limit_bytes: int) -> None:
         self.needed_bytes = needed_bytes
         self.limit_bytes = limit_bytes
-        super().__init__(f"{needed_bytes} bytes of weights, the store has {limit_bytes} for them")
+        super().__init__(f"{needed_bytes} bytes of weights do not fit into {limit_bytes} bytes")
 
 
 class StoreFailed(WeightStoreError):
-    """The operating system refused; the text is its reason."""
+    """The operating system refused memory or a file operation; the text states the reason."""
 
 
 class WeightsChanged(WeightStoreError):
-    """A spilled file does not hash to its digest any more; it was deleted."""
+    """A spilled file's content no longer has its digest; the file was deleted."""
 
     def __init__(self, digest: str, detail: str) -> None:
         self.digest = digest
@@ -90,7 +90,7 @@ class WeightsChanged(WeightStoreError):
 
 
 class BadSetting(GpuManagerError):
-    """A setting cannot take this value; `detail` says what is wanted."""
+    """A setting has an invalid value; `detail` states the reason or the valid values."""
 
     def __init__(self, setting: str, value: str, detail: str) -> None:
         self.setting = setting
@@ -99,7 +99,7 @@ class BadSetting(GpuManagerError):
 
 
 class AddressInUse(GpuManagerError):
-    """Somebody listens at this address already."""
+    """Another process already listens at this address."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -107,19 +107,19 @@ class AddressInUse(GpuManagerError):
 
 
 class ClientNotAllowed(GpuManagerError):
-    """The client may not do that; the text says what."""
+    """The client has no right to its request; the text states why."""
 
 
 class UnknownVersion(GpuManagerError):
-    """A client and this manager speak different versions."""
+    """A client and this manager use different protocol versions."""
 
     def __init__(self, theirs: int, ours: int) -> None:
         self.theirs = theirs
-        super().__init__(f"it speaks version {theirs} of the protocol, this manager {ours}")
+        super().__init__(f"the client uses protocol version {theirs}, this manager {ours}")
 
 
 class NoWorker(GpuManagerError):
-    """The process that was to run a model is gone; a new lease brings another one."""
+    """The process for a model has ended or does not exist; a new lease gets another one."""
 
     def __init__(self, model: str, detail: str) -> None:
         self.model = model
@@ -127,11 +127,11 @@ class NoWorker(GpuManagerError):
 
 
 class LeaseOver(GpuManagerError):
-    """A client names a lease that is of no use to it; the text says why."""
+    """The lease that a client named is not usable; the text states why."""
 
 
 class PlacedElsewhere(GpuManagerError):
-    """The scheduler chose another node, whose manager the function has to ask."""
+    """The scheduler placed a model on another node, to which the function must connect."""
 
     def __init__(self, model: str, node: str) -> None:
         self.model = model
@@ -140,11 +140,11 @@ class PlacedElsewhere(GpuManagerError):
 
 
 class NoScheduler(GpuManagerError):
-    """No scheduler that leads lets this node in; the text says what each of them said."""
+    """No leading scheduler accepts this node; the text states each scheduler's reason."""
 
 
 class LoadFailure(GpuManagerError):
-    """A model could not be brought onto its GPU; `out_of_memory` where only room was missing."""
+    """A model could not be loaded onto its GPU; `out_of_memory` if memory was lacking."""
 
     def __init__(self, model: str, detail: str, *, out_of_memory: bool = False) -> None:
         self.model = model

@@ -1,1 +1,1 @@
-"""The torch shim: a container without a GPU looks as if it had one; the work goes to the node."""
+"""The torch shim: makes a container without a GPU look as if it had one; the node does the work."""

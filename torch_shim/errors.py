@@ -1,25 +1,25 @@
 """Errors of the torch shim.
 
 ShimError                 base of all
-├── InvalidSetting        an environment variable of ours has a value that means nothing
-├── Unsupported           a CUDA call that this shim cannot redirect; it names call and remedy
-├── WireError             the stream of frames cannot go on
-│   ├── BadFrame          the other side sent nonsense
-│   └── ConnectionLost    the other side is gone
-│       └── Unreachable   no GPU manager answers at an address
-├── NoWeights             a model that is called has no weights on the GPU
-└── RemoteFailure         the other side refused a request, or a call failed there
+├── InvalidShimSetting            a GPUFAAS_* environment variable has an invalid value
+├── UnsupportedCall               the shim cannot redirect a CUDA call; it names call and remedy
+├── WireError                     the stream of frames cannot continue
+│   ├── BadFrame                  the peer sent a frame that violates the protocol
+│   └── ConnectionLost            the peer closed the connection, or is not reachable
+│       └── ManagerUnreachable    no GPU manager answers at an address
+├── NoWeights                     a model that is called has no weights on the GPU
+└── RemoteFailure                 the peer refused a request, or a call failed there
 """
 
 from typing import Any
 
 
 class ShimError(Exception):
-    """Anything the shim raises that PyTorch would not have raised itself."""
+    """Base of the errors that the shim raises and PyTorch would not raise."""
 
 
 class InvalidShimSetting(ShimError):
-    """A setting that cannot be used."""
+    """A setting has an invalid value."""
 
     def __init__(self, name: str, value: str, expected: str) -> None:
         super().__init__(f"{name}={value!r}: expected {expected}")
@@ -28,7 +28,7 @@ class InvalidShimSetting(ShimError):
 
 
 class UnsupportedCall(ShimError, RuntimeError):
-    """A CUDA call without a counterpart here."""
+    """A CUDA call that the shim does not support."""
 
     def __init__(self, call: str, remedy: str) -> None:
         super().__init__(f"gpufaas: {call} is not supported on a redirected GPU; {remedy}")
@@ -37,19 +37,19 @@ class UnsupportedCall(ShimError, RuntimeError):
 
 
 class WireError(ShimError):
-    """The stream of frames cannot go on."""
+    """The stream of frames cannot continue."""
 
 
 class BadFrame(WireError):
-    """The other side sent what the protocol does not know."""
+    """The peer sent a frame that violates the protocol."""
 
 
 class ConnectionLost(WireError):
-    """The other side is gone, or was never there."""
+    """The peer closed the connection, or is not reachable."""
 
 
 class ManagerUnreachable(ConnectionLost):
-    """There is no GPU manager where one should be."""
+    """No GPU manager answers at an address."""
 
     def __init__(self, address: str, detail: str) -> None:
         super().__init__(
@@ -60,14 +60,14 @@ class ManagerUnreachable(ConnectionLost):
 
 
 class NoWeights(ShimError):
-    """A model that is called has no weights on the GPU: no worker can compute it."""
+    """A model that is called has no weights on the GPU, so no worker can run it."""
 
     def __init__(self) -> None:
         super().__init__("no weights on the GPU")
 
 
 class RemoteFailure(ShimError):
-    """A request was refused or a call failed on the other side."""
+    """The peer refused a request, or a call failed there."""
 
     def __init__(self, failure: str, message: str, facts: dict[str, Any] | None = None) -> None:
         super().__init__(f"{failure}: {message}")

@@ -1,4 +1,4 @@
-"""Puts the shim in place in a process that has just imported torch."""
+"""Installs the shim in a process that has just imported torch."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ _installed: list[ShimSettings] = []
 
 
 def install(settings: ShimSettings, hooks: Sequence[Hook] = ()) -> None:
-    """Patches PyTorch, once a process, and then calls the hooks in their order."""
+    """Patch PyTorch, once per process, and then call the hooks in order."""
     with _lock:
         if _installed:
             return

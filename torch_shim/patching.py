@@ -1,4 +1,4 @@
-"""How a function of PyTorch is replaced: once, and so that it can still be found."""
+"""Replaces functions of PyTorch, and keeps the originals accessible."""
 
 import functools
 from collections.abc import Callable
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def replace(owner: object, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-    """Puts `make(original)` in the original's place, if there is an original.
+    """Replace an attribute by `make(original)`, if the attribute exists.
 
-    The replacement carries the original as `__wrapped__`, and its name and module: Dynamo and
-    whoever reads a captured graph find it there.
+    The replacement has the original as `__wrapped__`, and the original's name and module, by which
+    Dynamo and the encoder of captured graphs find the original.
     """
     if not hasattr(owner, name):
         return
@@ -20,10 +20,10 @@ def replace(owner: object, name: str, make: Callable[[Any], Callable[..., Any]])
 
 
 def set_attribute(owner: object, name: str, value: object) -> None:
-    """Sets an attribute that PyTorch's types declare otherwise."""
+    """Set an attribute that PyTorch's type annotations declare with another type."""
     setattr(owner, name, value)
 
 
 def original_of(function: Any) -> Any:
-    """What a function of PyTorch was before we replaced it."""
+    """Return the original of a replaced function; any other function is returned unchanged."""
     return getattr(function, "__wrapped__", function)

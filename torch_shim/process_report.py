@@ -1,4 +1,4 @@
-"""What the shim counts about one process, and how it is told: a line of JSON when it ends."""
+"""The shim's counts for one process, written as one line of JSON when the process ends."""
 
 import atexit
 import json
@@ -13,7 +13,7 @@ log = logging.getLogger("gpufaas")
 
 
 class GraphBreak(NamedTuple):
-    """Why a graph ended before its module did, and on which line."""
+    """The reason why a graph ended before its module did, and the line."""
 
     file: str
     line: int
@@ -47,10 +47,10 @@ class ProcessReport:
     def __init__(self) -> None:
         self.counts = ProcessCounts()
         self._lock = threading.Lock()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def graph_call(self, operators: int, sent: int, received: int, times: list[float]) -> None:
-        """A graph was answered by a worker."""
+        """Count a graph call that a worker answered."""
         with self._lock:
             counts = self.counts
             counts.graph_calls += 1
@@ -62,54 +62,54 @@ class ProcessReport:
             counts.compute_s += times[2]
 
     def local_call(self, reason: str, operators: int, what: str = "a call") -> None:
-        """Something of a model ran on the function's own processor."""
+        """Count work of a model that ran on the function's own processor."""
         with self._lock:
             calls = self.counts.local_calls
             calls[reason] = calls.get(reason, 0) + 1
             self.counts.local_operators += operators
-            first = reason not in self._told
-            self._told.add(reason)
+            first = reason not in self._logged
+            self._logged.add(reason)
         if first:
             log.info("%s runs on the function's own processor: %s", what, reason)
 
     def acquired(self, queue_s: float, load_s: float) -> None:
-        """A lease was granted, after waiting and loading this long."""
+        """Count a granted lease, and the time that waiting and loading took."""
         with self._lock:
             self.counts.acquires += 1
             self.counts.queue_s += queue_s
             self.counts.load_s += load_s
 
     def graph_break(self, found: GraphBreak) -> None:
-        """Tracing met something that no graph can hold."""
+        """Record code at which tracing ended a graph, once for each line and reason."""
         with self._lock:
             if found not in self.counts.breaks:
                 self.counts.breaks.append(found)
 
     def add(self, name: str, amount: float) -> None:
-        """Add to one of the plain sums."""
+        """Add an amount to the count of this name."""
         with self._lock:
             setattr(self.counts, name, getattr(self.counts, name) + amount)
 
     def as_json(self) -> str:
-        """The line that `gpufaas exec --stats` sums up."""
+        """Return the counts as the line that `gpufaas exec --stats` sums up."""
         with self._lock:
             return json.dumps(asdict(self.counts) | {"process": os.getpid()})
 
     def clear(self) -> None:
-        """Start from nothing, as a forked child does."""
+        """Reset all counts, for a forked child."""
         self.counts = ProcessCounts()
         self._lock = threading.Lock()
 
     def write_at_exit(self, path: str) -> None:
-        """Have the line written when this process ends, and one more by each child of its own."""
+        """Write the line when this process ends, and one line for each of its child processes."""
         atexit.register(self.write, path)
-        # A child of multiprocessing leaves without atexit, and forgets its parent's finalizers.
+        # A child of multiprocessing skips atexit handlers and its parent's finalizers.
         util.register_after_fork(
             self, lambda mine: util.Finalize(None, mine.write, (path,), exitpriority=0)
         )
 
     def write(self, path: str) -> None:
-        """Append the line to a file that other processes append to as well."""
+        """Append the line to a file that several processes append to."""
         counts = self.counts
         if not (counts.graph_calls or counts.local_calls or counts.local_operators):
             return

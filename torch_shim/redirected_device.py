@@ -1,4 +1,4 @@
-"""Which devices are ours: the one redirected GPU, and how users spell it."""
+"""The redirected GPU, and the spellings of its name that users may write."""
 
 import functools
 from typing import TypeAlias
@@ -10,19 +10,19 @@ CPU = torch.device("cpu")
 
 DeviceLike: TypeAlias = torch.device | str | int | None
 
-# Attributes, so that a name may be bound at once: they are asked at every patched call.
-_mode = torch._C._get_dispatch_mode  # noqa: SLF001 - the one cheap question
+# Module attributes, to save lookups: every patched call uses them.
+_mode = torch._C._get_dispatch_mode  # noqa: SLF001 - there is no cheap public check
 _FAKE = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001 - see above
 
 
 def tracing_fakes() -> bool:
-    """True while fake tensors are propagated on this thread: patched functions then step aside."""
+    """Return True while this thread propagates fake tensors: patched functions then do nothing."""
     return _mode(_FAKE) is not None
 
 
 @functools.lru_cache(maxsize=256)
 def names_cuda(device: DeviceLike) -> bool:
-    """True for any spelling of our GPU; a CUDA device that does not exist raises."""
+    """Return True for any spelling of the redirected GPU; raise for any other CUDA device."""
     if device is None:
         return False
     parsed = CUDA if device == 0 and isinstance(device, int) else torch.device(device)

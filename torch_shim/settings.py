@@ -1,4 +1,4 @@
-"""The shim's settings: one frozen object a process, read once from the environment."""
+"""The shim's settings: one frozen object per process, read once from the environment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Tracing = Literal["background", "wait"]
 
 @dataclass(frozen=True, slots=True)
 class ShimSettings:
-    """What the environment says about the shim of this process."""
+    """The settings of this process's shim."""
 
     enabled: bool = False
     address: str | None = None
@@ -24,11 +24,11 @@ class ShimSettings:
     tracing: Tracing = "background"
     stats: str | None = None  # a path, or the number of an open file descriptor
     capture: bool = True
-    early_return: bool = True  # of leases, after what seems to be a request's last call
+    early_return: bool = True  # of leases, after a request's predicted last call
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "ShimSettings":
-        """Reads `GPUFAAS_*`; a value that means nothing raises InvalidSetting."""
+        """Read the `GPUFAAS_*` variables; raise InvalidShimSetting for an invalid value."""
         return cls(
             enabled=_switch(environment, "GPUFAAS_ENABLED", default=False),
             address=environment.get("GPUFAAS_ADDRESS") or None,

@@ -1,4 +1,4 @@
-"""What the import hook calls once torch is there: the environment's settings, and all parts."""
+"""The entry point that the import hook calls after torch's import: reads the settings, installs."""
 
 import os
 
@@ -6,11 +6,11 @@ from torch_shim import install
 from torch_shim.capture import module_calls
 from torch_shim.settings import ShimSettings
 
-# What plugs in after the handles are in place, in order.
+# The steps that run, in this order, after the handles are installed.
 HOOKS: list[install.Hook] = [module_calls.install]
 
 
 def after_import() -> None:
-    """Puts the shim in place as the environment says."""
+    """Install the shim with the environment's settings."""
     settings = ShimSettings.from_environment(os.environ)  # noqa: TID251 - the process's entry point
     install.install(settings, HOOKS)

@@ -21,8 +21,8 @@ class NoPlacements:
         """Headers with the models that the call has used; called inside `given`."""
         return []
 
-    def graph_times(self) -> Sequence[str]:
-        """The times of the call's graph calls; called inside `given`."""
+    def timing_entries(self) -> Sequence[str]:
+        """Return the times of the call's GPU calls; called inside `given`."""
         return ()
 
 
@@ -34,12 +34,14 @@ class ShimPlacements(NoPlacements):
         self._given: Callable[..., AbstractContextManager[None]] = module.given
         self._used: Callable[[], Iterable[str]] = getattr(module, "used", tuple)
         # An older shim takes no trace, and reports no times.
-        self._graph_times: Callable[[], Sequence[str]] | None = getattr(module, "told", None)
+        self._timing_entries: Callable[[], Sequence[str]] | None = getattr(
+            module, "timing_entries", None
+        )
 
     def given(self, headers: Headers) -> AbstractContextManager[None]:
         """A context in which the shim uses the lease that the gateway sent, if any."""
         address, lease = headers.get("x-gpu-address"), headers.get("x-gpu-lease")
-        if self._graph_times is None:
+        if self._timing_entries is None:
             return self._given(address, lease)
         return self._given(address, lease, trace=headers.get("traceparent"))
 
@@ -48,9 +50,9 @@ class ShimPlacements(NoPlacements):
         digests = list(self._used())
         return [("X-Gpu-Models", ",".join(digests))] if digests else []
 
-    def graph_times(self) -> Sequence[str]:
-        """The times in the format of X-Gpu-Trace."""
-        return () if self._graph_times is None else self._graph_times()
+    def timing_entries(self) -> Sequence[str]:
+        """Return the times in the format of X-Gpu-Trace."""
+        return () if self._timing_entries is None else self._timing_entries()
 
 
 def placements(*, gpu: bool) -> NoPlacements:

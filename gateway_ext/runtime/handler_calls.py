@@ -167,16 +167,16 @@ class HandlerCall:
             try:
                 yield
             finally:
-                self._timing.ends(self._calls.gpu.graph_times())
+                self._timing.ends(self._calls.gpu.timing_entries())
 
     def _report_headers(self) -> Pairs:
         """The headers for the gateway beside a whole response."""
-        self._timing.ends(self._calls.gpu.graph_times())
+        self._timing.ends(self._calls.gpu.timing_entries())
         return self._calls.gpu.used() + self._timing.header()
 
     def _trailers(self) -> Pairs:
         """The trailers for the gateway behind a stream."""
-        self._timing.ends(self._calls.gpu.graph_times())
+        self._timing.ends(self._calls.gpu.timing_entries())
         return self._timing.header()
 
     def _pump(self, answer: HandlerResponse, pieces: Iterator[object]) -> None:

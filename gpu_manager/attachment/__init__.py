@@ -1,1 +1,1 @@
-"""The scheduler as a GPU manager sees it, in this process or at the other end of a stream."""
+"""The GPU manager's interface to the scheduler, in this process or at the other end of a stream."""

@@ -1,4 +1,4 @@
-"""A scheduler elsewhere, as a GPU manager sees it: one stream to the leader, kept up or renewed."""
+"""Attaches a GPU manager to a scheduler in another process by a stream to the leader."""
 
 import asyncio
 import logging
@@ -53,20 +53,20 @@ from scheduler.wire.node_stream import (
 log = logging.getLogger(__name__)
 
 _TIMES = StreamTimes()
-# So many ended leases are remembered, lest an order that crossed their end brings one back.
+# The number of ended leases remembered: an order sent before the end must not grant one again.
 _MOST_ENDED = 4096
-# After a request's deadline its scheduler has so long to say so itself.
+# After a request's deadline the scheduler has this long to report the expiry itself.
 _LATE_S = 1.0
-# What is safe in a URL and in a log.
+# Characters that are safe in a URL and in a log.
 _NODE = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _Order = Prepare | Dispatch | Demote | EndLease
 
 
 class Attachment:
-    """Implements `Scheduling` over the network; `async with` dials, and says goodbye at the end.
+    """Implements `Scheduling` over the network; `async with` closes the stream at the end.
 
-    While no scheduler is reached the node goes on serving the calls of leases that it has. What it
-    reports is kept, and sent when the stream goes on; a new scheduler is sent the whole state.
+    While no scheduler is reached, the node continues to serve calls under the leases that it has.
+    Its reports are queued and sent when the stream resumes; a new scheduler gets the whole state.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Attachment:
         if not _NODE.fullmatch(node):
             raise BadSetting("node", node, "letters, digits, '-', '_' and '.'")
         self._dialer = Dialer(urls, node, secrets.token_hex(16), stream_key(secret), times)
-        self._stream = LeaderStream(self._dialer, times, self._tell_everything, self._heard)
+        self._stream = LeaderStream(self._dialer, times, self._send_whole_state, self._receive)
         self._orders: OrderTaker | None = None
         self._calls = PendingCalls()
         self._registered: dict[ModelId, ModelRegistered] = {}
@@ -85,49 +85,49 @@ class Attachment:
 
     @property
     def connected(self) -> bool:
-        """Whether a scheduler is reached at the moment."""
+        """Whether the stream to a scheduler is connected."""
         return self._stream.connected
 
     @property
     def term(self) -> int:
-        """The highest term that was met."""
+        """The highest term that any scheduler has reported."""
         return self._dialer.term
 
     def addresses_of(self, node: NodeId) -> tuple[str, ...]:
-        """Where functions find another node, on which a request was placed."""
+        """Return the addresses of another node, on which a request was placed."""
         return self._neighbours.get(node, ())
 
-    def listens_at(self, *addresses: str) -> None:
-        """Where functions find this node; said whenever a scheduler lets it in."""
+    def set_addresses(self, *addresses: str) -> None:
+        """Set this node's addresses for functions, which are sent with every Hello."""
         self._dialer.addresses = addresses
 
     async def attached(self) -> None:
-        """Wait until a scheduler has let this node in."""
+        """Wait until a scheduler has accepted this node."""
         await self._stream.begun.wait()
 
     # -- the node -------------------------------------------------------------------------------
 
     def attach(self, node: NodeId, link: OrderTaker) -> None:
-        """Give this node's orders to this link, as soon as a scheduler is reached."""
-        log.info("node %s looks for its scheduler", node)
+        """Start the stream; orders for this node are passed to `link`."""
+        log.info("node %s connects to its scheduler", node)
         self._orders = link
         if link.addresses:
-            self.listens_at(*link.addresses)
+            self.set_addresses(*link.addresses)
         self._stream.start()
 
     def drain(self, gpus: Iterable[GpuId]) -> None:
-        """Have no further request placed on these GPUs, which are all of the node's."""
+        """Stop placement of requests on these GPUs, which are all of the node's."""
         self._drained = tuple(gpus)
         for gpu in self._drained:
-            self._stream.say(Report(GpuDraining(gpu)))
+            self._stream.send(Report(GpuDraining(gpu)))
 
     def detach(self, node: NodeId) -> None:
-        """The node goes, once all that it said has arrived."""
+        """Leave the scheduler after all queued reports have been received."""
         log.info("node %s leaves", node)
         self._stream.leave()
 
     def report(self, event: Event) -> None:
-        """Tell what has happened, now or when the stream goes on."""
+        """Send an event, now or when the stream resumes."""
         if isinstance(event, ModelRegistered):
             self._registered[event.model.id] = event
         elif isinstance(event, SlotFreed):
@@ -135,9 +135,9 @@ class Attachment:
             if len(self._ended) > _MOST_ENDED:
                 self._ended.popitem(last=False)
         elif isinstance(event, RunFinished) and self._drained:
-            return  # it may come when the GPU is gone already
-        assert isinstance(event, NodeReport), f"{event} is nothing that a node reports"
-        self._stream.say(Report(event))
+            return  # the scheduler may have removed the GPU already
+        assert isinstance(event, NodeReport), f"{event} is not an event that a node reports"
+        self._stream.send(Report(event))
 
     # -- callers --------------------------------------------------------------------------------
 
@@ -145,47 +145,47 @@ class Attachment:
         """Wait for a lease; cancelling the task cancels the request."""
         asked_s = asyncio.get_running_loop().time()
 
-        def made(number: int) -> Call:
+        def make_call(number: int) -> Call:
             return Acquire(number, _from_now(request, asked_s))
 
-        return await self._placed(request.id, made, request.deadline_s)
+        return await self._place(request.id, make_call, request.deadline_s)
 
     async def wanted(self, request: RequestId) -> Placement:
         """Wait for another lease after one that was released with `may_return`."""
-        return await self._placed(request, lambda number: Wanted(number, request), None)
+        return await self._place(request, lambda number: Wanted(number, request), None)
 
     def release(self, lease: LeaseId, *, may_return: bool = False) -> None:
-        """The holder needs the GPU no more, or perhaps later again."""
+        """Report a lease as released; with `may_return` its request may want another one."""
         self.report(LeaseReleased(lease, may_return))
 
     def cancel(self, request: RequestId) -> None:
-        """The caller went away."""
+        """Report a request as cancelled."""
         self.report(RequestCancelled(request))
 
     async def pin(self, model: ModelId, gpu: GpuId | None = None) -> None:
-        """Keep a model on one GPU, or wherever it is."""
-        await self._asked(lambda number: Ask(number, "pin", model, gpu))
+        """Keep a model on one GPU, or on every GPU where it is resident."""
+        await self._ask(lambda number: Ask(number, "pin", model, gpu))
 
     async def unpin(self, model: ModelId, gpu: GpuId | None = None) -> None:
         """Let a pinned model be evicted again."""
-        await self._asked(lambda number: Ask(number, "unpin", model, gpu))
+        await self._ask(lambda number: Ask(number, "unpin", model, gpu))
 
     async def evict(self, model: ModelId, gpu: GpuId | None = None) -> None:
-        """Take a model out of GPU memory where it is not in use."""
-        await self._asked(lambda number: Ask(number, "evict", model, gpu))
+        """Remove a model from GPU memory where it is not in use."""
+        await self._ask(lambda number: Ask(number, "evict", model, gpu))
 
     async def survey(self) -> Status:
-        """This node's GPUs and the cluster's counts, as the scheduler sees them now."""
-        answer = await self._asked(Survey)
+        """Return the scheduler's current view: this node's GPUs and the cluster's counts."""
+        answer = await self._ask(Survey)
         if answer.status is None:
-            raise BadValue("the scheduler answered another question")
+            raise BadValue("the scheduler's answer contains no status")
         return answer.status
 
-    async def _placed(
-        self, request: RequestId, made: Callable[[int], Call], deadline_s: float | None
+    async def _place(
+        self, request: RequestId, make_call: Callable[[int], Call], deadline_s: float | None
     ) -> Placement:
-        call = self._calls.add(made, request)
-        self._stream.say(made(call.number))
+        call = self._calls.add(make_call, request)
+        self._stream.send(make_call(call.number))
         latest_s = None if deadline_s is None else deadline_s + _LATE_S
         given_up = True
         try:
@@ -197,54 +197,57 @@ class Attachment:
         finally:
             answered = call.answer.done() and not call.answer.cancelled()
             failed = answered and call.answer.exception() is not None
-            if self._calls.leave(call, given_up=given_up and not failed):
+            if self._calls.remove(call, given_up=given_up and not failed):
                 self.cancel(request)
         if answer.placement is None:
-            raise BadValue("the scheduler answered another question")
+            raise BadValue("the scheduler's answer contains no placement")
         if answer.addresses:
             self._neighbours[answer.placement.node] = answer.addresses
         return answer.placement
 
-    async def _asked(self, made: Callable[[int], Call]) -> Answer:
+    async def _ask(self, make_call: Callable[[int], Call]) -> Answer:
         if not self._stream.connected:
             raise NoScheduler("no scheduler is reached at the moment")
-        call = self._calls.add(made)
+        call = self._calls.add(make_call)
         try:
-            self._stream.say(made(call.number))
+            self._stream.send(make_call(call.number))
             return await call.answer
         finally:
-            self._calls.leave(call, given_up=True)
+            self._calls.remove(call, given_up=True)
 
-    # -- what the scheduler says ----------------------------------------------------------------
+    # -- messages from the scheduler ------------------------------------------------------------
 
-    def begin_anew(self) -> None:
-        """Break off: the next stream carries the whole state, not what this one lacked."""
-        self._stream.begin_anew()
+    def restart_stream(self) -> None:
+        """Close the stream without resuming it: the next stream begins with the whole state."""
+        self._stream.restart()
 
-    def _tell_everything(self, wishes: list[Report]) -> None:
-        """A scheduler knows nothing of this node, nor of what crossed on an earlier stream."""
+    def _send_whole_state(self, unseen: list[Report]) -> None:
+        """Report everything to a scheduler without state of this node.
+
+        `unseen` are releases and cancellations that an earlier scheduler may not have received.
+        """
         assert self._orders is not None, "a stream begins when the node is attached"
         self._ended.clear()
         self._orders.contended(waiting=False)
         for event in [*self._registered.values(), *self._orders.whole_state()]:
             self.report(event)
         for leaving in [Report(GpuDraining(gpu)) for gpu in self._drained]:
-            self._stream.say(leaving)
-        for wish in wishes:
-            self._stream.say(wish)
+            self._stream.send(leaving)
+        for report in unseen:
+            self._stream.send(report)
         for call in self._calls:
-            self._stream.say(call)
+            self._stream.send(call)
 
-    def _heard(self, message: Given | Answer | Contended) -> None:
+    def _receive(self, message: Given | Answer | Contended) -> None:
         if isinstance(message, Given):
-            self._obey(message.order)
+            self._carry_out(message.order)
         elif isinstance(message, Answer):
-            self._calls.answered(message)
+            self._calls.set_answer(message)
         elif self._orders is not None:
             self._orders.contended(waiting=message.waiting)
 
-    def _obey(self, order: _Order) -> None:
-        assert self._orders is not None, "orders come to attached nodes alone"
+    def _carry_out(self, order: _Order) -> None:
+        assert self._orders is not None, "only attached nodes receive orders"
         try:
             if isinstance(order, Dispatch):
                 self._grant(self._orders, order)
@@ -255,13 +258,13 @@ class Attachment:
             else:
                 self._orders.demote(order)
         except Exception as error:
-            log.exception("this node could not take %s", order)
-            raise BadValue("an order that this node cannot take") from error
+            log.exception("this node could not carry out %s", order)
+            raise BadValue("an order that this node cannot carry out") from error
 
     def _grant(self, orders: OrderTaker, order: Dispatch) -> None:
         if self._drained and order.lease not in self._ended:
             self.report(RunFailed(order.lease, "its node is leaving"))
-        if self._drained or order.lease in self._ended:  # sent before the end was known there
+        if self._drained or order.lease in self._ended:  # sent before the scheduler knew of it
             self.report(SlotFreed(order.slot, order.lease))
             return
         orders.grant(order)
@@ -275,7 +278,7 @@ class Attachment:
             estimate=order.estimate,
         )
         for request in order.requests:
-            self._calls.granted(request, placement)
+            self._calls.set_placement(request, placement)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -291,12 +294,12 @@ class Attachment:
         await self.close()
 
     async def close(self) -> None:
-        """Wait for a moment until the scheduler has heard everything, then hang up."""
+        """Wait briefly until the scheduler has received all messages, then close the stream."""
         await self._stream.close()
 
 
 def _from_now(request: Request, asked_s: float) -> Request:
-    """The request with its times as seconds from now."""
+    """Return the request with its times as seconds from now."""
     now_s = asyncio.get_running_loop().time()
     arrived_s = asked_s if request.arrived_s is None else request.arrived_s
     deadline_s = request.deadline_s

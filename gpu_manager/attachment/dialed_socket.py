@@ -1,4 +1,4 @@
-"""A websocket to a scheduler that was dialed, as a message line uses it."""
+"""Adapts a websocket to a scheduler to the interface of a message line's socket."""
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
@@ -8,7 +8,7 @@ from scheduler.api import BadValue
 
 
 class DialedSocket:
-    """Carries binary messages; BadValue where the scheduler sends text."""
+    """Carries binary messages; raises BadValue if the scheduler sends text."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
@@ -20,7 +20,7 @@ class DialedSocket:
         except ConnectionClosed as error:
             raise LineBroken(str(error)) from error
         if not isinstance(data, bytes):
-            raise BadValue("a text message came; messages are binary")
+            raise BadValue("received a text message; messages are binary")
         return data
 
     async def send(self, data: bytes) -> None:

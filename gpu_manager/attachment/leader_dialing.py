@@ -1,4 +1,4 @@
-"""Finding the scheduler that leads, and being let in by it."""
+"""Finds the scheduler that leads, connects to it and authenticates."""
 
 import asyncio
 import secrets
@@ -34,7 +34,7 @@ _Broken = OSError, TimeoutError, WebSocketException, BadValue
 
 @dataclass(frozen=True, slots=True)
 class Dialed:
-    """A socket through which a scheduler let this manager in; `run` is its present life."""
+    """A socket to a scheduler that accepted this manager; `run` identifies its process."""
 
     socket: ClientConnection
     run: str
@@ -43,9 +43,9 @@ class Dialed:
 
 
 class Dialer:
-    """Knows where schedulers may be, and the highest term that any of them has shown.
+    """Connects to the leading scheduler, and keeps the highest term that any of them reported.
 
-    A scheduler of a lower term is never obeyed again.
+    A scheduler with a lower term is rejected.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class Dialer:
         self._avoided: str | None = None
 
     async def dial(self, resume: Resume | None) -> Dialed:
-        """The leader's socket; NoScheduler says why each of them would not have it."""
+        """Connect to the leader; NoScheduler states each scheduler's reason for rejection."""
         reasons = []
-        asked: set[str] = set()
+        tried: set[str] = set()
         likely = [url for url in (self._latest, *self._urls) if url != self._avoided]
-        to_ask = [*likely, *self._urls]
-        while to_ask:
-            url = to_ask.pop(0)
-            if url in asked:
+        to_try = [*likely, *self._urls]
+        while to_try:
+            url = to_try.pop(0)
+            if url in tried:
                 continue
-            asked.add(url)
+            tried.add(url)
             try:
-                dialed = await self._let_in(url, resume)
+                dialed = await self._connect(url, resume)
             except _Broken as error:
                 reasons.append(f"{url}: {type(error).__name__} {error}")
                 continue
@@ -81,20 +81,20 @@ class Dialer:
                 self._latest, self._avoided = url, None
                 return dialed
             reasons.append(f"{url}: {dialed.reason}")
-            if dialed.leader is not None and len(asked) <= len(self._urls):
+            if dialed.leader is not None and len(tried) <= len(self._urls):
                 with suppress(BadSetting):
                     leader = _websocket_url(dialed.leader)
-                    to_ask.insert(0 if leader != self._avoided else len(to_ask), leader)
+                    to_try.insert(0 if leader != self._avoided else len(to_try), leader)
         raise NoScheduler("; ".join(reasons))
 
     def avoid(self, url: str) -> None:
-        """This one was silent: ask it last, for its host may be gone without a word."""
+        """Try this URL last from now on, because its scheduler was silent."""
         self._avoided = url
 
-    async def overtaken(self, by: str) -> bool:
-        """Whether a scheduler other than this one leads by now; it is the first to be dialed."""
+    async def find_newer_leader(self, current: str) -> bool:
+        """Look for a leader with a higher term than `current`'s; if found, dial it first."""
         for url in self._urls:
-            if url == by:
+            if url == current:
                 continue
             with suppress(*_Broken):
                 async with asyncio.timeout(self._times.greeting_s):
@@ -105,13 +105,13 @@ class Dialer:
                     return True
         return False
 
-    def others(self, than: str) -> bool:
-        """Whether there is any other scheduler to ask."""
-        return any(url != than for url in self._urls)
+    def has_others(self, url: str) -> bool:
+        """Whether there are schedulers besides the one at this URL."""
+        return any(other != url for other in self._urls)
 
     # -- greeting -------------------------------------------------------------------------------
 
-    async def _let_in(self, url: str, resume: Resume | None) -> Dialed | TurnedAway:
+    async def _connect(self, url: str, resume: Resume | None) -> Dialed | TurnedAway:
         async with asyncio.timeout(self._times.greeting_s):
             socket = await self._open(url)
             try:
@@ -138,12 +138,12 @@ class Dialer:
         if not isinstance(welcome, Welcome) or not is_proven(welcome, self._key, self._node, nonce):
             raise BadValue("it does not know the cluster's secret")
         if challenge.term < self.term:
-            raise BadValue(f"it leads in term {challenge.term}, and {self.term} has begun")
+            raise BadValue(f"it leads in term {challenge.term}, but term {self.term} has begun")
         self.term = challenge.term
         return Dialed(socket, challenge.run, welcome, url)
 
     async def _term_at(self, url: str) -> int:
-        """The term in which a scheduler leads; 0 where it does not."""
+        """Return the term in which a scheduler leads; 0 if it does not lead."""
         socket = await self._open(url)
         try:
             challenge = self._checked(await _received(socket))
@@ -155,15 +155,15 @@ class Dialer:
         if isinstance(greeting, TurnedAway):
             return greeting
         if not isinstance(greeting, Challenge):
-            raise BadValue("it said no Challenge")
+            raise BadValue("it sent no Challenge")
         if greeting.version != VERSION:
-            raise BadValue(f"it speaks version {greeting.version}, this manager {VERSION}")
+            raise BadValue(f"it uses version {greeting.version}, this manager uses {VERSION}")
         if not is_proven(greeting, self._key, self._node):
             raise BadValue("it does not know the cluster's secret")
         return greeting
 
     def _open(self, url: str) -> connect:
-        """A websocket without compression, pings and proxies: it has heartbeats of its own."""
+        """Open a websocket without compression, pings and proxies: the stream has heartbeats."""
         return connect(
             f"{url}/nodes/{quote(self._node, safe='')}/stream",
             compression=None,
@@ -178,13 +178,13 @@ class Dialer:
 async def _received(socket: ClientConnection) -> Greeting:
     data = await socket.recv()
     if not isinstance(data, bytes):
-        raise BadValue("text came, where only bytes do")
+        raise BadValue("received a text message; messages are binary")
     return read_greeting(data)
 
 
 def _websocket_url(url: str) -> str:
-    """The websocket's URL for one that a person writes; BadSetting where it makes no sense."""
-    wanted = "http://host:port or https://host:port is wanted"
+    """Return the websocket's URL for a configured URL; raise BadSetting if that is invalid."""
+    wanted = "http://host:port or https://host:port is expected"
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         valid = parts.scheme in _SCHEMES and bool(parts.hostname) and (parts.port or True)

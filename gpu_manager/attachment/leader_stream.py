@@ -1,4 +1,4 @@
-"""The stream to the leader: dialed, kept up, renewed where it breaks, and ended."""
+"""The stream to the leader: connects, reconnects after a break, and closes."""
 
 import asyncio
 import logging
@@ -27,50 +27,53 @@ from scheduler.wire.node_stream import (
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.01
-_MOST_WISHES = 4096
-# Events that are reported once and that no snapshot shows.
-_Wish = LeaseReleased | RequestCancelled
+_MOST_UNSENT = 4096
+# Events that are reported once and that no snapshot contains.
+_OneTimeEvent = LeaseReleased | RequestCancelled
 
 
 class LeaderStream:
-    """Says and hears everything once and in order, over as many sockets as that takes.
+    """Sends and receives every message once and in order, over successive sockets.
 
-    `tell_everything` is called when a scheduler knows nothing of what was said before, with those
-    wishes (releases and cancellations) that the earlier one may not have heard.
+    `send_whole_state` is called for a scheduler without state of this node, with the releases and
+    cancellations that the earlier scheduler may not have received. `receive` gets every message.
     """
 
     def __init__(
         self,
         dialer: Dialer,
         times: StreamTimes,
-        tell_everything: Callable[[list[Report]], None],
-        heard: Callable[[Given | Answer | Contended], None],
+        send_whole_state: Callable[[list[Report]], None],
+        receive: Callable[[Given | Answer | Contended], None],
     ) -> None:
         self.begun = asyncio.Event()
         self._dialer = dialer
         self._times = times
-        self._tell_everything = tell_everything
-        self._heard = heard
+        self._send_whole_state = send_whole_state
+        self._receive = receive
         self._channel: UpChannel | None = None
-        self._wishes: list[Report] = []
+        self._unsent: list[Report] = []
         self._run = ""
         self._line: MessageLine | None = None
         self._task: asyncio.Task[None] | None = None
         self._leaving = False
-        self._heard_s = 0.0
+        self._received_s = 0.0
 
     @property
     def connected(self) -> bool:
-        """Whether a scheduler is reached at the moment."""
+        """Whether a socket to a scheduler is connected."""
         return self._line is not None
 
     def start(self) -> None:
-        """Dial from now on."""
-        self._task = asyncio.get_running_loop().create_task(self._keep_up())
+        """Connect, and reconnect after every break."""
+        self._task = asyncio.get_running_loop().create_task(self._keep_connected())
         self._task.add_done_callback(_ended)
 
-    def say(self, message: Up) -> None:
-        """Say this now or when the stream goes on; before one begins, only wishes are kept."""
+    def send(self, message: Up) -> None:
+        """Send a message now or when the stream resumes.
+
+        Before a stream begins, only releases and cancellations are kept.
+        """
         if self._channel is None:
             self._keep([message])
             return
@@ -78,11 +81,11 @@ class LeaderStream:
         if self._line is not None:
             self._line.send(data)
         if self._channel.overfull:
-            log.warning("too many reports wait to be sent: the next stream begins anew")
-            self.begin_anew()
+            log.warning("too many reports are queued: the next stream sends the whole state")
+            self.restart()
 
-    def begin_anew(self) -> None:
-        """Break off: the next stream carries the whole state, not what this one lacked."""
+    def restart(self) -> None:
+        """Close the stream without resuming it: the next stream begins with the whole state."""
         if self._channel is not None:
             self._keep(self._channel.unacknowledged())
         self._channel = None
@@ -90,12 +93,12 @@ class LeaderStream:
             self._line.abort()
 
     def leave(self) -> None:
-        """Say that the node goes; no other stream follows this one."""
+        """Send Leave; no other stream follows this one."""
         self._leaving = True
-        self.say(Leave())
+        self.send(Leave())
 
     async def close(self) -> None:
-        """Wait for a moment until the scheduler has heard everything, then hang up."""
+        """Wait briefly until the scheduler has received all messages, then close the stream."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._times.leave_s):
                 while self._line is not None and self._channel is not None:
@@ -106,10 +109,10 @@ class LeaderStream:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    # -- keeping up -----------------------------------------------------------------------------
+    # -- connecting -----------------------------------------------------------------------------
 
-    async def _keep_up(self) -> None:
-        """Dial, talk, and dial again, until the node leaves."""
+    async def _keep_connected(self) -> None:
+        """Connect and exchange messages repeatedly until the node leaves."""
         retry_s = self._times.retry_s
         while not self._leaving:
             try:
@@ -117,35 +120,35 @@ class LeaderStream:
             except NoScheduler as error:
                 first = retry_s == self._times.retry_s
                 level = logging.WARNING if first else logging.DEBUG
-                log.log(level, "no scheduler lets this node in: %s", error)
+                log.log(level, "no scheduler accepts this node: %s", error)
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, self._times.most_retry_s)
                 continue
             retry_s = self._times.retry_s
-            await self._talk(dialed)
+            await self._exchange(dialed)
             await asyncio.sleep(retry_s)
 
     def _resume(self) -> Resume | None:
         return None if self._channel is None else Resume(self._run, self._channel.seen)
 
-    async def _talk(self, dialed: Dialed) -> None:
-        """Until this socket breaks."""
+    async def _exchange(self, dialed: Dialed) -> None:
+        """Send and receive messages until this socket breaks."""
         loop = asyncio.get_running_loop()
-        self._heard_s = loop.time()
+        self._received_s = loop.time()
         helpers = []
         try:
             async with MessageLine(DialedSocket(dialed.socket)) as line:
                 self._connected(line, dialed)
-                if self._dialer.others(dialed.url):
-                    helpers.append(loop.create_task(self._look_around(line, dialed.url)))
-                async with asyncio.timeout(self._times.silence_s) as patience:
-                    helpers.append(loop.create_task(self._beat(patience)))
+                if self._dialer.has_others(dialed.url):
+                    helpers.append(loop.create_task(self._watch_leadership(line, dialed.url)))
+                async with asyncio.timeout(self._times.silence_s) as timeout:
+                    helpers.append(loop.create_task(self._beat(timeout)))
                     while True:
-                        self._hear(await line.receive())
-                        self._heard_s = loop.time()
+                        self._read(await line.receive())
+                        self._received_s = loop.time()
         except (BadValue, GpuManagerError) as error:
-            log.error("the scheduler at %s: %s; beginning anew", dialed.url, error)
-            self.begin_anew()
+            log.error("restarting the stream to the scheduler at %s: %s", dialed.url, error)
+            self.restart()
         except TimeoutError:
             log.warning("the scheduler at %s is silent", dialed.url)
             self._dialer.avoid(dialed.url)
@@ -158,14 +161,14 @@ class LeaderStream:
                 helper.cancel()
 
     def _connected(self, line: MessageLine, dialed: Dialed) -> None:
-        """Go on where the last stream broke, or send the whole state."""
+        """Resume the stream where it broke, or start a new one with the whole state."""
         channel = self._channel if dialed.welcome.resumed else None
-        log.info("the stream to %s %s", dialed.url, "begins" if channel is None else "goes on")
+        log.info("the stream to %s %s", dialed.url, "begins" if channel is None else "resumes")
         if channel is None:
-            self.begin_anew()
+            self.restart()
             self._line, self._channel, self._run = line, UpChannel(), dialed.run
-            wishes, self._wishes = self._wishes, []
-            self._tell_everything(wishes)
+            unsent, self._unsent = self._unsent, []
+            self._send_whole_state(unsent)
         else:
             self._line = line
             for data in channel.kept_after(dialed.welcome.seen):
@@ -173,48 +176,49 @@ class LeaderStream:
         self.begun.set()
 
     def _keep(self, messages: Iterable[Up]) -> None:
-        """The reports not sent on this stream that the next one must carry."""
+        """Keep the unsent reports that the next stream must send: releases and cancellations."""
         reports = [found for found in messages if isinstance(found, Report)]
-        self._wishes += [found for found in reports if isinstance(found.event, _Wish)]
-        del self._wishes[:-_MOST_WISHES]
+        self._unsent += [found for found in reports if isinstance(found.event, _OneTimeEvent)]
+        del self._unsent[:-_MOST_UNSENT]
 
-    async def _beat(self, patience: asyncio.Timeout) -> None:
+    async def _beat(self, timeout: asyncio.Timeout) -> None:
+        """Send heartbeats, and extend the time-out as messages arrive."""
         while True:
             await asyncio.sleep(self._times.beat_s)
-            patience.reschedule(self._heard_s + self._times.silence_s)
+            timeout.reschedule(self._received_s + self._times.silence_s)
             if self._line is not None and self._channel is not None:
                 self._line.send(self._channel.pack_hint(Beat()))
 
-    async def _look_around(self, line: MessageLine, url: str) -> None:
-        """A leader that is cut off from its store may not know that another one was elected."""
+    async def _watch_leadership(self, line: MessageLine, url: str) -> None:
+        """Leave a leader when another was elected, which a leader without its store may miss."""
         while True:
             await asyncio.sleep(self._times.probe_s)
-            if await self._dialer.overtaken(url):
-                log.warning("%s leads no more: term %d has begun", url, self._dialer.term)
+            if await self._dialer.find_newer_leader(url):
+                log.warning("%s no longer leads: term %d has begun", url, self._dialer.term)
                 if self._channel is not None:
                     line.send(self._channel.pack_hint(Superseded(self._dialer.term)))
                     await asyncio.sleep(_POLL_S)
                 line.abort()
                 return
 
-    def _hear(self, data: bytes) -> None:
+    def _read(self, data: bytes) -> None:
         if self._channel is None:
-            return  # it was given up, and the line is closing
+            return  # the stream was restarted, and the line is closing
         for message in self._channel.unpack(data):
             if isinstance(message, Given):
                 self._check(message.term)
             if not isinstance(message, Beat):
-                self._heard(message)
+                self._receive(message)
 
     def _check(self, term: int) -> None:
-        """Orders of a leader that was followed by another one are not obeyed."""
+        """Raise BadValue for an order of a leader that another leader has succeeded."""
         if term < self._dialer.term:
-            raise BadValue(f"an order of term {term}, and {self._dialer.term} has begun")
+            raise BadValue(f"an order of term {term}, but term {self._dialer.term} has begun")
         self._dialer.term = term
 
 
 def _ended(task: asyncio.Task[None]) -> None:
-    """A bug of ours must not leave a node unattached without a word."""
+    """Log the error that ended the stream's task: the node is not attached without it."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
-        log.critical("this node is attached no more", exc_info=error)
+        log.critical("this node is no longer attached", exc_info=error)

@@ -1,4 +1,4 @@
-"""Calls of a GPU manager to its scheduler that are not answered yet."""
+"""Unanswered calls of a GPU manager to its scheduler."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -12,17 +12,19 @@ Call = Acquire | Wanted | Ask | Survey
 
 
 class PendingCall:
-    """One call and its waiter; `made` makes the call again for a scheduler that lost it."""
+    """One call and its future; `make_call` creates the message again for another stream."""
 
-    def __init__(self, made: Callable[[int], Call], number: int, request: RequestId | None) -> None:
-        self.made = made
+    def __init__(
+        self, make_call: Callable[[int], Call], number: int, request: RequestId | None
+    ) -> None:
+        self.make_call = make_call
         self.number = number
         self.request = request
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
 
 class PendingCalls:
-    """Every call from its first asking to its answer, over as many streams as that takes."""
+    """Every call from its first message to its answer, over successive streams."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
@@ -33,19 +35,21 @@ class PendingCalls:
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[Call]:
-        """The calls that are not answered, as they would be made now."""
-        return iter([found.made(found.number) for found in self._waiting.values()])
+        """Iterate over the unanswered calls, with times relative to now."""
+        return iter([found.make_call(found.number) for found in self._waiting.values()])
 
-    def add(self, made: Callable[[int], Call], request: RequestId | None = None) -> PendingCall:
-        """One more call."""
-        found = PendingCall(made, next(self._numbers), request)
+    def add(
+        self, make_call: Callable[[int], Call], request: RequestId | None = None
+    ) -> PendingCall:
+        """Add a call, and return it with its number."""
+        found = PendingCall(make_call, next(self._numbers), request)
         self._waiting[found.number] = found
         if request is not None:
             self._by_request.setdefault(request, []).append(found)
         return found
 
-    def answered(self, answer: Answer) -> None:
-        """The result of a call; ignored if its waiter was cancelled."""
+    def set_answer(self, answer: Answer) -> None:
+        """Complete a call with its answer, unless the call was cancelled."""
         found = self._waiting.pop(answer.call, None)
         if found is None or found.answer.done():
             return
@@ -54,21 +58,21 @@ class PendingCalls:
         else:
             found.answer.set_exception(error_of(answer.refusal))
 
-    def granted(self, request: RequestId, placement: Placement) -> None:
-        """A lease of this request is in force on this node: that is the answer.
+    def set_placement(self, request: RequestId, placement: Placement) -> None:
+        """Complete the calls of a request that was granted a lease on this node.
 
-        It comes before the scheduler's own, which may be lost with the scheduler.
+        The scheduler's own answer comes later, and may be lost with the scheduler.
         """
         for found in self._by_request.get(request, ()):
-            self.answered(Answer(found.number, placement))
+            self.set_answer(Answer(found.number, placement))
 
-    def leave(self, found: PendingCall, *, given_up: bool) -> bool:
-        """The waiter of this call is gone; whether its request is to be cancelled now."""
+    def remove(self, found: PendingCall, *, given_up: bool) -> bool:
+        """Remove a call; return whether its request must be cancelled now."""
         self._waiting.pop(found.number, None)
         if found.request is None:
             return False
-        together = self._by_request[found.request]
-        together.remove(found)
-        if not together:
+        same_request = self._by_request[found.request]
+        same_request.remove(found)
+        if not same_request:
             del self._by_request[found.request]
-        return given_up and not together
+        return given_up and not same_request

@@ -1,4 +1,4 @@
-"""What the GPU manager needs of the scheduler, in this process or elsewhere."""
+"""The GPU manager's interfaces to the scheduler, in this process or another one."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -19,32 +19,32 @@ from scheduler.api import (
 
 
 class OrderTaker(NodeLink, Protocol):
-    """A node that takes orders, and can report its whole state to a new scheduler."""
+    """A node that carries out orders, and can report its whole state to a new scheduler."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where functions find it."""
+        """The addresses at which functions reach the node."""
         ...
 
     def whole_state(self) -> Sequence[Event]:
-        """A snapshot, and what has to be said after one."""
+        """Return a snapshot, and the events that must follow the snapshot."""
         ...
 
 
 class Scheduling(NodeReports, Protocol):
-    """The scheduler as a GPU manager sees it, in this process or elsewhere."""
+    """The scheduler's interface for GPU managers."""
 
     @property
     def connected(self) -> bool:
-        """Whether it is reached at the moment."""
+        """Whether the scheduler is reached at the moment."""
         ...
 
     def attach(self, node: NodeId, link: OrderTaker) -> None:
-        """Give this node's orders to this link."""
+        """Attach this node; its orders are passed to `link`."""
         ...
 
     def detach(self, node: NodeId) -> None:
-        """The node is gone."""
+        """Remove this node from the scheduler."""
         ...
 
     async def acquire(self, request: Request) -> Placement:
@@ -56,11 +56,11 @@ class Scheduling(NodeReports, Protocol):
         ...
 
     def release(self, lease: LeaseId, *, may_return: bool = False) -> None:
-        """The holder of a lease needs it no more, or (with `may_return`) perhaps later again."""
+        """Report a lease as released; with `may_return` its request may want another one."""
         ...
 
     async def pin(self, model: ModelId, gpu: GpuId | None = None) -> None:
-        """Keep a model on one GPU, or wherever it is."""
+        """Keep a model on one GPU, or on every GPU where it is resident."""
         ...
 
     async def unpin(self, model: ModelId, gpu: GpuId | None = None) -> None:
@@ -68,22 +68,22 @@ class Scheduling(NodeReports, Protocol):
         ...
 
     async def evict(self, model: ModelId, gpu: GpuId | None = None) -> None:
-        """Take a model out of GPU memory where it is not in use."""
+        """Remove a model from GPU memory where it is not in use."""
         ...
 
     async def survey(self) -> Status:
-        """Counts, and at least this node's GPUs, as they are now."""
+        """Return the current counts and at least this node's GPUs."""
         ...
 
 
 class Neighbours(Protocol):
-    """The other nodes of a cluster, as far as a scheduler elsewhere has named them."""
+    """The other nodes of a cluster, as far as the scheduler has reported them."""
 
     @property
     def term(self) -> int:
-        """The highest term that was met."""
+        """The highest term that any scheduler has reported."""
         ...
 
     def addresses_of(self, node: NodeId) -> tuple[str, ...]:
-        """Where functions find that node; nothing where that was not said."""
+        """Return the addresses at which functions reach that node; empty if unknown."""
         ...

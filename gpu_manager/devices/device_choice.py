@@ -1,9 +1,9 @@
-"""From what a person asked for (`auto`, `cuda`, `cuda:0,2`, `cpu:4`) to a node's devices."""
+"""Finds a node's devices for a setting such as `auto`, `cuda`, `cuda:0,2` or `cpu:4`."""
 
 import logging
 from dataclasses import replace
 
-import pynvml  # type: ignore[import-untyped]  # NVIDIA gives it no types
+import pynvml  # type: ignore[import-untyped]  # pynvml has no annotations
 
 from cache_manager.model.ids import NodeId
 from common.sizes import format_size
@@ -25,10 +25,11 @@ def choose(
     visible: str | None = None,
     nvml: Nvml = pynvml,
 ) -> list[GpuDevice]:
-    """The devices to use, watched; NoDriver or NoSuchDevice where they are not to be had.
+    """Return the devices to use, with health monitoring started; raise NoDriver or NoSuchDevice.
 
-    `auto` is every GPU that NVML finds, else one emulated. `memory_bytes` is how much of each may
-    be used. `visible` is the value of CUDA_VISIBLE_DEVICES, to which GPUs are confined as usual.
+    `auto` means every GPU that NVML finds, or one emulated GPU if there is none. `memory_bytes`
+    limits the memory used of each device. `visible` is the value of CUDA_VISIBLE_DEVICES, which
+    restricts the choice as usual.
     """
     kind, _, rest = choice.partition(":")
     if kind == "cpu":
@@ -40,7 +41,7 @@ def choose(
     elif kind == "cuda":
         found = _named(choice, rest, _confined(nvidia_gpu.find(node, nvml), visible))
     else:
-        raise NoSuchDevice(choice, "say auto, cuda, cuda:0,2 or cpu:N")
+        raise NoSuchDevice(choice, "use auto, cuda, cuda:0,2 or cpu:N")
     limited = [_limited(choice, device, memory_bytes) for device in found]
     nvidia_gpu.start_watching(limited)
     return list(limited)
@@ -57,19 +58,19 @@ def _find_quietly(node: NodeId, visible: str | None, nvml: Nvml) -> list[NvidiaG
 def _count(choice: str, text: str) -> int:
     count = int(text) if text.isdecimal() else 0
     if text and not 1 <= count <= _MOST_EMULATED:
-        raise NoSuchDevice(choice, f"say cpu:N with N from 1 to {_MOST_EMULATED}")
+        raise NoSuchDevice(choice, f"use cpu:N with N from 1 to {_MOST_EMULATED}")
     return count or 1
 
 
 def _named(choice: str, text: str, found: list[NvidiaGpu]) -> list[NvidiaGpu]:
-    """Those of the given indices; every one of them must be there."""
+    """Return the GPUs with the given indices; raise NoSuchDevice if one of them is missing."""
     if not found:
-        raise NoSuchDevice(choice, "NVML finds no GPU that may be used")
+        raise NoSuchDevice(choice, "NVML finds no usable GPU")
     if ":" not in choice:
         return found
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
-        raise NoSuchDevice(choice, "say numbers, as in cuda:0,2")
+        raise NoSuchDevice(choice, "use numbers, as in cuda:0,2")
     wanted = {int(part) for part in parts}
     missing = wanted - {device.index for device in found}
     if missing:
@@ -79,20 +80,20 @@ def _named(choice: str, text: str, found: list[NvidiaGpu]) -> list[NvidiaGpu]:
 
 
 def _confined(found: list[NvidiaGpu], visible: str | None) -> list[NvidiaGpu]:
-    """As CUDA reads it: in this order, up to the first entry that names nothing."""
+    """Apply CUDA_VISIBLE_DEVICES as CUDA does: in order, up to the first unknown entry."""
     if visible is None:
         return found
     allowed: list[NvidiaGpu] = []
     for entry in visible.split(","):
         name = entry.strip()
-        named = [device for device in found if name and _answers_to(device, name)]
+        named = [device for device in found if name and _is_named(device, name)]
         if not named:
             break
         allowed += [device for device in named if device not in allowed]
     return allowed
 
 
-def _answers_to(device: NvidiaGpu, name: str) -> bool:
+def _is_named(device: NvidiaGpu, name: str) -> bool:
     if name.isdecimal():
         return device.index == int(name)
     return device.uuid.startswith(name) or device.parent_uuid.startswith(name)
@@ -102,6 +103,6 @@ def _limited(choice: str, device: NvidiaGpu, memory_bytes: int | None) -> Nvidia
     if memory_bytes is None:
         return device
     if memory_bytes > device.device_bytes:
-        asked, there = format_size(memory_bytes), format_size(device.device_bytes)
-        raise NoSuchDevice(choice, f"{device.id} has {there} of memory, not {asked}")
+        wanted, total = format_size(memory_bytes), format_size(device.device_bytes)
+        raise NoSuchDevice(choice, f"{device.id} has {total} of memory, not {wanted}")
     return replace(device, memory_bytes=memory_bytes)

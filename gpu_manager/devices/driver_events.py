@@ -1,4 +1,4 @@
-"""Listens to what the NVIDIA driver says about its GPUs' health."""
+"""Receives the NVIDIA driver's events about the health of GPUs."""
 
 import logging
 import threading
@@ -11,17 +11,17 @@ from gpu_manager.devices.gpu_device import HealthEvent
 
 _log = logging.getLogger(__name__)
 
-_WAIT_MS = 500  # how long closing may take
-_PAUSE_S = 5.0  # after an error that waiting longer will not mend
+_WAIT_MS = 500  # the time that closing may take at most
+_PAUSE_S = 5.0  # after an error other than a time-out
 _NO_INSTANCE = 0xFFFFFFFF
-# Xid numbers that a program's own fault raises, or after which the GPU computes on.
+# Xid numbers caused by a program's own fault, or after which the GPU continues to work.
 _HARMLESS_XIDS = frozenset({13, 31, 43, 45, 63, 68, 92, 94, 109})
 
-Nvml = Any  # the module pynvml, which has no types, or one that answers like it
+Nvml = Any  # the module pynvml, which has no annotations, or a fake with the same functions
 
 
 class HealthWatch:
-    """A thread that waits for the driver's events, and keeps them until they are asked for."""
+    """A thread that waits for the driver's events, and stores them until they are taken."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
@@ -52,17 +52,17 @@ class HealthWatch:
             self._nvml.nvmlEventSetFree(events)
 
     def take(self, gpu: GpuId) -> tuple[HealthEvent, ...]:
-        """What was said about this GPU since this was last asked."""
+        """Return and remove the events of this GPU since the last call."""
         with self._lock:
             return tuple(self._events.pop(gpu, ()))
 
     def add(self, gpu: GpuId, what: str, *, fatal: bool) -> None:
-        """Somebody noticed something."""
+        """Add an event that was detected elsewhere."""
         with self._lock:
             self._events[gpu].append(HealthEvent(gpu, what, fatal))
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop the thread."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -75,7 +75,7 @@ class HealthWatch:
                 self._note(event)
             except self._nvml.NVMLError as error:
                 if error.value != self._nvml.NVML_ERROR_TIMEOUT:
-                    _log.error("waiting for the GPUs' health events: %s", error)
+                    _log.error("cannot wait for the GPUs' health events: %s", error)
                     self._closing.wait(_PAUSE_S)
         self._nvml.nvmlEventSetFree(events)
 

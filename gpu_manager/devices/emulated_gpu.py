@@ -1,4 +1,4 @@
-"""Emulated GPUs: models run on the CPU, each GPU is a budget of bytes."""
+"""Emulated GPUs: models run on the CPU, and each GPU is a budget of bytes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ from gpu_manager.devices.gpu_device import HealthEvent
 from gpu_manager.devices.host_memory import available_bytes
 
 _LEAST_BYTES = 256 << 20
-# Workers of emulated GPUs must not touch a real one.
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,29 +27,29 @@ class EmulatedGpu:
         return self.memory_bytes
 
     def used_bytes(self) -> None:
-        """Only the workers can say."""
+        """Return None: only the workers can measure their memory."""
 
     def process_bytes(self) -> Mapping[int, int]:
-        """Only the workers can say."""
+        """Return nothing: only the workers can measure their memory."""
         return {}
 
     def utilisation(self) -> None:
-        """Only the workers can say."""
+        """Return None: the utilisation is not measured."""
 
     def health(self) -> tuple[HealthEvent, ...]:
-        """Nothing ever ails it."""
+        """Return no events: an emulated GPU cannot fail."""
         return ()
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
 def emulated(node: NodeId, count: int, memory_bytes: int | None = None) -> list[EmulatedGpu]:
-    """That many GPUs, each with `memory_bytes` or a fair share of the machine's free memory."""
+    """Return `count` GPUs, each with `memory_bytes` or an equal share of the free memory."""
     each = memory_bytes or _fair_share_bytes(count)
     return [EmulatedGpu(GpuId(f"{node}/cpu:{number}"), each) for number in range(count)]
 
 
 def _fair_share_bytes(count: int) -> int:
-    """Half of the memory for all GPUs; the functions and the weight store need the other."""
+    """Divide half of the free memory by the GPUs; functions and weight store need the rest."""
     return max(_LEAST_BYTES, available_bytes() // (2 * count))

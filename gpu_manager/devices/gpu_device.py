@@ -1,4 +1,4 @@
-"""What the GPU manager needs to know of a GPU; everything above is the same for all kinds."""
+"""The GPU manager's interface to a GPU, the same for all kinds of GPUs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from cache_manager.model.ids import GpuId
 
 @dataclass(frozen=True, slots=True)
 class HealthEvent:
-    """Something that a GPU said about itself; after a fatal one nothing that it computes counts."""
+    """A health event of a GPU; after a fatal one the GPU's results cannot be trusted."""
 
     gpu: GpuId
     what: str
@@ -17,11 +17,11 @@ class HealthEvent:
 
 
 class GpuDevice(Protocol):
-    """One GPU, or one slice of it with memory of its own."""
+    """One GPU, or one slice of a GPU with its own memory."""
 
     @property
     def id(self) -> GpuId:
-        """Its name in the cluster."""
+        """The GPU's name in the cluster."""
         ...
 
     @property
@@ -31,45 +31,45 @@ class GpuDevice(Protocol):
 
     @property
     def name(self) -> str:
-        """What its maker calls it."""
+        """The manufacturer's name of the GPU."""
         ...
 
     @property
     def gpu_type(self) -> str:
-        """The same for all GPUs that are equally fast."""
+        """A name that GPUs of the same speed share."""
         ...
 
     @property
     def memory_bytes(self) -> int:
-        """What models may use in all."""
+        """The memory that models may use in total."""
         ...
 
     @property
     def device_bytes(self) -> int:
-        """What it has; `memory_bytes` may be less by choice."""
+        """The GPU's memory; `memory_bytes` may be configured to be less."""
         ...
 
     @property
     def worker_device(self) -> str:
-        """A worker's name for it: `cpu`, or `cuda:` and the UUID of the one GPU it may see."""
+        """The name for workers: `cpu`, or `cuda:` and the UUID of the only GPU they may see."""
         ...
 
     def used_bytes(self) -> int | None:
-        """What all processes use of `device_bytes` now; None where that is unknown."""
+        """Return the bytes of `device_bytes` that all processes use now; None if unknown."""
         ...
 
     def process_bytes(self) -> Mapping[int, int]:
-        """What each process uses of it, by process id; empty where that is unknown."""
+        """Return the bytes that each process uses, by process id; empty if unknown."""
         ...
 
     def utilisation(self) -> float | None:
-        """The share of the last moments in which it computed; None where that is unknown."""
+        """Return the share of the last moments in which the GPU computed; None if unknown."""
         ...
 
     def health(self) -> tuple[HealthEvent, ...]:
-        """What it said since this was last asked."""
+        """Return the health events since the last call."""
         ...
 
     def close(self) -> None:
-        """Watch it no more."""
+        """Stop monitoring the GPU."""
         ...

@@ -1,11 +1,11 @@
-"""How much of the machine's memory is there to be used."""
+"""Measures how much of the machine's memory is available."""
 
 from pathlib import Path
 
 _KIB = 1024
 
-# Of a control group: its limit, its use, the file that says how much of that is page cache which
-# can be dropped, and under which name. Version 2 first, then version 1.
+# Files of a control group: its limit, its use, its statistics, and the name of the droppable page
+# cache in the statistics. Version 2 first, then version 1.
 _GROUPS = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     (
@@ -18,7 +18,7 @@ _GROUPS = (
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Memory that processes could take now: the machine's, within this control group's limit."""
+    """Return the memory that processes could take now, within this control group's limit."""
     free = _entry(root / "proc/meminfo", "MemAvailable:") * _KIB
     for limit_file, used_file, statistics_file, cache in _GROUPS:
         group = root / "sys/fs/cgroup"
@@ -30,13 +30,13 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def _number(file: Path) -> int | None:
-    """None for no limit (`max`), and where there is no such control group."""
+    """Read a number; None for no limit (`max`) or a missing control group."""
     text = _read(file).strip()
     return int(text) if text.isdigit() else None
 
 
 def _entry(file: Path, name: str) -> int:
-    """The number behind a name in a file of such lines; 0 if there is none."""
+    """Return the number after a name in a file of such lines; 0 if the name is missing."""
     for line in _read(file).splitlines():
         words = line.split()
         if words and words[0] == name:

@@ -1,11 +1,11 @@
-"""NVIDIA GPUs and MIG slices, as NVML sees them; nothing here touches CUDA itself."""
+"""NVIDIA GPUs and MIG slices, accessed by NVML; nothing here uses CUDA itself."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import pynvml  # type: ignore[import-untyped]  # NVIDIA gives it no types
+import pynvml  # type: ignore[import-untyped]  # pynvml has no annotations
 
 from cache_manager.model.ids import GpuId, NodeId
 from gpu_manager.devices.driver_events import HealthWatch, Nvml
@@ -20,7 +20,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class NvidiaGpu:
-    """One GPU, or one MIG slice; what NVML cannot say of it is None."""
+    """One GPU, or one MIG slice; values that NVML does not report are None."""
 
     id: GpuId
     index: int
@@ -37,43 +37,43 @@ class NvidiaGpu:
 
     @property
     def gpu_type(self) -> str:
-        """The name in one word: `h200`, `a100-sxm4-40gb-mig-1g.5gb`."""
+        """The name as one word: `h200`, `a100-sxm4-40gb-mig-1g.5gb`."""
         return "-".join(word for word in self.name.lower().split() if word != "nvidia")
 
     @property
     def worker_device(self) -> str:
-        """By UUID: numbers depend on the order in which CUDA counts."""
+        """The GPU's UUID: indices depend on CUDA's order of devices."""
         return f"cuda:{self.uuid}"
 
     def used_bytes(self) -> int | None:
-        """What everybody uses of it now, without what the driver keeps for itself."""
-        memory = self._ask(lambda: _memory(self.nvml, self.handle))
+        """Return the bytes that all processes use, without the driver's reserve."""
+        memory = self._query(lambda: _memory(self.nvml, self.handle))
         return None if memory is None else memory[1]
 
     def process_bytes(self) -> Mapping[int, int]:
-        """By the process ids of the machine, which a container does not see as its own."""
-        ask = self.nvml.nvmlDeviceGetComputeRunningProcesses
-        found = self._ask(lambda: list(ask(self.handle))) or []
+        """Return bytes by the machine's process ids, which differ from those in a container."""
+        running = self.nvml.nvmlDeviceGetComputeRunningProcesses
+        found = self._query(lambda: list(running(self.handle))) or []
         return {one.pid: one.usedGpuMemory for one in found if one.usedGpuMemory is not None}
 
     def utilisation(self) -> float | None:
-        """The share of the last sampling period in which a kernel ran; a MIG slice has none."""
+        """Return the share of the last sampling period with a kernel; None for a MIG slice."""
         if self.instance is not None:
             return None
-        rates = self._ask(lambda: self.nvml.nvmlDeviceGetUtilizationRates(self.handle))
+        rates = self._query(lambda: self.nvml.nvmlDeviceGetUtilizationRates(self.handle))
         return None if rates is None else float(rates.gpu) / _PERCENT
 
     def health(self) -> tuple[HealthEvent, ...]:
-        """Xid and ECC errors, and a GPU that is there no more."""
+        """Return Xid and ECC errors, and the loss of the GPU, since the last call."""
         return self.watch.take(self.id)
 
     def close(self) -> None:
-        """Stop the watch, which all GPUs share."""
+        """Stop the health watch, which all GPUs share."""
         self.watch.close()
 
-    def _ask(self, question: Callable[[], Answer]) -> Answer | None:
+    def _query(self, query: Callable[[], Answer]) -> Answer | None:
         try:
-            return question()
+            return query()
         except self.nvml.NVMLError as error:
             if error.value == self.nvml.NVML_ERROR_GPU_IS_LOST:
                 self.watch.add(self.id, "the driver has lost it", fatal=True)
@@ -83,9 +83,9 @@ class NvidiaGpu:
 
 
 def find(node: NodeId, nvml: Nvml = pynvml) -> list[NvidiaGpu]:
-    """Every GPU of this machine, in PCI order, a partitioned one as its slices.
+    """Return every GPU of this machine in PCI order; a partitioned one is listed by its slices.
 
-    NoDriver where there is no NVML to ask.
+    Raise NoDriver if NVML is not available.
     """
     try:
         nvml.nvmlInit()
@@ -98,12 +98,12 @@ def find(node: NodeId, nvml: Nvml = pynvml) -> list[NvidiaGpu]:
         try:
             found += list(_devices(nvml, node, index, watch))
         except nvml.NVMLError as error:
-            _log.error("GPU %d is left out: %s", index, error)
+            _log.error("GPU %d is not used: %s", index, error)
     return found
 
 
 def start_watching(devices: list[NvidiaGpu]) -> None:
-    """Listen to the health of these; each keeps what it hears until it is asked."""
+    """Start to monitor the health of these devices; events are stored until they are read."""
     if not devices:
         return
     nvml = devices[0].nvml
@@ -138,7 +138,7 @@ def _devices(nvml: Nvml, node: NodeId, index: int, watch: HealthWatch) -> Iterat
 
 
 def _slices(nvml: Nvml, handle: Any) -> Iterator[tuple[str, Any, int | None]]:
-    """A GPU's MIG slices with their suffixes and instances, or the GPU itself."""
+    """Yield a GPU's MIG slices with their suffixes and instances, or the GPU itself."""
     try:
         mode, _ = nvml.nvmlDeviceGetMigMode(handle)
     except nvml.NVMLError:  # a GPU that cannot be partitioned
@@ -149,16 +149,16 @@ def _slices(nvml: Nvml, handle: Any) -> Iterator[tuple[str, Any, int | None]]:
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-        except nvml.NVMLError:  # a place that no slice takes
+        except nvml.NVMLError:  # an unused slice number
             continue
         yield f".{number}", mig, nvml.nvmlDeviceGetGpuInstanceId(mig)
 
 
 def _memory(nvml: Nvml, handle: Any) -> tuple[int, int]:
-    """What programs can have in all, and what they have; the driver's own share in neither."""
+    """Return the bytes available to programs and the bytes in use, without the driver's reserve."""
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-    except nvml.NVMLError:  # an old driver, where its share counts as used
+    except nvml.NVMLError:  # an old driver, which counts its reserve as used
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         return int(memory.total), int(memory.used)
     return int(memory.total - memory.reserved), int(memory.used)

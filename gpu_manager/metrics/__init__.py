@@ -1,1 +1,1 @@
-"""The manager's metrics as they are declared, and the port that Prometheus reads."""
+"""The declarations of the manager's metrics, and the HTTP server that Prometheus reads."""

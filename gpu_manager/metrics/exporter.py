@@ -19,7 +19,7 @@ _PLAIN = "text/plain; charset=utf-8"
 
 
 class Response(NamedTuple):
-    """One whole response."""
+    """A complete response."""
 
     status: int
     body: bytes
@@ -27,26 +27,26 @@ class Response(NamedTuple):
 
 
 class Exporter:
-    """The node's port for reading: it needs no credentials, and no request changes anything.
+    """The node's read-only HTTP server; it needs no credentials.
 
-    `metrics` renders the page; `trouble` is the reason why the node cannot serve now, or empty.
-    At the connection limit, the oldest idle connection is dropped: a health check always gets in.
+    `metrics` renders the page; `not_ready_reason` returns why the node cannot serve, or "". At the
+    connection limit, the oldest idle connection is dropped, so that health checks can connect.
     """
 
-    def __init__(self, metrics: Callable[[], bytes], trouble: Callable[[], str]) -> None:
+    def __init__(self, metrics: Callable[[], bytes], not_ready_reason: Callable[[], str]) -> None:
         self._metrics = metrics
-        self._trouble = trouble
+        self._not_ready_reason = not_ready_reason
         self._exits = AsyncExitStack()
         self._address: tuple[str, int] | None = None
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and the port that it listens on."""
-        assert self._address is not None, "it was started"
+        """The host and the port that the server listens on."""
+        assert self._address is not None, "the exporter was started"
         return self._address
 
     async def start(self, host: str, port: int) -> None:
-        """Serve at this address from now on; BadSetting where it cannot listen."""
+        """Start to serve at this address; raise BadSetting if that is not possible."""
         try:
             listener = listen(host, port)
         except OSError as error:
@@ -79,6 +79,6 @@ class Exporter:
         if path == "/healthz":
             return Response(200, b"alive\n")
         if path == "/readyz":
-            trouble = self._trouble()
-            return Response(503, f"{trouble}\n".encode()) if trouble else Response(200, b"ready\n")
+            reason = self._not_ready_reason()
+            return Response(503, f"{reason}\n".encode()) if reason else Response(200, b"ready\n")
         return Response(404, b"no such path\n")

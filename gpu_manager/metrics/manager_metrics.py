@@ -1,4 +1,4 @@
-"""Every metric of a GPU manager, as docs/metrics.md shows it."""
+"""The declarations of all metrics of a GPU manager, from which docs/metrics.md is generated."""
 
 from common.telemetry.metrics import Metric, MetricKind
 

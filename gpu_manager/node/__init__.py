@@ -1,4 +1,4 @@
-"""Orders carried out on one node: loads, evictions, leases, memory, reports of runs.
+"""Carries out orders on one node: loads, evictions, leases, memory, reports of runs.
 
-Nothing here decides where a request goes.
+Nothing here decides where a request is placed.
 """

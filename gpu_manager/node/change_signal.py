@@ -1,21 +1,21 @@
-"""A signal that wakes every task that waits for a change."""
+"""A signal that wakes every task waiting for a change."""
 
 import asyncio
 
 
-class Change:
+class ChangeSignal:
     """Wakes all tasks that wait for the next change."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
-    def happened(self) -> None:
-        """Wake them."""
+    def notify(self) -> None:
+        """Wake all waiting tasks."""
         self._event.set()
         self._event = asyncio.Event()
 
-    async def within(self, seconds: float) -> bool:
-        """Wait for the next change; False when none comes in this time."""
+    async def wait(self, seconds: float) -> bool:
+        """Wait for the next change; return False if there is none in this time."""
         try:
             async with asyncio.timeout(seconds):
                 await self._event.wait()

@@ -1,4 +1,4 @@
-"""Ends the leases of a node: when each is due, waiting for calls in flight, and the report."""
+"""Ends the leases of a node: when they are due, after calls in flight, with a report."""
 
 import asyncio
 import logging
@@ -14,17 +14,17 @@ from scheduler.api import GpuId, LeaseId, NodeReports, SlotFreed
 
 log = logging.getLogger(__name__)
 
-# A model whose call is still in flight this long after its lease ended is asked whether it answers.
+# If a call is still in flight this long after its lease ended, its model is checked for an answer.
 _LATE_S = 1.0
-# One that does not answer for this long hangs, and is ended by its runtime.
+# A model that does not answer for this long hangs; its runtime then kills its process.
 _ANSWER_S = 2.5
 _NO_LEASE = LeaseId(0)
 
 
 class LeaseEndings:
-    """Ends leases that were released, ran out, or whose model or GPU was lost.
+    """Ends leases that were released, have expired, or whose model or GPU was lost.
 
-    `on_end` is called for a lease that a session had claimed, before the scheduler is told.
+    `on_end` is called for a lease that a session had claimed, before the report to the scheduler.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class LeaseEndings:
         self._tasks = BackgroundTasks(log, "the end of a lease")
 
     def watch(self) -> None:
-        """Begin to look for leases that are due, unless that is planned already."""
+        """Start to check for leases that are due, unless a check is scheduled already."""
         if self._timer is None:
             self.check()
 
     def check(self) -> None:
-        """End the leases that are due, and look again when the next one is."""
+        """End the leases that are due, and check again when the next one is due."""
         for lease, reason in self._leases.due(self._loop.time()):
             if reason is EndReason.QUIET:
                 lease.checking = True
@@ -65,7 +65,7 @@ class LeaseEndings:
         self._timer = None if next_s is None else self._loop.call_at(next_s, self.check)
 
     def end(self, lease: LeaseInForce, reason: EndReason, grace_s: float | None = None) -> None:
-        """End a lease; one that ends already ends sooner if the new reason leaves it less time."""
+        """End a lease; shorten the grace of one that is ending if the new grace is shorter."""
         if grace_s is None:
             grace_s = self._leases.times.grace(reason)
         deadline_s = self._loop.time() + grace_s
@@ -79,7 +79,7 @@ class LeaseEndings:
             self._tasks.start(self._end_calls(lease, grace_s))
 
     async def end_all(self, within_s: float) -> None:
-        """End every lease; calls in flight have that long to end."""
+        """End every lease; calls in flight have `within_s` to end."""
         for lease in self._leases:
             self.end(lease, EndReason.STOPPING, within_s)
         await self._tasks.wait(within_s + 1.0)
@@ -87,7 +87,7 @@ class LeaseEndings:
             self._timer.cancel()
 
     def end_after(self, lease: LeaseId, load: asyncio.Task[None] | None) -> None:
-        """End a prefetch's lease when all is loaded; the scheduler ends that of a failed one."""
+        """End a prefetch's lease after its last load; the scheduler ends it if a load fails."""
         self._tasks.start(self._end_after(lease, load))
 
     async def _end_after(self, lease: LeaseId, load: asyncio.Task[None] | None) -> None:
@@ -98,7 +98,7 @@ class LeaseEndings:
             self.end(found, EndReason.RELEASED)
 
     async def _check_quiet(self, lease: LeaseInForce) -> None:
-        """Have its models report the calls that they have not reported yet; end it if none."""
+        """Make the lease's models report pending calls; end the lease if there are none."""
         runs = lease.runs
         await asyncio.gather(*(sign_of_life(hosted) for hosted in self._hosted_of(lease)))
         lease.checking = False
@@ -111,28 +111,28 @@ class LeaseEndings:
         models = self._hosted_of(lease)
         ends = asyncio.gather(*(hosted.end(lease.id, grace_s) for hosted in models))
         while not (await asyncio.wait({ends}, timeout=_LATE_S))[0]:
-            # A model answers this at once, whatever it computes, unless it hangs.
+            # A model answers at once, even while it computes, unless it hangs.
             await asyncio.gather(*(sign_of_life(hosted) for hosted in models))
         self._freed(lease)
 
     def _hosted_of(self, lease: LeaseInForce) -> list[HostedModel]:
-        """Those of its models that are loaded."""
+        """Return the lease's models that are loaded."""
         gpu = self._gpus[lease.gpu]
         found = [gpu.hosted(model) for model in lease.models]
         return [hosted for hosted in found if hosted is not None]
 
     def _freed(self, lease: LeaseInForce) -> None:
         if self._leases.get(lease.id) is not lease:
-            return  # it was ended twice, the second time with a shorter grace
+            return  # the lease was ended twice, the second time with a shorter grace
         self._leases.forget(lease.id)
         self._meters.lease_ended(lease.ending)
         log.debug("lease %d on %s has ended: %s", lease.id, lease.slot, lease.ending)
         if lease.holder is not None:
             self._on_end(lease.holder, lease.id)
-        self._runs.flush()  # the scheduler must still know the lease when it learns of its runs
+        self._runs.flush()  # the scheduler must get the runs before the lease's end
         self._reports.report(SlotFreed(lease.slot, lease.id))
 
 
 async def sign_of_life(hosted: HostedModel) -> None:
-    """Wait until a model answers, or is gone: one that does not answer is ended by its runtime."""
+    """Wait until a model answers or has ended; its runtime kills a model that does not answer."""
     await hosted.end(_NO_LEASE, _ANSWER_S)

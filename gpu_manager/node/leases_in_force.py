@@ -1,7 +1,8 @@
-"""The leases in force on a node: their holders, and when one that lingers should end.
+"""The leases in force on a node: their holders, and when an idle one should end.
 
-Pure: times are handed in. A lease that a session asked for itself lingers between its calls, so
-that a loop of calls asks once; it ends when it was idle for long, and soon when others wait.
+This module is pure: times are passed in. A lease that a session acquired itself stays in force
+between calls, so that a loop of calls acquires once; it ends after a long idle time, or soon if
+other requests wait.
 """
 
 from collections.abc import Iterator
@@ -22,19 +23,19 @@ class EndReason(StrEnum):
 
     ORDERED = "the scheduler ended it"
     RELEASED = "released"
-    SESSION_GONE = "its session is gone"
+    SESSION_GONE = "its session has ended"
     IDLE = "idle"
-    CONTENDED = "others wait"
-    QUIET = "others wait, and it seems to be quiet"
-    EXPIRED = "it was held for long"
-    UNCLAIMED = "nobody came for it"
-    UNFIT = "its request wants other models"
-    WORKER_LOST = "its worker is gone"
+    CONTENDED = "other requests wait"
+    QUIET = "other requests wait, and it is idle"
+    EXPIRED = "it was held for too long"
+    UNCLAIMED = "no session claimed it"
+    UNFIT = "its request needs other models"
+    WORKER_LOST = "its worker has ended"
     GPU_LOST = "its GPU is lost"
     STOPPING = "the GPU manager stops"
 
 
-# Reasons for which a lease may end while the answer of its call in flight is still wanted.
+# Reasons for which a lease may end although the client still waits for a call in flight.
 _WANTED = frozenset(
     {EndReason.IDLE, EndReason.CONTENDED, EndReason.QUIET, EndReason.EXPIRED, EndReason.WORKER_LOST}
 )
@@ -44,12 +45,14 @@ _WANTED = frozenset(
 class LeaseTimes:
     """How long leases stay in force, and how long their last call may take.
 
-    Where others wait, a lease that is used has `quantum_s`, and one that is not used for `quiet_s`
-    and half a call more than its calls take ends at once. It has `first_call_s` to make its first
-    call, so that two sessions that both begin slowly cannot take the GPU from each other for ever.
-    The answer of a call whose lease was released or whose session is gone is not wanted: it has
-    `grace_s` or `orphan_s`; other calls in flight have `call_s`. A lease that no session has
-    claimed, as when its caller died before it could, ends after `unclaimed_s`.
+    A lease ends when it is idle for `linger_s`, and after `expiry_s` in any case. If other requests
+    wait, a lease in use ends after `quantum_s`, and a lease that is idle for `quiet_s` plus 1.5
+    times the duration of its calls ends at once. The first call may take `first_call_s` to arrive,
+    so that two slow sessions do not keep taking the GPU from each other.
+
+    A call in flight may take `grace_s` if its lease was released, `orphan_s` if its session has
+    ended, else `call_s`. A lease that no session claims, for example because the caller died, ends
+    after `unclaimed_s`.
     """
 
     linger_s: float = 5.0
@@ -62,28 +65,28 @@ class LeaseTimes:
     call_s: float = 120.0
     unclaimed_s: float = 120.0
 
-    def grace(self, why: EndReason) -> float:
-        """Seconds for a call in flight to end before its worker is killed."""
-        if why in _WANTED:
+    def grace(self, reason: EndReason) -> float:
+        """Return the seconds that a call in flight has before its worker is killed."""
+        if reason in _WANTED:
             return self.call_s
-        return self.orphan_s if why is EndReason.SESSION_GONE else self.grace_s
+        return self.orphan_s if reason is EndReason.SESSION_GONE else self.grace_s
 
 
 @dataclass(slots=True)
 class LeaseInForce:
-    """One lease in force; it is claimed once a session has learned of it.
+    """One lease in force; it has a holder after a session has claimed it.
 
-    Calls are reported late, so that a lease which seems to be quiet is checked before it ends.
+    Workers report calls with a delay, so a lease that seems to be idle is checked before it ends.
     """
 
     id: LeaseId
     slot: SlotId
     gpu: GpuId
     models: tuple[ModelId, ...]
-    granted_s: float | None = None  # None: no session is to claim it
+    granted_s: float | None = None  # None: no session will claim it
     requests: tuple[RequestId, ...] = ()
     holder: SessionKey | None = None
-    given: bool = False  # to the holder's caller, for one request
+    given: bool = False  # True if the holder's caller acquired it, for one request
     claimed_s: float = 0.0
     used_s: float = 0.0
     runs: int = 0
@@ -91,7 +94,7 @@ class LeaseInForce:
     checking: bool = False
     checked_s: float = 0.0
     ending: EndReason | None = None
-    deadline_s: float = 0.0  # for a call in flight, once it ends
+    deadline_s: float = 0.0  # for calls in flight, once the lease is ending
 
 
 @dataclass(slots=True)
@@ -110,7 +113,7 @@ class LeasesInForce:
         return len(self._held)
 
     def get(self, lease: LeaseId) -> LeaseInForce | None:
-        """The lease, while it is in force or ending."""
+        """Return the lease while it is in force or ending."""
         return self._held.get(lease)
 
     def grant(
@@ -122,9 +125,9 @@ class LeasesInForce:
         now_s: float | None = None,
         requests: tuple[RequestId, ...] = (),
     ) -> bool:
-        """A lease is in force from now on; a session is to claim it if a time is given.
+        """Put a lease in force; a session will claim it if a time is given.
 
-        False if it was already.
+        Return False if the lease was in force already.
         """
         if lease in self._held:
             return False
@@ -133,45 +136,45 @@ class LeasesInForce:
         return True
 
     def is_over(self, lease: LeaseId) -> bool:
-        """Whether it was granted and has ended."""
+        """Whether the lease was granted and has ended."""
         return lease not in self._held and lease <= self.latest
 
     def claim(
         self, held: LeaseInForce, holder: SessionKey, now_s: float, *, given: bool = False
     ) -> None:
-        """A session has learned of it, and may call."""
+        """Set the session that holds the lease and may call under it."""
         held.holder, held.given = holder, given
         held.claimed_s = held.used_s = held.checked_s = now_s
 
-    def used(self, held: LeaseInForce, now_s: float, run_s: float) -> None:
-        """Calls of it have ended, which took this long each."""
+    def record_use(self, held: LeaseInForce, now_s: float, run_s: float) -> None:
+        """Record that calls under the lease have ended, which took `run_s` each."""
         held.used_s = now_s
         held.run_s = run_s
         held.runs += 1
 
     def forget(self, lease: LeaseId) -> None:
-        """It has ended."""
+        """Remove a lease that has ended."""
         del self._held[lease]
 
     def held_by(self, holder: SessionKey) -> list[LeaseInForce]:
-        """What a session holds."""
+        """Return the leases that a session holds."""
         return [held for held in self._held.values() if held.holder == holder]
 
     def using(self, gpu: GpuId, model: ModelId) -> list[LeaseInForce]:
-        """The leases that may call this model on this GPU."""
+        """Return the leases that allow calls of this model on this GPU."""
         found = self._held.values()
         return [held for held in found if held.gpu == gpu and model in held.models]
 
     def due(self, now_s: float) -> list[tuple[LeaseInForce, EndReason]]:
-        """Those that should end now, and why; QUIET ones after a check."""
-        found = [(held, *self._end_of(held)) for held in self._lingering()]
-        return [(held, why) for held, at_s, why in found if at_s <= now_s]
+        """Return the leases that should end now, with reasons; QUIET ones need a check first."""
+        found = [(held, *self._end_of(held)) for held in self._with_due_time()]
+        return [(held, reason) for held, at_s, reason in found if at_s <= now_s]
 
     def next_due_s(self) -> float | None:
-        """When to ask again."""
-        return min((self._end_of(held)[0] for held in self._lingering()), default=None)
+        """Return the time when the next lease is due."""
+        return min((self._end_of(held)[0] for held in self._with_due_time()), default=None)
 
-    def _lingering(self) -> list[LeaseInForce]:
+    def _with_due_time(self) -> list[LeaseInForce]:
         found = [held for held in self._held.values() if held.ending is None and not held.checking]
         return [held for held in found if held.holder is not None or held.granted_s is not None]
 
@@ -185,10 +188,10 @@ class LeasesInForce:
         ]
         if self.contended and held.runs:
             ends.append((held.claimed_s + times.quantum_s, EndReason.CONTENDED))
-            patience_s = times.quiet_s + _CALLS_OF_QUIET * held.run_s
-            ends.append((held.used_s + patience_s, EndReason.QUIET))
+            quiet_s = times.quiet_s + _CALLS_OF_QUIET * held.run_s
+            ends.append((held.used_s + quiet_s, EndReason.QUIET))
         elif self.contended:
             ends.append((held.claimed_s + times.first_call_s, EndReason.CONTENDED))
-            patience_s = max(times.quiet_s, held.checked_s - held.claimed_s)
-            ends.append((held.checked_s + min(patience_s, times.quantum_s), EndReason.QUIET))
+            quiet_s = max(times.quiet_s, held.checked_s - held.claimed_s)
+            ends.append((held.checked_s + min(quiet_s, times.quantum_s), EndReason.QUIET))
         return min(ends)

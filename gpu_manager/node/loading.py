@@ -1,4 +1,4 @@
-"""Brings models onto a node's GPUs and takes them off again, in the order of the orders."""
+"""Loads models onto a node's GPUs and unloads them, in the sequence of the orders."""
 
 import asyncio
 import logging
@@ -25,30 +25,30 @@ from scheduler.api import (
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0  # how often to see whether weights that do not come are still wanted
+_CHECK_S = 1.0  # interval of checks whether missing weights are still needed
 
 
 class _Phases:
-    """How long each part of a load took."""
+    """Measures the phases of a load."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._before_s = now_s()
         self._took_s: dict[str, float] = {}
 
-    def ended(self, phase: str) -> None:
-        """This part is over, and the next begins."""
+    def end(self, phase: str) -> None:
+        """End this phase, and begin the next."""
         before_s, self._before_s = self._before_s, self._now_s()
         self._took_s[phase] = self._before_s - before_s
 
     def took_s(self, transfer_s: float) -> dict[str, float]:
-        """Every part; what the worker did not measure as its own went into having a worker."""
+        """Return all phases; the time that the worker did not measure was spent on getting it."""
         worker_s = max(0.0, self._now_s() - self._before_s - transfer_s)
         return {**self._took_s, "worker": worker_s, "transfer": transfer_s}
 
 
 class Loader:
-    """Loads and unloads; what comes of it is reported to the scheduler."""
+    """Loads and unloads models, and reports the results to the scheduler."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class Loader:
         after: asyncio.Task[None] | None,
         over: Callable[[], bool],
     ) -> asyncio.Task[None]:
-        """The model is a resident from now on, and on its way when `after` has ended.
+        """Add the model to the residents, and load it after the task `after` has ended.
 
-        Weights that the node lacks are waited for until the lease is `over`.
+        If the node lacks the weights, wait for them until the lease is `over`.
         """
         resident = ModelOnGpu(load.model, load.memory_bytes, self._loop.time())
         gpu.residents[load.model] = resident
@@ -90,19 +90,19 @@ class Loader:
         return resident.loading
 
     def unload(self, gpu: HostGpu, model: ModelId) -> None:
-        """The model is no resident any more; its memory comes free in a moment."""
+        """Remove the model from the residents; its memory is freed a moment later."""
         resident = gpu.residents.pop(model, None)
         if resident is None:
-            return  # it was lost, and the order to let it go had been given before that was known
-        resident.lost(NoWorker(model, "it was told to leave"))
+            return  # it was lost before the scheduler gave the order without knowing
+        resident.mark_lost(NoWorker(model, "it was unloaded"))
         task = self._loop.create_task(self._unload(gpu, resident))
         gpu.leaving.add(task)
         task.add_done_callback(gpu.leaving.discard)
 
-    def lost(self, gpu: HostGpu, resident: ModelOnGpu, cause: str) -> None:
-        """The model's worker is gone unasked."""
-        log.warning("%s is gone from %s: %s", resident.model, gpu.id, cause)
-        resident.lost(NoWorker(resident.model, cause))
+    def report_lost(self, gpu: HostGpu, resident: ModelOnGpu, cause: str) -> None:
+        """Release and report a model whose worker ended unexpectedly."""
+        log.warning("%s on %s was lost: %s", resident.model, gpu.id, cause)
+        resident.mark_lost(NoWorker(resident.model, cause))
         self._forget(gpu, resident)
         tier = self._tier(resident.model)
         self._reports.report(ModelDemoted(self._node, gpu.id, resident.model, tier))
@@ -123,38 +123,38 @@ class Loader:
         phases = _Phases(self._loop.time)
         try:
             await self._make_room(gpu, resident)
-            phases.ended("room")
+            phases.end("room")
             begun_s = self._loop.time()
-            await self._weights(resident.model, over)
-            phases.ended("weights")
-            hosted = await self._bring(gpu, resident, phases)
+            await self._wait_for_weights(resident.model, over)
+            phases.end("weights")
+            hosted = await self._host(gpu, resident, phases)
         except (LoadFailure, WeightStoreError) as error:
             log.warning("%s: %s", gpu.id, error)
-            self._failed(gpu, resident, lease, error)
+            self._report_failure(gpu, resident, lease, error)
             return
         now_s = self._loop.time()
         gpu.ledger.loaded(resident.model, hosted.memory_bytes)
-        resident.arrived(hosted, now_s)
-        gpu.settle()
+        resident.mark_loaded(hosted, now_s)
+        gpu.update_limits()
         self._meters.loaded(source.name.lower(), now_s - begun_s, phases.took_s(hosted.load_s))
-        log.info("%s is on %s after %.3f s", resident.model, gpu.id, now_s - begun_s)
-        more = hosted.memory_bytes > resident.reserved_bytes
-        size_bytes = hosted.memory_bytes if more else None
+        log.info("%s was loaded on %s in %.3f s", resident.model, gpu.id, now_s - begun_s)
+        larger = hosted.memory_bytes > resident.reserved_bytes
+        size_bytes = hosted.memory_bytes if larger else None
         loaded = ModelLoaded(gpu.id, resident.model, now_s - begun_s, source, size_bytes)
         self._reports.report(loaded)
 
-    def _failed(
+    def _report_failure(
         self, gpu: HostGpu, resident: ModelOnGpu, lease: LeaseId, error: GpuManagerError
     ) -> None:
         if gpu.residents.get(resident.model) is resident:
             del gpu.residents[resident.model]
-        resident.lost(error)
+        resident.mark_lost(error)
         self._forget(gpu, resident)
         self._meters.load_failed(gpu.id)
         self._reports.report(LoadFailed(gpu.id, resident.model, str(error), lease=lease))
 
     async def _make_room(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
-        """Have the memory granted. The scheduler counted on it: where it lacks, say so and wait."""
+        """Grant the memory that the scheduler assumed; report a shortage and wait if it lacks."""
         model, needed_bytes = resident.model, resident.reserved_bytes
         short_bytes = gpu.ledger.admit(model, needed_bytes)
         if not short_bytes:
@@ -163,7 +163,7 @@ class Loader:
             self._reports.report(MemoryPressure(gpu.id, short_bytes))
             deadline_s = self._loop.time() + self._settings.room_s
             while (short_bytes := gpu.ledger.admit(model, needed_bytes)) and (
-                await gpu.change.within(deadline_s - self._loop.time())
+                await gpu.change.wait(deadline_s - self._loop.time())
             ):
                 pass
             self._short()
@@ -171,34 +171,34 @@ class Loader:
             detail = f"{short_bytes} of {needed_bytes} bytes are lacking on {gpu.id}"
             raise LoadFailure(model, detail, out_of_memory=True)
 
-    async def _weights(self, model: ModelId, over: Callable[[], bool]) -> None:
-        """Wait for weights that the node lacks: the function that holds the lease sends them."""
+    async def _wait_for_weights(self, model: ModelId, over: Callable[[], bool]) -> None:
+        """Wait for weights that the node lacks; the function that holds the lease sends them."""
         deadline_s = self._loop.time() + self._settings.weights_s
         while self._tier(model) is Tier.ABSENT and not over():
             left_s = deadline_s - self._loop.time()
             if left_s <= 0.0:
                 return
-            await self._catalogue.arrived.within(min(left_s, _LOOK_S))
+            await self._catalogue.arrived.wait(min(left_s, _CHECK_S))
 
-    async def _bring(self, gpu: HostGpu, resident: ModelOnGpu, phases: "_Phases") -> HostedModel:
-        """Twice where need be: a worker that dies while it loads may have been unlucky."""
+    async def _host(self, gpu: HostGpu, resident: ModelOnGpu, phases: "_Phases") -> HostedModel:
+        """Load the model with the runtime; try a second time if the worker dies meanwhile."""
         model = self._catalogue.get(resident.model)
         resident.hold = await self._open(model.digest)
-        phases.ended("read")
+        phases.end("read")
         order = self._order(gpu, model, resident.hold)
         try:
             return await self._runtime.load(order)
         except (LoadFailure, NoWorker) as error:
             if isinstance(error, LoadFailure) and error.out_of_memory:
                 raise
-            log.warning("%s; once more", error)
+            log.warning("%s; trying again", error)
         try:
             return await self._runtime.load(order)
         except NoWorker as error:
             raise LoadFailure(model.id, str(error)) from error
 
     async def _open(self, digest: str) -> ImageHold:
-        """In a thread, for it may read from disk; a hold whose waiter was cancelled is released."""
+        """Open an image in a thread (it may read from disk); release it if cancelled."""
         opening = self._loop.run_in_executor(None, self._store.open, digest)
         try:
             return await asyncio.shield(opening)
@@ -238,7 +238,7 @@ class Loader:
     def _forget(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         gpu.ledger.release(resident.model)
         resident.release()
-        gpu.settle()
+        gpu.update_limits()
 
     def _tier(self, model: ModelId) -> Tier:
         try:

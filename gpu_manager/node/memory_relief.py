@@ -1,4 +1,4 @@
-"""Memory pressure: finds GPU memory for a call that needs more than its model's limit."""
+"""Memory pressure: obtains GPU memory for a call that needs more than its model's limit."""
 
 import asyncio
 import logging
@@ -16,13 +16,13 @@ class MemoryRelief:
     """Reports a shortage to the scheduler, which picks victims, and waits for their memory."""
 
     def __init__(self, reports: NodeReports, wait_s: float, resync: Callable[[], None]) -> None:
-        """`resync` is called when a shortage was reported and has passed."""
+        """`resync` is called after a reported shortage has ended."""
         self._reports = reports
         self._wait_s = wait_s
         self._resync = resync
 
     async def relieve(self, gpu: HostGpu, hosted: HostedModel, need_bytes: int) -> bool:
-        """Have the model granted this many bytes; False where that cannot be or takes too long."""
+        """Grant the model this many bytes; return False if impossible or if it takes too long."""
         if not gpu.ledger.ever_fits(need_bytes):
             return False
         model = ModelId(hosted.order.model)
@@ -35,7 +35,7 @@ class MemoryRelief:
         while gpu.resident_of(hosted) is not None:
             if not gpu.ledger.grow(model, need_bytes):
                 break
-            if not await gpu.change.within(deadline_s - loop.time()):
+            if not await gpu.change.wait(deadline_s - loop.time()):
                 break
         self._resync()
         return gpu.resident_of(hosted) is not None and not gpu.ledger.grow(model, need_bytes)

@@ -1,7 +1,7 @@
 """One node: carries out the scheduler's orders and reports the results.
 
-It never picks a victim. Its books change at once when an order comes, so that its reports always
-fit the orders given so far; the work itself is done by tasks.
+The node never picks a victim. Its state changes as soon as an order arrives, so that its reports
+always reflect the orders given so far; tasks do the actual work.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from functools import partial
 
 from cache_manager.model.ids import ModelId, NodeId
 from gpu_manager.errors import NoWorker
-from gpu_manager.node.change_signal import Change
+from gpu_manager.node.change_signal import ChangeSignal
 from gpu_manager.node.lease_endings import LeaseEndings
 from gpu_manager.node.leases_in_force import EndReason, LeaseInForce, LeasesInForce, SessionKey
 from gpu_manager.node.loading import Loader
@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 
 
 class GpuNode:
-    """A node's GPUs, residents and leases: the scheduler's NodeLink, the runtime's Observer.
+    """A node's GPUs, residents and leases; implements NodeLink and the runtime's Observer.
 
-    `lease_ended` is called when a lease that a session claimed has ended.
+    `lease_ended` is called after the end of a lease that a session had claimed.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class GpuNode:
         self.leases = LeasesInForce(settings.leases)
         self.meters = NodeMeters(self.gpus, settings.metric_names)
         self.lease_ended: Callable[[SessionKey, LeaseId], None] = _ignore_end
-        self.granted = Change()
+        self.granted = ChangeSignal()
         self.addresses: tuple[str, ...] = ()
         self._settings = settings
         self._store = store
@@ -69,7 +69,7 @@ class GpuNode:
         self._resync_due = False
 
     def start(self, runtime: Runtime, reports: NodeReports) -> None:
-        """Report what is here, and take the scheduler's orders from now on."""
+        """Report the node's state, and accept the scheduler's orders from now on."""
         self._reports = reports
         self._runs = RunReports(reports)
         self._loader = Loader(
@@ -88,7 +88,7 @@ class GpuNode:
         reports.report(self.snapshot())
 
     async def drain(self, within_s: float) -> None:
-        """End every lease; calls in flight have that long to end."""
+        """End every lease; calls in flight have `within_s` to end."""
         await self._endings.end_all(within_s)
         self._runs.flush()
 
@@ -101,7 +101,7 @@ class GpuNode:
             self._loader.unload(gpu, victim)
         last: asyncio.Task[None] | None = None
         for load in order.loads:
-            # No session sends the weights of a prefetch, but a function may come with its own.
+            # No session sends the weights of a prefetch, so the load does not wait for them.
             over = _always if order.prefetch else partial(self.leases.is_over, order.lease)
             last = self._loader.load(gpu, load, order.lease, last, over)
         if order.prefetch:
@@ -111,16 +111,16 @@ class GpuNode:
             self._endings.end_after(order.lease, last)
 
     def grant(self, order: Dispatch) -> None:
-        """A lease is in force."""
+        """Put a lease in force."""
         now_s, requests = self._loop.time(), order.requests
         if self.leases.grant(order.lease, order.slot, order.gpu, order.models, now_s, requests):
             names = ", ".join(requests)
             log.debug("lease %d on %s is granted to %s", order.lease, order.slot, names)
-        self.granted.happened()
+        self.granted.notify()
         self._endings.watch()
 
     def demote(self, order: Demote) -> None:
-        """This model leaves this GPU."""
+        """Unload this model from this GPU."""
         self._loader.unload(self.gpus[order.gpu], order.model)
 
     def end_lease(self, order: EndLease) -> None:
@@ -132,35 +132,35 @@ class GpuNode:
             self._endings.end(lease, EndReason.ORDERED)
 
     def contended(self, *, waiting: bool) -> None:
-        """Requests wait, so that leases which merely linger should end soon; or none waits."""
+        """Set whether requests wait, in which case idle leases end soon."""
         self.leases.contended = waiting
         self._endings.check()
 
     # -- leases and their holders ---------------------------------------------------------------
 
     async def when_loaded(self, placement: Placement) -> dict[ModelId, HostedModel]:
-        """Wait until the models of a lease are loaded, or raise why that will not be."""
+        """Wait until the models of a lease are loaded; raise the error if loading fails."""
         residents = self.gpus[placement.gpu].residents
         found = {}
         for model in placement.models:
             resident = residents.get(model)
             if resident is None:
-                raise NoWorker(model, f"it has left {placement.gpu}")
+                raise NoWorker(model, f"it is no longer on {placement.gpu}")
             found[model] = await resident.ready()
         return found
 
     def loaded_now(
         self, lease: LeaseInForce, models: Iterable[ModelId]
     ) -> dict[ModelId, HostedModel]:
-        """These models of a lease in force; empty unless all are loaded."""
+        """Return these models of a lease in force; nothing unless all of them are loaded."""
         gpu = self.gpus[lease.gpu]
         found = {model: gpu.hosted(model) for model in models if model in lease.models}
-        there = {model: hosted for model, hosted in found.items() if hosted is not None}
+        loaded = {model: hosted for model, hosted in found.items() if hosted is not None}
         in_force = self.leases.get(lease.id) is lease and lease.ending is None
-        return there if in_force and there.keys() == set(models) else {}
+        return loaded if in_force and loaded.keys() == set(models) else {}
 
     def hosted(self, name: HostedId) -> HostedModel:
-        """The loaded model of this id, or NoWorker."""
+        """Return the loaded model with this id; raise NoWorker if there is none."""
         for gpu in self.gpus.values():
             for hosted in gpu.loaded():
                 if hosted.id == name:
@@ -175,9 +175,9 @@ class GpuNode:
         *,
         given: bool = False,
     ) -> bool:
-        """Let a session's calls run; False where the lease has ended meanwhile.
+        """Admit a session's calls under a lease; return False if the lease has ended.
 
-        A lease that was `given` to the session's caller is for one request alone.
+        A lease that was `given` to the session's caller is for a single request.
         """
         found = self.leases.get(lease)
         if found is None or found.ending is not None:
@@ -189,7 +189,7 @@ class GpuNode:
         return True
 
     def release(self, lease: LeaseInForce, reason: EndReason) -> None:
-        """Its holder needs it no more, or is gone."""
+        """End a lease that its holder has released, or whose holder has ended."""
         self._endings.end(lease, reason)
 
     # -- reports of hosted models ---------------------------------------------------------------
@@ -203,7 +203,7 @@ class GpuNode:
         peak_bytes: int,
         calls: int = 1,
     ) -> None:
-        """Calls ended well."""
+        """Record successful calls, and report them."""
         gpu = self.gpus[GpuId(hosted.order.gpu)]
         resident = gpu.resident_of(hosted)
         if resident is None:
@@ -213,48 +213,48 @@ class GpuNode:
         resident.used_s = now_s
         found = self.leases.get(LeaseId(lease))
         if found is not None:
-            self.leases.used(found, now_s, run_s)
+            self.leases.record_use(found, now_s, run_s)
             if self.leases.contended:
                 self._endings.check()
         batch = max(1, batch)
         before = gpu.ledger.measured_bytes(resident.model)
         gpu.ledger.ran(resident.model, None, batch, peak_bytes)
         if gpu.ledger.measured_bytes(resident.model) != before:
-            gpu.settle()
+            gpu.update_limits()
         self.meters.ran(gpu.id, resident.model, calls, run_s)
         slot = gpu.slot if found is None else found.slot
         self._runs.ran(slot, resident.model, batch, run_s, peak_bytes)
 
     async def pressure(self, hosted: HostedModel, lease: int, need_bytes: int) -> PressureAnswer:
-        """A call needs more than its model's limit: use free memory, or have victims leave."""
+        """Obtain memory for a call beyond its model's limit: free bytes, or those of victims."""
         gpu = self.gpus[GpuId(hosted.order.gpu)]
         resident = gpu.resident_of(hosted)
         if resident is None:
             return PressureAnswer(hosted.order.limit_bytes, retry=False)
         log.info("%s needs %d bytes on %s (lease %d)", resident.model, need_bytes, gpu.id, lease)
-        self.meters.pressed(gpu.id)
+        self.meters.memory_pressure(gpu.id)
         relieved = await self._relief.relieve(gpu, hosted, need_bytes)
         if gpu.resident_of(hosted) is None:
             return PressureAnswer(hosted.order.limit_bytes, retry=False)
-        gpu.settle()
+        gpu.update_limits()
         return PressureAnswer(gpu.ledger.limit_bytes(resident.model), retry=relieved)
 
     def died(self, hosted: HostedModel, cause: str) -> None:
-        """A model is gone unasked: so is every lease that may call it."""
+        """Handle a model that ended unexpectedly: end every lease that may call the model."""
         gpu = self.gpus[GpuId(hosted.order.gpu)]
         resident = gpu.resident_of(hosted)
         if resident is None:
             return
         del gpu.residents[resident.model]
         self.meters.died(gpu.id)
-        self._loader.lost(gpu, resident, cause)
+        self._loader.report_lost(gpu, resident, cause)
         for lease in self.leases.using(gpu.id, resident.model):
             if lease.ending is None:
                 self._reports.report(RunFailed(lease.id, f"{resident.model}: {cause}"))
             self._endings.end(lease, EndReason.WORKER_LOST)
 
     def lose(self, gpu: HostGpu, cause: str) -> None:
-        """A GPU cannot be used any more: its residents and leases end."""
+        """Mark a GPU as unusable, and end its leases and residents."""
         gpu.lost = True
         for lease in self.leases:
             if lease.gpu == gpu.id:
@@ -267,18 +267,18 @@ class GpuNode:
     # -- snapshots ------------------------------------------------------------------------------
 
     def resync(self) -> None:
-        """Report the whole state after the order that is being carried out."""
+        """Report the whole state once the current order has been carried out."""
         if not self._resync_due:
             self._resync_due = True
             self._loop.call_soon(self._resync)
 
     def snapshot(self) -> NodeSnapshot:
-        """GPUs, residents, leases, and where the node keeps every model's weights."""
+        """Return the node's GPUs, residents and leases, and the tier of every model's weights."""
         gpus = self.gpus.values()
         return node_snapshot(self.name, gpus, self.leases, self._store, self._catalogue)
 
     def whole_state(self) -> list[NodeSnapshot | MemoryPressure]:
-        """A snapshot, which ends every shortage in the scheduler's books, and those that last."""
+        """Return a snapshot, which clears the scheduler's shortages, and the lasting shortages."""
         return [self.snapshot(), *lasting_shortages(self.gpus.values())]
 
     def _resync(self) -> None:
@@ -288,9 +288,9 @@ class GpuNode:
 
 
 def _always() -> bool:
-    """Loads of a prefetch do not wait for weights."""
+    """Return True: loads of a prefetch do not wait for weights."""
     return True
 
 
 def _ignore_end(_holder: SessionKey, _lease: LeaseId) -> None:
-    """Before a server takes sessions, nobody claims a lease."""
+    """Do nothing: without a server no session claims a lease."""

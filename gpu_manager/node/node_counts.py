@@ -1,4 +1,4 @@
-"""What a GPU manager counts for Prometheus, and what is true at the moment of asking."""
+"""A GPU manager's counters for Prometheus, and the gauges computed when Prometheus reads."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,12 +10,12 @@ from gpu_manager.node.residents import HostGpu
 from gpu_manager.weights.store_status import StoreStatus
 
 MOST_NAMES = 1_000
-# Models that did not run for so long (up to twice) make room for others.
+# The metrics of models that did not run for one to two of these periods are removed.
 _FORGET_S = 86_400.0
 
 
 class NodeMeters:
-    """Counters of one node; at most `most_names` models have numbers of their own."""
+    """Counters of one node; at most `most_names` models have separate metrics."""
 
     def __init__(self, gpus: Iterable[str] = (), most_names: int = MOST_NAMES) -> None:
         self._models = BoundedNames(most_names)
@@ -32,14 +32,14 @@ class NodeMeters:
         self._model_runs = Values(manager_metrics.MODEL_RUNS)
         self._model_run = Values(manager_metrics.MODEL_RUN)
         self._died = Values(manager_metrics.WORKERS_DIED)
-        for gpu in gpus:  # an increase is only seen of what was there before
+        for gpu in gpus:  # Prometheus detects an increase only of a series that exists
             for each in (self._pressure, self._load_failures, self._died, self._runs, self._run):
                 each.put((gpu,), 0.0)
             for fatal in (True, False):
                 self._health.put((gpu, str(fatal).lower()), 0.0)
 
     def ran(self, gpu: str, model: str, calls: int, run_s: float) -> None:
-        """So many calls have ended, which took this long each."""
+        """Count calls that have ended, which took `run_s` each."""
         self._runs.add((gpu,), calls)
         self._run.add((gpu,), calls * run_s)
         name = (self._models.of(model),)
@@ -47,39 +47,39 @@ class NodeMeters:
         self._model_run.add(name, calls * run_s)
 
     def loaded(self, source: str, load_s: float, phases_s: Mapping[str, float]) -> None:
-        """A model has come, which took this long, and these parts of it."""
+        """Count a load with its duration and the durations of its phases."""
         self._load.add((source,), load_s)
         for phase, phase_s in phases_s.items():
             self._phases.add((phase,), phase_s)
 
     def load_failed(self, gpu: str) -> None:
-        """A model did not come."""
+        """Count a load that failed."""
         self._load_failures.add((gpu,))
 
     def lease_ended(self, why: EndReason | None) -> None:
-        """A lease is over."""
+        """Count a lease that has ended."""
         self._leases_ended.add(("unknown" if why is None else why.name.lower(),))
 
-    def pressed(self, gpu: str) -> None:
-        """A call needs more memory than it was granted."""
+    def memory_pressure(self, gpu: str) -> None:
+        """Count a call that needs more memory than it was granted."""
         self._pressure.add((gpu,))
 
     def died(self, gpu: str) -> None:
-        """A worker is gone unasked."""
+        """Count a worker that ended unexpectedly."""
         self._died.add((gpu,))
 
-    def ailing(self, gpu: str, *, fatal: bool) -> None:
-        """A GPU said something about its health."""
+    def health_event(self, gpu: str, *, fatal: bool) -> None:
+        """Count a health event of a GPU."""
         self._health.add((gpu, str(fatal).lower()))
 
     def families(self) -> Iterator[MetricFamily]:
-        """Everything that was counted."""
+        """Yield all counters."""
         if time.monotonic() - self._swept_s > _FORGET_S:
             self.sweep()
         yield from (each for each in vars(self).values() if isinstance(each, Values | Histogram))
 
     def sweep(self) -> None:
-        """Let go of models that did not run since this was last called."""
+        """Remove the metrics of models that did not run since the last call."""
         self._swept_s = time.monotonic()
         for model in self._models.sweep():
             self._model_runs.forget("model", model)
@@ -87,7 +87,7 @@ class NodeMeters:
 
 
 def of_gpus(gpus: Iterable[HostGpu]) -> Iterator[MetricFamily]:
-    """Memory and health of the GPUs; of emulated ones NVML says nothing."""
+    """Yield gauges of the GPUs' memory and health; NVML's are missing for emulated GPUs."""
     gpus = list(gpus)
     yield gauge(manager_metrics.MEMORY, [each for gpu in gpus for each in _ledger(gpu)])
     yield gauge(manager_metrics.MODELS, [((gpu.id,), len(gpu.residents)) for gpu in gpus])
@@ -124,7 +124,7 @@ def _ledger(gpu: HostGpu) -> list[tuple[Labels, float]]:
 
 
 def of_weights(status: StoreStatus) -> Iterator[MetricFamily]:
-    """The weights that the node keeps."""
+    """Yield gauges of the weights that the node keeps."""
     kinds: list[tuple[Labels, float]] = [
         (("memory",), status.kept_bytes),
         (("lingering",), status.lingering_bytes),

@@ -1,4 +1,4 @@
-"""What a node reports of its whole state: GPUs, residents, leases, weights, lasting shortages."""
+"""Builds the report of a node's whole state: GPUs, residents, leases, weights, shortages."""
 
 from collections.abc import Iterable
 
@@ -17,14 +17,14 @@ def node_snapshot(
     store: WeightStore,
     catalogue: Catalogue,
 ) -> NodeSnapshot:
-    """GPUs, residents, leases, and where the node keeps every model's weights."""
+    """Return the node's GPUs, residents and leases, and the tier of every model's weights."""
     found = tuple(_gpu_snapshot(gpu, leases) for gpu in gpus if not gpu.lost)
     tiers = tuple((model.id, store.tier(model.digest)) for model in catalogue)
     return NodeSnapshot(node, found, tuple(each for each in tiers if each[1] is not Tier.ABSENT))
 
 
 def lasting_shortages(gpus: Iterable[HostGpu]) -> list[MemoryPressure]:
-    """Memory that other programs use, which a snapshot alone would make the scheduler forget."""
+    """Return the shortages caused by other programs, which a snapshot does not contain."""
     return [
         MemoryPressure(gpu.id, gpu.foreign_bytes)
         for gpu in gpus

@@ -1,4 +1,4 @@
-"""One GPU as the node keeps it: its residents, those that leave, and its memory."""
+"""The node's state of one GPU: its residents, the models being unloaded, and its memory."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from cache_manager.model.ids import GpuId, ModelId
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.errors import GpuManagerError
-from gpu_manager.node.change_signal import Change
+from gpu_manager.node.change_signal import ChangeSignal
 from gpu_manager.node.ledger import Ledger
 from gpu_manager.runtimes.runtime import HostedModel
 from gpu_manager.weights.host_images import ImageHold
@@ -17,7 +17,7 @@ from scheduler.api import GpuSpec, SlotId
 class ModelOnGpu:
     """One model on one GPU, from the order to load it until the order to unload it.
 
-    `hosted` is None while it loads; `reserved_bytes` is what the scheduler counts for it.
+    `hosted` is None while the model loads; `reserved_bytes` is the scheduler's estimate.
     """
 
     def __init__(self, model: ModelId, reserved_bytes: int, now_s: float) -> None:
@@ -31,27 +31,27 @@ class ModelOnGpu:
         self._lost: GpuManagerError | None = None
         self._decided = asyncio.Event()
 
-    def arrived(self, hosted: HostedModel, now_s: float) -> None:
-        """It is loaded."""
+    def mark_loaded(self, hosted: HostedModel, now_s: float) -> None:
+        """Mark the model as loaded, and wake waiting tasks."""
         self.hosted = hosted
         self.since_s = self.used_s = now_s
         self._decided.set()
 
-    def lost(self, cause: GpuManagerError) -> None:
-        """It never came, or is gone."""
+    def mark_lost(self, cause: GpuManagerError) -> None:
+        """Mark the model as not loaded or lost, and wake waiting tasks."""
         self._lost = cause
         self._decided.set()
 
     async def ready(self) -> HostedModel:
-        """Wait until it is loaded, or raise why that will not be."""
+        """Wait until the model is loaded; raise the cause if loading fails."""
         await self._decided.wait()
         if self._lost is not None:
             raise self._lost
-        assert self.hosted is not None, f"{self.model} neither came nor was lost"
+        assert self.hosted is not None, f"{self.model} is neither loaded nor lost"
         return self.hosted
 
     def release(self) -> None:
-        """Its weights are not used here any more."""
+        """Release the model's weights in host memory."""
         if self.hold is not None:
             self.hold.release()
             self.hold = None
@@ -61,7 +61,7 @@ class ModelOnGpu:
 class HostGpu:
     """One GPU of the node; `foreign_bytes` of its memory are used by other programs.
 
-    `turns` is the file by which its workers take turns, where its slot holds several leases.
+    `turns` is the lock file by which the GPU's workers take turns if its slot has several leases.
     """
 
     device: GpuDevice
@@ -69,18 +69,18 @@ class HostGpu:
     ledger: Ledger
     residents: dict[ModelId, ModelOnGpu] = field(default_factory=dict)
     leaving: set[asyncio.Task[None]] = field(default_factory=set)
-    change: Change = field(default_factory=Change)
+    change: ChangeSignal = field(default_factory=ChangeSignal)
     foreign_bytes: int = 0
     lost: bool = False
     turns: int | None = None
 
     @property
     def id(self) -> GpuId:
-        """Its name in the scheduler."""
+        """The GPU's id in the scheduler."""
         return self.spec.id
 
     def close(self) -> None:
-        """It is used no more."""
+        """Close the device and the lock file."""
         self.device.close()
         if self.turns is not None:
             os.close(self.turns)
@@ -88,40 +88,40 @@ class HostGpu:
 
     @property
     def slot(self) -> SlotId:
-        """Its first slot."""
+        """The GPU's first slot."""
         return self.spec.slot_specs()[0].id
 
     def hosted(self, model: ModelId) -> HostedModel | None:
-        """The model, if it is loaded."""
+        """Return the model if it is loaded."""
         resident = self.residents.get(model)
         return None if resident is None else resident.hosted
 
     def loaded(self) -> list[HostedModel]:
-        """Its models that are loaded."""
+        """Return the GPU's models that are loaded."""
         found = [resident.hosted for resident in self.residents.values()]
         return [hosted for hosted in found if hosted is not None]
 
     def resident_of(self, hosted: HostedModel) -> ModelOnGpu | None:
-        """The resident of this hosted model, unless an order to unload it has come."""
+        """Return the resident of this hosted model; None after an order to unload it."""
         resident = self.residents.get(ModelId(hosted.order.model))
         return resident if resident is not None and resident.hosted is hosted else None
 
     def by_use(self) -> list[ModelOnGpu]:
-        """From the least to the most recently used; what is loading comes last."""
+        """Return the residents from the least to the most recently used; loading ones last."""
         return sorted(
             self.residents.values(), key=lambda found: (found.hosted is None, found.used_s)
         )
 
     def size_bytes(self, resident: ModelOnGpu) -> int:
-        """What it was granted, or will be."""
+        """Return the bytes that the model was granted, or will be granted."""
         return self.ledger.models().get(resident.model, resident.reserved_bytes)
 
-    def settle(self) -> None:
-        """After memory came free or was taken: grant what was measured, and say the new limits."""
+    def update_limits(self) -> None:
+        """Grant measured bytes and send new limits, after memory was granted or freed."""
         loaded = [found for found in self.residents.values() if found.hosted is not None]
         for resident in loaded:
             self.ledger.grow(resident.model, self.ledger.measured_bytes(resident.model))
         for resident in loaded:
             if resident.hosted is not None:
                 resident.hosted.limit(self.ledger.limit_bytes(resident.model))
-        self.change.happened()
+        self.change.notify()

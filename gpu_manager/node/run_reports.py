@@ -1,4 +1,4 @@
-"""Reports of measured runs: many calls of one kind in a short time become one report."""
+"""Reports measured runs: many calls of one kind in a short time become one report."""
 
 import asyncio
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class _Runs:
 
 
 class RunReports:
-    """Tells the scheduler the mean of what it gathered, a moment after the first of it."""
+    """Reports the means of gathered runs to the scheduler, a moment after the first run."""
 
     def __init__(self, reports: NodeReports) -> None:
         self._reports = reports
@@ -25,7 +25,7 @@ class RunReports:
         self._timer: asyncio.TimerHandle | None = None
 
     def ran(self, slot: SlotId, model: ModelId, batch: int, run_s: float, peak_bytes: int) -> None:
-        """One measured call."""
+        """Add a measured call."""
         runs = self._runs.setdefault((slot, model, batch), _Runs())
         runs.number += 1
         runs.total_s += run_s
@@ -34,7 +34,7 @@ class RunReports:
             self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self.flush)
 
     def flush(self) -> None:
-        """Tell it now."""
+        """Report all gathered runs now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

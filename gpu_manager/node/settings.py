@@ -1,4 +1,4 @@
-"""What a person can choose about a GPU manager: one frozen value, built at the entry point."""
+"""The settings of a GPU manager: one frozen value, built at the entry point."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class EmulatedTimes:
-    """What an emulated GPU takes at least for a load, in all and for each GiB, and for a run."""
+    """The least times of an emulated GPU: for a load, for each GiB of a load, and for a run."""
 
     load_s: float = 0.0
     load_s_per_gib: float = 0.0
@@ -22,14 +22,13 @@ class EmulatedTimes:
 class NodeSettings:
     """One node: its GPUs, its memory for weights, and where it listens.
 
-    Without a secret file the credentials are good for the life of this process. In a cluster,
-    functions are told to look for it under `advertise`, or else where it listens; who comes by a
-    `tls` address is shown the certificate. A model that was
-    placed here waits for `weights_s` until its function has sent its weights. So many leases as
-    `gpu_overlap` may be in force on a GPU at once; one request's work at a time runs on it.
-    `host_eviction` is the eviction rule by which weights leave host memory for the disk.
-    Prometheus and health checks are answered at the host and port `metrics`; at most
-    `metric_names` models have metrics of their own.
+    Without a secret file the credentials are valid for the life of this process. In a cluster,
+    functions get the addresses `advertise`, or else those where the manager listens; the
+    certificate is presented at `tls` addresses. The load of a model waits up to `weights_s` for its
+    function to send the weights. Up to `gpu_overlap` leases may be in force on a GPU at once; the
+    work of one request at a time runs on it. `host_eviction` is the rule by which weights are
+    evicted from host memory to disk. Metrics and health checks are served at the host and port
+    `metrics`; at most `metric_names` models have separate metrics.
     """
 
     node: str

@@ -1,4 +1,4 @@
-"""The models that this node knows: the tenant, the weights and the functions of each."""
+"""The models registered on this node: the tenant, the weights and the functions of each."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from cache_manager.model.ids import ModelId, Tier
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.errors import UnknownImage
-from gpu_manager.node.change_signal import Change
+from gpu_manager.node.change_signal import ChangeSignal
 from torch_shim.wire.image_digests import ImageTable
 
-# Of a digest's 64 digits; enough that a tenant's models never meet, and short in a log.
+# The number of a digest's 64 digits in a model's id: unique for a tenant, and short in a log.
 _DIGITS = 20
 
 
@@ -21,48 +21,48 @@ class TenantModel:
     tenant: str
     digest: str
     table: ImageTable
-    functions: dict[str, None] = field(default_factory=dict)  # in the order in which they came
+    functions: dict[str, None] = field(default_factory=dict)  # in the order of registration
     reported: Tier = Tier.ABSENT
 
     @property
     def label(self) -> str:
-        """What a person knows it by."""
+        """The names of the model's functions, for display."""
         return ", ".join(self.functions)
 
 
 class Catalogue:
-    """Models by id; one is added when a function shows that it has the weights."""
+    """Models by id; a model is added when a function sends or proves to have the weights."""
 
     def __init__(self) -> None:
-        self.arrived = Change()  # a function has sent weights or proved to have them
+        self.arrived = ChangeSignal()  # a function has sent weights or proved to have them
         self._models: dict[ModelId, TenantModel] = {}
 
     def __iter__(self) -> Iterator[TenantModel]:
         return iter(self._models.values())
 
     def add(self, owner: FunctionIdentity, digest: str, table: ImageTable) -> TenantModel:
-        """The owner's model of these weights."""
+        """Return the owner's model with these weights; add it if it is new."""
         model = self._models.setdefault(
             model_id(owner.tenant, digest),
             TenantModel(model_id(owner.tenant, digest), owner.tenant, digest, table),
         )
         model.functions[owner.function] = None
-        self.arrived.happened()
+        self.arrived.notify()
         return model
 
     def get(self, model: ModelId) -> TenantModel:
-        """The model of this id, or UnknownImage."""
+        """Return the model with this id; raise UnknownImage if there is none."""
         try:
             return self._models[model]
         except KeyError as error:
             raise UnknownImage(model) from error
 
     def of(self, tenant: str, digest: str) -> TenantModel:
-        """The tenant's model of these weights, or UnknownImage."""
+        """Return the tenant's model with these weights; raise UnknownImage if there is none."""
         return self.get(model_id(tenant, digest))
 
     def named(self, text: str) -> list[ModelId]:
-        """The models that a person may mean: an id or its beginning, a digest's, or a function."""
+        """Return the models that a text may name: prefix of an id or a digest, or a function."""
         if ModelId(text) in self._models:
             return [ModelId(text)]
         return [
@@ -74,5 +74,5 @@ class Catalogue:
 
 
 def model_id(tenant: str, digest: str) -> ModelId:
-    """What the scheduler calls a tenant's model."""
+    """Return the scheduler's id for a tenant's model."""
     return ModelId(f"{tenant}/{digest[:_DIGITS]}")

@@ -1,1 +1,1 @@
-"""The port through which a node hosts models; one folder for each way of hosting them."""
+"""The interface by which a node hosts models, and one folder for each implementation."""

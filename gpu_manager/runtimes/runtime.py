@@ -1,7 +1,7 @@
-"""The port through which a node hosts models: load, admit calls, unload, and reports of them.
+"""The interface by which a node hosts models: load, admit calls, unload, and reports.
 
-A runtime decides how many models share a process. What is above it knows a hosted model by an
-opaque id and learns of processes only where a runtime describes them (`HostProcess`).
+A runtime decides how many models share a process. The layers above identify a hosted model by an
+opaque id, and see processes only as far as a runtime describes them (`HostProcess`).
 """
 
 import socket
@@ -14,7 +14,7 @@ HostedId = NewType("HostedId", str)
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """The least times of an emulated GPU; 0 adds nothing."""
+    """The least times of an emulated GPU; 0 means no minimum."""
 
     load_s: float = 0.0
     run_s: float = 0.0
@@ -22,13 +22,13 @@ class Emulation:
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
-    """One model for one GPU. `image` is a descriptor of the sealed image that the caller keeps.
+    """One model to be loaded on one GPU. `image` is a descriptor of the sealed image.
 
-    `device` is torch's name for the GPU (`cuda:0`, or `cpu` for an emulated one); `limit_bytes` is
-    the most that the model may use there: weights, activations and its share of what the runtime
-    itself takes. `turns` is a descriptor of the lock by which runtimes run one call at a time on
-    the GPU (`worker/device/gpu_turns.py`); it is given where several leases may be in force there,
-    and kept by the caller.
+    `device` is torch's name for the GPU (`cuda:0`, or `cpu` for an emulated one). `limit_bytes` is
+    the memory that the model may use there: weights, activations and its share of the runtime's
+    own memory. `turns` is a descriptor of the lock by which runtimes run one call at a time on the
+    GPU (`worker/device/gpu_turns.py`); it is given if several leases may be in force on the GPU.
+    The caller keeps both descriptors.
     """
 
     model: str
@@ -45,7 +45,7 @@ class LoadOrder:
 
 
 class PressureAnswer(NamedTuple):
-    """The answer to memory pressure: the new limit, and whether to try the call again."""
+    """The answer to memory pressure: the new limit, and whether to retry the call."""
 
     limit_bytes: int
     retry: bool
@@ -63,19 +63,19 @@ class HostedModel(Protocol):
 
     @property
     def order(self) -> LoadOrder:
-        """The order that it was loaded by."""
+        """The order by which the model was loaded."""
 
     @property
     def id(self) -> HostedId:
-        """The name by which shims ask for channels to it; never used for another hosted model."""
+        """The name by which shims request channels to the model; it is never reused."""
 
     @property
     def host(self) -> HostProcess | None:
-        """The process that runs it, where the runtime can name one: for logs and the driver."""
+        """The model's process, if the runtime can name one: for logs and the driver."""
 
     @property
     def memory_bytes(self) -> int:
-        """GPU memory it takes, as last measured: weights, overhead and the peak of its calls."""
+        """The model's last measured GPU memory: weights, overhead and the peak of its calls."""
 
     @property
     def load_s(self) -> float:
@@ -83,10 +83,10 @@ class HostedModel(Protocol):
 
     @property
     def closed(self) -> "Future[str]":
-        """Done when the model is gone; the result is the cause in words."""
+        """Done when the model has ended; the result is the cause as text."""
 
     def admit(self, lease: int) -> None:
-        """Let calls under this lease run."""
+        """Admit calls under this lease."""
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
         """Admit no further call of the lease and return when none is in flight.
@@ -96,17 +96,17 @@ class HostedModel(Protocol):
         """
 
     def channel(self, session: str, function: str, end: socket.socket) -> None:
-        """Serve a shim's calls on this socket, which the runtime owns from now on."""
+        """Serve a shim's calls on this socket, and take ownership of the socket."""
 
     def limit(self, limit_bytes: int) -> None:
-        """Change how much the model may use; a smaller limit counts from the next call on."""
+        """Change the memory that the model may use; a smaller limit applies from the next call."""
 
     async def unload(self) -> int:
-        """Take the model off the GPU, also in the midst of a call; the bytes that this freed."""
+        """Remove the model from the GPU, even during a call; return the bytes freed."""
 
 
 class Observer(Protocol):
-    """Receives what hosted models report; called on the event loop."""
+    """Receives the reports of hosted models; called on the event loop."""
 
     def ran(
         self,
@@ -117,26 +117,26 @@ class Observer(Protocol):
         peak_bytes: int,
         calls: int = 1,
     ) -> None:
-        """Calls ended well. Peak: all the memory the model took at its highest so far.
+        """Handle the report of successful calls.
 
-        `batch` is the first dimension of the call's largest input, 0 where it has none; `run_s` is
-        the time of each call.
+        `peak_bytes` is the highest total memory of the model so far. `batch` is the first dimension
+        of the call's largest input, 0 if there is none; `run_s` is the time of each call.
         """
 
     async def pressure(self, hosted: HostedModel, lease: int, need_bytes: int) -> PressureAnswer:
-        """A call needs that many bytes in all, more than the limit; it waits for the answer."""
+        """Handle a call that needs `need_bytes` in total, beyond its limit; the call waits."""
         ...
 
     def died(self, hosted: HostedModel, cause: str) -> None:
-        """The model is gone though no `unload` was called; once for each model of a process."""
+        """Handle a model's unexpected end; called once for each model of a process."""
 
 
 class Runtime(Protocol):
     """Hosts models."""
 
     async def load(self, order: LoadOrder) -> HostedModel:
-        """Bring a model onto its GPU, or raise LoadFailure."""
+        """Load a model onto its GPU, or raise LoadFailure."""
         ...
 
     async def close(self) -> None:
-        """Unload everything and leave no process behind."""
+        """Unload all models, and end all processes."""

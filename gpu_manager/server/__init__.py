@@ -1,1 +1,1 @@
-"""The manager's sockets and connections: HELLO, each request's way to its session, errors, TLS."""
+"""The manager's sockets and connections: HELLO, dispatch of requests, errors, TLS."""

@@ -9,15 +9,15 @@ _PIECE_BYTES = 1 << 20
 
 
 async def relay(one: socket.socket, other: socket.socket) -> None:
-    """Pass bytes on both ways until either side ends; both sockets are non-blocking."""
-    await until_first(_pass_on(one, other), _pass_on(other, one))
+    """Copy bytes in both directions until either side closes; both sockets are non-blocking."""
+    await until_first(_copy(one, other), _copy(other, one))
 
 
-async def _pass_on(source: socket.socket, sink: socket.socket) -> None:
+async def _copy(source: socket.socket, sink: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     room = memoryview(bytearray(_PIECE_BYTES))
     try:
         while count := await loop.sock_recv_into(source, room):
             await loop.sock_sendall(sink, room[:count])
     except OSError:
-        return  # that side is gone, and so is the channel
+        return  # the side has closed, which ends the channel

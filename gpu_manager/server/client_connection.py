@@ -1,4 +1,4 @@
-"""One connection to the manager: HELLO, then requests, or a data channel that is relayed."""
+"""One connection to the manager: HELLO, then requests or a relayed data channel."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from gpu_manager.runtimes.runtime import HostedId, HostedModel
 from gpu_manager.server.byte_relay import relay
 from gpu_manager.server.client_errors import ClientRefusal, Expected, refusal
 from gpu_manager.server.client_requests import Handler, handler_for
-from gpu_manager.server.greeting import ClientRole, Guest, greet, welcome
+from gpu_manager.server.greeting import AdmittedClient, ClientRole, admit, welcome
 from gpu_manager.server.services import Services
 from gpu_manager.sessions.sessions import session_key
 from gpu_manager.wire import request_fields as read
@@ -30,29 +30,29 @@ _MOST_AT_ONCE = 64
 
 
 class ClientConnection:
-    """Serves one client until either side ends it; whatever it sends, only it is affected."""
+    """Serves one client until either side closes; invalid input affects only this client."""
 
     def __init__(self, client: socket.socket, services: Services) -> None:
         self._services = services
         self._stream = FrameStream(client, MAX_HELLO_BYTES, 0)
         self._tasks = BackgroundTasks(log, "a request", self._failed)
-        self._peer = "a stranger"
+        self._peer = "an unidentified client"
 
     async def serve(self) -> None:
-        """Everything from HELLO to the end."""
+        """Serve the connection from HELLO until its end."""
         try:
             async with asyncio.timeout(self._services.hello_s):
-                guest, hosted = await self._hello()
+                client, hosted = await self._hello()
             if hosted is not None:
-                await self._relay(guest, hosted)
+                await self._relay(client, hosted)
             else:
-                await self._attend(guest)
+                await self._serve_requests(client)
         except BadFrame as error:
             log.warning("closed the connection of %s: %s", self._peer, error)
         except ClientNotAllowed as error:
-            log.warning("turned a client away: %s", error)
+            log.warning("rejected a client: %s", error)
         except TimeoutError:
-            log.warning("closed a connection that said no HELLO in time")
+            log.warning("closed a connection that sent no HELLO in time")
         except ConnectionLost as error:
             log.debug("the connection of %s: %s", self._peer, error)
         finally:
@@ -60,72 +60,72 @@ class ClientConnection:
             self._stream.close()
 
     def lease_ended(self, lease: LeaseId) -> None:
-        """Tell the client; it is a hint, and lost with the connection."""
-        self._tasks.start(self._hint(lease))
+        """Notify the client of a lease's end; a lost notification does no harm."""
+        self._tasks.start(self._notify_lease_ended(lease))
 
     # -- HELLO ----------------------------------------------------------------------------------
 
-    async def _hello(self) -> tuple[Guest, HostedModel | None]:
-        """The client, and its model if it wants a data channel; refused ones raise."""
+    async def _hello(self) -> tuple[AdmittedClient, HostedModel | None]:
+        """Return the client, and the model of a data channel; raise ClientNotAllowed."""
         frame = await self._stream.read()
         _close(frame)
         if frame.kind is not FrameKind.HELLO:
             raise BadFrame(f"{frame.kind.name} before HELLO")
         number, fields = read.request(frame.meta)
         try:
-            guest = greet(fields, self._services.credentials, self._stream.socket)
-            hosted = self._worker(guest) if guest.role is ClientRole.CHANNEL else None
+            client = admit(fields, self._services.credentials, self._stream.socket)
+            hosted = self._worker(client) if client.role is ClientRole.CHANNEL else None
         except (ClientNotAllowed, NoWorker, UnknownVersion) as error:
             await self._refuse(number, refusal(error))
             raise ClientNotAllowed(str(error)) from error
-        self._peer = f"{guest.identity} (session {guest.session})"
+        self._peer = f"{client.identity} (session {client.session})"
         self._number = number
-        return guest, hosted
+        return client, hosted
 
-    def _worker(self, guest: Guest) -> HostedModel:
-        """The worker to which this client may open a data channel."""
-        hosted = self._services.node.hosted(HostedId(guest.worker))
+    def _worker(self, client: AdmittedClient) -> HostedModel:
+        """Return the worker of a data channel; raise ClientNotAllowed if it is not permitted."""
+        hosted = self._services.node.hosted(HostedId(client.worker))
         tenant, digest = hosted.order.tenant, hosted.order.digest
         store = self._services.library.store
-        if tenant != guest.identity.tenant or not store.allowed(str(guest.identity), digest):
-            raise ClientNotAllowed(f"{guest.identity} has no business with worker {guest.worker}")
+        if tenant != client.identity.tenant or not store.allowed(str(client.identity), digest):
+            raise ClientNotAllowed(f"{client.identity} may not use worker {client.worker}")
         return hosted
 
-    async def _relay(self, guest: Guest, hosted: HostedModel) -> None:
-        """Pass bytes on until either side ends it; what they say is the worker's to judge."""
+    async def _relay(self, client: AdmittedClient, hosted: HostedModel) -> None:
+        """Relay bytes until either side closes; the worker checks the frames."""
         ours, workers = socket.socketpair()
         with ours:
             ours.setblocking(False)
-            key = session_key(guest.identity, guest.session)
-            hosted.channel(key, guest.identity.function, workers)
+            key = session_key(client.identity, client.session)
+            hosted.channel(key, client.identity.function, workers)
             await self._stream.send(FrameKind.ANSWER, [self._number, {}])
             await relay(self._stream.socket, ours)
 
     # -- requests -------------------------------------------------------------------------------
 
-    async def _attend(self, guest: Guest) -> None:
-        session = self._services.sessions.join(guest.identity, guest.session, self)
-        handler = handler_for(guest.role, session, self._services, local=self._stream.local)
+    async def _serve_requests(self, client: AdmittedClient) -> None:
+        session = self._services.sessions.join(client.identity, client.session, self)
+        handler = handler_for(client.role, session, self._services, local=self._stream.local)
         try:
             hello = welcome(self._services.node, session, local=self._stream.local)
             await self._stream.send(FrameKind.ANSWER, [self._number, hello])
             self._stream.set_limits(_MOST_META_BYTES, _MOST_BODY_BYTES)
             room = asyncio.Semaphore(_MOST_AT_ONCE)
             while True:
-                await self._take(await self._stream.read(), handler, room)
+                await self._handle(await self._stream.read(), handler, room)
         finally:
             handler.close()
             self._services.sessions.leave(session, self)
 
-    async def _take(self, frame: Frame, handler: Handler, room: asyncio.Semaphore) -> None:
-        """Answer now what must keep its order, and beside the others what may have to wait."""
+    async def _handle(self, frame: Frame, handler: Handler, room: asyncio.Semaphore) -> None:
+        """Answer a request: in order if it cannot wait, else concurrently in a task."""
         try:
             number, _ = read.request(frame.meta)
-            work = handler.waits(frame)
+            waits = handler.waits(frame)
         except BadFrame:
             _close(frame)
             raise
-        if not work:
+        if not waits:
             try:
                 await self._answer(frame, number, handler)
             finally:
@@ -153,13 +153,13 @@ class ClientConnection:
     async def _refuse(self, number: int, why: ClientRefusal) -> None:
         await self._stream.send(FrameKind.REFUSED, [number, why.failure, why.message, why.facts])
 
-    async def _hint(self, lease: LeaseId) -> None:
+    async def _notify_lease_ended(self, lease: LeaseId) -> None:
         await self._stream.send(FrameKind.LEASE_ENDED, [0, {"lease": lease}])
 
     # -- tasks ----------------------------------------------------------------------------------
 
     def _failed(self, error: BaseException) -> None:
-        """A request that could not be answered ends the connection."""
+        """Close the connection, because a request could not be answered."""
         if isinstance(error, BadFrame):
             log.warning("closed the connection of %s: %s", self._peer, error)
         elif not isinstance(error, ConnectionLost):

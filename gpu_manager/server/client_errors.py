@@ -1,4 +1,4 @@
-"""The table of the manager's errors and of the failures that clients receive for them."""
+"""Maps the manager's errors to the failures that clients receive."""
 
 from typing import Any, NamedTuple
 
@@ -8,14 +8,14 @@ from torch_shim.wire.protocol import FailureKind
 
 
 class ClientRefusal(NamedTuple):
-    """What a REFUSED frame says."""
+    """The fields of a REFUSED frame."""
 
     failure: FailureKind
     message: str
     facts: dict[str, Any]
 
 
-# The first kind of error that fits counts, so the special ones stand before the general ones.
+# The first matching class counts, so subclasses precede their bases.
 _FAILURES: tuple[tuple[type[Exception], FailureKind], ...] = (
     (errors.ClientNotAllowed, FailureKind.NOT_ALLOWED),
     (errors.UnknownVersion, FailureKind.UNKNOWN_VERSION),
@@ -35,12 +35,12 @@ _FAILURES: tuple[tuple[type[Exception], FailureKind], ...] = (
 )
 _FACTS = ("digest", "model", "node", "needed_bytes", "largest_bytes", "limit_bytes", "waiting")
 
-# What a request may raise without being a bug of ours.
+# Errors of a request that do not indicate a bug in the manager.
 Expected = errors.GpuManagerError, scheduling.SchedulerError
 
 
 def refusal(error: Exception) -> ClientRefusal:
-    """The refusal that a client receives for an expected error."""
+    """Return the refusal that a client receives for an expected error."""
     failure = next(
         (found for kind, found in _FAILURES if isinstance(error, kind)), FailureKind.INTERNAL
     )

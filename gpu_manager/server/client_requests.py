@@ -1,4 +1,4 @@
-"""The requests that clients send after HELLO, and the handlers that answer them by role."""
+"""The handlers of the requests that clients send after HELLO, one for each role."""
 
 import os
 import socket
@@ -18,7 +18,7 @@ from torch_shim.wire.protocol import FrameKind
 
 @dataclass(slots=True)
 class ClientAnswer:
-    """Fields, with descriptors and sockets that are closed once they are sent."""
+    """The fields of an answer, with descriptors and sockets that are closed after sending."""
 
     fields: dict[str, Any]
     copies: Sequence[int] = ()
@@ -26,11 +26,11 @@ class ClientAnswer:
 
     @property
     def descriptors(self) -> list[int]:
-        """What goes with the answer."""
+        """The descriptors to send with the answer."""
         return [*self.copies, *(end.fileno() for end in self.ends)]
 
     def close(self) -> None:
-        """The client has its own copies now, or is gone."""
+        """Close the descriptors and sockets after sending."""
         for copy in self.copies:
             os.close(copy)
         for end in self.ends:
@@ -41,20 +41,20 @@ class Handler(Protocol):
     """Answers the requests of one connection."""
 
     def waits(self, frame: Frame) -> bool:
-        """Whether a request may have to wait, so that others are answered meanwhile."""
+        """Whether a request may wait, so that it is answered concurrently with others."""
         ...
 
     async def handle(self, frame: Frame) -> ClientAnswer | None:
-        """Do what a frame asks; None where there is nothing to answer."""
+        """Handle a request; return None if it has no answer."""
         ...
 
     def close(self) -> None:
-        """The connection is closed."""
+        """Release the handler's state after the connection is closed."""
         ...
 
 
 class ShimRequests:
-    """A function process: weights and GPU time."""
+    """Handles the requests of a function process, for weights and GPU time."""
 
     def __init__(self, session: ClientSession, services: Services, *, local: bool) -> None:
         self._session = session
@@ -63,12 +63,12 @@ class ShimRequests:
         self._local = local
 
     def waits(self, frame: Frame) -> bool:
-        """Weights are hashed, and GPU time is waited for; pieces of weights keep their order."""
+        """Whether a request hashes weights or waits for a lease; pieces of weights keep order."""
         whole = frame.kind is FrameKind.UPLOAD and bool(frame.descriptors)
         return whole or frame.kind in {FrameKind.PROVE, FrameKind.ACQUIRE}
 
     async def handle(self, frame: Frame) -> ClientAnswer | None:
-        """Do what a frame asks."""
+        """Handle a request; return None if it has no answer."""
         _, fields = read.request(frame.meta)
         if frame.kind is FrameKind.ACQUIRE:
             answer, ends = await self._acquiring.acquire(self._session, fields, local=self._local)
@@ -83,7 +83,7 @@ class ShimRequests:
         if frame.kind is FrameKind.CHUNK:
             return ClientAnswer(await self._weights.chunk(frame, fields))
         if frame.kind is FrameKind.WHERE:
-            return ClientAnswer(self._acquiring.where(self._session, fields))
+            return ClientAnswer(self._acquiring.locate(self._session, fields))
         if frame.kind is FrameKind.PING:
             return ClientAnswer({})
         if frame.kind is FrameKind.RELEASE:
@@ -93,39 +93,39 @@ class ShimRequests:
         elif frame.kind is FrameKind.FORGET:
             self._weights.forget(fields)
         else:
-            raise BadFrame(f"{frame.kind.name} is no request of a shim")
+            raise BadFrame(f"{frame.kind.name} is not a request of a shim")
         return None
 
     def close(self) -> None:
-        """Drop uploads that came only in part."""
+        """Discard incomplete uploads."""
         self._weights.close()
 
 
 class AdminRequests:
-    """An administrator."""
+    """Handles the requests of an administrator."""
 
     def __init__(self, services: Services) -> None:
         self._administration = services.administration
 
     def waits(self, frame: Frame) -> bool:
-        """They may wait for the scheduler."""
+        """Whether a request may wait for the scheduler, as every ADMIN request."""
         return frame.kind is FrameKind.ADMIN
 
     async def handle(self, frame: Frame) -> ClientAnswer | None:
-        """Do what a frame asks."""
+        """Handle an ADMIN request."""
         if frame.kind is not FrameKind.ADMIN:
-            raise BadFrame(f"{frame.kind.name} is no request of an administrator")
+            raise BadFrame(f"{frame.kind.name} is not a request of an administrator")
         _, fields = read.request(frame.meta)
         return ClientAnswer(await self._administration.answer(fields))
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: the handler has no state."""
 
 
 def handler_for(
     role: ClientRole, session: ClientSession, services: Services, *, local: bool
 ) -> Handler:
-    """The handler for a client of this role."""
+    """Return the handler for a client with this role."""
     if role is ClientRole.ADMIN:
         return AdminRequests(services)
     return ShimRequests(session, services, local=local)

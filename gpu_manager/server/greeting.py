@@ -1,4 +1,4 @@
-"""HELLO: identifies the client of a connection and checks the role that it asks for."""
+"""HELLO: identifies the client of a connection and checks the role that it requests."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ _SESSION_CHARACTERS = 64
 
 
 class ClientRole(StrEnum):
-    """What a connection is for."""
+    """The purpose of a connection."""
 
     SHIM = "shim"
     ADMIN = "admin"
@@ -29,8 +29,8 @@ class ClientRole(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
-    """A client that was admitted; `worker` is the model of a data channel."""
+class AdmittedClient:
+    """A client that was admitted; `worker` names the hosted model of a data channel."""
 
     identity: FunctionIdentity
     role: ClientRole
@@ -38,8 +38,10 @@ class Guest:
     worker: str
 
 
-def greet(fields: Fields, credentials: FunctionCredentials, connection: socket.socket) -> Guest:
-    """Admit a client, or raise ClientNotAllowed, UnknownVersion, or BadFrame for no HELLO."""
+def admit(
+    fields: Fields, credentials: FunctionCredentials, connection: socket.socket
+) -> AdmittedClient:
+    """Admit a client; raise ClientNotAllowed, UnknownVersion, or BadFrame for an invalid HELLO."""
     version = read.whole(fields, "version")
     if version != VERSION:
         raise UnknownVersion(version, VERSION)
@@ -47,15 +49,15 @@ def greet(fields: Fields, credentials: FunctionCredentials, connection: socket.s
     identity = credentials.identify(read.text(fields, "credential"))
     if role is ClientRole.ADMIN:
         if identity != ADMINISTRATOR and not _same_user(connection):
-            raise ClientNotAllowed("administration needs its credential, or the manager's own user")
+            raise ClientNotAllowed("administration needs a credential or the manager's own user")
         identity = ADMINISTRATOR
     if identity is None:
         raise ClientNotAllowed("this manager did not issue that credential")
     session = read.text(fields, "session")
     if not 0 < len(session) <= _SESSION_CHARACTERS:
-        raise BadFrame("the name of a session is short, and not empty")
+        raise BadFrame(f"the session's name must have 1 to {_SESSION_CHARACTERS} characters")
     worker = read.text(fields, "worker") if role is ClientRole.CHANNEL else ""
-    return Guest(identity, role, session, worker)
+    return AdmittedClient(identity, role, session, worker)
 
 
 def _role(name: str) -> ClientRole:
@@ -66,7 +68,7 @@ def _role(name: str) -> ClientRole:
 
 
 def _same_user(connection: socket.socket) -> bool:
-    """Whether the other end belongs to root or to this manager's user; only a local one can."""
+    """Whether the peer is a local process of root or of this manager's user."""
     if connection.family != socket.AF_UNIX:
         return False
     peer: bytes = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
@@ -75,7 +77,7 @@ def _same_user(connection: socket.socket) -> bool:
 
 
 def welcome(node: GpuNode, session: ClientSession, *, local: bool) -> dict[str, Any]:
-    """The answer to a HELLO."""
+    """Return the fields of the answer to a HELLO."""
     gpus = [
         {"id": gpu.id, "name": gpu.device.name, "memory_bytes": gpu.device.memory_bytes}
         for gpu in node.gpus.values()

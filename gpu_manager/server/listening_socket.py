@@ -1,4 +1,4 @@
-"""Listening sockets: a stale socket file is replaced, and one that is in use is said to be."""
+"""Listening sockets: a stale socket file is replaced; one in use raises AddressInUse."""
 
 import errno
 import fcntl
@@ -11,15 +11,15 @@ from common.addresses import Address, TcpAddress, TlsAddress, UnixAddress
 from gpu_manager.errors import AddressInUse, BadSetting
 
 _BACKLOG = 256
-# Everybody may connect: what a client may do depends on its credential.
+# Every user may connect: a client's credential determines its rights.
 _SOCKET_MODE = 0o666
 
 
 class ListeningSocket:
-    """One listening socket; `address` is where clients find it."""
+    """One listening socket; `address` is the address for clients."""
 
     def __init__(self, address: Address) -> None:
-        """Raise AddressInUse where another manager listens, BadSetting where no program can."""
+        """Raise AddressInUse if another manager listens there, BadSetting for other errors."""
         self._lock: int | None = None
         self._file: Path | None = None
         try:
@@ -32,7 +32,7 @@ class ListeningSocket:
             if not address.abstract:
                 address.path.parent.mkdir(parents=True, exist_ok=True)
                 self._lock = _lock(address)
-                address.path.unlink(missing_ok=True)  # its owner is gone: the lock was free
+                address.path.unlink(missing_ok=True)  # stale: its owner no longer holds the lock
                 self._file = address.path
             self.socket = _unix(address)
         except OSError as error:
@@ -42,7 +42,7 @@ class ListeningSocket:
             raise BadSetting("address", str(address), error.strerror or str(error)) from error
 
     def close(self) -> None:
-        """Listen no more, and leave no file."""
+        """Close the socket, and remove its files."""
         self.socket.close()
         self._release()
 
@@ -88,7 +88,7 @@ def _lock_path(address: UnixAddress) -> Path:
 
 
 def _lock(address: UnixAddress) -> int:
-    """Hold the right to the socket's file; it ends with the process, however that ends."""
+    """Lock the socket's file, or raise AddressInUse; the lock ends with the process."""
     path = _lock_path(address)
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""Listens for clients, and gives each of them a connection of its own."""
+"""Listens for clients, and serves each of them on a separate connection."""
 
 import asyncio
 import logging
@@ -18,15 +18,15 @@ from gpu_manager.server.tls_termination import Certificate
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.1
-# A client whose machine vanished without closing is noticed after about this many seconds.
+# After about this many seconds a client whose machine has vanished is detected.
 _SILENCE_S = 15
 
 
 class ManagerServer:
-    """The manager's front door."""
+    """The server for functions and administrators."""
 
     def __init__(self, services: Services, certificate: Certificate | None = None) -> None:
-        """The certificate is shown to clients of a `tls` address."""
+        """The certificate is presented to clients of `tls` addresses."""
         self._services = services
         self._certificate = certificate
         self._listeners: list[ListeningSocket] = []
@@ -35,19 +35,19 @@ class ManagerServer:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Where clients find it; ports that the system chose are named."""
+        """The addresses for clients, with the ports that the system chose."""
         return tuple(listener.address for listener in self._listeners)
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self._connections)
 
     def listen(self, addresses: Iterable[Address]) -> None:
-        """Take clients from now on; where one address cannot be had, none is kept."""
+        """Listen at these addresses; if one of them fails, listen at none."""
         try:
             for address in addresses:
-                self._listeners.append(ListeningSocket(self.shown(address)))
+                self._listeners.append(ListeningSocket(self.advertised(address)))
         except BaseException:
             self.stop_listening()
             raise
@@ -55,16 +55,16 @@ class ManagerServer:
             self._accepting.start(self._accept(listener))
             log.info("listening at %s", listener.address)
 
-    def shown(self, address: Address) -> Address:
-        """An address as functions need it: a `tls` one names the certificate of this node."""
+    def advertised(self, address: Address) -> Address:
+        """Return the address for functions: a `tls` one gets this node's fingerprint."""
         if not isinstance(address, TlsAddress) or address.fingerprint:
             return address
         if self._certificate is None:
-            raise BadSetting("address", str(address), "it wants a certificate and its key")
+            raise BadSetting("address", str(address), "it needs a certificate and its key")
         return replace(address, fingerprint=self._certificate.fingerprint)
 
     def stop_listening(self) -> None:
-        """Take no further client; those that are there stay."""
+        """Accept no further clients; keep the open connections."""
         self._accepting.cancel()
         for listener in self._listeners:
             listener.close()
@@ -79,26 +79,26 @@ class ManagerServer:
         while True:
             try:
                 client, _ = await loop.sock_accept(listener.socket)
-            except OSError as error:  # too many open files, say: those that are open go on
-                log.error("cannot take a client at %s: %s", listener.address, error)
+            except OSError as error:  # for example too many open files: retry later
+                log.error("cannot accept a client at %s: %s", listener.address, error)
                 await asyncio.sleep(_RETRY_S)
                 continue
-            _watch_over(client)
+            _configure_tcp(client)
             self._connections.start(self._serve(client, listener.address))
 
     async def _serve(self, client: socket.socket, address: Address) -> None:
         if isinstance(address, TlsAddress):
-            assert self._certificate is not None, "it was asked for when listening began"
+            assert self._certificate is not None, "`advertised` has checked it"
             try:
                 client = await self._certificate.decrypted(client, self._services.hello_s)
             except OSError as error:
-                log.warning("closed a connection at %s: no TLS: %s", address, error)
+                log.warning("closed a connection at %s: TLS failed: %s", address, error)
                 return
         await ClientConnection(client, self._services).serve()
 
 
-def _watch_over(client: socket.socket) -> None:
-    """Answers are small and wanted at once; a dead machine must not hold leases for ever."""
+def _configure_tcp(client: socket.socket) -> None:
+    """Send small answers without delay, and detect dead machines, which would hold leases."""
     if client.family == socket.AF_UNIX:
         return
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

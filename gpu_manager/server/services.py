@@ -1,4 +1,4 @@
-"""What every connection of a manager works with."""
+"""The services that a manager's connections use."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from gpu_manager.sessions.weight_requests import Library
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The parts of one manager; a new connection has `hello_s` to send HELLO."""
+    """The services of one manager; a new connection has `hello_s` to send HELLO."""
 
     node: GpuNode
     credentials: FunctionCredentials

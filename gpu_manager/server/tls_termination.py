@@ -1,4 +1,4 @@
-"""TLS for functions elsewhere: their streams are decrypted here, and go on as plain sockets."""
+"""TLS for functions on other machines: decrypts their streams into plain sockets."""
 
 import asyncio
 import logging
@@ -13,14 +13,14 @@ from torch_shim.wire.tls_client import SecuredEnd, fingerprint, pipe
 log = logging.getLogger(__name__)
 
 _PIECE_BYTES = 256 << 10
-_GOODBYE_S = 1.0
+_SHUTDOWN_S = 1.0
 
 
 class Certificate:
-    """The certificate that this node shows to clients, with its key."""
+    """The certificate that this node presents to clients, with its key."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
-        """BadSetting where they cannot be read, or are no pair."""
+        """Raise BadSetting if the files cannot be read, or do not match."""
         self._streams = BackgroundTasks(log, "a TLS stream")
         self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -31,9 +31,10 @@ class Certificate:
             raise BadSetting("certificate", str(certificate), str(error)) from error
 
     async def decrypted(self, client: socket.socket, handshake_s: float) -> SecuredEnd:
-        """A client's stream in the clear; ConnectionError or SSLError where it speaks no TLS.
+        """Return a plain socket for a client's TLS stream, and take ownership of `client`.
 
-        The client's socket is this function's from now on: it is closed when the stream is.
+        Raise ConnectionError or SSLError if the handshake fails. Closing the returned socket closes
+        the client's.
         """
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(_PIECE_BYTES, loop)
@@ -44,7 +45,7 @@ class Certificate:
                 client,
                 ssl=self._context,
                 ssl_handshake_timeout=handshake_s,
-                ssl_shutdown_timeout=_GOODBYE_S,
+                ssl_shutdown_timeout=_SHUTDOWN_S,
             )
         except BaseException:
             client.close()
@@ -55,7 +56,7 @@ class Certificate:
         task = self._streams.start(_carry(reader, writer, encrypting))
 
         def ended(_: asyncio.Task[None]) -> None:
-            """Also of one that was cancelled before it began."""
+            """Close both sides, even if the task was cancelled before it began."""
             encrypting.close()
             transport.abort()
 
@@ -66,34 +67,34 @@ class Certificate:
 async def _carry(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, plain: socket.socket
 ) -> None:
-    """Bytes on both ways until either side ends, which ends the other one."""
+    """Copy bytes in both directions until either side closes; then close both."""
     try:
-        await until_first(_inwards(reader, plain), _out(plain, writer))
+        await until_first(_copy_in(reader, plain), _copy_out(plain, writer))
     finally:
         plain.close()
-        await _goodbye(writer)
+        await _shut_down(writer)
 
 
-async def _goodbye(writer: asyncio.StreamWriter) -> None:
-    """Say that nothing more comes, and close; a client that does not answer is not waited for."""
+async def _shut_down(writer: asyncio.StreamWriter) -> None:
+    """Shut TLS down and close the stream; wait only briefly for the client's answer."""
     writer.close()
     try:
-        async with asyncio.timeout(_GOODBYE_S):
+        async with asyncio.timeout(_SHUTDOWN_S):
             await writer.wait_closed()
     except (OSError, TimeoutError):
         return
 
 
-async def _inwards(reader: asyncio.StreamReader, plain: socket.socket) -> None:
+async def _copy_in(reader: asyncio.StreamReader, plain: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     try:
         while piece := await reader.read(_PIECE_BYTES):
             await loop.sock_sendall(plain, piece)
     except OSError:
-        return  # that side is gone, and so is the stream
+        return  # the plain side has closed, which ends the stream
 
 
-async def _out(plain: socket.socket, writer: asyncio.StreamWriter) -> None:
+async def _copy_out(plain: socket.socket, writer: asyncio.StreamWriter) -> None:
     loop = asyncio.get_running_loop()
     try:
         while piece := await loop.sock_recv(plain, _PIECE_BYTES):
@@ -104,7 +105,7 @@ async def _out(plain: socket.socket, writer: asyncio.StreamWriter) -> None:
 
 
 def _fingerprint(pem: str) -> str:
-    """That of the first certificate of a chain, which is the node's own."""
+    """Return the fingerprint of a chain's first certificate, which is the node's own."""
     end = "-----END CERTIFICATE-----"
     first = pem[: pem.index(end) + len(end)]
     return fingerprint(ssl.PEM_cert_to_DER_cert(first[first.index("-----BEGIN") :]))

@@ -1,1 +1,1 @@
-"""What a connected function or administrator has and asks for: leases, weights, residents."""
+"""Sessions of functions and administrators, and their requests: leases, weights, administration."""

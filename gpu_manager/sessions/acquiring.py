@@ -1,4 +1,4 @@
-"""A session's requests for GPU time: waiting for a lease, its workers, and channels to them."""
+"""Handles a session's requests for GPU time: a lease, its workers, and channels to the workers."""
 
 import asyncio
 import socket
@@ -36,9 +36,9 @@ _ATTEMPTS = 3  # workers may die between the grant of a lease and its first use
 
 @dataclass(frozen=True, slots=True)
 class LocalGrant:
-    """A lease on this node, with its workers; `times` are seconds in the queue and of loading.
+    """A lease on this node, with its workers; `times` are the seconds of queueing and of loading.
 
-    `request` is that which was made for it just now, if one was.
+    `request` is set if a request was created for this lease.
     """
 
     placement: Placement
@@ -49,7 +49,7 @@ class LocalGrant:
 
 @dataclass(frozen=True, slots=True)
 class RemoteGrant:
-    """A lease on another node; the request, and the seconds that it was in the queue."""
+    """A lease on another node, with its request and the seconds of queueing."""
 
     request: RequestId
     placement: Placement
@@ -57,13 +57,14 @@ class RemoteGrant:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """What a session asks for.
+class _AcquireRequest:
+    """The fields of an ACQUIRE request.
 
-    `known` are workers to which it has a channel, `lease` is one for which it wants another channel
-    and nothing else, `token` one that its caller was given. A session that would `follow` learns
-    where a lease on another node is, and gets no lease that it did not ask for where the one that
-    it named is over. `again`: the token's lease was given back early, and its request wants one.
+    `known` are the workers to which the session has a channel. `lease` names the session's own
+    lease for which it needs another channel; `token` names a lease that its caller was given. With
+    `follow`, the session accepts a lease on another node, and a named lease that has ended is an
+    error rather than replaced by a new one. With `again`, the token's lease was given back early,
+    and its request needs another one.
     """
 
     digests: tuple[str, ...]
@@ -76,7 +77,7 @@ class _Wish:
 
 
 class Acquiring:
-    """Gives sessions what the scheduler decides."""
+    """Acquires leases for sessions, and opens channels to the leases' workers."""
 
     def __init__(
         self,
@@ -96,22 +97,22 @@ class Acquiring:
     async def acquire(
         self, session: ClientSession, fields: Fields, *, local: bool
     ) -> tuple[dict[str, Any], list[socket.socket]]:
-        """Wait for a lease; the answer, and the shim's ends of new channels where local."""
-        wish = self._wish(session, fields)
+        """Wait for a lease; return the answer, and for local shims the ends of new channels."""
+        wanted = self._read(session, fields)
         work = Work(_trace(fields), function=str(session.identity))
-        ABOUT.set(work)  # nothing else is done in this task
-        granted = await self._granted(session, fields, wish)
+        ABOUT.set(work)  # this task does only this work
+        granted = await self._grant(session, fields, wanted)
         placement = granted.placement
         work.lease = placement.lease
         answer = {"lease": placement.lease, "gpu": placement.gpu, "hit": placement.hit}
         if granted.request is not None:
             answer["request"] = granted.request
         if isinstance(granted, RemoteGrant):
-            where = self._elsewhere.answer(session, granted.request, placement)
-            return answer | {"queue_s": granted.queue_s, "elsewhere": where}, []
-        workers = dict(zip(wish.digests, wish.models, strict=True))
+            located = self._elsewhere.answer(session, granted.request, placement)
+            return answer | {"queue_s": granted.queue_s, "elsewhere": located}, []
+        workers = dict(zip(wanted.digests, wanted.models, strict=True))
         found = {digest: granted.workers[model] for digest, model in workers.items()}
-        fresh = [each for each in granted.workers.values() if each.id not in wish.known]
+        fresh = [each for each in granted.workers.values() if each.id not in wanted.known]
         ends = [_open_channel(session, each) for each in fresh] if local else []
         answer |= {
             "queue_s": granted.times[0],
@@ -122,14 +123,14 @@ class Acquiring:
         return answer, ends
 
     def stop(self) -> None:
-        """Give no lease any more."""
+        """Grant no further leases."""
         self._stopping = True
 
     def release(self, session: ClientSession, fields: Fields) -> None:
-        """End a lease that the session holds; another one's is left alone.
+        """End a lease that the session holds; ignore leases of other sessions.
 
-        A request may return for another lease after one that its caller was given, for its caller
-        reports its end; the end of one that the session asked for would not be reported.
+        `may_return` counts only for a lease that the session's caller was given: that caller
+        reports the end of the request, which nobody reports for the session's own requests.
         """
         lease = LeaseId(read.whole(fields, "lease"))
         held = self._node.leases.get(lease)
@@ -140,33 +141,33 @@ class Acquiring:
                 self._scheduling.release(lease, may_return=True)
             self._node.release(held, EndReason.RELEASED)
 
-    def where(self, session: ClientSession, fields: Fields) -> dict[str, Any]:
-        """The node of a token's lease, and the addresses that the token's signer gave.
+    def locate(self, session: ClientSession, fields: Fields) -> dict[str, Any]:
+        """Return the node of a token's lease, and the addresses that the token's signer gave.
 
-        Whoever calls a function hands it the token, and could name any address beside it.
+        A function must not use an address from its caller, who could send any address.
         """
         claims = self._presented.claims(session, read.token(fields, "token"))
         if claims is None:
-            raise LeaseOver("the token came too late")
+            raise LeaseOver("the token has expired")
         addresses = claims.addresses or self._elsewhere.addresses_of(claims.node)
         if not addresses and claims.node != self._node.name:
-            raise LeaseOver(f"nobody said where functions find node {claims.node}")
+            raise LeaseOver(f"no address of node {claims.node} is known")
         return {"lease": claims.lease, "node": claims.node, "addresses": list(addresses)}
 
     def claimed(self, session: ClientSession, fields: Fields) -> None:
-        """The session has claimed a lease elsewhere: that node ends it."""
+        """Record that the session has claimed a lease elsewhere, which that node will end."""
         self._elsewhere.claimed(session, LeaseId(read.whole(fields, "lease")))
 
-    def ended(self, session: ClientSession) -> None:
-        """A session is gone: so are its leases."""
+    def end_session(self, session: ClientSession) -> None:
+        """End the leases of a session that has ended."""
         for held in self._node.leases.held_by(session.key):
             self._node.release(held, EndReason.SESSION_GONE)
-        self._elsewhere.ended(session)
+        self._elsewhere.end_session(session)
 
-    def _wish(self, session: ClientSession, fields: Fields) -> _Wish:
+    def _read(self, session: ClientSession, fields: Fields) -> _AcquireRequest:
         digests = read.digests(fields, "models")
         lease = read.whole_or_none(fields, "lease")
-        return _Wish(
+        return _AcquireRequest(
             digests=digests,
             models=tuple(self._library.model(session, digest) for digest in digests),
             known=frozenset(read.texts(fields, "workers")),
@@ -176,74 +177,79 @@ class Acquiring:
             again=read.flag(fields, "again", default=False),
         )
 
-    async def _granted(
-        self, session: ClientSession, fields: Fields, wish: _Wish
+    async def _grant(
+        self, session: ClientSession, fields: Fields, wanted: _AcquireRequest
     ) -> LocalGrant | RemoteGrant:
-        if wish.again and wish.token is not None:
-            return await self._again(session, wish, self._presented.request(session, wish.token))
-        if wish.lease is not None or wish.token is not None:
-            named = await self._named(session, wish)
+        if wanted.again and wanted.token is not None:
+            request = self._presented.request(session, wanted.token)
+            return await self._reacquire(session, wanted, request)
+        if wanted.lease is not None or wanted.token is not None:
+            named = await self._named_lease(session, wanted)
             if named is not None:
                 return named
-            if wish.follow or wish.lease is not None:
-                raise LeaseOver("the lease has ended, came too late, or is for other models")
-        return await self._asked(session, fields, wish)
+            if wanted.follow or wanted.lease is not None:
+                raise LeaseOver("the lease has ended, has expired, or is for other models")
+        return await self._new_lease(session, fields, wanted)
 
-    async def _named(self, session: ClientSession, wish: _Wish) -> LocalGrant | None:
-        """The lease that the session or its caller has, if it is good for these models."""
-        if wish.lease is not None:
-            held = self._node.leases.get(wish.lease)
+    async def _named_lease(
+        self, session: ClientSession, wanted: _AcquireRequest
+    ) -> LocalGrant | None:
+        """Return the lease that the request names; None if it is not usable for these models."""
+        if wanted.lease is not None:
+            held = self._node.leases.get(wanted.lease)
             held = held if held is not None and held.holder == session.key else None
         else:
-            assert wish.token is not None, "it names a lease in one way or the other"
-            held = await self._presented.lease(session, wish.token, wish.models)
+            assert wanted.token is not None, "the request has a lease number or a token"
+            held = await self._presented.lease(session, wanted.token, wanted.models)
         if held is None:
             return None
         if held.holder is not None:
-            return await self._joined(held, wish)
+            return await self._join(held, wanted)
         asked_s = asyncio.get_running_loop().time()
-        placement = _placement(held, self._node, hit=bool(self._node.loaded_now(held, wish.models)))
+        placement = _placement(
+            held, self._node, hit=bool(self._node.loaded_now(held, wanted.models))
+        )
         try:
-            workers = await self._claimed(session, placement, given=True)
+            workers = await self._claim(session, placement, given=True)
         except NoWorker:
             return None
         return LocalGrant(placement, workers, (0.0, asyncio.get_running_loop().time() - asked_s))
 
-    async def _again(
-        self, session: ClientSession, wish: _Wish, request: RequestId
+    async def _reacquire(
+        self, session: ClientSession, wanted: _AcquireRequest, request: RequestId
     ) -> LocalGrant | RemoteGrant:
-        """Another lease for a request that gave its last one back too early."""
+        """Acquire another lease for a request that gave its last one back too early."""
         asked_s = asyncio.get_running_loop().time()
         try:
             placement = await self._scheduling.wanted(request)
         except (EventRefused, GivenBack) as error:
             raise LeaseOver(f"its request cannot have another lease: {error}") from error
         queue_s = asyncio.get_running_loop().time() - asked_s
-        if not set(wish.models) <= set(placement.models):
+        if not set(wanted.models) <= set(placement.models):
             self._scheduling.release(placement.lease)
             raise LeaseOver("its request is for other models")
         if placement.node != self._node.name:
-            if not wish.follow:
-                raise self._elsewhere.given_back(placement)
+            if not wanted.follow:
+                raise self._elsewhere.release_unreachable(placement)
             return RemoteGrant(request, placement, queue_s)
-        self._still_here(session, wish, placement)
+        self._check_weights(session, wanted, placement)
         try:
-            workers = await self._claimed(session, placement, given=True)
+            workers = await self._claim(session, placement, given=True)
         except NoWorker as error:
             raise LeaseOver(f"its request's next lease ended at once: {error}") from error
         load_s = asyncio.get_running_loop().time() - asked_s - queue_s
         return LocalGrant(placement, workers, (queue_s, load_s), request)
 
-    async def _asked(
-        self, session: ClientSession, fields: Fields, wish: _Wish
+    async def _new_lease(
+        self, session: ClientSession, fields: Fields, wanted: _AcquireRequest
     ) -> LocalGrant | RemoteGrant:
-        """A lease of the session's own, as the scheduler gives it."""
+        """Acquire a new lease for the session, or join one that the session holds."""
         asked_s = asyncio.get_running_loop().time()
-        request = _request(session, fields, wish.models, self._node.name, asked_s)
-        lost = NoWorker(wish.models[0], "its leases ended before they could be used")
+        request = _request(session, fields, wanted.models, self._node.name, asked_s)
+        lost = NoWorker(wanted.models[0], "its leases ended before they could be used")
         for _ in range(_ATTEMPTS):
             for held in self._node.leases.held_by(session.key):
-                joined = None if held.given else await self._joined(held, wish)
+                joined = None if held.given else await self._join(held, wanted)
                 if joined is not None:
                     return joined
             if self._stopping:
@@ -251,12 +257,12 @@ class Acquiring:
             placement = await self._scheduling.acquire(request)
             placed_s = asyncio.get_running_loop().time()
             if placement.node != self._node.name:
-                if not wish.follow:
-                    raise self._elsewhere.given_back(placement)
+                if not wanted.follow:
+                    raise self._elsewhere.release_unreachable(placement)
                 return RemoteGrant(request.id, placement, placed_s - asked_s)
             try:
-                self._still_here(session, wish, placement)
-                workers = await self._claimed(session, placement)
+                self._check_weights(session, wanted, placement)
+                workers = await self._claim(session, placement)
             except NoWorker as error:
                 lost = error
                 continue
@@ -265,34 +271,36 @@ class Acquiring:
             return LocalGrant(placement, workers, times, request.id)
         raise lost
 
-    def _still_here(self, session: ClientSession, wish: _Wish, placement: Placement) -> None:
-        """Weights that left while the session waited must be sent again: refuse."""
+    def _check_weights(
+        self, session: ClientSession, wanted: _AcquireRequest, placement: Placement
+    ) -> None:
+        """Raise UnknownImage if weights were dropped meanwhile; the session then resends them."""
         try:
-            for digest in wish.digests:
+            for digest in wanted.digests:
                 self._library.model(session, digest)
         except UnknownImage:
             self._scheduling.release(placement.lease)
             raise
 
-    async def _joined(self, held: LeaseInForce, wish: _Wish) -> LocalGrant | None:
-        """A lease that the session holds already, if it is good for these models.
+    async def _join(self, held: LeaseInForce, wanted: _AcquireRequest) -> LocalGrant | None:
+        """Return a lease that the session holds already; None if not usable for these models.
 
-        It wants another channel for another thread; or its worker died and it was the first to
-        notice, so the worker is asked for a sign of life.
+        The session needs another channel for another thread; or its worker has died, which this
+        manager may not have noticed yet, so the worker is checked for a sign of life.
         """
-        workers = self._node.loaded_now(held, wish.models)
+        workers = self._node.loaded_now(held, wanted.models)
         if not workers:
             return None
-        strange = [found for found in workers.values() if found.id not in wish.known]
-        await asyncio.gather(*(sign_of_life(found) for found in strange))
-        if self._node.loaded_now(held, wish.models) != workers:
+        unknown = [found for found in workers.values() if found.id not in wanted.known]
+        await asyncio.gather(*(sign_of_life(found) for found in unknown))
+        if self._node.loaded_now(held, wanted.models) != workers:
             return None
         return LocalGrant(_placement(held, self._node, hit=True), workers, (0.0, 0.0))
 
-    async def _claimed(
+    async def _claim(
         self, session: ClientSession, placement: Placement, *, given: bool = False
     ) -> dict[ModelId, HostedModel]:
-        """Wait for the workers of a new lease; the lease ends where they do not come."""
+        """Wait for the workers of a new lease and claim it; end the lease if that fails."""
         try:
             workers = await self._node.when_loaded(placement)
             if self._stopping:
@@ -311,7 +319,7 @@ class Acquiring:
 def _request(
     session: ClientSession, fields: Fields, models: tuple[ModelId, ...], near: NodeId, now_s: float
 ) -> Request:
-    """What the scheduler is asked for; an id of the client's own is kept apart from others'."""
+    """Return the request for the scheduler; a client's request id gets the function's prefix."""
     given_id = read.text_or_none(fields, "request")
     deadline_s = read.seconds_or_none(fields, "deadline_s")
     name = fresh_request_id(session.key) if given_id is None else f"{session.identity}/{given_id}"
@@ -326,9 +334,9 @@ def _request(
 
 
 def _trace(fields: Fields) -> TraceContext | None:
-    """That of the graph call which wants the lease; shims of before do not say any."""
-    said = read.text_or_none(fields, "trace")
-    return None if said is None else trace_of(said)
+    """Return the trace of the graph call that needs the lease; older shims send none."""
+    trace = read.text_or_none(fields, "trace")
+    return None if trace is None else trace_of(trace)
 
 
 def _placement(held: LeaseInForce, node: GpuNode, *, hit: bool) -> Placement:
@@ -337,7 +345,7 @@ def _placement(held: LeaseInForce, node: GpuNode, *, hit: bool) -> Placement:
 
 
 def _open_channel(session: ClientSession, hosted: HostedModel) -> socket.socket:
-    """A new channel to a worker: the shim's end."""
+    """Open a channel to a worker, and return the shim's end."""
     ours, workers = socket.socketpair()
     hosted.channel(session.key, session.identity.function, workers)
     return ours

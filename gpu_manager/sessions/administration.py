@@ -1,4 +1,4 @@
-"""What an administrator asks of a node: what is resident, and to evict, pin and unpin."""
+"""Handles an administrator's requests to a node: list models, status, evict, pin and unpin."""
 
 import time
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class NodeAdministration:
         self._scheduling = scheduling
 
     async def answer(self, fields: Fields) -> Row:
-        """Do what was asked."""
+        """Carry out a request, and return the answer's fields."""
         do = read.text(fields, "do")
         if do == "models":
             return {"models": [*await self._resident(), *self._stored()]}
@@ -43,7 +43,7 @@ class NodeAdministration:
             "unpin": self._scheduling.unpin,
         }
         if do not in orders:
-            raise ClientNotAllowed(f"nobody can do {do!r}")
+            raise ClientNotAllowed(f"unknown action {do!r}")
         model, gpu = self._named(read.text(fields, "model")), read.text_or_none(fields, "gpu")
         await orders[do](model, None if gpu is None else GpuId(gpu))
         return {"model": model}
@@ -53,7 +53,7 @@ class NodeAdministration:
         if not found:
             raise UnknownImage(text)
         if len(found) > 1:
-            raise ClientNotAllowed(f"{text!r} may be any of {', '.join(sorted(found))}")
+            raise ClientNotAllowed(f"{text!r} is ambiguous: {', '.join(sorted(found))}")
         return found[0]
 
     async def _resident(self) -> list[Row]:
@@ -86,7 +86,7 @@ class NodeAdministration:
         }
 
     def _stored(self) -> Iterator[Row]:
-        """Models whose weights the node has, and that no GPU holds."""
+        """Yield the models whose weights the node has, and that are on no GPU."""
         on_gpus = {model for gpu in self._node.gpus.values() for model in gpu.residents}
         for model in self._catalogue:
             tier = self._store.tier(model.digest)
@@ -141,7 +141,7 @@ class NodeAdministration:
 
 
 def _demotion(found: Demotion) -> Row:
-    """One decision about host memory with its reasons, as the scheduler explains placements."""
+    """Return a decision about host memory with its reasons, in the form of explained placements."""
     return asdict(found) | {"decided": _clock(found.decided_s)}
 
 
@@ -150,5 +150,5 @@ def _tier_name(tier: Tier) -> str:
 
 
 def _clock(moment_s: float) -> float:
-    """Seconds since 1970 for a moment on the event loop's clock, which is the monotonic one."""
+    """Return the Unix time of a moment on the event loop's clock, which is the monotonic one."""
     return time.time() - time.monotonic() + moment_s

@@ -17,15 +17,15 @@ from scheduler.api import (
     addresses_for_token,
 )
 
-# Leases of a session that are remembered until it has claimed them, the latest ones.
+# The number of unclaimed leases remembered for a session; older ones are forgotten.
 REMEMBERED = 64
-# A session that did not report its claim within this time has claimed the lease or never will: the
-# other node ends it if its own session ends or nobody claims it.
-UNSAID_S = 30.0
+# After this time a lease counts as claimed, even without a report: the other node ends it when the
+# session there ends, or if no session claims it.
+UNREPORTED_S = 30.0
 
 
 class LeasesElsewhere:
-    """Tells a session where its lease is, and ends the lease if the session does not get there."""
+    """Sends sessions to leases on other nodes, and ends leases that they do not claim there."""
 
     def __init__(
         self,
@@ -38,21 +38,21 @@ class LeasesElsewhere:
         self._tokens = tokens
         self._neighbours = neighbours
         self._token_s = token_s
-        # Leases that may not be claimed yet, and when the session learned of them; oldest first.
+        # Leases that may be unclaimed, with the time of the answer to the session; oldest first.
         self._leases: dict[SessionKey, dict[LeaseId, float]] = {}
 
     def __len__(self) -> int:
-        """Leases that may not be claimed yet."""
+        """Return the number of leases that may be unclaimed."""
         return sum(len(known) for known in self._leases.values())
 
     def answer(
         self, session: ClientSession, request: RequestId, placement: Placement
     ) -> dict[str, Any]:
-        """Where the session finds the lease; PlacedElsewhere where no address is known."""
+        """Return the lease's node, addresses and token; raise PlacedElsewhere without addresses."""
         neighbours = self._neighbours
         addresses = self.addresses_of(placement.node)
         if neighbours is None or not addresses:
-            raise self.given_back(placement)
+            raise self.release_unreachable(placement)
         claims = LeaseClaims(
             lease=placement.lease,
             request=request,
@@ -68,27 +68,27 @@ class LeasesElsewhere:
         token = self._tokens.sign(claims)
         return {"node": placement.node, "addresses": list(addresses), "token": token}
 
-    def given_back(self, placement: Placement) -> PlacedElsewhere:
-        """End a lease that its session cannot reach."""
+    def release_unreachable(self, placement: Placement) -> PlacedElsewhere:
+        """End a lease that its session cannot reach, and return the error to raise."""
         self._scheduling.release(placement.lease)
         return PlacedElsewhere(placement.models[0], placement.node)
 
     def addresses_of(self, node: NodeId) -> tuple[str, ...]:
-        """Where functions find another node; empty where the scheduler has not reported it."""
+        """Return the addresses of another node; empty if the scheduler has not reported any."""
         return () if self._neighbours is None else self._neighbours.addresses_of(node)
 
     def claimed(self, session: ClientSession, lease: LeaseId) -> None:
-        """The session has claimed it: from now on the other node ends it."""
+        """Forget a lease that the session has claimed: from now on the other node ends it."""
         self._forget(session.key, lease)
 
     def release(self, session: ClientSession, lease: LeaseId) -> None:
-        """The session did not reach it, or needs it no more."""
+        """End a lease that the session did not reach, or no longer needs."""
         if self._forget(session.key, lease):
             self._scheduling.release(lease)
 
-    def ended(self, session: ClientSession) -> None:
-        """The session is gone: the leases that it has not claimed end now."""
-        since_s = time.monotonic() - UNSAID_S
+    def end_session(self, session: ClientSession) -> None:
+        """End the unclaimed leases of a session that has ended."""
+        since_s = time.monotonic() - UNREPORTED_S
         for lease, answered_s in self._leases.pop(session.key, {}).items():
             if answered_s > since_s:
                 self._scheduling.release(lease)
@@ -100,7 +100,7 @@ class LeasesElsewhere:
             del known[next(iter(known))]
 
     def _forget(self, key: SessionKey, lease: LeaseId) -> bool:
-        """Whether the lease was remembered as not claimed."""
+        """Forget an unclaimed lease; return whether it was remembered."""
         known = self._leases.get(key, {})
         if known.pop(lease, None) is None:
             return False

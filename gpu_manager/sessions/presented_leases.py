@@ -1,4 +1,4 @@
-"""Leases that were given to a function's caller, and that the function presents as tokens."""
+"""Leases that a function's caller acquired, and that the function presents as tokens."""
 
 import asyncio
 import logging
@@ -13,14 +13,14 @@ from scheduler.api import BadToken, LeaseClaims, LeaseTokens, RequestId
 
 log = logging.getLogger(__name__)
 
-# The token travels with the request, the grant from the scheduler: so long may it be behind.
-_BEHIND_S = 2.0
-# A token says until when its lease may be claimed; what becomes of its request has no such end.
-_NEVER_LATE_S = float("-inf")
+# The token comes with the request, the grant from the scheduler: the grant may be this much later.
+_GRANT_DELAY_S = 2.0
+# A token's expiry limits the claim of its lease, but not the use of its request's id.
+_NEVER_EXPIRED_S = float("-inf")
 
 
 class PresentedLeases:
-    """Finds the lease of a token, for the function that it was given to."""
+    """Finds the lease of a token, if the token belongs to the session's function."""
 
     def __init__(self, node: GpuNode, tokens: LeaseTokens) -> None:
         self._node = node
@@ -29,9 +29,9 @@ class PresentedLeases:
     async def lease(
         self, session: ClientSession, token: str, models: tuple[ModelId, ...]
     ) -> LeaseInForce | None:
-        """The lease, once it is in force; None where it has ended, or is of no use for these.
+        """Return the lease once it is in force; None if it has ended or lacks these models.
 
-        NotAllowed where the token is forged, or was given to another function.
+        Raise ClientNotAllowed if the token is forged, or belongs to another function.
         """
         claims = self._claims(session, token, time.time())
         if claims is None or claims.node != self._node.name:
@@ -40,30 +40,30 @@ class PresentedLeases:
         if held is None or held.ending is not None:
             return None
         if not set(models) <= set(held.models):
-            self._unfit(held)
+            self._release_unfit(held)
             return None
         return held if held.holder in (None, session.key) else None
 
     def claims(self, session: ClientSession, token: str) -> LeaseClaims | None:
-        """What a token says of its lease, on whatever node that is; None where it came too late.
+        """Return a token's claims about its lease, on any node; None if the token has expired.
 
-        NotAllowed where the token is forged, or was given to another function.
+        Raise ClientNotAllowed if the token is forged, or belongs to another function.
         """
         return self._claims(session, token, time.time())
 
     def request(self, session: ClientSession, token: str) -> RequestId:
-        """The request that a token was given for; its lease may have been given back long ago.
+        """Return the request of a token, even if its lease was given back long ago.
 
-        NotAllowed where the token is forged, or was given to another function.
+        Raise ClientNotAllowed if the token is forged, or belongs to another function.
         """
-        claims = self._claims(session, token, _NEVER_LATE_S)
-        assert claims is not None, "no token expired before its cluster was there"
+        claims = self._claims(session, token, _NEVER_EXPIRED_S)
+        assert claims is not None, "no token expires at minus infinity"
         return claims.request
 
-    def _unfit(self, held: LeaseInForce) -> None:
-        """A request for other models must not keep others from a GPU while it waits for one.
+    def _release_unfit(self, held: LeaseInForce) -> None:
+        """Release an unclaimed lease that lacks the models that its request needs.
 
-        As many such calls as there are GPUs would wait for each other.
+        Otherwise as many such requests as there are GPUs would block each other.
         """
         if held.holder is None:
             self._node.release(held, EndReason.UNFIT)
@@ -73,18 +73,18 @@ class PresentedLeases:
             claims = self._tokens.verify(token, now_s)
         except BadToken as error:
             if error.late:
-                log.info("%s came late: %s", session.identity, error)
+                log.info("a lease token of %s has expired: %s", session.identity, error)
                 return None
-            raise ClientNotAllowed(f"a lease token: {error}") from error
+            raise ClientNotAllowed(f"the lease token is not valid: {error}") from error
         if claims.function != str(session.identity):
-            raise ClientNotAllowed(f"a lease token of {claims.function}")
+            raise ClientNotAllowed(f"the lease token belongs to {claims.function}")
         return claims
 
     async def _arrived(self, claims: LeaseClaims) -> LeaseInForce | None:
-        """The lease, or None when it has ended or does not come."""
+        """Wait for the lease's grant; return None if the lease has ended or is not granted."""
         loop, leases = asyncio.get_running_loop(), self._node.leases
-        deadline_s = loop.time() + _BEHIND_S
+        deadline_s = loop.time() + _GRANT_DELAY_S
         while leases.get(claims.lease) is None and leases.latest < claims.lease:
-            if not await self._node.granted.within(deadline_s - loop.time()):
+            if not await self._node.granted.wait(deadline_s - loop.time()):
                 break
         return leases.get(claims.lease)

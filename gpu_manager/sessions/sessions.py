@@ -1,4 +1,4 @@
-"""Sessions: function processes (or administrators) and the connections that each has open."""
+"""Sessions: function processes (or administrators) and their open connections."""
 
 import secrets
 from collections.abc import Callable
@@ -11,26 +11,26 @@ from scheduler.api import LeaseId
 from torch_shim.wire.image_digests import new_nonce
 
 
-class Listening(Protocol):
-    """A connection to which something can be said unasked."""
+class SessionConnection(Protocol):
+    """A connection that accepts notifications."""
 
     def lease_ended(self, lease: LeaseId) -> None:
-        """A lease of this session has ended."""
+        """Notify the client that a lease of its session has ended."""
         ...
 
 
 @dataclass(slots=True)
 class ClientSession:
-    """One process of one function; the key is unique, whatever the process calls itself."""
+    """One process of one function; its key is unique, because it contains the function's name."""
 
     key: SessionKey
     identity: FunctionIdentity
     nonce: str = field(default_factory=new_nonce)
-    connections: list[Listening] = field(default_factory=list)
+    connections: list[SessionConnection] = field(default_factory=list)
 
 
 class ClientSessions:
-    """Every session from its first connection to the end of its last one."""
+    """The sessions, each from its first connection to the end of its last one."""
 
     def __init__(self, ended: Callable[[ClientSession], None]) -> None:
         self._ended = ended
@@ -39,22 +39,24 @@ class ClientSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def join(self, identity: FunctionIdentity, name: str, connection: Listening) -> ClientSession:
-        """One more connection of the session that this function calls by this name."""
+    def join(
+        self, identity: FunctionIdentity, name: str, connection: SessionConnection
+    ) -> ClientSession:
+        """Add a connection to a function's session of this name, and return the session."""
         key = session_key(identity, name)
         session = self._sessions.setdefault(key, ClientSession(key, identity))
         session.connections.append(connection)
         return session
 
-    def leave(self, session: ClientSession, connection: Listening) -> None:
-        """A connection is closed; with the last one the session ends."""
+    def leave(self, session: ClientSession, connection: SessionConnection) -> None:
+        """Remove a closed connection; the session ends with its last connection."""
         session.connections.remove(connection)
         if not session.connections:
             del self._sessions[session.key]
             self._ended(session)
 
     def lease_ended(self, key: SessionKey, lease: LeaseId) -> None:
-        """Tell a session that a lease of its own has ended."""
+        """Notify a session that one of its leases has ended."""
         session = self._sessions.get(key)
         if session is not None:
             for connection in list(session.connections):
@@ -62,10 +64,10 @@ class ClientSessions:
 
 
 def session_key(identity: FunctionIdentity, name: str) -> SessionKey:
-    """The key of the session that a function calls by this name."""
+    """Return the key of a function's session of this name."""
     return SessionKey(f"{identity}/{name}")
 
 
 def fresh_request_id(key: SessionKey) -> str:
-    """An id for a request that came without one."""
+    """Return an id for a request without one."""
     return f"{key}/{secrets.token_hex(8)}"

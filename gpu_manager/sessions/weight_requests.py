@@ -1,4 +1,4 @@
-"""A session's requests about weights: offering, proving, uploading, forgetting."""
+"""Handles a session's requests about weights: offer, proof, upload, forget."""
 
 import asyncio
 import os
@@ -21,7 +21,8 @@ from torch_shim.errors import BadFrame
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.image_digests import ImageTable
 
-# What calls will take beyond the weights is measured; before that, this share and at least that.
+# Before the first measurement, calls are assumed to need this fraction (1/N) of the weights' bytes
+# in addition, and at least the constant below.
 _ACTIVATIONS_SHARE = 4
 _LEAST_ACTIVATIONS_BYTES = 64 * MIB
 
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The node's weights, the models made of them, and the scheduler that learns of new ones."""
+    """The node's weights and their models; reports new models to the scheduler."""
 
     node: NodeId
     store: WeightStore
@@ -40,24 +41,24 @@ class Library:
     overhead_bytes: int
 
     def add(self, session: ClientSession, digest: str, table: ImageTable) -> TenantModel:
-        """The session's function has shown that it has these weights."""
+        """Add the model of a function that has proved to have these weights, and report it."""
         model = self.catalogue.add(session.identity, digest, table)
         guess_bytes = max(_LEAST_ACTIVATIONS_BYTES, table.total_bytes // _ACTIVATIONS_SHARE)
         needed_bytes = table.total_bytes + guess_bytes + self.overhead_bytes
         self.reports.report(ModelRegistered(ModelSpec(model.id, needed_bytes)))
-        self.tell_tiers()
+        self.report_tiers()
         return model
 
     def model(self, session: ClientSession, digest: str) -> ModelId:
-        """The model that the session means; it must have shown the weights, and they be here."""
+        """Return the session's model; raise UnknownImage without its weights or their proof."""
         if not self.store.allowed(str(session.identity), digest):
             raise UnknownImage(digest)
         if self.store.tier(digest) is Tier.ABSENT:
             raise UnknownImage(digest)
         return self.catalogue.of(session.identity.tenant, digest).id
 
-    def tell_tiers(self) -> None:
-        """Tell the scheduler where weights are now, as far as that changed."""
+    def report_tiers(self) -> None:
+        """Report the tiers of weights that have changed to the scheduler."""
         for model in self.catalogue:
             tier = self.store.tier(model.digest)
             if tier is not model.reported:
@@ -66,7 +67,7 @@ class Library:
 
 
 class WeightRequests:
-    """One connection's; an upload in pieces belongs to the connection that began it."""
+    """The weight requests of one connection, which owns its uploads in pieces."""
 
     def __init__(self, library: Library, session: ClientSession) -> None:
         self._library = library
@@ -76,13 +77,13 @@ class WeightRequests:
         self._uploads: dict[str, WeightsUpload] = {}
 
     def offer(self, fields: Fields) -> Answer:
-        """Whether the node has these weights."""
+        """Return whether the node has these weights."""
         digest = read.digest(fields)
         read_table(fields.get("table"), fields.get("total"))
         return {"have": self._store.tier(digest) is not Tier.ABSENT}
 
     async def prove(self, fields: Fields, *, local: bool) -> tuple[Answer, tuple[int, ...]]:
-        """Let the function use weights that it has; where local, with a descriptor of them."""
+        """Check the proof for weights; return a descriptor of the weights to a local function."""
         prove = partial(self._prove, read.digest(fields), read.text(fields, "proof"))
         descriptor, table = await _in_thread(prove, discard=lambda proved: os.close(proved[0]))
         self._library.add(self._session, read.digest(fields), table)
@@ -92,23 +93,23 @@ class WeightRequests:
         return {}, ()
 
     async def upload(self, frame: Frame, fields: Fields) -> Answer:
-        """Take weights in: at once with a descriptor, else in pieces, which come next."""
+        """Store weights from a descriptor, or begin an upload in pieces."""
         digest = read.digest(fields)
         table = read_table(fields.get("table"), fields.get("total"))
         if not frame.descriptors:
             self._begin(digest, table)
             return {}
-        descriptor = os.dup(frame.descriptors[0])  # the store's own; the frame's will be closed
+        descriptor = os.dup(frame.descriptors[0])  # for the store; the frame's will be closed
         adopt = partial(self._store.adopt, descriptor, table, self._function)
         return self._keep(digest, await _in_thread(adopt), table)
 
     async def chunk(self, frame: Frame, fields: Fields) -> Answer:
-        """Take one piece in; the answer for the last one names the weights."""
+        """Store one piece of an upload; the answer to the last one contains the digest."""
         digest, offset = read.digest(fields), read.whole(fields, "offset")
         last = read.flag(fields, "last")
         upload = self._uploads.get(digest)
         if upload is None:
-            raise BadFrame("a piece of weights that nobody announced")
+            raise BadFrame("a piece of weights without an upload")
         await _in_thread(partial(upload.write, offset, frame.body))
         if not last:
             return {}
@@ -116,11 +117,11 @@ class WeightRequests:
         return self._keep(digest, await _in_thread(upload.finish), upload.table)
 
     def forget(self, fields: Fields) -> None:
-        """The function uses these weights no more."""
+        """Withdraw the function's right to use these weights."""
         self._store.forget(self._function, read.digest(fields))
 
     def close(self) -> None:
-        """Drop what came only in part."""
+        """Discard incomplete uploads."""
         for upload in self._uploads.values():
             upload.close()
         self._uploads.clear()
@@ -132,7 +133,7 @@ class WeightRequests:
 
     def _begin(self, digest: str, table: ImageTable) -> None:
         if digest in self._uploads:
-            raise ClientNotAllowed("these weights are on their way already")
+            raise ClientNotAllowed("these weights are being uploaded already")
         self._uploads[digest] = self._store.upload(table, self._function)
 
     def _keep(self, announced: str, digest: str, table: ImageTable) -> Answer:
@@ -144,7 +145,7 @@ class WeightRequests:
 
 
 async def _in_thread(work: Callable[[], T], discard: Callable[[T], None] | None = None) -> T:
-    """The store hashes and reads files. What was begun is finished, also for a client that left."""
+    """Run work of the store in a thread; work that has begun is finished even if cancelled."""
     done = asyncio.get_running_loop().run_in_executor(None, work)
     try:
         return await asyncio.shield(done)

@@ -1,1 +1,1 @@
-"""The node's weights in host memory and on disk; nothing of a GPU belongs here."""
+"""The node's weights in host memory and on disk; code for GPUs does not belong here."""

@@ -18,7 +18,7 @@ _REMEMBERED = 32  # of the latest demotions
 
 
 class Demoter:
-    """Makes the images in memory fit their budget; the tier's index decides which ones leave."""
+    """Makes the images in memory fit their budget; the tier's index selects the victims."""
 
     def __init__(
         self, images: HostImages, spill: SpillDirectory | None, counts: StoreCounts
@@ -26,12 +26,12 @@ class Demoter:
         self._images = images
         self._spill = spill
         self._counts = counts
-        self._lock = threading.Lock()  # taken before that of the images; held while writing
+        self._lock = threading.Lock()  # taken before the images' lock; held while writing
         self._latest: deque[Demotion] = deque(maxlen=_REMEMBERED)
 
     @property
     def latest(self) -> tuple[Demotion, ...]:
-        """The latest decisions with their reasons, oldest first."""
+        """The latest decisions with their reasons, the oldest first."""
         return tuple(self._latest)
 
     def make_room(self) -> None:
@@ -42,7 +42,7 @@ class Demoter:
             stuck = set() if self._spill is not None else set(self._images.digests())
             while (demotion := self._images.room(stuck)) is not None:
                 _log.info(
-                    "host memory is short of %d bytes: %s leave by rule %s",
+                    "host memory lacks %d bytes: demoting %s by rule %s",
                     demotion.short_bytes,
                     ", ".join(demotion.victims),
                     demotion.rule,
@@ -53,29 +53,29 @@ class Demoter:
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
-        """Wait for demotions under way, and let none begin meanwhile."""
+        """Wait for demotions in progress, and block new ones inside the `with` block."""
         with self._lock:
             yield
 
     def _carry_out(self, demotion: Demotion, stuck: set[str]) -> None:
-        """Demote the victims in turn, as long as the decision still stands.
+        """Demote the victims in turn, as long as the decision is still valid.
 
-        Images that cannot be written become `stuck`: others leave before them.
+        Images that cannot be written are added to `stuck`: others are demoted before them.
         """
         for candidate in demotion.candidates[: len(demotion.victims)]:
             image = self._images.due(candidate)
             if image is None:
                 return
             if not candidate.stuck:
-                found = self._not_written(image)
-                if found:
-                    stuck |= found
+                failed = self._write(image)
+                if failed:
+                    stuck |= failed
                     return
             if self._images.demote(image):
                 self._counts.evicted += 1
 
-    def _not_written(self, image: HostImage) -> set[str]:
-        """Write an image to disk; nothing where that went well, else what cannot be written."""
+    def _write(self, image: HostImage) -> set[str]:
+        """Write an image to disk; return the digests of images that cannot be written."""
         if self._spill is None:
             return {image.digest}
         try:

@@ -1,6 +1,6 @@
-"""Images in host memory: their descriptors, and their place in the tier that decides what leaves.
+"""Images in host memory: their descriptors, and the index of the tier that selects victims.
 
-Every method may be called from any thread and returns at once.
+Every method may be called from any thread and returns without blocking.
 """
 
 import os
@@ -28,7 +28,7 @@ class HostImage:
 
 
 class ImageHold:
-    """An image in use: its memory stays until `release`."""
+    """A reference to an image in use; the image's memory is kept until `release`."""
 
     def __init__(self, image: HostImage, released: Callable[[HostImage], None]) -> None:
         self._image: HostImage | None = image
@@ -38,13 +38,13 @@ class ImageHold:
 
     @property
     def descriptor(self) -> int:
-        """The store's own descriptor, to pass on: sealed, valid until release, not to be closed."""
+        """The store's descriptor of the sealed memory; valid until `release`, not to be closed."""
         if self._image is None:
             raise UnknownImage(self.digest)
         return self._image.descriptor
 
     def release(self) -> None:
-        """Use it no more; a second time changes nothing."""
+        """Release the image; further calls do nothing."""
         image, self._image = self._image, None
         if image is not None:
             self._released(image)
@@ -62,7 +62,7 @@ class ImageHold:
 
 
 class MemoryUsage(NamedTuple):
-    """What images take of host memory, and the rule by which they leave."""
+    """The host memory that images use, and the eviction rule."""
 
     images: int
     kept_bytes: int
@@ -73,16 +73,16 @@ class MemoryUsage(NamedTuple):
 
 
 class HostImages:
-    """Every image in memory; `left` is called with the digest of one whose memory is given back."""
+    """The images in memory; `on_freed` gets the digest of an image whose memory was freed."""
 
     def __init__(
-        self, index: TierIndex, now_s: Callable[[], float], left: Callable[[str], None]
+        self, index: TierIndex, now_s: Callable[[], float], on_freed: Callable[[str], None]
     ) -> None:
         self._index = index
         self._now_s = now_s
-        self._left = left
+        self._on_freed = on_freed
         self._images: dict[str, HostImage] = {}
-        self._lock = threading.Lock()  # over the images and their index
+        self._lock = threading.Lock()  # protects the images and their index
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._images
@@ -91,7 +91,7 @@ class HostImages:
         return len(self._images)
 
     def get(self, digest: str) -> HostImage | None:
-        """The image, if it is in memory."""
+        """Return the image if it is in memory."""
         return self._images.get(digest)
 
     @property
@@ -100,12 +100,12 @@ class HostImages:
         return self._index.short_bytes
 
     def digests(self) -> list[str]:
-        """All that are in memory."""
+        """Return the digests of all images in memory."""
         with self._lock:
             return list(self._images)
 
     def take_in(self, digest: str, descriptor: int, table: ImageTable) -> tuple[ImageHold, bool]:
-        """Keep this copy, or drop it for the one that is here; a hold, and whether one was here."""
+        """Add an image, or close the copy if one exists; return a hold, and whether one existed."""
         with self._lock:
             image = self._images.get(digest)
             if image is not None:
@@ -116,13 +116,13 @@ class HostImages:
             return self._hold(image), False
 
     def open(self, digest: str) -> ImageHold | None:
-        """Hold an image, if it is in memory."""
+        """Return a hold on an image; None if it is not in memory."""
         with self._lock:
             image = self._images.get(digest)
             return None if image is None else self._hold(image)
 
     def reserve(self, size_bytes: int) -> None:
-        """Keep room for an image on its way; StoreFull where others have reserved too much."""
+        """Reserve room for an upload; raise WeightStoreFull if too much is reserved already."""
         with self._lock:
             left_bytes = self._index.budget_bytes - self._index.reserved_bytes
             if size_bytes > left_bytes:
@@ -130,22 +130,22 @@ class HostImages:
             self._index.reserve(size_bytes)
 
     def reserve_anyway(self, size_bytes: int) -> None:
-        """Count room for an image that comes whatever is reserved (negative: no more)."""
+        """Reserve room for an image regardless of other reservations; negative to release it."""
         with self._lock:
             self._index.reserve(size_bytes)
 
     def room(self, stuck: set[str]) -> Demotion | None:
-        """Which images must leave for the budget to hold; `stuck` ones cannot be spilled."""
+        """Return which images to demote to meet the budget; `stuck` ones cannot be spilled."""
         with self._lock:
             return self._index.room(self._now_s(), stuck={ModelId(digest) for digest in stuck})
 
     def due(self, candidate: DemotionCandidate) -> HostImage | None:
-        """The image, if it must still leave and was not used since the decision."""
+        """Return the image if it must still be demoted and was not used since the decision."""
         with self._lock:
             return self._images[candidate.model] if self._index.still_due(candidate) else None
 
     def demote(self, image: HostImage) -> bool:
-        """Out of the budget, and out of memory unless it is held; False if it was gone."""
+        """Remove an image from the budget, and from memory unless held; False if not present."""
         with self._lock:
             if ModelId(image.digest) not in self._index.residents:
                 return False
@@ -154,7 +154,7 @@ class HostImages:
             return True
 
     def usage(self) -> MemoryUsage:
-        """Bytes counted, lingering and reserved, at one moment."""
+        """Return a consistent view of the bytes counted, lingering and reserved."""
         with self._lock:
             index = self._index
             return MemoryUsage(
@@ -166,8 +166,8 @@ class HostImages:
                 index.rule,
             )
 
-    def was_read(self, size_bytes: int, took_s: float) -> None:
-        """An image of this size was read from disk."""
+    def record_read(self, size_bytes: int, took_s: float) -> None:
+        """Record the time of reading an image of this size from disk."""
         with self._lock:
             self._index.was_read(size_bytes, took_s)
 
@@ -182,14 +182,14 @@ class HostImages:
     # -- with the lock held ---------------------------------------------------------------------
 
     def _hold(self, image: HostImage) -> ImageHold:
-        """It is the most recently used now, and the budget counts it."""
+        """Hold an image: it becomes the most recently used, and counts against the budget."""
         self._index.hold(ModelId(image.digest), self._now_s())
         return ImageHold(image, self._released)
 
     def _drop(self, image: HostImage) -> None:
         del self._images[image.digest]
         os.close(image.descriptor)
-        self._left(image.digest)
+        self._on_freed(image.digest)
 
     def _released(self, image: HostImage) -> None:
         with self._lock:

@@ -1,26 +1,26 @@
-"""Which functions have shown that they have which weights."""
+"""Records which functions have proved to have which weights."""
 
 import threading
 
 
 class PossessionRecord:
-    """Functions by the digest of weights that they have shown; usable from any thread."""
+    """The functions that have proved to have weights, by digest. Thread-safe."""
 
     def __init__(self) -> None:
         self._functions: dict[str, set[str]] = {}
         self._lock = threading.Lock()
 
     def add(self, function: str, digest: str) -> None:
-        """The function has shown these weights."""
+        """Record that the function has proved to have these weights."""
         with self._lock:
             self._functions.setdefault(digest, set()).add(function)
 
     def allows(self, function: str, digest: str) -> bool:
-        """Whether the function has shown these weights."""
+        """Whether the function has proved to have these weights."""
         return function in self._functions.get(digest, ())
 
     def remove(self, function: str, digest: str) -> None:
-        """The function must show them anew."""
+        """Remove the record, so that the function must prove possession again."""
         with self._lock:
             functions = self._functions.get(digest, set())
             functions.discard(function)
@@ -28,6 +28,6 @@ class PossessionRecord:
                 self._functions.pop(digest, None)
 
     def forget(self, digest: str) -> None:
-        """The weights are gone: every function must show them anew."""
+        """Remove all records of weights that the node no longer has."""
         with self._lock:
             self._functions.pop(digest, None)

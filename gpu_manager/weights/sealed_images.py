@@ -1,4 +1,4 @@
-"""Images in sealed shared memory: writing one, and checking one that a client sent."""
+"""Images in sealed shared memory: writes images, and checks those that clients send."""
 
 import fcntl
 import os
@@ -9,13 +9,13 @@ from torch_shim.wire.image_digests import ImageTable, lay_out
 from torch_shim.wire.protocol import aligned
 
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-MEMORY_NAME = "gpufaas-image"  # what /proc shows, and tests count
+MEMORY_NAME = "gpufaas-image"  # the name in /proc, by which tests count images
 
 Buffer = bytes | bytearray | memoryview
 
 
 def read_table(rows: object, total_bytes: object) -> ImageTable:
-    """The table that a frame described as `[[offset, bytes], ...]`; BadImage for any other."""
+    """Return the table for a frame's `[[offset, bytes], ...]`; raise BadImage if it is invalid."""
     table = lay_out(_sizes(rows))
     if [list(row) for row in table.storages] != rows or table.total_bytes != total_bytes:
         raise BadImage("the table leaves gaps, overlaps, or does not add up to the total")
@@ -23,9 +23,9 @@ def read_table(rows: object, total_bytes: object) -> ImageTable:
 
 
 def check(descriptor: int, table: ImageTable) -> None:
-    """Raise BadImage unless this is readable shared memory, sealed, that fits the table.
+    """Raise BadImage unless this is readable, sealed shared memory that fits the table.
 
-    Afterwards no process can change its content or size, its sender included.
+    No process, including the sender, can change the content or size of memory that passes.
     """
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
@@ -43,7 +43,7 @@ def check(descriptor: int, table: ImageTable) -> None:
 
 
 class ImageWriter:
-    """Shared memory that is filled from front to back and then sealed."""
+    """Writes shared memory sequentially, and then seals it."""
 
     def __init__(self, table: ImageTable) -> None:
         self.table = table
@@ -54,7 +54,7 @@ class ImageWriter:
             raise StoreFailed(f"shared memory: {error}") from error
 
     def write(self, data: Buffer) -> None:
-        """Append these bytes; more than the table announced is a BadImage."""
+        """Append these bytes; raise BadImage if they exceed the table's total."""
         if self.written_bytes + len(data) > self.table.total_bytes:
             raise BadImage(f"more than the announced {self.table.total_bytes} bytes")
         rest = memoryview(data)
@@ -67,7 +67,7 @@ class ImageWriter:
             raise StoreFailed(f"shared memory: {error}") from error
 
     def copy_storage(self, index: int, source: int, source_offset: int) -> bool:
-        """Copy one storage out of an open file; False where the file ends too early."""
+        """Copy one storage from an open file; return False if the file ends too early."""
         offset, size = self.table.storages[index]
         os.lseek(self._descriptor, offset, os.SEEK_SET)
         copied = 0
@@ -80,7 +80,7 @@ class ImageWriter:
         return True
 
     def seal(self) -> int:
-        """Seal the memory and hand it over: the caller closes the descriptor."""
+        """Seal the memory and return its descriptor, which the caller must close."""
         try:
             os.ftruncate(self._descriptor, self.table.total_bytes)
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, SEALS)
@@ -90,7 +90,7 @@ class ImageWriter:
         return descriptor
 
     def close(self) -> None:
-        """Give the memory back, unless it was sealed and handed over."""
+        """Free the memory, unless `seal` has returned its descriptor."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -111,7 +111,7 @@ def _sizes(rows: object) -> list[int]:
 
 
 def _check_gaps(descriptor: int, table: ImageTable) -> None:
-    """Gaps are not hashed, so they must hold nothing."""
+    """Raise BadImage unless the gaps are zero: gaps are not hashed."""
     for offset, size in table.storages:
         start, end = offset + size, offset + aligned(size)
         if start < end and any(os.pread(descriptor, end - start, start)):

@@ -1,4 +1,4 @@
-"""Images on disk, as safetensors files: what the weight store has no memory for."""
+"""Images on disk, as safetensors files: the weights that do not fit into the store's memory."""
 
 import fcntl
 import json
@@ -28,7 +28,7 @@ _MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 @dataclass(slots=True)
 class SpillCounts:
-    """What has happened to the directory since the start."""
+    """Counts of the directory's operations since the start."""
 
     written: int = 0
     failed: int = 0
@@ -48,13 +48,13 @@ class Spilled:
         self._start = start
 
     def load(self) -> int:
-        """Sealed memory with the content, which the caller closes; WeightsChanged if it is not."""
+        """Return sealed memory with the content, which the caller closes; or WeightsChanged."""
         writer = ImageWriter(self.table)
         position = self._start
         try:
             for index, (_, size) in enumerate(self.table.storages):
                 if not writer.copy_storage(index, self._source, position):
-                    raise WeightsChanged(self._digest, "it was cut while being read")
+                    raise WeightsChanged(self._digest, "it was truncated while being read")
                 position += size
             descriptor = writer.seal()
         finally:
@@ -66,10 +66,10 @@ class Spilled:
 
 
 class SpillDirectory:
-    """At most `budget_bytes` of images in one directory; the least recently used leave.
+    """At most `budget_bytes` of images in one directory; the least recently used are deleted.
 
-    Files of an earlier run are taken over and verified when read; its half-written ones are
-    removed. Several managers may share a directory: what is in a file is what its name says.
+    Files of an earlier run are reused, and verified when they are read; partial files are removed.
+    Several managers may share a directory, because a file's name is the digest of its content.
     """
 
     def __init__(self, path: Path, budget_bytes: int) -> None:
@@ -78,7 +78,7 @@ class SpillDirectory:
         self.counts = SpillCounts()
         self.used_bytes = 0
         self._files: OrderedDict[str, int] = OrderedDict()  # digest to bytes
-        self._lock = threading.Lock()  # over _files and used_bytes; never held while writing
+        self._lock = threading.Lock()  # protects _files and used_bytes; not held while writing
         self._writing = threading.Lock()
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -94,9 +94,9 @@ class SpillDirectory:
         return len(self._files)
 
     def write(self, digest: str, descriptor: int, table: ImageTable) -> bool:
-        """Write an image durably to disk; False where it is larger than the budget.
+        """Write an image durably to disk; return False if it is larger than the budget.
 
-        StoreFailed, and no trace of the file, where the disk is full or broken.
+        If the disk is full or broken, leave no file and raise StoreFailed.
         """
         with self._writing:
             header = _header(digest, table)
@@ -122,13 +122,13 @@ class SpillDirectory:
 
     @contextmanager
     def reading(self, digest: str) -> Iterator["Spilled"]:
-        """An image's file, to look at and load from; one that was changed is deleted."""
+        """Open an image's file for loading; delete the file if its content has changed."""
         try:
             with self._opened(digest) as source:
-                self._has(digest)  # so that making room for it in memory does not delete it
+                self._has(digest)  # marks it as used: making room in memory must not delete it
                 table, start = _read_table(digest, source)
                 yield Spilled(digest, table, source, start)
-                os.utime(source)  # the order of use outlives this process
+                os.utime(source)  # keeps the order of use for the next process
         except WeightsChanged as error:
             _log.error("%s; deleted", error)
             self.counts.changed += 1
@@ -142,7 +142,7 @@ class SpillDirectory:
             self._remove(digest)
 
     def _has(self, digest: str) -> bool:
-        """Whether it is here; asking makes it the most recently used."""
+        """Return whether the file exists, and mark it as the most recently used."""
         with self._lock:
             if digest not in self._files:
                 return False
@@ -153,7 +153,7 @@ class SpillDirectory:
         return self.path / (digest + _SUFFIX)
 
     def _remove_partial_files(self) -> None:
-        """Whoever still writes one holds a lock on it."""
+        """Remove partial files, except those that a running writer has locked."""
         for partial in self.path.glob(f"*{_PARTIAL}"):
             try:
                 descriptor = os.open(partial, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -189,7 +189,7 @@ class SpillDirectory:
         self._file(digest).unlink(missing_ok=True)
 
     def _write_file(self, digest: str, header: bytes, source: int, table: ImageTable) -> None:
-        """All or nothing, also for a machine that loses its power."""
+        """Write a file atomically and durably, even if the machine loses power."""
         partial = self.path / f"{digest}.{os.getpid()}{_PARTIAL}"
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -224,7 +224,7 @@ class SpillDirectory:
 
 
 def _header(digest: str, table: ImageTable) -> bytes:
-    """A safetensors header: one tensor of bytes a storage, named by its number."""
+    """Return a safetensors header: one tensor of bytes per storage, named by its number."""
     entries: dict[str, object] = {"__metadata__": {"format": "gpufaas image", "digest": digest}}
     start = 0
     for number, (_, size) in enumerate(table.storages):
@@ -238,7 +238,7 @@ def _header(digest: str, table: ImageTable) -> bytes:
 
 
 def _read_table(digest: str, source: int) -> tuple[ImageTable, int]:
-    """The table, and where the first storage's bytes are; the digest vouches for both later."""
+    """Return the table and the offset of the first storage; the digest is verified on loading."""
     length = int.from_bytes(os.pread(source, _LENGTH_BYTES, 0), "little")
     if length > _MOST_HEADER_BYTES:
         raise WeightsChanged(digest, f"a header of {length} bytes")
@@ -250,7 +250,7 @@ def _read_table(digest: str, source: int) -> tuple[ImageTable, int]:
         raise WeightsChanged(digest, f"its header cannot be read: {error!r}") from error
     data_start = _LENGTH_BYTES + length
     if data_start + sum(sizes) != os.fstat(source).st_size:
-        raise WeightsChanged(digest, "its header does not add up to its size")
+        raise WeightsChanged(digest, "the sizes in its header do not match the file's size")
     return lay_out(sizes), data_start
 
 
@@ -268,7 +268,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _send(descriptor: int, source: int, offset: int, size: int) -> None:
-    """Copy inside the kernel."""
+    """Copy bytes between files inside the kernel."""
     end = offset + size
     while offset < end:
         offset += os.sendfile(descriptor, source, offset, end - offset)

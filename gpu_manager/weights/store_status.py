@@ -1,4 +1,4 @@
-"""What the weight store holds and what has happened to it, as numbers."""
+"""The weight store's status and its counts."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from gpu_manager.weights.spill_directory import SpillCounts
 
 @dataclass(slots=True)
 class StoreCounts:
-    """What has happened in the store since the start."""
+    """Counts of the store's operations since the start."""
 
     adopted: int = 0
     duplicates: int = 0
@@ -20,11 +20,11 @@ class StoreCounts:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """What the store holds now.
+    """The store's current content.
 
-    `kept_bytes` count against the budget. `lingering_bytes` were evicted, but are still
-    mapped: they are free as soon as the last holder is gone. `rule` is the eviction rule of host
-    memory, `demotions` are its latest decisions.
+    `kept_bytes` count against the budget. `lingering_bytes` were evicted, but are still mapped:
+    they are freed when their last holder releases them. `rule` is the eviction rule of host memory,
+    `demotions` are its latest decisions.
     """
 
     images: int

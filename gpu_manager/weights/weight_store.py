@@ -1,7 +1,7 @@
 """The node's weights in host memory: one copy of each image, by digest, within a budget.
 
-All methods may be called from any thread; those that hash or touch the disk say so, for an
-event loop to call them in an executor.
+All methods may be called from any thread. The docstrings of methods that hash or access the disk
+say so: an event loop must call them in an executor.
 """
 
 import hmac
@@ -25,10 +25,10 @@ from torch_shim.wire.image_digests import ImageTable, image_digest, parts_of, po
 
 
 class WeightStore:
-    """Images by digest; beyond the budget some leave, as the cache manager's tier decides.
+    """Images by digest; beyond the budget, the cache manager's tier selects images to evict.
 
-    What leaves memory goes to disk; an image in use leaves last, and stays reachable while it is
-    held, for its memory lives anyway. Without a spill directory, what leaves is gone.
+    Evicted images are written to disk; without a spill directory they are lost. Images in use are
+    evicted last, and stay available while they are held, since their memory is kept anyway.
     """
 
     def __init__(
@@ -37,23 +37,23 @@ class WeightStore:
         spill: SpillDirectory | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`index` is that of host memory, empty; `now_s` is its clock."""
+        """`index` is the empty index of host memory; `now_s` is its clock."""
         self.counts = StoreCounts()
         self._budget_bytes = index.budget_bytes
         self._now_s = now_s
         self._spill = spill
         self._owners = PossessionRecord()
-        self._images = HostImages(index, now_s, self._left_memory)
+        self._images = HostImages(index, now_s, self._on_freed)
         self._demoter = Demoter(self._images, spill, self.counts)
-        self._counting = threading.Lock()  # taken after every other
-        self._reading = threading.Lock()  # taken before every other
+        self._counting = threading.Lock()  # taken after every other lock
+        self._reading = threading.Lock()  # taken before every other lock
 
-    # -- weights that come in -------------------------------------------------------------------
+    # -- adding weights -------------------------------------------------------------------------
 
     def adopt(self, descriptor: int, table: ImageTable, function: str) -> str:
-        """Keep sealed shared memory as it is, or drop it for the copy that is here; the digest.
+        """Store sealed shared memory, or close it if the store has the content; return the digest.
 
-        Takes the descriptor over, also when it raises. Hashes all of it, and may spill.
+        Takes ownership of the descriptor, even if it raises. Hashes all bytes, and may spill.
         """
         try:
             if table.total_bytes > self._budget_bytes:
@@ -64,7 +64,7 @@ class WeightStore:
             os.close(descriptor)
             raise
         hold, known = self._images.take_in(digest, descriptor, table)
-        with hold:  # room is not made by what has just come
+        with hold:  # so that making room does not evict the new image
             with self._counting:
                 self.counts.duplicates += known
                 self.counts.adopted += not known
@@ -87,10 +87,10 @@ class WeightStore:
             ended=lambda: self._images.reserve_anyway(-table.total_bytes),
         )
 
-    # -- who may use them -----------------------------------------------------------------------
+    # -- rights to use weights ------------------------------------------------------------------
 
     def prove(self, digest: str, nonce: str, proof: str, function: str) -> None:
-        """Let the function use an image, or raise ProofRefused (hashes, may read from disk)."""
+        """Check a function's proof, or raise ProofRefused (hashes, may read from disk)."""
         with self.open(digest) as hold:
             expected = possession_proof(parts_of(hold.descriptor, hold.table), nonce)
         if not hmac.compare_digest(expected.encode(), proof.encode()):
@@ -102,23 +102,23 @@ class WeightStore:
         self._owners.add(function, digest)
 
     def allowed(self, function: str, digest: str) -> bool:
-        """Whether the function has shown that it has these weights."""
+        """Whether the function has sent these weights, or proved to have them."""
         return self._owners.allows(function, digest)
 
     def forget(self, function: str, digest: str) -> None:
-        """The function must prove anew before it uses this image again."""
+        """Withdraw the function's right to use this image until it proves possession again."""
         self._owners.remove(function, digest)
 
-    # -- weights that are used ------------------------------------------------------------------
+    # -- using weights --------------------------------------------------------------------------
 
     def tier(self, digest: str) -> Tier:
-        """Where this node has the image."""
+        """Return the tier where this node has the image."""
         if digest in self._images:
             return Tier.HOST
         return Tier.DISK if self._on_disk(digest) else Tier.ABSENT
 
     def open(self, digest: str) -> ImageHold:
-        """Use an image until the hold is released (may read from disk, hash and spill)."""
+        """Return a hold on an image (may read from disk, hash and spill)."""
         hold = self._images.open(digest)
         if hold is None:
             with self._reading:
@@ -127,7 +127,7 @@ class WeightStore:
         return hold
 
     def status(self) -> StoreStatus:
-        """What is where, in bytes."""
+        """Return the store's current content."""
         usage, spill = self._images.usage(), self._spill
         return StoreStatus(
             images=usage.images,
@@ -144,34 +144,34 @@ class WeightStore:
         )
 
     def close(self) -> None:
-        """Close every descriptor; what is on disk stays for the next start."""
+        """Close every descriptor; files on disk are kept for the next start."""
         with self._reading, self._demoter.at_rest():
             self._images.close()
 
     # -- reading --------------------------------------------------------------------------------
 
     def _read(self, digest: str) -> ImageHold:
-        """Only one thread reads at a time, so that nothing is read twice."""
+        """Read an image from disk; the caller's lock ensures that no image is read twice."""
         if self._spill is None or digest not in self._spill:
             raise UnknownImage(digest)
         try:
             with self._spill.reading(digest) as spilled:
                 descriptor = self._load(spilled)
         except WeightsChanged:
-            if digest not in self._images:  # or it has come anew meanwhile
+            if digest not in self._images:  # unless it was uploaded again meanwhile
                 self._owners.forget(digest)
             raise
         return self._images.take_in(digest, descriptor, spilled.table)[0]
 
     def _load(self, spilled: Spilled) -> int:
-        """Read an image whatever uploads have reserved; held images linger above the budget."""
+        """Read an image regardless of reservations; held images may exceed the budget."""
         size_bytes = spilled.table.total_bytes
         self._images.reserve_anyway(size_bytes)
         try:
             self._demoter.make_room()
             began_s = self._now_s()
             descriptor = spilled.load()
-            self._images.was_read(size_bytes, self._now_s() - began_s)
+            self._images.record_read(size_bytes, self._now_s() - began_s)
             return descriptor
         finally:
             self._images.reserve_anyway(-size_bytes)
@@ -179,7 +179,7 @@ class WeightStore:
     def _on_disk(self, digest: str) -> bool:
         return self._spill is not None and digest in self._spill
 
-    def _left_memory(self, digest: str) -> None:
+    def _on_freed(self, digest: str) -> None:
         if not self._on_disk(digest):
             self.counts.lost += 1
             self._owners.forget(digest)

@@ -1,1 +1,1 @@
-"""Frames and their fields on asyncio, on the manager's side."""
+"""The manager's side of the protocol: frames on asyncio, and the fields of requests."""

@@ -24,12 +24,12 @@ from torch_shim.wire.protocol import (
 from torch_shim.wire.tls_client import carries_descriptors
 
 _READ_BYTES = 64 << 10
-_STEP_BYTES = 16 << 20  # a body's memory grows by this at most before its bytes are there
+_STEP_BYTES = 16 << 20  # a body's buffer grows by this at most before the bytes arrive
 _DESCRIPTOR_ROOM = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
 
 class FrameDecoder:
-    """Turns pieces of a stream into frames. Raises BadFrame for nonsense and is spent then."""
+    """Decodes pieces of a stream into frames. After a BadFrame it cannot be used any more."""
 
     def __init__(self, max_meta_bytes: int, max_body_bytes: int) -> None:
         self.max_meta_bytes = max_meta_bytes
@@ -41,7 +41,7 @@ class FrameDecoder:
         self._descriptors: list[int] = []
 
     def room(self) -> memoryview | None:
-        """Where the next bytes of a large body may go directly, instead of through `feed`."""
+        """Return the buffer for the next bytes of a large body, or None to use `feed`."""
         header = self._header
         if header is None or len(self._buffer) < header.meta_bytes:
             return None
@@ -52,16 +52,16 @@ class FrameDecoder:
         return memoryview(self._body)[self._filled :]
 
     def filled(self, count: int) -> None:
-        """That many bytes were put into `room`."""
+        """Record that `count` bytes were read into the buffer from `room`."""
         self._filled += count
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the body of an unfinished frame has been given."""
+        """The size of the buffer for an incomplete frame's body."""
         return len(self._body)
 
     def feed(self, data: memoryview, descriptors: Sequence[int] = ()) -> list[Frame]:
-        """The frames that these bytes complete."""
+        """Add bytes and descriptors; return the frames that they complete."""
         self._descriptors.extend(descriptors)
         if len(self._descriptors) > MAX_DESCRIPTORS:
             raise BadFrame("too many file descriptors")
@@ -73,13 +73,13 @@ class FrameDecoder:
             frames.append(self._finish())
 
     def close(self) -> None:
-        """Close the descriptors that belong to no frame yet."""
+        """Close the descriptors of incomplete frames."""
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()
 
     def _advance(self, data: memoryview) -> memoryview:
-        """Put bytes where they belong, up to the end of one frame."""
+        """Consume bytes up to the end of one frame; return the rest."""
         if self._header is None:
             data = self._take(data, HEADER_BYTES)
             if len(self._buffer) < HEADER_BYTES:
@@ -133,7 +133,7 @@ class FrameDecoder:
 
 
 class FrameStream:
-    """One stream of frames on the running loop. One task reads at a time; any number may send."""
+    """A stream of frames on the running loop. One task reads at a time; several may send."""
 
     def __init__(
         self,
@@ -153,17 +153,17 @@ class FrameStream:
         self._closed = False
 
     def set_limits(self, max_meta_bytes: int, max_body_bytes: int) -> None:
-        """What frames may announce from the next one on."""
+        """Set the sizes that frames may announce, from the next frame on."""
         self._decoder.max_meta_bytes = max_meta_bytes
         self._decoder.max_body_bytes = max_body_bytes
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the body of an unfinished frame has been given."""
+        """The size of the buffer for an incomplete frame's body."""
         return self._decoder.held_bytes
 
     async def read(self) -> Frame:
-        """The next frame, whose descriptors are the caller's; ConnectionLost or BadFrame."""
+        """Return the next frame; the caller owns its descriptors. Raise a WireError."""
         while not self._ready:
             await self._read_some()
         return self._ready.popleft()
@@ -175,7 +175,7 @@ class FrameStream:
         body: Sequence[Buffer] = (),
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Write one frame, or raise ConnectionLost; a send cut short breaks the stream."""
+        """Write one frame, or raise ConnectionLost; a cancelled send closes the stream."""
         size = sum(len(part) for part in body)
         head = memoryview(pack_frame(kind, meta, size, len(descriptors)))
         async with self._sending:
@@ -189,7 +189,7 @@ class FrameStream:
                 raise
 
     def send_now(self, kind: FrameKind, meta: Meta, descriptors: Sequence[int] = ()) -> bool:
-        """Write one small frame at once; False, and the stream is closed, where that cannot be."""
+        """Write one small frame at once; if that is not possible, close and return False."""
         head = pack_frame(kind, meta, 0, len(descriptors))
         if not self._closed and not self._sending.locked():
             try:
@@ -202,7 +202,7 @@ class FrameStream:
         return False
 
     def close(self) -> None:
-        """Close the socket and the descriptors that were not taken, and wake the waiters."""
+        """Close the socket and unread frames' descriptors, and wake waiting tasks."""
         if self._closed:
             return
         self._closed = True
@@ -237,10 +237,10 @@ class FrameStream:
         if room is None:
             self._ready += self._decoder.feed(self._buffer[:count], descriptors)
         else:
-            room.release()  # the body cannot grow while it is lent out
+            room.release()  # the body cannot grow while a view of it exists
             self._decoder.filled(count)
             self._ready += self._decoder.feed(self._buffer[:0])
-        await asyncio.sleep(0)  # a peer that never pauses must not starve the others
+        await asyncio.sleep(0)  # so that a peer that never pauses does not starve other tasks
 
     def _receive(self) -> tuple[int, list[int]]:
         if not self.local:
@@ -280,7 +280,7 @@ class FrameStream:
                 raise ConnectionLost(f"while writing: {error}") from error
 
     async def _wait(self, add: Callable[..., object], remove: Callable[..., object]) -> None:
-        """Until the socket is ready; `add` and `remove` are the loop's methods for that side."""
+        """Wait until the socket is ready; `add` and `remove` are loop methods for reader/writer."""
         waiting: asyncio.Future[None] = self._loop.create_future()
         self._waiting.add(waiting)
         add(self.socket, _wake, waiting)
@@ -293,7 +293,7 @@ class FrameStream:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ConnectionLost("closed by this side")
+            raise ConnectionLost("closed by this process")
 
 
 def _wake(waiting: asyncio.Future[None]) -> None:

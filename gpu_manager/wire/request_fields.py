@@ -1,4 +1,4 @@
-"""Reads the fields of a request: anything that is missing or of another kind is a BadFrame."""
+"""Reads the fields of a request; raises BadFrame if a field is missing or has another type."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Fields = Mapping[str, Any]
 
 
 def request(meta: Meta) -> tuple[int, Fields]:
-    """The number and the fields of a request."""
+    """Return the number and the fields of a request."""
     if isinstance(meta, list) and len(meta) == len(("number", "fields")):
         number, fields = meta
         if type(number) is int and isinstance(fields, dict):
@@ -25,7 +25,7 @@ def request(meta: Meta) -> tuple[int, Fields]:
 
 
 def text(fields: Fields, name: str, most: int = _MOST_CHARACTERS) -> str:
-    """A short string."""
+    """Return a short string."""
     value = fields.get(name)
     if not isinstance(value, str) or len(value) > most:
         raise BadFrame(f"{name} is not a short string")
@@ -33,27 +33,27 @@ def text(fields: Fields, name: str, most: int = _MOST_CHARACTERS) -> str:
 
 
 def text_or_none(fields: Fields, name: str) -> str | None:
-    """A short string, or nothing."""
+    """Return a short string; None if the field is missing."""
     return None if fields.get(name) is None else text(fields, name)
 
 
 def token_or_none(fields: Fields, name: str) -> str | None:
-    """What a cluster has signed, or nothing."""
+    """Return a signed token; None if the field is missing."""
     return None if fields.get(name) is None else token(fields, name)
 
 
 def token(fields: Fields, name: str) -> str:
-    """What a cluster has signed."""
+    """Return a signed token."""
     return text(fields, name, _MOST_TOKEN_CHARACTERS)
 
 
 def digest(fields: Fields, name: str = "digest") -> str:
-    """The name of an image."""
+    """Return an image's digest."""
     return _digest(fields.get(name), name)
 
 
 def whole(fields: Fields, name: str, least: int = 0) -> int:
-    """A whole number, not below `least`."""
+    """Return a whole number, not below `least`."""
     value = fields.get(name)
     if type(value) is not int or value < least:
         raise BadFrame(f"{name} is not a whole number from {least}")
@@ -61,12 +61,12 @@ def whole(fields: Fields, name: str, least: int = 0) -> int:
 
 
 def whole_or_none(fields: Fields, name: str) -> int | None:
-    """A whole number, or nothing."""
+    """Return a whole number; None if the field is missing."""
     return None if fields.get(name) is None else whole(fields, name)
 
 
 def seconds_or_none(fields: Fields, name: str) -> float | None:
-    """A time span, or nothing."""
+    """Return a time span in seconds; None if the field is missing."""
     value = fields.get(name)
     if value is None:
         return None
@@ -76,7 +76,7 @@ def seconds_or_none(fields: Fields, name: str) -> float | None:
 
 
 def flag(fields: Fields, name: str, *, default: bool | None = None) -> bool:
-    """True or false."""
+    """Return a boolean."""
     value = fields.get(name, default)
     if not isinstance(value, bool):
         raise BadFrame(f"{name} is neither true nor false")
@@ -84,15 +84,15 @@ def flag(fields: Fields, name: str, *, default: bool | None = None) -> bool:
 
 
 def digests(fields: Fields, name: str) -> tuple[str, ...]:
-    """A few names of images, none of them twice, at least one."""
+    """Return a list of image digests: at least one, without repetition."""
     found = tuple(_digest(value, name) for value in _few(fields, name))
     if not found or len(set(found)) != len(found):
-        raise BadFrame(f"{name} names nothing, or something twice")
+        raise BadFrame(f"{name} is empty or contains a digest twice")
     return found
 
 
 def texts(fields: Fields, name: str) -> tuple[str, ...]:
-    """A few short strings."""
+    """Return a list of short strings."""
     values = _few(fields, name)
     return tuple(text({name: value}, name) for value in values)
 

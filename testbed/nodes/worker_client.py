@@ -65,7 +65,7 @@ class BlockingControl:
         assert frame.kind is FrameKind.ANSWER
         return frame
 
-    def tell(self, kind: FrameKind, fields: dict[str, Any]) -> None:
+    def notify(self, kind: FrameKind, fields: dict[str, Any]) -> None:
         self.wire.send(kind, [0, fields])
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class FunctionClient:
         raise AssertionError("every lease ended before its first call")
 
     def release(self) -> None:
-        self.control.tell(FrameKind.RELEASE, {"lease": self.lease})
+        self.control.notify(FrameKind.RELEASE, {"lease": self.lease})
 
     def close(self) -> None:
         self.control.close()

@@ -26,7 +26,7 @@ async def test_workers_live_on_when_others_were_given_up_while_they_were_made() 
     assert not first.exited.done()
     for worker in (first, second):
         worker.kill("the test is over")
-        await worker.gone("the test is over")
+        await worker.wait_for_exit("the test is over")
     await server.close()
 
 

@@ -24,12 +24,12 @@ PROGRAM = """
 import sys, threading, torch
 from torch_shim.leases import leasing
 used = threading.local()
-right = leasing.ProcessLeases.right
+lease_for = leasing.ProcessLeases.lease_for
 def noted(self, batch, bring):
-    found = right(self, batch, bring)
+    found = lease_for(self, batch, bring)
     used.last = found.session.control.welcome["node"], found.lease.number
     return found
-leasing.ProcessLeases.right = noted
+leasing.ProcessLeases.lease_for = noted
 
 torch.manual_seed(0)
 here = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 2))

@@ -1,7 +1,7 @@
-"""The shim's way into a process: with this folder on PYTHONPATH, importing torch patches it.
+"""The import hook: with this folder on PYTHONPATH, importing torch installs the shim.
 
-Nothing but the environment is read before torch is imported, and nothing at all happens where
-GPUFAAS_ENABLED is not 1.
+Before torch is imported, the hook reads only the environment. Unless GPUFAAS_ENABLED is 1, it does
+nothing.
 """
 
 import importlib.abc
@@ -18,12 +18,12 @@ _PACKAGE = "torch_shim"
 
 
 class _TorchFinder(importlib.abc.MetaPathFinder):
-    """Finds our package where this file lies, and torch with a step more at its end."""
+    """Finds the shim's package beside this file, and adds the patching step to torch's loader."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of one of the two modules of interest."""
+        """Return the spec of `torch_shim` or `torch`; None for any other module."""
         if fullname == _PACKAGE:
             folder = _HERE.parent
             return importlib.util.spec_from_file_location(
@@ -41,7 +41,7 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
                 continue
             spec = finder.find_spec("torch", path, target)
             if spec is not None:
-                # A spec may be asked for and thrown away: the hook stays until torch has run.
+                # A caller may discard the spec: the hook stays until torch has been executed.
                 if spec.loader is not None:
                     _patch_after(spec.loader)
                 return spec
@@ -49,7 +49,7 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
 
 
 def _patch_after(loader: importlib.abc.Loader) -> None:
-    """Has this one loader patch the module that it has executed."""
+    """Make this loader patch torch after the loader has executed it."""
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
@@ -61,7 +61,7 @@ def _patch_after(loader: importlib.abc.Loader) -> None:
 
 
 def _run_shadowed() -> None:
-    """Runs the sitecustomize that would have run without ours."""
+    """Run the sitecustomize that this module shadows, if there is one."""
     rest = [entry for entry in sys.path if Path(entry or ".").resolve() != _HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
     if spec is None or spec.loader is None:
@@ -72,7 +72,7 @@ def _run_shadowed() -> None:
 
 
 def _keep_threads_passive() -> None:
-    """OpenMP threads that spin between two operators take the worker's cores."""
+    """Stop OpenMP threads from spinning between operators, which takes the worker's cores."""
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(os.environ):  # noqa: TID251 - an entry point
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # noqa: TID251 - an entry point
 

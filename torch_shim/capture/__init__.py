@@ -1,1 +1,1 @@
-"""Which graph may answer a call, and that graph as a program."""
+"""Capture of modules: selects the graph that may answer a call, and encodes it as a program."""

@@ -1,8 +1,8 @@
-"""Traces in a thread of its own, so that no call waits for it: meanwhile calls run locally.
+"""Traces modules in a background thread, so that no call waits for tracing.
 
-Tracing executes nothing of the module: it is for whole graphs only, and the first one that is about
-to run is abandoned. A module that breaks into several graphs cannot be traced without running it;
-its next call traces in the caller's thread.
+Until a graph is traced, calls run locally. Background tracing executes nothing of the module: it
+supports whole graphs only, and stops when the traced graph is about to run. A module that breaks
+into several graphs cannot be traced without being run; its next call traces in the caller's thread.
 """
 
 import atexit
@@ -20,12 +20,12 @@ from torch_shim.errors import RemoteFailure, WireError
 
 log = logging.getLogger("gpufaas")
 
-# With Python's 5 ms the caller's operators would wait for the tracing thread one by one.
+# With Python's default of 5 ms each of the caller's operators would wait for the tracing thread.
 SWITCH_INTERVAL_S = 0.0002
 
 
 class Stage(Enum):
-    """How far the tracing of a root module has come."""
+    """The progress of tracing one root module."""
 
     NEW = "new"
     TRACING = "tracing"
@@ -42,7 +42,7 @@ Job = Callable[[], None]
 
 
 class BackgroundTracer:
-    """One thread that works off jobs; it starts with the first."""
+    """Runs jobs one by one in a thread that starts with the first job."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -51,7 +51,7 @@ class BackgroundTracer:
         self._stopping = False
 
     def submit(self, job: Job) -> None:
-        """Have this done soon, as a part of the request that the caller serves."""
+        """Queue a job; it runs in the caller's context, as part of the caller's request."""
         context = contextvars.copy_context()
         self._jobs.put(lambda: context.run(job))
         with self._lock:
@@ -63,13 +63,13 @@ class BackgroundTracer:
                 atexit.register(self._stop)
 
     def after_fork(self) -> None:
-        """A child has no thread of its parent's, and does not do its jobs."""
+        """Reset the state in a forked child, which has neither the parent's thread nor its jobs."""
         self._jobs = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread = None
 
     def _stop(self) -> None:
-        """At the end of the process: a thread that is in C++ then would abort it."""
+        """Stop at process exit: a thread that is still in C++ code would abort the process."""
         with self._lock:
             thread, self._stopping = self._thread, True
         self._jobs.put(lambda: None)
@@ -88,23 +88,23 @@ class BackgroundTracer:
                 try:
                     job()
                 except (RemoteFailure, WireError) as error:
-                    log.info("preparing a graph ahead: %s", error)
+                    log.info("cannot prepare a graph in advance: %s", error)
 
 
 def trace(compiled: Callable[..., Any], args: Any, kwargs: Any, cannot: type[Exception]) -> Stage:
-    """Trace one call without running it; `cannot` is what Dynamo raises if that is impossible."""
+    """Trace one call without running it; Dynamo raises `cannot` if that is impossible."""
     try:
         compiled(*args, **kwargs)
     except Abandoned:
         return Stage.TRACED
     except cannot as error:
-        log.info("tracing needs the caller's thread: %s", str(error).partition("\n")[0])
+        log.info("tracing must run in the caller's thread: %s", str(error).partition("\n")[0])
     return Stage.BROKEN
 
 
 @contextlib.contextmanager
 def frequent_switches() -> Iterator[None]:
-    """Let other threads have the interpreter more often."""
+    """Make the interpreter switch threads more often inside the `with` block."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(min(before_s, SWITCH_INTERVAL_S))
     try:

@@ -1,4 +1,4 @@
-"""The state of a thread that a graph depends on beside its inputs: gradients and autocast."""
+"""The thread state that a graph depends on besides its inputs: gradient mode and autocast."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import torch
 
 
 class CallState:
-    """What of a caller's thread a graph depends on: gradients and autocast."""
+    """The gradient mode and autocast settings of the thread that created this object."""
 
     def __init__(self) -> None:
         self._grad = torch.is_grad_enabled()
@@ -19,7 +19,7 @@ class CallState:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """That state in another thread."""
+        """Apply the saved state to the current thread inside the `with` block."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self._inference))
             stack.enter_context(torch.set_grad_enabled(self._grad))
@@ -34,6 +34,6 @@ class CallState:
 
 
 def _set_autocast(kind: str, dtype: torch.dtype, *, enabled: bool) -> None:
-    """The state itself: a context would bring a cache with it."""
+    """Set autocast directly: `torch.autocast` would also create a cache."""
     torch.set_autocast_enabled(kind, enabled)
     torch.set_autocast_dtype(kind, dtype)

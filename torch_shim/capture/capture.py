@@ -1,4 +1,4 @@
-"""Dynamo in the shim's service: set up once, then one compiled function for each root module."""
+"""Captures calls of root modules with Dynamo: one compiled function for each root module."""
 
 import itertools
 import threading
@@ -29,7 +29,7 @@ _numbers = itertools.count(1)
 
 
 class Capture:
-    """Answers calls of root modules by graphs; Dynamo's guards decide which one may answer."""
+    """Answers calls of root modules with graphs; Dynamo's guards select the graph."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Capture:
         configure()
 
     def call(self, root: Root, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        """What the module answers; the thread's current root is this one."""
+        """Return the module's result; `root` is the thread's current root."""
         entry = self._entry(root, module)
         if entry.stage is Stage.SKIPPED:
             report.local_call(
@@ -63,11 +63,11 @@ class Capture:
         if entry.stage is not Stage.TRACED:
             self._trace(root, entry, module, args, kwargs)
             report.local_call("its graph is being traced", 0, root.name)
-            with request_context.timed_here("its graph is being traced"):
+            with request_context.timed_locally("its graph is being traced"):
                 return self._call_module(module, *args, **kwargs)
         before = self._roots.graphs_run()
         answer = entry.untraced(module, *args, **kwargs)
-        if self._roots.graphs_run() == before:  # no graph's guards held: it ran as it is
+        if self._roots.graphs_run() == before:  # no graph's guards held: the module ran eagerly
             report.local_call("a graph for this way of calling it is being traced", 0, root.name)
             self._trace(root, entry, module, args, kwargs)
         return answer
@@ -77,26 +77,26 @@ class Capture:
     ) -> Any:
         before = self._roots.graphs_run()
         answer = entry.traced(module, *args, **kwargs)
-        entry.settle(module)
+        entry.note_trace_end(module)
         if entry.graphs == 0 and self._roots.graphs_run() == before:
             entry.stage = Stage.SKIPPED
         return answer
 
     def after_fork(self) -> None:
-        """In a child no thread of the parent's goes on tracing or holds a lock."""
+        """Reset locks and unfinished traces in a forked child, which has no tracing thread."""
         self._lock = threading.Lock()
         for entry in list(self._entries.values()):
             entry.tracing = False
             entry.stage = Stage.NEW if entry.stage is Stage.TRACING else entry.stage
 
     def backend(self, module: fx.GraphModule, examples: Sequence[Any]) -> Graph:
-        """What Dynamo calls with every graph it has captured."""
+        """Turn a graph that Dynamo has captured into a callable; Dynamo calls this method."""
         report.add("graphs", 1)
         _note_break(module)
         return Graph(module, examples, self._roots)
 
     def backend_or(self, name: str, mode: str | None, options: Any) -> Callable[..., Any]:
-        """A backend that takes graphs over GPU tensors, and leaves the others to the one named."""
+        """Return a backend that handles graphs over GPU tensors and leaves others to `name`."""
 
         def choose(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
             if any(isinstance(value, CudaTensor) for value in examples):
@@ -111,7 +111,7 @@ class Capture:
         return choose
 
     def _entry(self, root: Root, module: torch.nn.Module) -> "_CompiledFunction":
-        """What was traced of this root; nothing if a class of its has other methods since."""
+        """Return the root's compiled function; a new one if a class's methods were replaced."""
         entry = self._entries.get(root)
         if entry is not None and entry.is_current():
             return entry
@@ -120,7 +120,7 @@ class Capture:
             if entry is None or not entry.methods.unchanged():
                 entry = _CompiledFunction(self._call_module, self.backend, Methods(module))
                 self._entries[root] = entry
-            elif not entry.is_current():  # a graph more: perhaps it saw objects of other classes
+            elif not entry.is_current():  # a new graph may depend on objects of other classes
                 entry.watched, entry.methods = entry.graphs, Methods(module)
             return entry
 
@@ -145,7 +145,7 @@ class Capture:
             with self._roots.tracing(root), state.restored():
                 stage = trace(entry.whole, (module, *args), kwargs, TorchDynamoException)
             entry.stage = Stage.BROKEN if Stage.BROKEN in (stage, entry.stage) else stage
-            entry.settle(module)
+            entry.note_trace_end(module)
             entry.tracing = False
             if stage is Stage.TRACED:
                 self._roots.prepare(root)
@@ -156,7 +156,7 @@ class Capture:
 class _CompiledFunction:
     """One root module's function, compiled three ways over the same code object.
 
-    Dynamo keeps what it learns at the code object, so each root module has one of its own.
+    Dynamo stores its results on the code object, so each root module gets a separate one.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class _CompiledFunction:
             return backend(module, examples)
 
         own = types.FunctionType(
-            # a name of its own too: by it Dynamo remembers which shapes have changed
+            # The name is unique too: Dynamo uses it to remember which shapes have changed.
             call_root.__code__.replace(co_name=f"call_root_{next(_numbers)}"),
             globals(),
             "call_root",
@@ -187,20 +187,20 @@ class _CompiledFunction:
         self.tracing = False
         self.traces = 0
 
-    def settle(self, module: torch.nn.Module) -> None:
-        """A trace is over: what it changed on classes itself, as Dynamo's first does, is known."""
+    def note_trace_end(self, module: torch.nn.Module) -> None:
+        """Record the classes' methods after a trace, which may itself have replaced some."""
         if self.graphs != self.watched:
             self.watched, self.methods = self.graphs, Methods(module)
 
     def is_current(self) -> bool:
-        """Whether what was traced is what would be traced now, as far as guards do not tell."""
+        """Whether the traced code is still current, in the respects that guards do not check."""
         return self.graphs == self.watched and self.methods.unchanged()
 
 
 def _note_break(module: fx.GraphModule) -> None:
-    """If this graph ended before the module did, say where and why."""
-    why = getattr(module, "compile_subgraph_reason", None)
-    if why is not None and why.graph_break and why.user_stack:
-        where = why.user_stack[-1]
-        reason = str(why.reason).strip().partition("\n")[0]
-        report.graph_break(GraphBreak(where.filename, where.lineno or 0, reason))
+    """If this graph ended before the module did, report the place and the reason."""
+    found = getattr(module, "compile_subgraph_reason", None)
+    if found is not None and found.graph_break and found.user_stack:
+        line = found.user_stack[-1]
+        reason = str(found.reason).strip().partition("\n")[0]
+        report.graph_break(GraphBreak(line.filename, line.lineno or 0, reason))

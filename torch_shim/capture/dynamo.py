@@ -1,7 +1,8 @@
-"""Dynamo set up for handles: which device a traced tensor is on, and what is not to be traced.
+"""Configures Dynamo for handles: the device of a traced tensor, and the code not to be traced.
 
-Dynamo follows fake tensors. A fake on a GPU makes C++ ask the CUDA driver, which is not here, so
-handles are faked on the CPU and carry a mark; the device that user code sees comes from the mark.
+Dynamo traces with fake tensors. A fake tensor on a GPU makes C++ call the CUDA driver, which is
+absent here, so handles are faked on the CPU and carry a mark; user code sees the device from the
+mark.
 """
 
 import functools
@@ -24,7 +25,7 @@ from torch_shim.process_report import report
 from torch_shim.redirected_device import CPU, CUDA, names_cuda
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction
 
-# A module may be called in many ways, and torch's own limit of 8 would send it local for good.
+# A module may be called in many ways: at torch's limit of 8 it would run locally from then on.
 RECOMPILE_LIMIT = 64
 ALL_RECOMPILES_LIMIT = 4096
 
@@ -35,13 +36,13 @@ Native = Callable[..., Any]
 
 
 def configure() -> None:
-    """Set Dynamo up, once a process."""
+    """Configure Dynamo, once per process."""
     if _set_up:
         return
     _set_up.append(True)
     config.skip_nnmodule_hook_guards = False  # an added hook must be noticed
     config.allow_rnn = True
-    config.suppress_errors = True  # what cannot be traced runs as it is, and raises its own errors
+    config.suppress_errors = True  # code that cannot be traced runs eagerly and raises its errors
     config.recompile_limit = RECOMPILE_LIMIT
     config.accumulated_recompile_limit = ALL_RECOMPILES_LIMIT
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
@@ -54,12 +55,12 @@ def configure() -> None:
 
 
 def on_gpu(example: Any) -> bool:
-    """Whether a traced tensor stands for one on the GPU."""
+    """Whether a traced tensor represents a tensor on the GPU."""
     return isinstance(example, torch.Tensor) and getattr(example, _MARK, False)
 
 
 def skip_own_frames() -> None:
-    """Dynamo has no business in the shim's functions when they run between two graphs."""
+    """Exclude the shim's functions from tracing when they run between two graphs."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "torch_shim":
             for value in list(vars(module).values()):
@@ -68,7 +69,7 @@ def skip_own_frames() -> None:
 
 
 def _codes_of(value: Any, module: str) -> Iterator[types.CodeType]:
-    """The code of a function or of a class's methods, with what is nested in it."""
+    """Yield the code objects of a function or of a class's methods, nested ones included."""
     if isinstance(value, types.CodeType):
         yield value
         for constant in value.co_consts:
@@ -87,7 +88,7 @@ def _codes_of(value: Any, module: str) -> Iterator[types.CodeType]:
 
 
 def _put_around(module: types.ModuleType, name: str, around: Native) -> None:
-    """Put a function of ours around one of Dynamo's, which is given to it first."""
+    """Wrap a function of Dynamo's; the wrapper gets the native function as its first argument."""
     setattr(module, name, functools.partial(around, getattr(module, name)))
 
 
@@ -96,13 +97,13 @@ def _plain_to_dynamo(native: Native, value: Any) -> Any:
 
 
 def _fake_of(native: Native, value: Any, *args: Any, **kwargs: Any) -> Any:
-    """The fake for an input: for a handle, the marked fake of a CPU tensor like it."""
+    """Return the fake tensor for an input; for a handle, the marked fake of a CPU alias."""
     if not isinstance(value, CudaTensor):
         return native(value, *args, **kwargs)
     kind = torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
     with NoTorchFunction():
         alike = torch.Tensor._make_subclass(kind, value, value.requires_grad)  # noqa: SLF001 - an alias that is no view
-    return _marked(native(alike, *args, **kwargs), there=True)
+    return _marked(native(alike, *args, **kwargs), is_gpu=True)
 
 
 def _properties_of(native: Native, target: Any, tx: Any, example: Any, subclass: Any) -> Any:
@@ -115,17 +116,17 @@ def _properties_of(native: Native, target: Any, tx: Any, example: Any, subclass:
 def _run_node(
     native: Native, tracer: Any, node: torch.fx.Node, args: Any, kwargs: Any, module: Any
 ) -> Any:
-    """One traced operator, on the CPU's fakes; its results are where they would be."""
-    there = _destination(node, args, kwargs)
+    """Trace one operator over CPU fakes, and mark its results with the device they would be on."""
+    is_gpu = _results_on_gpu(node, args, kwargs)
     if node.op == "call_method" and node.target in {"cuda", "cpu"}:
-        return _marked(args[0], there=there, instead_of=args)
+        return _marked(args[0], is_gpu=is_gpu, instead_of=args)
     args, kwargs = pytree.tree_map(_processor, (args, kwargs))
     result = native(tracer, node, args, kwargs, module)
-    return pytree.tree_map(lambda item: _marked(item, there=there, instead_of=args), result)
+    return pytree.tree_map(lambda item: _marked(item, is_gpu=is_gpu, instead_of=args), result)
 
 
-def _destination(node: torch.fx.Node, args: Any, kwargs: Any) -> bool:
-    """Whether an operator's results are on the GPU: by the device it names, else by its inputs."""
+def _results_on_gpu(node: torch.fx.Node, args: Any, kwargs: Any) -> bool:
+    """Whether an operator's results are on the GPU, by the device it names or by its inputs."""
     if node.op == "call_method" and node.target in {"cuda", "cpu"}:
         return node.target == "cuda"
     named = [value for value in (kwargs.get("device"), *args) if _is_device(value)]
@@ -148,18 +149,18 @@ def _processor(value: Any) -> Any:
     return CPU if _is_device(value) and names_cuda(value) else value
 
 
-def _marked(result: Any, *, there: bool, instead_of: Any = ()) -> Any:
-    """The result with its mark; a copy where an input itself came back from the other device."""
-    if not isinstance(result, FakeTensor) or on_gpu(result) == there:
+def _marked(result: Any, *, is_gpu: bool, instead_of: Any = ()) -> Any:
+    """Mark the result; it is cloned first if it is itself an input from the other device."""
+    if not isinstance(result, FakeTensor) or on_gpu(result) == is_gpu:
         return result
     if any(result is value for value in instead_of):
         result = result.clone()
-    setattr(result, _MARK, there)
+    setattr(result, _MARK, is_gpu)
     return result
 
 
 def _without_accelerator(native: Native, *args: Any, **kwargs: Any) -> Any:
-    """While Dynamo traces there is no stream to ask about."""
+    """Compile with the accelerator hidden: while Dynamo traces, there is no stream to query."""
     start_s = time.perf_counter()
     with tracing():
         result = native(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""From a graph that Dynamo captured to a program that can travel, or the reason why it cannot."""
+"""Encodes a graph that Dynamo captured as a program, or states why that is not possible."""
 
 import builtins
 import math
@@ -29,10 +29,10 @@ from torch_shim.wire.programs import (
 
 
 class NotShippable(Exception):
-    """A graph holds something that programs have no word for."""
+    """A graph contains something that a program cannot express."""
 
 
-# Where the functions of a captured graph live, the first name found being the one that travels.
+# The namespaces of the functions in captured graphs; a program uses the first name found.
 _NAMESPACES = (
     "torch.nn.functional",
     "torch",
@@ -116,12 +116,12 @@ _NO_OPERATORS = frozenset({"_log_api_usage_once"})
 
 
 def encode(module: fx.GraphModule) -> Program:
-    """The program that computes what `module` does; NotShippable says what stands against it."""
+    """Return the program that computes what `module` does; NotShippable states the obstacle."""
     return _Encoder(module).program()
 
 
 class FunctionNames:
-    """The name of every torch function that a graph may call, found once and then by identity."""
+    """The names of the torch functions that a graph may call, looked up by object identity."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
@@ -134,7 +134,7 @@ class FunctionNames:
                 self._remember(space, path)
 
     def of(self, target: object) -> str | None:
-        """The dotted name, or None for a function of someone else."""
+        """Return the dotted name; None for a function that is not torch's."""
         name = self._names.get(id(target))
         return name if name is not None else self._names.get(id(original_of(target)))
 
@@ -145,7 +145,7 @@ class FunctionNames:
 
 
 class _Encoder:
-    """Walks one graph."""
+    """Encodes one graph."""
 
     names: FunctionNames | None = None
 
@@ -211,7 +211,7 @@ class _Encoder:
             return f"t:{name}"
         short = getattr(target, "__name__", "")
         if getattr(target, "__module__", "") == "torch._refs" and hasattr(torch, short):
-            return f"t:torch.{short}"  # Python's word for the same
+            return f"t:torch.{short}"  # the Python implementation of the same function
         for letter, space in (("o", operator), ("M", math), ("b", builtins)):
             if getattr(space, short, None) is target:
                 return f"{letter}:{short}"
@@ -267,7 +267,7 @@ _CONVERSIONS: dict[type, Callable[[_Encoder, Any], Any]] = {
 
 
 def _draws(name: str, node: fx.Node) -> bool:
-    """Whether the step may draw random numbers: that of a dropout in evaluation does not."""
+    """Whether the step may draw random numbers; a dropout in evaluation mode does not."""
     short = name.rpartition(":")[2].rpartition(".")[2]
     if short not in _RANDOM and not (short == "default" and "dropout" in name):
         return False
@@ -287,7 +287,7 @@ def _draws(name: str, node: fx.Node) -> bool:
 
 
 def argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
-    """What a call passes for one parameter, by position or name."""
+    """Return the value that a call passes for one parameter, by position or name."""
     if len(node.args) > position:
         return node.args[position]
     return node.kwargs.get(name, default)

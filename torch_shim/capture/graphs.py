@@ -1,4 +1,4 @@
-"""A captured graph: answered by the worker that has its weights, or by the function itself."""
+"""A captured graph: run by the worker that has its weights, or by the function's process."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -23,18 +23,18 @@ from torch_shim.wire.protocol import FailureKind
 log = logging.getLogger("gpufaas")
 
 _NoHandles = torch._C.DisableTorchFunctionSubclass  # noqa: SLF001 - the documented way to step aside
-# Functions that write to running statistics, which no version counter tells, and the switch.
+# Functions that write to running statistics without a version counter, and the enabling argument.
 _UPDATES_STATISTICS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
 _NO_MEMORY = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.TOO_LARGE})
-_SAYS_SO = frozenset({FailureKind.OPERATOR, FailureKind.PROGRAM, FailureKind.INTERNAL})
+_RUNS_LOCALLY = frozenset({FailureKind.OPERATOR, FailureKind.PROGRAM, FailureKind.INTERNAL})
 
 
 class Graph:
-    """What Dynamo calls in place of one captured piece of a module."""
+    """One captured piece of a module, which Dynamo calls in place of the module's own code."""
 
     def __init__(self, module: fx.GraphModule, examples: Sequence[Any], roots: Roots) -> None:
         self.operators = sum(node.op.startswith("call_") for node in module.graph.nodes)
-        # Work on the CPU's tensors is the CPU's without us too, and no work that a GPU misses.
+        # A graph over CPU tensors would run on the CPU without the shim too: it is not counted.
         self._missed = self.operators if any(map(_on_gpu, module.graph.nodes)) else 0
         self._roots = roots
         self._local = on_this_processor(module)
@@ -54,7 +54,7 @@ class Graph:
                 self._reason = str(error)
 
     def __call__(self, *args: Any) -> list[Any]:
-        """The graph's outputs for these inputs."""
+        """Return the graph's outputs for these inputs."""
         self._roots.about_to_run()
         with _NoHandles():
             if self._remote is None:
@@ -63,26 +63,26 @@ class Graph:
                 outputs = self._with_gradients(args)
             else:
                 outputs = self.answer(args)
-            for value, (there, _) in zip(outputs, self._outputs, strict=True):
-                if there and isinstance(value, torch.Tensor):
+            for value, (is_gpu, _) in zip(outputs, self._outputs, strict=True):
+                if is_gpu and isinstance(value, torch.Tensor):
                     become_cuda(value)
         return outputs
 
     def answer(self, args: Sequence[Any]) -> list[Any]:
-        """By a worker if that can be, else by this process."""
+        """Run the graph on a worker if possible, else in this process."""
         assert self._remote is not None
         root = self._root(args)
         try:
             return self._answer(args, root)
         except RemoteFailure as failure:
-            if failure.failure == FailureKind.UNKNOWN_MODEL:  # the manager was started anew
+            if failure.failure == FailureKind.UNKNOWN_MODEL:  # the manager has been restarted
                 self._roots.forget(root)
                 return self._answer(args, root)
             if failure.failure in _NO_MEMORY:
                 raise torch.cuda.OutOfMemoryError(
                     f"CUDA out of memory. {failure.message}"
                 ) from failure
-            if failure.failure not in _SAYS_SO:
+            if failure.failure not in _RUNS_LOCALLY:
                 raise RuntimeError(f"CUDA error: {failure}") from failure
             if failure.failure == FailureKind.PROGRAM:
                 self._reason, self._remote = failure.message, None
@@ -95,16 +95,16 @@ class Graph:
         if not self._roots.has_manager:
             return self.run_locally(args, "no GPU manager was named (GPUFAAS_ADDRESS)")
         try:
-            return self._remote.run(args, self._roots.right(root))
+            return self._remote.run(args, self._roots.lease_source(root))
         except NoWeights as error:
             return self.run_locally(args, str(error))
 
     def run_locally(self, args: Sequence[Any], reason: str) -> list[Any]:
-        """On the function's own processor; counted."""
+        """Run the graph on the function's own processor, and count the call."""
         if self.operators:
             root = self._roots.current
             report.local_call(reason, self._missed, root.name if root else "a compiled function")
-        with request_context.timed_here(reason):
+        with request_context.timed_locally(reason):
             outputs = list(self._local(*args))
         if self._writes:
             for value in args:
@@ -113,7 +113,7 @@ class Graph:
         return outputs
 
     def _root(self, args: Sequence[Any]) -> Root:
-        """Whose weights these are: those of the module being called, else those given."""
+        """Return the root that owns the weights: the module being called, else the inputs."""
         current = self._roots.current
         if current is not None:
             return current
@@ -127,19 +127,19 @@ class Graph:
         return self._remote is None or self._remote.random
 
     def differentiable(self) -> list[bool]:
-        """For each output, whether gradients flow through it."""
+        """Return, for each output, whether gradients flow through it."""
         return [grad for _, grad in self._outputs]
 
     def _with_gradients(self, args: Sequence[Any]) -> list[Any]:
-        """A worker's answer behind which gradients are computed here, if anybody asks for them."""
+        """Run the forward pass on a worker; this process computes gradients if they are needed."""
         if self._writes:
             return self.run_locally(args, "it writes to its inputs while gradients are recorded")
         if self._trains:
             return self.run_locally(args, "gradients are asked for: training runs locally")
         return list(_RemoteForward.apply(self, *args))
 
-    def learn_training(self) -> None:
-        """Somebody asked for gradients: computing this forward twice was a waste."""
+    def note_training(self) -> None:
+        """Run later calls locally: computing gradients repeats a remote forward pass here."""
         self._trains = True
 
     def _why_local(self, examples: Sequence[Any]) -> str:
@@ -155,7 +155,7 @@ class Graph:
 
 
 class _RemoteForward(torch.autograd.Function):
-    """A remote forward; backward computes the forward again, here, with gradients."""
+    """A remote forward pass; backward repeats the forward pass locally, with gradients."""
 
     @staticmethod
     def forward(ctx: Any, graph: Graph, *args: Any) -> tuple[Any, ...]:
@@ -177,8 +177,8 @@ class _RemoteForward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         graph: Graph = ctx.graph
-        graph.learn_training()
-        again = torch.is_grad_enabled()  # somebody wants gradients of these gradients
+        graph.note_training()
+        again = torch.is_grad_enabled()  # the caller needs gradients of these gradients
         with _NoHandles(), ctx.state.restored(), torch.enable_grad():
             args = _inputs_again(ctx, detached=not again)
             outputs = _with_state(ctx.rng, lambda: graph.run_locally(args, "backward"))
@@ -214,7 +214,7 @@ def _inputs_again(ctx: Any, *, detached: bool) -> list[Any]:
 
 
 def _with_state(state: torch.Tensor | None, run: Callable[[], list[Any]]) -> list[Any]:
-    """The same random numbers as in the forward, and none taken from what comes after."""
+    """Run with the forward pass's generator state, and restore the current state afterwards."""
     if state is None:
         return run()
     now = torch.default_generator.get_state()
@@ -230,7 +230,7 @@ def _differentiable(value: Any) -> bool:
 
 
 def _writes_to_inputs(module: fx.GraphModule) -> bool:
-    """Whether running the graph changes an input, so that running it again is something else."""
+    """Whether running the graph changes an input, so that a second run gives another result."""
     for node in module.graph.nodes:
         example = _example(node)
         if node.op == "placeholder" and isinstance(example, torch.Tensor) and example._version:  # noqa: SLF001 - written to while it was traced
@@ -243,7 +243,7 @@ def _writes_to_inputs(module: fx.GraphModule) -> bool:
 
 
 def _describe_outputs(module: fx.GraphModule, examples: Sequence[Any]) -> list[tuple[bool, bool]]:
-    """For each output of the graph: whether it is on the GPU, and whether gradients reach it."""
+    """Return for each output whether it is on the GPU, and whether gradients reach it."""
     reached = _reached_by_gradients(module, examples)
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     found = []
@@ -254,7 +254,7 @@ def _describe_outputs(module: fx.GraphModule, examples: Sequence[Any]) -> list[t
 
 
 def _reached_by_gradients(module: fx.GraphModule, examples: Sequence[Any]) -> set[Any]:
-    """The nodes through which gradients flow; the fakes they were traced with do not know."""
+    """Return the nodes through which gradients flow; the fake tensors do not record this."""
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
     reached: set[Any] = {
         node for node, value in zip(inputs, examples, strict=True) if _differentiable(value)

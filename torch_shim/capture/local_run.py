@@ -1,4 +1,4 @@
-"""Runs a captured graph on the function's own processor: the same steps, with no GPU named."""
+"""Runs a captured graph on the function's own processor: the same steps without GPU devices."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ _TO_DEVICE = frozenset({"cuda", "cpu"})
 
 
 def on_this_processor(module: fx.GraphModule) -> Callable[..., Any]:
-    """The graph as a function over CPU tensors."""
+    """Return the graph as a function over CPU tensors."""
     graph = fx.Graph()
     copied = graph.graph_copy(module.graph, {})
     graph.output(copied)
@@ -25,7 +25,7 @@ def on_this_processor(module: fx.GraphModule) -> Callable[..., Any]:
 
 
 def _processor(value: Any) -> Any:
-    """Devices and autocast's device names, as the CPU's."""
+    """Replace CUDA devices and autocast's CUDA device names with the CPU's."""
     if isinstance(value, torch.device) and value.type == "cuda":
         return torch.device("cpu")
     if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):

@@ -1,4 +1,4 @@
-"""Calls of modules: a root module on the GPU is answered through its graphs."""
+"""Intercepts calls of modules: a root module on the GPU is run through its graphs."""
 
 import importlib
 import os
@@ -25,7 +25,7 @@ Module = torch.nn.Module
 
 
 class ModuleCalls:
-    """Stands in for `nn.Module.__call__`."""
+    """The replacement of `nn.Module.__call__`."""
 
     def __init__(self, settings: ShimSettings) -> None:
         self._native = Module.__call__
@@ -43,7 +43,7 @@ class ModuleCalls:
             report.write_at_exit(settings.stats)
 
     def install(self) -> None:
-        """Take the place of `nn.Module.__call__`."""
+        """Replace `nn.Module.__call__`."""
         native, local, is_tracing = (
             self._native,
             self._roots.local,
@@ -64,7 +64,7 @@ class ModuleCalls:
 
     def _compile(self, native: Callable[..., Any]) -> Callable[..., Any]:
         def compile_(model: Any = None, **options: Any) -> Any:
-            """torch.compile, whose graphs run on the GPU where their tensors are there."""
+            """Act as torch.compile; graphs over GPU tensors run on the GPU."""
             if model is None:
                 return lambda decorated: compile_(decorated, **options)
             backend = options.get("backend", "inductor")
@@ -90,13 +90,13 @@ class ModuleCalls:
             if capture is not None:
                 return capture.call(root, module, args, kwargs)
             report.local_call("Dynamo is being imported", 0, root.name)
-            with request_context.timed_here("Dynamo is being imported"):
+            with request_context.timed_locally("Dynamo is being imported"):
                 return self._native(module, *args, **kwargs)
         finally:
             local.root = None
 
     def _capture(self) -> "Capture | None":
-        """Dynamo and what belongs to it: importing it takes more than a second."""
+        """Return the capture; None while Dynamo is imported, which takes more than a second."""
         if self._made is None and self._in_background:
             with self._lock:
                 if not self._importing:
@@ -114,7 +114,7 @@ class ModuleCalls:
             )
 
     def _root_of(self, module: Module) -> Root | None:
-        """What is known of a module that is called; None if its weights are not on the GPU."""
+        """Return the root for a module that is called; None if its weights are not on the GPU."""
         known = self._known.get(id(module))
         if known is not None:
             return known
@@ -126,19 +126,19 @@ class ModuleCalls:
             )
             return None
         if any(map(torch.nn.parameter.is_lazy, module.parameters())):
-            return None  # its first call makes its parameters, and draws them at random
+            return None  # the first call creates the parameters, with random values
         root = root_of_module(module)
-        whole = self._whole_of(module)
-        if whole is not None:
-            root.owner = whole
+        enclosing = self._enclosing_root(module)
+        if enclosing is not None:
+            root.owner = enclosing
         identity = id(module)
         with self._lock:
             root = self._known.setdefault(identity, root)
         weakref.finalize(module, self._known.pop, identity, None).atexit = False
         return root
 
-    def _whole_of(self, module: Module) -> Root | None:
-        """The root that was moved to the GPU with this module inside: an encoder called alone."""
+    def _enclosing_root(self, module: Module) -> Root | None:
+        """Return the root that was moved to the GPU with this module (say, an encoder) inside."""
         for reference in reversed(self._moved):
             moved = reference()
             if (
@@ -150,7 +150,7 @@ class ModuleCalls:
         return None
 
     def _apply(self, native: Callable[..., Any]) -> Callable[..., Any]:
-        """Remembers which modules were moved as a whole, and lays out their weights."""
+        """Wrap `_apply` to record the modules moved as a whole, and to lay out their weights."""
         local = threading.local()
 
         def apply(module: Module, *args: Any, **kwargs: Any) -> Any:
@@ -166,7 +166,7 @@ class ModuleCalls:
                 if not any(r() is module for r in self._moved):
                     self._moved = [r for r in self._moved if r() is not None]
                     self._moved.append(weakref.ref(module))
-                self._roots.settle(module, since)
+                self._roots.lay_out_weights(module, since)
             return moved
 
         return apply
@@ -190,7 +190,7 @@ def _on_gpu(module: Module) -> bool:
 
 
 def install(settings: ShimSettings) -> None:
-    """Has calls of modules answered through graphs, unless the settings say otherwise."""
+    """Intercept calls of modules, unless the settings disable capture."""
     if settings.capture:
         ModuleCalls(settings).install()
 

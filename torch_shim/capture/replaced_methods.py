@@ -1,8 +1,8 @@
-"""Notices that a method was replaced on a class, which Dynamo's guards do not.
+"""Detects that a method was replaced on a class, which Dynamo's guards do not detect.
 
 Dynamo guards a module's attributes, hooks and instance methods, and functions in globals and
-closures, but takes a class's functions for granted: after `Net.forward = other` it would go on
-answering by the old graph.
+closures, but not the functions of a class: after `Net.forward = other` Dynamo would keep using the
+old graph.
 """
 
 import operator
@@ -17,24 +17,24 @@ _OF_NO_INTEREST = (torch.Tensor, ModuleType, type, FunctionType)
 
 
 class Methods:
-    """The functions of every class that takes part in a module's call, as they were."""
+    """The functions of every class that takes part in a module's call, as first recorded."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._watched = [_Watched(kind) for kind in _classes_of(module)]
 
     def unchanged(self) -> bool:
-        """Whether all of them still are what they were."""
+        """Whether all of these functions are still the recorded ones."""
         return all(watched.unchanged() for watched in self._watched)
 
 
 class _Watched:
-    """One class."""
+    """The recorded functions of one class."""
 
     def __init__(self, kind: type) -> None:
         self._members = vars(kind)
         self._count = len(self._members)
         names = [name for name, value in self._members.items() if isinstance(value, _KINDS)]
-        # itemgetter of a single name gives no tuple: the name is asked for twice
+        # itemgetter returns no tuple for a single name, so the name is passed twice.
         names = names * 2 if len(names) == 1 else names
         self._values = [self._members[name] for name in names]
         self._get: Callable[[Any], tuple[Any, ...]] | None = (
@@ -53,7 +53,7 @@ class _Watched:
 
 
 def _classes_of(module: torch.nn.Module) -> Iterator[type]:
-    """The classes of all submodules and of the objects they hold, with their bases, once."""
+    """Yield the classes of all submodules and of the objects they hold, with bases, each once."""
     seen: set[type] = {object}
     for part in module.modules():
         for value in (part, *vars(part).values()):

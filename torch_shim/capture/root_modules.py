@@ -1,4 +1,4 @@
-"""The root modules whose calls are captured: which one is being called, and its model."""
+"""The root modules whose calls are captured: the one that a thread is calling, and its model."""
 
 import contextlib
 import threading
@@ -14,26 +14,26 @@ from torch_shim.errors import NoWeights
 from torch_shim.leases import request_context
 from torch_shim.leases.leasing import ProcessLeases
 from torch_shim.leases.managers import Nodes
-from torch_shim.leases.presented_lease import Right
+from torch_shim.leases.presented_lease import CallLease
 from torch_shim.weights.image_memory import ImageMemories
 from torch_shim.weights.model_weights import ModelImage, ProcessWeights
 from torch_shim.wire.manager_session import ManagerSession
 
 
 class Root:
-    """Weights that are called together: those of a module that user code calls by itself, or loose
-    ones of a function that it compiled."""
+    """Weights that are used together: those of a module that user code calls directly, or the
+    parameters among the inputs of a function that user code compiled."""
 
     def __init__(self, name: str, tensors: Callable[[], Iterable[torch.Tensor]]) -> None:
         self.name = name
         self.tensors = tensors
         self.lock = threading.Lock()
         self.model: ModelImage | None = None
-        self.owner = self  # the root whose model has these weights
+        self.owner = self  # the root whose model contains these weights
 
 
 def root_of_module(module: torch.nn.Module) -> Root:
-    """The root for a module; it does not keep the module alive."""
+    """Return the root for a module; the root does not keep the module alive."""
     found = weakref.ref(module)
 
     def tensors() -> Iterator[torch.Tensor]:
@@ -45,14 +45,14 @@ def root_of_module(module: torch.nn.Module) -> Root:
 
 
 def weights_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """The weights and buffers under a module in the order of its image; tied ones come again."""
+    """Yield a module's weights and buffers in the order of its image; tied ones repeatedly."""
     for part in module.modules():
         yield from (value for value in part._parameters.values() if value is not None)  # noqa: SLF001 - parameters() drops tied ones slowly
         yield from (value for value in part._buffers.values() if value is not None)  # noqa: SLF001 - see above
 
 
 def root_of_inputs(values: Iterable[Any]) -> Root:
-    """The root for a graph outside of any module: the parameters among its inputs."""
+    """Return the root for a graph outside any module: the parameters among its inputs."""
     found = [weakref.ref(value) for value in values if isinstance(value, torch.nn.Parameter)]
 
     def tensors() -> Iterator[torch.Tensor]:
@@ -62,7 +62,7 @@ def root_of_inputs(values: Iterable[Any]) -> Root:
 
 
 class Roots:
-    """Knows, thread by thread, whose call is going on."""
+    """Tracks for each thread the root being called, and gives the roots' calls their leases."""
 
     def __init__(
         self, address: str | None, credential: str | None, *, early_return: bool = True
@@ -76,31 +76,31 @@ class Roots:
         self._weights = ProcessWeights(self._memories)
         self.local = threading.local()
 
-    def settle(self, module: torch.nn.Module, since: int) -> None:
-        """Weights were moved to the GPU after the mark `since`: lay them out for the node."""
+    def lay_out_weights(self, module: torch.nn.Module, since: int) -> None:
+        """Lay out weights for the node that were moved to the GPU after the mark `since`."""
         if self._address is not None:
-            self._memories.settle(weights_of(module), since)
+            self._memories.lay_out_weights(weights_of(module), since)
 
     @property
     def current(self) -> Root | None:
-        """The root that this thread is calling."""
+        """The root that this thread is calling, if any."""
         root: Root | None = getattr(self.local, "root", None)
         return root
 
     def graphs_run(self) -> int:
-        """How many graphs this thread has answered by."""
+        """Return the number of graphs that this thread has run."""
         count: int = getattr(self.local, "graphs", 0)
         return count
 
     def about_to_run(self) -> None:
-        """A graph is about to run in this thread: the tracing thread stops there."""
+        """Count a graph that is about to run in this thread; raise Abandoned if it only traces."""
         if getattr(self.local, "abandon", False):
             raise Abandoned
         self.local.graphs = self.graphs_run() + 1
 
     @contextlib.contextmanager
     def parts_are_roots(self) -> Iterator[None]:
-        """The module being called cannot be captured; its submodules can, over its weights."""
+        """Capture the submodules of the module being called, which itself cannot be captured."""
         owner = self.local.root
         self.local.root, self.local.owner = None, owner
         try:
@@ -110,7 +110,7 @@ class Roots:
 
     @contextlib.contextmanager
     def tracing(self, root: Root) -> Iterator[None]:
-        """This thread traces a call of `root` and runs nothing."""
+        """Mark this thread as tracing a call of `root`, without running graphs."""
         self.local.root, self.local.abandon = root, True
         try:
             yield
@@ -118,9 +118,9 @@ class Roots:
             self.local.root, self.local.abandon = None, False
 
     def prepare(self, root: Root) -> None:
-        """Bring a model to the node and onto a GPU ahead of its first graph call.
+        """Bring a model to the node and onto a GPU before its first graph call.
 
-        When the request that began this has been answered, its lease is for others.
+        If the request that caused this has been answered, take no lease for it.
         """
         if self._address is None:
             return
@@ -128,27 +128,30 @@ class Roots:
             if request_context.served() and request_context.current() is None:
                 _bring(root, self._weights, self._nodes()[0].own)
             else:
-                self.right(root)(1)
+                self.lease_source(root)(1)
 
     @property
     def has_manager(self) -> bool:
         """Whether the environment names a GPU manager."""
         return self._address is not None
 
-    def right(self, root: Root) -> Callable[[int], Right]:
-        """What gives leases for calls of `root`; NoWeights where it has none on the GPU."""
+    def lease_source(self, root: Root) -> Callable[[int], CallLease]:
+        """Return a function from a batch size to a lease for one call of `root`.
+
+        That function raises NoWeights if `root` has no weights on the GPU.
+        """
         _, leasing = self._nodes()
-        return partial(leasing.right, bring=partial(_bring, root, self._weights))
+        return partial(leasing.lease_for, bring=partial(_bring, root, self._weights))
 
     def forget(self, root: Root) -> None:
-        """A node does not have the model of `root` any more: it is brought anew."""
+        """Forget the model of `root`, which its node no longer has; the next call resends it."""
         with root.lock:
             model, root.model = root.model, None
         if model is not None:
             self._weights.forget(model)
 
     def after_fork(self) -> None:
-        """A child shares nothing with its parent's sessions."""
+        """Reset sessions, leases and weights in a forked child; the parent keeps its own."""
         if self._parts is not None:
             self._parts[0].close_copies()
         self._parts = None
@@ -157,7 +160,7 @@ class Roots:
         self.local = threading.local()
 
     def _nodes(self) -> tuple[Nodes, ProcessLeases]:
-        """This process's sessions, and the leases under them."""
+        """Return this process's sessions and the leases under them; created at the first call."""
         if self._parts is None:
             with self._lock:
                 if self._parts is None:
@@ -168,7 +171,7 @@ class Roots:
 
 
 def _bring(root: Root, weights: ProcessWeights, session: ManagerSession) -> ModelImage:
-    """The model of `root`, once the node of this session has it."""
+    """Bring the model of `root` to this session's node if it is not there, and return it."""
     model = root.model
     if model is None or not model.is_at(session):
         with root.lock:

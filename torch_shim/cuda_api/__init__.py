@@ -1,1 +1,1 @@
-"""What torch.cuda answers about the redirected GPU."""
+"""The replacements of torch.cuda's functions and classes."""

@@ -1,4 +1,4 @@
-"""torch.autocast('cuda'): on for the CPU too, where the function's own arithmetic runs."""
+"""torch.autocast('cuda'): enabled for the CPU too, where the function's own arithmetic runs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ _FLOAT32 = names(
 
 
 def install() -> None:
-    """Has entering and leaving autocast('cuda') switch the CPU's autocast with it."""
+    """Make autocast('cuda') switch the CPU's autocast on entry and on exit as well."""
     replace(torch.autocast, "__enter__", _enter)
     replace(torch.autocast, "__exit__", _exit)
     special.classifiers.append(_classify)
@@ -60,7 +60,7 @@ def _exit(native: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_float32(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs an operator that CUDA's autocast runs in float32, and the CPU's does not."""
+    """Run in float32 an operator that only CUDA's autocast, not the CPU's, runs in float32."""
     if torch.is_autocast_enabled("cuda"):
         args = tuple(map(_widened, args))
         kwargs = {name: _widened(value) for name, value in kwargs.items()}

@@ -1,4 +1,4 @@
-"""torch.cuda and torch.accelerator: what they answer about the redirected GPU."""
+"""Replaces the functions of torch.cuda and torch.accelerator for the redirected GPU."""
 
 import contextlib
 import functools
@@ -25,7 +25,7 @@ _NAMESPACES: tuple[ModuleType, ...] = (torch.cuda, torch.cuda.random, torch.cuda
 
 
 class DeviceProperties:
-    """What torch.cuda.get_device_properties() tells."""
+    """The result of torch.cuda.get_device_properties()."""
 
     def __init__(self, name: str, total_memory: int) -> None:
         self.name = name
@@ -55,7 +55,7 @@ class DeviceProperties:
 
 
 def install(settings: ShimSettings) -> None:
-    """Puts the answers in place of PyTorch's own."""
+    """Replace PyTorch's functions with the shim's."""
     properties = DeviceProperties(settings.gpu_name, settings.gpu_memory_bytes)
     for name, value in CONSTANTS.items():
         put(name, answering(name, value))
@@ -80,7 +80,7 @@ def install(settings: ShimSettings) -> None:
 
 
 def refusing_class(name: str, remedy: str) -> type:
-    """A class, so that isinstance() may ask for it, that says why none can be made."""
+    """Return a class, usable in isinstance(), that raises UnsupportedCall when instantiated."""
 
     def new(cls: type, *_: Any, **__: Any) -> NoReturn:
         raise UnsupportedCall(f"torch.cuda.{cls.__name__}", remedy)
@@ -89,7 +89,7 @@ def refusing_class(name: str, remedy: str) -> type:
 
 
 def put(name: str, value: object) -> None:
-    """Sets an attribute wherever torch.cuda keeps it; what this version lacks stays away."""
+    """Set an attribute in every namespace of torch.cuda that has it; skip the others."""
     for namespace in _NAMESPACES:
         native = getattr(namespace, name, None)
         if native is not None:
@@ -98,7 +98,7 @@ def put(name: str, value: object) -> None:
 
 
 def answering(name: str, value: Any) -> Callable[..., Any]:
-    """A function that answers a constant; of its own: Dynamo tells functions apart by identity."""
+    """Return a new function that returns a constant: Dynamo identifies functions by identity."""
 
     def answer(*_: Any, **__: Any) -> Any:
         return value
@@ -108,7 +108,7 @@ def answering(name: str, value: Any) -> Callable[..., Any]:
 
 
 def about_device(name: str, value: Any) -> Callable[..., Any]:
-    """The same for a question about one device: there is only one."""
+    """Return a function of a device that returns a constant, and raises for any second GPU."""
 
     def answer(device: DeviceLike = None) -> Any:
         names_cuda(device)
@@ -119,7 +119,7 @@ def about_device(name: str, value: Any) -> Callable[..., Any]:
 
 
 def refusing(name: str, remedy: str) -> Callable[..., NoReturn]:
-    """A function that says why it does not work."""
+    """Return a function that raises UnsupportedCall with this remedy."""
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise UnsupportedCall(f"torch.cuda.{name}", remedy)
@@ -129,7 +129,7 @@ def refusing(name: str, remedy: str) -> Callable[..., NoReturn]:
 
 
 class DeviceIndex(contextlib.nullcontext[None]):
-    """`with torch.accelerator.device_index(0)`: there is no other."""
+    """`with torch.accelerator.device_index(0)`: has no effect, since 0 is the only device."""
 
     def __init__(self, device: int | None) -> None:
         names_cuda(device)
@@ -194,12 +194,12 @@ def _install_accelerator() -> None:
 
 
 def _keep_from_driver() -> None:
-    """Has fake CUDA tensors ask no driver, as PyTorch does by itself where CUDA is absent."""
+    """Keep fake CUDA tensors from calling the driver, as PyTorch does where CUDA is absent."""
     set_attribute(FakeTensorMode, "avoid_device_init", property(lambda _: True))
 
 
 def _install_surroundings() -> None:
-    """What lies outside torch.cuda and asks the driver."""
+    """Replace functions in other namespaces that call the driver."""
     set_attribute(torch.backends.cuda, "is_built", answering("is_built", True))
     for name in ("range_push", "range_pop", "mark", "range_end", "range_start"):
         if hasattr(torch.cuda.nvtx, name):

@@ -1,4 +1,4 @@
-"""torch.cuda's memory functions: what the handles of this process take of the advertised memory."""
+"""torch.cuda's memory functions: the use of the advertised memory by this process's handles."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""torch.nn.DataParallel over the one GPU, and interchange with other libraries by dlpack."""
+"""torch.nn.DataParallel on the single GPU, and tensor exchange with other libraries by dlpack."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ _REMEDY = "there is one GPU: leave it out"
 
 
 def install() -> None:
-    """Replaces what moves data between GPUs, and what exports tensors."""
+    """Replace the functions that move data between GPUs, and those that export tensors."""
     replace(_functions, "_get_stream", _stream)
     replace(comm, "scatter", _scatter)
     for name in ("broadcast", "broadcast_coalesced", "reduce_add", "gather"):
@@ -27,7 +27,7 @@ def install() -> None:
 
 
 def _stream(native: Callable[..., Any]) -> Callable[..., Any]:
-    del native  # it asks the driver
+    del native  # it calls the driver
 
     def get_stream(device: torch.device) -> streams_and_events.Stream | None:
         return None if device.type == "cpu" else streams_and_events.default_stream()

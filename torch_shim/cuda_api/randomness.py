@@ -1,5 +1,8 @@
-"""Random numbers of the GPU: drawn from the CPU's stream, in program order, so that a program gets
-the numbers it would get on the CPU; and generators on the GPU."""
+"""Random numbers on the GPU, and generators for it.
+
+They are drawn from the CPU's stream in program order, so that a program gets the same numbers as on
+the CPU.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,21 +12,21 @@ import torch
 from torch_shim.patching import set_attribute
 from torch_shim.redirected_device import CPU, CUDA, DeviceLike, names_cuda
 
-_NativeGenerator = torch._C.Generator  # noqa: SLF001 - torch.Generator before we replace it
+_NativeGenerator = torch._C.Generator  # noqa: SLF001 - torch.Generator before its replacement
 
 
 class _GeneratorType(type(_NativeGenerator)):  # type: ignore[misc] # PyTorch has a metaclass for it
-    """Makes isinstance() true for generators that PyTorch made itself."""
+    """Makes isinstance() true for generators that PyTorch itself created."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, _NativeGenerator)
 
 
 class Generator(_NativeGenerator, metaclass=_GeneratorType):
-    """A random number generator on the CPU or, in name, on the GPU."""
+    """A random number generator on the CPU, or nominally on the GPU."""
 
     def __new__(cls, device: DeviceLike = "cpu") -> "Generator":
-        """A native generator; one for the GPU draws on the CPU."""
+        """Create a native generator; one for the GPU draws its numbers on the CPU."""
         on_gpu = names_cuda(device)
         made: Generator = _NativeGenerator.__new__(cls, CPU if on_gpu else device)  # type: ignore[call-arg] # C
         made.on_gpu = on_gpu
@@ -33,11 +36,11 @@ class Generator(_NativeGenerator, metaclass=_GeneratorType):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override] # a descriptor of C there
-        """Where it was asked to be."""
+        """The device that was requested."""
         return CUDA if self.on_gpu else _NativeGenerator.device.__get__(self)
 
     def clone_state(self) -> "Generator":
-        """A generator with the same state."""
+        """Return a generator with the same state."""
         made = type(self)(self.device)
         made.set_state(self.get_state())
         return made
@@ -47,7 +50,7 @@ _stream = torch.default_generator
 
 
 def install() -> None:
-    """Replaces torch.Generator."""
+    """Replace torch.Generator."""
     set_attribute(torch, "Generator", Generator)
 
 

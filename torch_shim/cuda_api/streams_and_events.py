@@ -1,4 +1,4 @@
-"""torch.cuda's streams and events: one queue in program order, so that waiting is always over."""
+"""torch.cuda's streams and events: all work runs in program order, so no wait ever blocks."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ from torch_shim.redirected_device import CUDA, DeviceLike, names_cuda
 
 
 class Stream:
-    """A stream: whatever is put on it has run when the call returns."""
+    """A stream; work on the stream has completed when the call that submits it returns."""
 
     def __init__(self, device: DeviceLike = None, priority: int = 0, **_: Any) -> None:
         names_cuda(device)
@@ -24,24 +24,24 @@ class Stream:
         self.cuda_stream = 0
 
     def query(self) -> bool:
-        """True: nothing is pending."""
+        """Return True: no work is pending."""
         return True
 
     def is_capturing(self) -> bool:
-        """False: there is nothing to capture into."""
+        """Return False: streams are never captured."""
         return False
 
     def synchronize(self) -> None:
-        """Returns at once: nothing is pending."""
+        """Return at once: no work is pending."""
 
     def wait_event(self, event: object) -> None:
-        """Returns at once: nothing is pending."""
+        """Return at once: no work is pending."""
 
     def wait_stream(self, stream: object) -> None:
-        """Returns at once: nothing is pending."""
+        """Return at once: no work is pending."""
 
     def record_event(self, event: "Event | None" = None) -> "Event":
-        """An event that has just happened."""
+        """Record the event, or a new one, at the current time."""
         event = Event() if event is None else event
         event.record(self)
         return event
@@ -59,7 +59,7 @@ class Stream:
 
 
 class Event:
-    """A moment in the queue."""
+    """A point in time between two pieces of work."""
 
     def __init__(
         self,
@@ -78,12 +78,12 @@ class Event:
         self.recorded_s: float | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        """Takes the time."""
+        """Store the current time."""
         del stream
         self.recorded_s = time.perf_counter()
 
     def elapsed_time(self, end_event: "Event") -> float:
-        """Milliseconds from this event to another."""
+        """Return the milliseconds from this event to another."""
         if not (self.enable_timing and end_event.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self.recorded_s is None or end_event.recorded_s is None:
@@ -91,22 +91,22 @@ class Event:
         return (end_event.recorded_s - self.recorded_s) * 1e3
 
     def query(self) -> bool:
-        """True: nothing is pending."""
+        """Return True: no work is pending."""
         return True
 
     def synchronize(self) -> None:
-        """Returns at once: nothing is pending."""
+        """Return at once: no work is pending."""
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Returns at once: nothing is pending."""
+        """Return at once: no work is pending."""
 
     def ipc_handle(self) -> NoReturn:
-        """Refused."""
+        """Raise UnsupportedCall."""
         raise UnsupportedCall("torch.cuda.Event.ipc_handle", "use an event of one process")
 
 
 class StreamContext:
-    """`with torch.cuda.stream(...)`; None changes nothing."""
+    """`with torch.cuda.stream(...)`; for None the current stream stays."""
 
     def __init__(self, stream: Stream | None) -> None:
         self.stream = stream
@@ -121,12 +121,12 @@ class StreamContext:
 
 
 def stream(stream: Stream | None) -> StreamContext:
-    """Has a stream in force inside a `with`."""
+    """Return a context that makes a stream the current one inside a `with` block."""
     return StreamContext(stream)
 
 
 class _Current(threading.local):
-    """The stream in force on a thread."""
+    """The current stream of each thread."""
 
     def __init__(self) -> None:
         self.stream = _default
@@ -138,24 +138,24 @@ _current = _Current()
 
 
 def current_stream(device: DeviceLike = None) -> Stream:
-    """The stream in force on this thread."""
+    """Return this thread's current stream."""
     names_cuda(device)
     return _current.stream
 
 
 def default_stream(device: DeviceLike = None) -> Stream:
-    """The stream in force where no other is."""
+    """Return the stream that is current unless another one was set."""
     names_cuda(device)
     return _default
 
 
 def set_stream(stream: Stream) -> None:
-    """Has a stream in force on this thread from now on."""
+    """Make a stream this thread's current one."""
     _current.stream = stream
 
 
 class ExternalStream(Stream):
-    """Refused: there is no stream outside."""
+    """Unsupported: a redirected GPU has no streams outside PyTorch."""
 
     def __init__(self, *_: object, **__: object) -> None:
         raise UnsupportedCall("torch.cuda.ExternalStream", "use torch.cuda.Stream()")
@@ -166,7 +166,7 @@ def _get_stream_from_external(*_: object, **__: object) -> Stream:
 
 
 def install() -> None:
-    """Puts streams and events into torch.cuda."""
+    """Install the stream and event classes in torch.cuda."""
     for kind in (Stream, Event, ExternalStream):
         set_attribute(torch.cuda, kind.__name__, kind)
         set_attribute(torch.cuda.streams, kind.__name__, kind)

@@ -1,4 +1,4 @@
-"""Whether Dynamo traces on this thread: it must then find no accelerator to ask."""
+"""Whether Dynamo traces on this thread; while it does, the accelerator is hidden from Dynamo."""
 
 import contextlib
 import threading
@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 
 class TracingState(threading.local):
-    """One flag a thread, counted so that traces may nest."""
+    """One flag per thread, counted so that traces may nest."""
 
     depth = 0
 
     def __bool__(self) -> bool:
-        """True between entering and leaving a trace on this thread."""
+        """Return True while this thread traces."""
         return self.depth > 0
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """Marks this thread as tracing."""
+        """Mark this thread as tracing inside the `with` block."""
         self.depth += 1
         try:
             yield

@@ -1,1 +1,1 @@
-"""Which lease a request has, with which GPU manager, and when it is given back."""
+"""Leases: which lease a request uses, at which GPU manager, and when it is given back."""

@@ -1,4 +1,4 @@
-"""The GPU managers that this process talks to: its own node's, and others where it was sent."""
+"""Sessions with GPU managers: this node's, and those of other nodes that leases refer to."""
 
 import logging
 import threading
@@ -12,13 +12,13 @@ from torch_shim.wire.manager_session import ManagerSession
 
 log = logging.getLogger("gpufaas")
 
-# A session with another node costs sockets and memory there.
+# After this time an idle session with another node is closed: it costs sockets and memory there.
 IDLE_S = 120.0
 _AT_ONCE_S = 0.0
 
 
 class Nodes:
-    """One session for each GPU manager; those with other nodes are closed when they are idle."""
+    """One session for each GPU manager; idle sessions with other nodes are closed."""
 
     def __init__(self, address: str, credential: str, idle_s: float = IDLE_S) -> None:
         self.own = ManagerSession(address, credential, CONNECT_TIMEOUT_S)
@@ -29,52 +29,52 @@ class Nodes:
         self._timer: threading.Timer | None = None
 
     def holder(self, token: str, node: str | None) -> ManagerSession:
-        """A session with the GPU manager that has a token's lease; the token names that node.
+        """Return a session with the GPU manager that has a token's lease; the token names its node.
 
-        Whoever calls a function can give it any token, and any address beside it. So none of their
-        addresses is dialled, and a manager that is not ours hears of us only by the word of ours.
+        A caller can send any token and any address with a request. Therefore no address from a
+        caller is dialed: this node's manager verifies the token and names the other manager.
         """
         if node is None or node == self.own.node:
             return self.own
-        where = self.own.where(token)
-        return self.reach(where.addresses, where.node)
+        located = self.own.locate(token)
+        return self.reach(located.addresses, located.node)
 
     def reach(self, addresses: Sequence[str], node: str) -> ManagerSession:
-        """A session with this node's GPU manager, which listens at these addresses.
+        """Return a session with a node's GPU manager, which listens at these addresses.
 
-        They are those that a GPU manager told. One on the same machine goes before the others.
-        Unreachable where none of them answers.
+        The addresses come from a GPU manager. Addresses on this machine are tried first. Raise
+        ManagerUnreachable if the node answers at none of them.
         """
-        trouble = []
+        failures = []
         for session in self._candidates(addresses, node):
             try:
                 if session.node == node:
                     return session
-                trouble.append(f"{session.address} is node {session.node}")
+                failures.append(f"{session.address} is node {session.node}")
             except WireError as error:
-                trouble.append(str(error))
-        where = ", ".join(addresses) or "no address"
-        detail = "; ".join(trouble) or "none of them can be reached from here"
-        raise ManagerUnreachable(where, f"node {node}: {detail}")
+                failures.append(str(error))
+        tried = ", ".join(addresses) or "no address"
+        detail = "; ".join(failures) or "none of these addresses can be reached from here"
+        raise ManagerUnreachable(tried, f"node {node}: {detail}")
 
     @property
-    def elsewhere(self) -> int:
-        """How many managers of other nodes have a session here."""
+    def other_sessions(self) -> int:
+        """The number of sessions with other nodes' managers."""
         return len(self._others)
 
     def close(self) -> None:
-        """Hang up everywhere."""
+        """Close all sessions."""
         self._stop_timer()
         for session in [self.own, *list(self._others.values())]:
             session.close()
 
     def close_copies(self) -> None:
-        """In a forked child: let go of the parent's connections without a word on them."""
+        """Close a forked child's copies of the connections without sending anything on them."""
         for session in [self.own, *self._others.values()]:
             session.close_copies()
 
     def _candidates(self, addresses: Sequence[str], node: str) -> Iterator[ManagerSession]:
-        """The same path may stand for another manager on each machine: only its name tells."""
+        """Yield the sessions to try; each machine may use the same socket path for its manager."""
         own = self.own
         if own.address in addresses or (own.connected and own.node == node):
             yield own
@@ -107,7 +107,7 @@ class Nodes:
                 self._timer = None
 
     def _sweep(self) -> None:
-        """Part with what was idle for long; come back as long as there is anything to part with."""
+        """Close sessions that are idle for too long; repeat while any session is open."""
         since_s = time.monotonic() - self._idle_s
         idle = [found for found in list(self._others.values()) if found.retire_if_idle(since_s)]
         with self._lock:
@@ -122,6 +122,6 @@ class Nodes:
 
 
 def _is_here(address: str) -> bool:
-    """Whether a Unix socket may be on this machine; for an abstract one, asking is as cheap."""
+    """Whether a Unix socket may be on this machine; an abstract one is tried by connecting."""
     name = address.removeprefix("unix:")
     return name.startswith("@") or Path(name).is_socket()

@@ -1,4 +1,4 @@
-"""The lease that one request was given: presented, given back after its last call, wanted again."""
+"""A request's own lease: presented, given back after its last call, and reacquired if needed."""
 
 import logging
 import threading
@@ -16,83 +16,83 @@ from torch_shim.wire.protocol import FailureKind
 
 log = logging.getLogger("gpufaas")
 
-# Brings a root's weights to a session's node, if they are not there yet.
+# Brings a root's weights to a session's node unless the node has them, and returns the model.
 Bring = Callable[[ManagerSession], ModelImage]
 
 
-class Right(NamedTuple):
-    """What a call needs: a lease, and the session and model that it is for.
+class CallLease(NamedTuple):
+    """A lease for one call, with its session and model.
 
-    `presented` is set where the lease is one that the request was given.
+    `presented` is set if the lease came with the request.
     """
 
     session: ManagerSession
     model: ModelImage
     lease: ModelLease
-    presented: "Presented | None" = None
+    presented: "PresentedLease | None" = None
 
-    def begins(self) -> None:
-        """A call is made by this right."""
-        request_context.note(self.model.digest)
+    def begin_call(self) -> None:
+        """Record that a call under this lease begins."""
+        request_context.note_model(self.model.digest)
         if self.presented is not None:
-            self.presented.call_begins()
+            self.presented.begin_call()
 
-    def ends(self, *, answered: bool) -> None:
-        """The call is over; the lease may go back now."""
+    def end_call(self, *, answered: bool) -> None:
+        """Record that the call has ended; this may give the lease back."""
         if self.presented is not None:
-            self.presented.call_ends(answered=answered)
+            self.presented.end_call(answered=answered)
 
 
-class Presented:
-    """What became of one request's token. Thread-safe."""
+class PresentedLease:
+    """The state of one request's lease, which its token names. Thread-safe."""
 
     def __init__(self, given: RequestLease, nodes: Nodes, habits: Habits | None) -> None:
-        """Without habits the lease is kept to the request's end."""
-        # Not what was given itself: this is kept for as long as that is there.
+        """Without habits the lease is kept until the request ends."""
+        # `given` itself is not stored: it is the weak key under which this object is kept.
         self._shown, self._node = given.token, given.node
         self._models = given.models  # grows as the request calls more of them
         self._nodes = nodes
         self._habits = habits
         self.asking = threading.Lock()
         self._session: ManagerSession | None = None
-        # By what further leases of the session are asked for: one of these is set.
+        # Further models' leases are acquired by the token or by a lease number: one of them is set.
         self._token: str | None = given.token
         self._joined: int | None = None
         self._leases: dict[str, ModelLease] = {}
         self._counting = threading.Lock()
         self._calls = 0
         self._running = 0
-        self._returned: frozenset[str] | None = None  # given back, after calls of these models
+        self._returned: frozenset[str] | None = None  # the models called before it was given back
         self._returns = habits is not None
-        self._useless = False
+        self._unusable = False
 
-    def right(self, batch: int, bring: Bring) -> Right | None:
-        """The request's lease; None where it has ended, or its node cannot be reached."""
-        if self._useless:
+    def lease_for(self, batch: int, bring: Bring) -> CallLease | None:
+        """Return the request's lease; None if it has ended, or its node cannot be reached."""
+        if self._unusable:
             return None
         try:
-            return self._right(batch, bring)
+            return self._lease_for(batch, bring)
         except RemoteFailure as failure:
             if failure.failure != FailureKind.LEASE:
                 raise
-            log.info("the lease that this request was given is of no use any more: %s", failure)
+            log.info("this request's lease is no longer in force: %s", failure)
         except WireError as error:
-            log.warning("the lease that this request was given cannot be used: %s", error)
-        self._useless = True
+            log.warning("this request's lease cannot be used: %s", error)
+        self._unusable = True
         return None
 
-    def call_begins(self) -> None:
-        """A call under this lease is on its way."""
+    def begin_call(self) -> None:
+        """Count a call under this lease as running."""
         with self._counting:
             self._running += 1
 
-    def call_ends(self, *, answered: bool) -> None:
-        """The call is over; if it is the last one by all that is known, the lease goes back."""
+    def end_call(self, *, answered: bool) -> None:
+        """Count a call as ended; give the lease back if the call is predicted to be the last."""
         with self._counting:
             self._running -= 1
             self._calls += answered
             last = answered and not self._running and self._is_last()
-        # Whoever is asking at the moment wants it for a further call.
+        # A thread that holds the lock needs the lease for a further call.
         if last and self.asking.acquire(blocking=False):
             try:
                 self._give_back()
@@ -100,36 +100,36 @@ class Presented:
                 self.asking.release()
 
     def request_ended(self) -> None:
-        """The request has been answered: its calls are all there were."""
-        if self._habits is not None and self._calls and not self._useless:
+        """Record the request's number of calls after it has been answered."""
+        if self._habits is not None and self._calls and not self._unusable:
             self._habits.finished(self._models, self._calls)
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _right(self, batch: int, bring: Bring) -> Right:
+    def _lease_for(self, batch: int, bring: Bring) -> CallLease:
         session = self._session
         if session is None:
             session = self._session = self._nodes.holder(self._shown, self._node)
         model = bring(session)
         lease = self._leases.get(model.digest)
         if lease is not None and session.holds(lease):
-            return Right(session, model, lease, self)
+            return CallLease(session, model, lease, self)
         with self.asking:
-            return self._asked(batch, bring)
+            return self._acquire(batch, bring)
 
-    def _asked(self, batch: int, bring: Bring) -> Right:
-        """As another thread may have left it meanwhile, or else by asking."""
+    def _acquire(self, batch: int, bring: Bring) -> CallLease:
+        """Acquire the model's lease, unless another thread has done so since; `asking` is held."""
         if self._returned is not None:
-            self._want_again(self._returned, batch, bring)
+            self._reacquire(self._returned, batch, bring)
         session = self._session
-        assert session is not None, "it is reached before anything is asked"
+        assert session is not None, "the session is set before the first lease is acquired"
         model = bring(session)
         lease = self._leases.get(model.digest)
         if lease is None or not session.holds(lease):
             found = session.acquire(model.digest, batch, self._token, lease=self._joined)
-            assert isinstance(found, ModelLease), "what is named is on the session's node"
+            assert isinstance(found, ModelLease), "a named lease is on the session's node"
             lease = self._leases[model.digest] = found
-        return Right(session, model, lease, self)
+        return CallLease(session, model, lease, self)
 
     def _is_last(self) -> bool:
         habits = self._habits if self._returns and self._leases else None
@@ -142,12 +142,12 @@ class Presented:
         try:
             session.give_back(leases)
         except WireError as error:
-            log.info("a lease was not given back, for it ended: %s", error)
+            log.info("a lease was not given back, because it has ended: %s", error)
 
-    def _want_again(self, returned: frozenset[str], batch: int, bring: Bring) -> None:
-        """The guess was wrong: another lease for the same request, wherever that is."""
+    def _reacquire(self, returned: frozenset[str], batch: int, bring: Bring) -> None:
+        """After a wrong prediction, acquire another lease for the same request, on any node."""
         assert self._habits is not None, "without habits no lease is given back"
-        self._habits.mistaken(returned)
+        self._habits.note_wrong_guess(returned)
         self._returned, self._leases = None, {}
         session = self._session
         assert session is not None, "a call was answered"
@@ -170,6 +170,6 @@ class Presented:
             session.release(found.number)
             raise
         assert isinstance(lease, ModelLease), "a token is for one node"
-        session.claimed(found.number)
+        session.report_claimed(found.number)
         self._session, self._token = there, found.token
         self._leases[digest] = lease

@@ -1,14 +1,15 @@
-"""Where a request's GPU is: what a function's caller was given for it, for as long as it is served.
+"""The lease, models and call timings of the request that the current code serves.
 
-A function's runtime says around every request
+A function's runtime wraps every request:
 
     address, lease = headers.get("X-Gpu-Address"), headers.get("X-Gpu-Lease")
-    with placement.given(address, lease, trace=headers.get("traceparent")):
+    with request_context.given(address, lease, trace=headers.get("traceparent")):
         handle(request)
-        answer.headers["X-Gpu-Models"] = ",".join(placement.used())
+        answer.headers["X-Gpu-Models"] = ",".join(request_context.used())
 
-and the calls in it, in asyncio tasks, and in threads that were started with a copy of its context
-(`asyncio.to_thread` is) use that lease. Other threads, and requests without, ask by themselves.
+GPU calls inside the block use that lease: those in its thread, in asyncio tasks, and in threads
+that were started with a copy of the context (as `asyncio.to_thread` does). Calls in other threads,
+and calls of requests without a lease, acquire their own.
 """
 
 import base64
@@ -19,15 +20,15 @@ from contextvars import ContextVar
 
 from torch_shim.wire.call_timings import CallTiming, Timings
 
-# Nobody expects more of a request, and the names of all have to fit into a header.
+# The models of a request that are reported: all their digests have to fit into one header.
 _MOST_MODELS = 64
 _UNTIMED: AbstractContextManager[None] = nullcontext()
 
 
 class RequestLease:
-    """One request: its lease's token, if any, and where its caller says that the lease is.
+    """One request: its lease's token, if any, and the lease's addresses as the caller gave them.
 
-    `addresses` are a hint that nobody goes by: a GPU manager says where the lease is.
+    `addresses` are not dialed: a GPU manager names the node of the lease and its addresses.
     """
 
     def __init__(self, addresses: tuple[str, ...], token: str, trace: str = "") -> None:
@@ -35,16 +36,16 @@ class RequestLease:
         self.timings = Timings(trace) if trace else None
         self.token = token
         self.node = node_of(token)
-        self.over = False  # the request has been answered: whoever still runs asks by itself
-        self.models: dict[str, None] = {}  # whose graphs it called, the first one first
+        self.over = False  # True once the request is answered: later calls acquire their own lease
+        self.models: dict[str, None] = {}  # the models called, in order of first use
         self._at_end: list[Callable[[], None]] = []
 
     def at_end(self, do: Callable[[], None]) -> None:
-        """Have this done once the request has been answered."""
+        """Call `do` once the request has been answered."""
         self._at_end.append(do)
 
-    def ends(self) -> None:
-        """It has been answered."""
+    def end(self) -> None:
+        """Mark the request as answered, and run the callbacks."""
         self.over = True
         for do in self._at_end:
             do()
@@ -57,10 +58,10 @@ _current: ContextVar[RequestLease | None] = ContextVar("gpufaas_placement", defa
 def given(
     addresses: str | Iterable[str] | None, token: str | None, *, trace: str | None = None
 ) -> Iterator[None]:
-    """The calls inside use the lease of this token; without one they ask by themselves.
+    """Make GPU calls inside the `with` block use the lease of this token, if there is one.
 
-    Addresses are separated by commas where they come in one text. `trace` is the request's
-    `traceparent`: where there is one, `told` says what the calls took.
+    Addresses in a single string are separated by commas. `trace` is the request's `traceparent`: if
+    it is given, `timing_entries` reports the times of the request's GPU calls.
     """
     if isinstance(addresses, str):
         addresses = addresses.split(",")
@@ -70,36 +71,36 @@ def given(
     try:
         yield
     finally:
-        request.ends()
+        request.end()
         _current.reset(before)
 
 
 def current() -> RequestLease | None:
-    """The placement of the request that this code serves, unless there is none."""
+    """Return the current request with its lease; None without a lease or after the request."""
     found = _current.get()
     return None if found is None or found.over or not found.token else found
 
 
 def served() -> bool:
-    """Whether this code began with a request that had a lease, which may be over by now."""
+    """Whether this code was started by a request with a lease; the request may have ended."""
     found = _current.get()
     return found is not None and bool(found.token)
 
 
 def used() -> list[str]:
-    """The digests of the models whose graphs this request has called, in order of first use."""
+    """Return the digests of the models that this request has called, in order of first use."""
     found = _current.get()
     return [] if found is None else list(found.models)
 
 
-def told() -> list[str]:
-    """What the graph calls of this request took, as the header X-Gpu-Trace has it."""
+def timing_entries() -> list[str]:
+    """Return the times of this request's GPU calls, as entries of the header X-Gpu-Trace."""
     found = _current.get()
-    return [] if found is None or found.timings is None else found.timings.told()
+    return [] if found is None or found.timings is None else found.timings.entries()
 
 
 def timed() -> AbstractContextManager[CallTiming | None]:
-    """A graph call of the request that this code serves, if any, is made in here."""
+    """Time the GPU call made inside the `with` block, if the current request has a trace."""
     found = _current.get()
     if found is None or found.over or found.timings is None:
         return _UNTIMED
@@ -107,23 +108,23 @@ def timed() -> AbstractContextManager[CallTiming | None]:
 
 
 @contextmanager
-def timed_here(reason: str) -> Iterator[None]:
-    """The function's own processor does in here what a worker could not, for this reason."""
+def timed_locally(reason: str) -> Iterator[None]:
+    """Time work inside the `with` block that runs on the function's own processor, and why."""
     with timed() as timing:
         if timing is not None:
             timing.ran_locally(reason)
         yield
 
 
-def note(digest: str) -> None:
-    """The request that this code serves, if any, calls a graph of this model."""
+def note_model(digest: str) -> None:
+    """Record that the current request, if any, calls this model."""
     found = _current.get()
     if found is not None and not found.over and len(found.models) < _MOST_MODELS:
         found.models.setdefault(digest)
 
 
 def node_of(token: str) -> str | None:
-    """The node that a token is for, by its own word: a GPU manager knows whether it is true."""
+    """Return the node that a token names; the token's signature is not verified here."""
     body, _, _ = token.rpartition(".")
     try:
         node = json.loads(base64.urlsafe_b64decode(body + "=="))["node"]

@@ -1,1 +1,1 @@
-"""One graph call by a worker."""
+"""Runs one graph call on a worker."""

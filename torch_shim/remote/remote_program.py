@@ -1,4 +1,4 @@
-"""One graph call by a worker: bind the weights, ship the inputs, read the answer."""
+"""Runs one graph call on a worker: binds the weights, sends the inputs, reads the results."""
 
 import itertools
 import operator
@@ -9,7 +9,7 @@ import torch
 
 from torch_shim.errors import ManagerUnreachable, RemoteFailure, WireError
 from torch_shim.leases import request_context
-from torch_shim.leases.presented_lease import Right
+from torch_shim.leases.presented_lease import CallLease
 from torch_shim.process_report import report
 from torch_shim.remote.transfer import IMAGE, NAME_OF, Results, Shipment, alias, view
 from torch_shim.tensors import write_epochs
@@ -23,11 +23,11 @@ from torch_shim.wire.programs import Program, digest_of
 from torch_shim.wire.protocol import FailureKind
 from torch_shim.wire.worker_memory import WorkerStorages
 
-# How often one call may be told that a worker lost something before that counts as a fault.
+# How often one call may resend what a worker has lost before the call fails.
 MOST_RESENDS = 5
 MOST_CRASHES = 2
 
-# Results that a worker keeps, lest they travel again if they come back as inputs.
+# A worker keeps results of at least this size, so that they are not resent as inputs.
 KEEP_RESULTS_FROM_BYTES = 16 << 10
 
 _programs = itertools.count(1)
@@ -35,7 +35,7 @@ _bindings = itertools.count(1)
 
 
 class Bound:
-    """The inputs of a graph that are a model's weights, for as long as nobody writes to them."""
+    """The inputs of a graph that are a model's weights; valid until one of them is written to."""
 
     def __init__(self, args: Sequence[Any], model: ModelImage, never: frozenset[int]) -> None:
         self.number = next(_bindings)
@@ -58,7 +58,7 @@ class Bound:
         self.others = [position for position in range(len(args)) if position not in taken]
 
     def holds(self, args: Sequence[Any]) -> bool:
-        """Whether these arguments carry the same weights, unwritten since."""
+        """Whether these arguments are the bound weights, and unchanged since binding."""
         values = [args[position] for position in self.positions]
         if not all(map(operator.is_, values, self._values)):
             return False
@@ -91,7 +91,7 @@ class Bound:
 
 
 class RemoteProgram:
-    """A program as every worker is told it; it remembers what its calls taught."""
+    """A program that workers run, with measurements of its earlier calls."""
 
     def __init__(self, program: Program, operators: int) -> None:
         self.number = next(_programs)
@@ -104,23 +104,23 @@ class RemoteProgram:
         self._worth_keeping: list[bool] = []
         self._bound: Bound | None = None
 
-    def run(self, args: Sequence[Any], right: Callable[[int], Right]) -> list[Any]:
-        """The worker's answer; RemoteFailure if there is none to be had.
+    def run(self, args: Sequence[Any], lease_for: Callable[[int], CallLease]) -> list[Any]:
+        """Return the outputs that a worker computes; raise RemoteFailure if no worker does.
 
-        `right` gives a lease for a batch, and another one when that has ended.
+        `lease_for` returns a lease for a batch size, and a new one when the former has ended.
         """
         with request_context.timed() as timing:
-            return self._run(args, right, timing)
+            return self._run(args, lease_for, timing)
 
     def _run(
-        self, args: Sequence[Any], right: Callable[[int], Right], timing: CallTiming | None
+        self, args: Sequence[Any], lease_for: Callable[[int], CallLease], timing: CallTiming | None
     ) -> list[Any]:
         batch = _batch(args)
         rng = torch.default_generator.get_state().numpy().tobytes() if self.random else None
         crashes = resends = 0
         while True:
             try:
-                found = right(batch)
+                found = lease_for(batch)
                 session, model, lease, _ = found
                 channel = session.channel(lease, batch)
             except WireError as error:
@@ -132,7 +132,7 @@ class RemoteProgram:
                 lease.over = True
                 continue
             answered = False
-            found.begins()
+            found.begin_call()
             try:
                 trace = timing.header if timing is not None and session.traces else None
                 outputs, times = self._once(args, model, channel, lease, rng, trace)
@@ -148,16 +148,16 @@ class RemoteProgram:
                 else:
                     raise
             except WireError as error:
-                session.lost(lease)
+                session.mark_lost(lease)
                 crashes = self._crashed(crashes, error)
             else:
                 return outputs
             finally:
                 session.give(lease, channel)
-                found.ends(answered=answered)
+                found.end_call(answered=answered)
 
     def _crashed(self, crashes: int, error: WireError) -> int:
-        """One crash more; a call is pure, and may be repeated once."""
+        """Count one more broken connection; a call has no side effects and may be repeated once."""
         report.add("repeated_calls", 1)
         if crashes + 1 >= MOST_CRASHES:
             message = f"connections broke {crashes + 1} times in this call ({error})"
@@ -208,7 +208,7 @@ class RemoteProgram:
         kept: WorkerStorages,
         keys: list[int],
     ) -> tuple[list[Any], list[float]]:
-        """The outputs, and the worker's times."""
+        """Return the outputs and the worker's times."""
         results = Results(frame, channel)
         self._result_bytes = max(self._result_bytes, results.size_bytes)
         self._worth_keeping = [entry[1] >= KEEP_RESULTS_FROM_BYTES for entry in results.storages]
@@ -238,7 +238,7 @@ class RemoteProgram:
     def _change(
         self, value: torch.Tensor, data: torch.Tensor, shipment: Shipment, position: int
     ) -> None:
-        """An input was written to by the program: so it is here."""
+        """Apply the program's write to an input to this process's tensor."""
         sent = shipment.sent(position)
         if sent is None:
             self.never_bound |= {position}

@@ -1,4 +1,4 @@
-"""How the tensors of one call are described to a worker, and how its answer becomes tensors."""
+"""Describes the tensors of one call for a worker, and turns the worker's answer into tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from torch_shim.wire.worker_memory import Content, WorkerStorages
 # The kinds of source that a tensor's bytes may have.
 IMAGE, KEPT, AREA = 0, 1, 2
 
-# Storages below this are sent anew every time: naming them would cost as much.
+# Smaller storages are sent with every call: referring to a kept copy would cost as much.
 KEEP_FROM_BYTES = 4096
 
 NAME_OF = {
@@ -51,7 +51,7 @@ _RESULT_FIELDS = 5
 
 @dataclass(slots=True)
 class _ByteRun:
-    """A run of bytes of one storage that travels in the area."""
+    """A run of bytes of one storage that is sent in the area."""
 
     storage: torch.UntypedStorage
     start: int
@@ -63,7 +63,7 @@ class _ByteRun:
 
 @dataclass(slots=True)
 class SentInput:
-    """One tensor input as the worker got it: `value` starts `shift` elements later there."""
+    """One tensor input as sent: `value` may be a copy of `original`; bytes from `first_byte` on."""
 
     value: torch.Tensor
     original: torch.Tensor
@@ -88,7 +88,7 @@ class Shipment:
         self._plan(tensors)
 
     def write(self, area: Buffer) -> None:
-        """Copy the bytes to where the descriptions say they are."""
+        """Copy the bytes to the described offsets of the area."""
         for run in self._runs.values():
             size = run.stop - run.start
             if size:
@@ -96,13 +96,13 @@ class Shipment:
                 flat(area, torch.uint8, run.offset, size).copy_(source)
 
     def delivered(self) -> None:
-        """The worker has the inputs, and keeps those that were to be kept."""
+        """Record that the worker has received the inputs and keeps those marked to be kept."""
         for run in self._runs.values():
             if run.key:
                 self._kept.epochs[run.key] = (run.content, run.content[0])
 
     def changed(self, number: int, value: torch.Tensor) -> None:
-        """The program wrote to this input; here it has been written to as well."""
+        """Record that the program wrote to this input, on the worker and in this process."""
         mark = write_epochs.mark_of(value)
         held = None if mark is None else self._kept.epochs.get(mark.key)
         if mark is not None and held is not None and number in self._sent:
@@ -110,7 +110,7 @@ class Shipment:
             self._kept.epochs[mark.key] = (content, held[1] + 1)
 
     def sent(self, number: int) -> SentInput | None:
-        """How this input travelled; None if it was bound."""
+        """Return the input as it was sent; None if it was bound."""
         return self._sent.get(number)
 
     def _plan(self, tensors: list[tuple[int, torch.Tensor]]) -> None:
@@ -131,7 +131,7 @@ class Shipment:
     def _place(
         self, value: torch.Tensor, *, alone: bool
     ) -> tuple[torch.Tensor, _ByteRun | list[int]]:
-        """Where the bytes of one tensor will come from."""
+        """Return the tensor to send (perhaps a compact copy) and the source of its bytes."""
         storage = write_epochs.storage_of(value)
         size = storage.nbytes()
         key, content = 0, (0, 0)
@@ -180,7 +180,7 @@ class Shipment:
 
 
 class Results:
-    """A worker's answer, read into tensors of this process."""
+    """A worker's answer to one call, as tensors of this process."""
 
     def __init__(self, frame: Frame, channel: DataChannel) -> None:
         if not isinstance(frame.meta, list) or len(frame.meta) != _RESULT_FIELDS:
@@ -192,17 +192,17 @@ class Results:
         self._next = 0
 
     def tensors(self) -> list[torch.UntypedStorage]:
-        """The result's storages, which belong to this process."""
+        """Return the result's storages, which this process owns."""
         return [
             write_epochs.storage_of(self._take(offset, size)) for offset, size, _ in self.storages
         ]
 
     def changes(self) -> list[tuple[int, torch.Tensor]]:
-        """The inputs that the program wrote to, each with its new bytes."""
+        """Return the positions of the inputs that the program wrote to, with their new bytes."""
         return [(number, self._take(offset, size)) for number, offset, size in self.changed]
 
     def _open(self, frame: Frame, channel: DataChannel) -> tuple[Buffer, bool]:
-        """The memory that the answer lies in; whether it must be copied out of it."""
+        """Return the memory that holds the answer, and whether the bytes must be copied from it."""
         if frame.descriptors:
             return map_privately(frame.descriptors[0], max(self.size_bytes, ALIGNMENT)), False
         if frame.body:
@@ -220,13 +220,13 @@ class Results:
 
 
 def view(storage: torch.UntypedStorage, described: list[Any]) -> torch.Tensor:
-    """The tensor that a result describes over one of its storages."""
+    """Return the tensor that a result describes over one of its storages."""
     _, name, shape, strides, offset = described[:5]
     return tensor_over(storage, _DTYPE_OF[name], offset, shape, strides)
 
 
 def alias(base: torch.Tensor, sent: SentInput | None, described: list[Any]) -> torch.Tensor:
-    """The tensor that a result describes over the storage of an input."""
+    """Return the tensor that a result describes over the storage of an input."""
     _, name, shape, strides, offset = described[:5]
     if sent is not None and sent.value is not sent.original:
         raise BadFrame("a result aliases an input that was sent as a copy")

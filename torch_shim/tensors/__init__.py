@@ -1,1 +1,1 @@
-"""Handles: CUDA tensors with CPU storage, and what makes, moves or saves them."""
+"""Handles: CUDA tensors with CPU storage, and the functions that create, move and save them."""

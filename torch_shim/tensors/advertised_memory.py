@@ -1,4 +1,4 @@
-"""The GPU memory that the function believes in: what is allocated, and when it is too much."""
+"""The GPU memory that the shim advertises to the function: its size, and the bytes allocated."""
 
 import gc
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.handles import CudaTensor
 
-# Counting means visiting all objects: only allocations worth it are checked against the total.
+# Counting visits all objects of the process, so smaller allocations are not checked.
 _COUNTED_FROM_BYTES = 256 << 20
 
 
@@ -22,17 +22,17 @@ _memory = _Memory()
 
 
 def install(limit_bytes: int) -> None:
-    """Sets the advertised memory."""
+    """Set the size of the advertised memory."""
     _memory.limit_bytes = limit_bytes
 
 
 def limit_bytes() -> int:
-    """The advertised memory."""
+    """Return the size of the advertised memory."""
     return _memory.limit_bytes
 
 
 def allocated_bytes() -> int:
-    """The storages of all live handles, each counted once."""
+    """Return the total size of the storages of all live handles, each counted once."""
     sizes: dict[int, int] = {}
     for thing in gc.get_objects():
         if issubclass(type(thing), CudaTensor) and thing.layout is torch.strided:
@@ -44,25 +44,25 @@ def allocated_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """The most that was seen allocated."""
+    """Return the highest allocation measured."""
     allocated_bytes()
     return _memory.peak_bytes
 
 
 def reset_peak() -> None:
-    """Starts measuring the peak anew."""
+    """Reset the highest allocation measured."""
     _memory.peak_bytes = 0
 
 
 def reserve(source: torch.Tensor) -> None:
-    """Raises torch.cuda.OutOfMemoryError if a tensor of this size has no room on the GPU."""
-    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - some subclasses refuse to tell
+    """Raise torch.cuda.OutOfMemoryError if a tensor of this size does not fit on the GPU."""
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - some subclasses hide their size
         wanted = source.numel() * source.element_size()
     reserve_bytes(wanted)
 
 
 def reserve_bytes(wanted: int) -> None:
-    """Raises torch.cuda.OutOfMemoryError if so many bytes have no room on the GPU."""
+    """Raise torch.cuda.OutOfMemoryError if this many bytes do not fit on the GPU."""
     if wanted < _COUNTED_FROM_BYTES and wanted < _memory.limit_bytes:
         return
     used = allocated_bytes()
@@ -71,7 +71,7 @@ def reserve_bytes(wanted: int) -> None:
 
 
 def out_of_memory(wanted: int, used: int) -> Exception:
-    """What CUDA raises when an allocation does not fit."""
+    """Return the error that CUDA raises when an allocation does not fit."""
     gib = 1 << 30
     free = max(_memory.limit_bytes - used, 0)
     return torch.cuda.OutOfMemoryError(

@@ -1,4 +1,4 @@
-"""Which operators need more than being run on the CPU's storage: one table, filled at first use."""
+"""The table of operators that need special handling on handles; filled at their first use."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
@@ -9,7 +9,7 @@ Classifier: TypeAlias = Callable[[Operator], Handler | None]
 
 
 class Special(dict[Operator, Handler | None]):
-    """Operator to handler; None runs it as it is. An unknown operator is classified once."""
+    """Operator to handler, or None for no special handling; an operator is classified once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ special = Special()
 
 
 def handles(*operators: Operator) -> Callable[[Handler], Handler]:
-    """Decorates the handler of some operators."""
+    """Return a decorator that registers the handler of some operators."""
 
     def register(handler: Handler) -> Handler:
         for operator in operators:
@@ -40,10 +40,10 @@ def handles(*operators: Operator) -> Callable[[Handler], Handler]:
 
 
 def names(text: str) -> frozenset[str]:
-    """The words of a text: long lists of operators read better so."""
+    """Return the words of a text; for long lists of operator names."""
     return frozenset(text.split())
 
 
 def existing(owner: object, names: Iterable[str]) -> list[Any]:
-    """Those attributes of an object that this version of PyTorch has."""
+    """Return the named attributes of an object that exist in this version of PyTorch."""
     return [getattr(owner, name) for name in names if hasattr(owner, name)]

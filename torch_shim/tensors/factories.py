@@ -1,4 +1,4 @@
-"""Functions that make tensors on a device by name."""
+"""Replaces the functions that create tensors on a named device."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +30,7 @@ _replacements: dict[Any, Callable[..., Any]] = {}
 
 
 def install() -> None:
-    """Replaces the factories, and what makes one of our devices the default."""
+    """Replace the factories, and the mode that applies the default device."""
     constructors = _device._device_constructors()  # noqa: SLF001 - cached at its first call
     for name in _PLAIN:
         _replace(torch, name, _factory)
@@ -40,7 +40,7 @@ def install() -> None:
         _replace(Tensor, name, _factory)
     for name in _FREQUENCIES:
         _replace(torch.fft, name, _factory)
-    # Python passes our functions to the default device's mode, C++ the native ones.
+    # Python passes the replacements to the default device's mode, C++ passes the native functions.
     constructors.update(_replacements[native] for native in constructors & _replacements.keys())
     set_attribute(_device.DeviceContext, "__torch_function__", _default_device_function)
 
@@ -51,7 +51,7 @@ def _replace(owner: object, name: str, make: Callable[[Any], Callable[..., Any]]
         return
     replace(owner, name, make)
     _replacements[native] = getattr(owner, name)
-    scripts: Any = _builtins  # what TorchScript makes of a function
+    scripts: Any = _builtins  # TorchScript's table of builtin functions
     scripted = scripts._find_builtin(native)  # noqa: SLF001 - no public way
     if scripted is not None:
         scripts._register_builtin(getattr(owner, name), scripted)  # noqa: SLF001 - see above
@@ -88,7 +88,7 @@ def _make(native: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str
 
 
 def _converter(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """tensor, as_tensor and asarray: a tensor given as data keeps its device."""
+    """Replace tensor, as_tensor or asarray: a tensor passed as data keeps its device."""
     copies = native.__name__ == "tensor"
     make = _factory(native)
 
@@ -130,7 +130,7 @@ def _default_device_function(
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
 ) -> Any:
-    """What `with torch.device(...)` and the default device do with each function."""
+    """Apply the device of `with torch.device(...)` or the default device to a function call."""
     del types
     kwargs = kwargs or {}
     if func in _device._device_constructors() and kwargs.get("device") is None:  # noqa: SLF001 - as in torch

@@ -1,7 +1,7 @@
-"""Gradients: what C++ hands to hooks and to users' own autograd functions is on the GPU too.
+"""Gradients: tensors that C++ passes to hooks and custom autograd functions become handles.
 
-The engine makes gradients and unpacks saved tensors as plain objects. Where they reach Python they
-are given the class of the tensor that they belong to.
+The autograd engine creates gradients and unpacks saved tensors as plain tensors. When such a tensor
+reaches Python, it gets the class of the tensor that it belongs to.
 """
 
 import inspect
@@ -17,15 +17,15 @@ from torch_shim.tensors.dispatch import Operator, handles
 from torch_shim.tensors.handles import PLAIN, CudaTensor, NoTorchFunction, Tensor, become_cuda, wrap
 
 _SAVED = "_gpufaas_saved"  # which of the saved tensors are on the GPU
-_RESULTS = "_gpufaas_results"  # which of the results are
+_RESULTS = "_gpufaas_results"  # which of the results are on the GPU
 
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 - no public question
-_native_saved: Any = torch._C._FunctionBase.saved_tensors  # noqa: SLF001 - where it lives
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 - no public check
+_native_saved: Any = torch._C._FunctionBase.saved_tensors  # noqa: SLF001 - its only location
 _native_register_hook: Any = Tensor.register_hook
 
 
 def install() -> None:
-    """Has backward passes run with handles wherever Python sees a tensor."""
+    """Make backward passes use handles wherever Python sees a tensor."""
     set_attribute(CudaTensor, "backward", _backward)
     set_attribute(CudaTensor, "register_hook", _register_hook)
     context = functions.FunctionCtx
@@ -48,14 +48,14 @@ def _backward(
     create_graph: bool = False,  # noqa: FBT001, FBT002 - see above
     inputs: Sequence[Tensor] | None = None,
 ) -> None:
-    """Backpropagates, with handles in force for every hook."""
+    """Backpropagate, with handles enabled for every hook."""
     _backward_of_all(self, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 def _without_protocol(function: Any) -> Any:
-    """The same code, but not through the torch function protocol.
+    """Return a copy of the function that bypasses the torch function protocol.
 
-    The protocol would switch handles off for every hook that runs inside.
+    The protocol would disable handles for every hook that runs inside the function.
     """
     namespace = {**function.__globals__, "has_torch_function": lambda _: False}
     copied = FunctionType(function.__code__, namespace, argdefs=function.__defaults__)
@@ -75,7 +75,7 @@ def _backpropagate(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 @handles(torch.autograd.grad)
 def _differentiate(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Each gradient is where its input is."""
+    """Compute gradients; each gradient is on the device of its input."""
     del func
     gradients = _grad(*args, **kwargs)
     inputs = kwargs["inputs"] if "inputs" in kwargs else args[1]
@@ -130,7 +130,7 @@ def _class_flagged(tensors: Sequence[Any], flags: Sequence[bool]) -> None:
 
 
 def _apply_forward(native: Any) -> Callable[..., Any]:
-    """`native` is a class method, of Python or of C: it is bound to the class at each call."""
+    """Wrap `Function.apply`; `native` is a class method of Python or C, bound at each call."""
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         result = native.__get__(None, cls)(*args, **kwargs)
@@ -144,7 +144,7 @@ def _apply_forward(native: Any) -> Callable[..., Any]:
 
 
 def _class_results(args: tuple[Any, ...], result: Any) -> None:
-    """A result that is an input comes back as a new object: it stays where the input is."""
+    """Make results that share an input's memory handles: autograd returns them as new objects."""
     results = result if isinstance(result, tuple) else (result,)
     on_gpu = {_address(value) for value in args if isinstance(value, CudaTensor)} - {None}
     for value in results:
@@ -158,7 +158,7 @@ def _class_results(args: tuple[Any, ...], result: Any) -> None:
 
 
 def _address(tensor: Any) -> int | None:
-    """Where a tensor lies; None for one without storage."""
+    """Return the address of a tensor's data; None for a tensor without storage."""
     with NoTorchFunction():
         if tensor.layout is not torch.strided or _is_wrapped(tensor):
             return None
@@ -166,7 +166,7 @@ def _address(tensor: Any) -> int | None:
 
 
 def _pack_with_handles(native: Callable[..., None]) -> Callable[..., None]:
-    """Saving happens inside an operator, where handles are switched off: on again for the hook."""
+    """Enable handles for the pack hook: it runs inside an operator, where they are disabled."""
 
     def init(self: Any, pack_hook: Callable[[Tensor], Any], unpack_hook: Any) -> None:
         def pack(tensor: Tensor) -> Any:
@@ -187,7 +187,7 @@ def _watch_inputs(native: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _class_user_hooks(native: Callable[..., None]) -> Callable[..., None]:
-    """Module hooks get the gradients of a module's inputs and outputs: on the GPU if those are."""
+    """Pass handles to module hooks if the inputs or outputs of the module are on the GPU."""
 
     def on_gpu(hook: Callable[..., Any]) -> Callable[..., Any]:
         def classed(module: Any, *gradients: Any) -> Any:

@@ -1,7 +1,7 @@
 """Handles: the function's CUDA tensors, which are tensor subclasses with real CPU storage.
 
-An operator on a handle runs natively on that storage and its results become handles. `run` is the
-general way; `CudaTensor.__torch_function__` is the same for the usual case, at a tenth of the cost.
+An operator on a handle runs natively on that storage, and its results become handles. `run` handles
+every case; `CudaTensor.__torch_function__` handles the usual case at a tenth of the cost.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
 NoTorchFunction = torch._C.DisableTorchFunctionSubclass  # noqa: SLF001 - documented, kept there
 
-# Tensors without a class of their own: for us, those on the CPU.
+# The classes of tensors that the shim treats as CPU tensors.
 PLAIN = frozenset({Tensor, Parameter})
 _AS_THEY_ARE = frozenset(
     {bool, int, float, complex, str, type(None), torch.Size, torch.dtype, torch.device}
@@ -26,7 +26,7 @@ _AS_THEY_ARE = frozenset(
 
 
 class CudaTensor(Tensor):
-    """A tensor that says it is on the GPU."""
+    """A tensor that reports to be on the GPU."""
 
     @classmethod
     def __torch_function__(
@@ -36,7 +36,7 @@ class CudaTensor(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Runs one operator on the storages and gives its results the class."""
+        """Run one operator on the CPU storages, and make its results handles."""
         handler = special[func]
         if handler is not None:
             return handler(func, args, kwargs or {})
@@ -60,20 +60,20 @@ class CudaTensor(Tensor):
 
     @property
     def is_cuda(self) -> bool:  # type: ignore[override] # a descriptor of C there
-        """True."""
+        """True for every handle."""
         return True
 
     @property
     def is_cpu(self) -> bool:  # type: ignore[override] # a descriptor of C there
-        """False."""
+        """False for every handle."""
         return False
 
     def get_device(self) -> int:
-        """The index of the GPU."""
+        """Return the index of the GPU."""
         return 0
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Refused as CUDA refuses it, unless forced."""
+        """Raise TypeError as for a CUDA tensor, unless forced."""
         if force:
             return self.detach().cpu().resolve_conj().resolve_neg().numpy()
         raise TypeError(
@@ -92,7 +92,7 @@ class CudaTensor(Tensor):
 
     @property
     def __cuda_array_interface__(self) -> NoReturn:
-        # An AttributeError makes hasattr() false: nobody shall read our address as a GPU's.
+        # An AttributeError makes hasattr() false: a CPU address must not be used as a GPU's.
         raise AttributeError("gpufaas: a redirected CUDA tensor has no address on a GPU")
 
     def __iter__(self) -> Iterator[Any]:
@@ -106,33 +106,33 @@ class CudaTensor(Tensor):
         return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
 
     def record_stream(self, stream: object) -> None:
-        """Nothing to do: there is one stream, and it is in order."""
+        """Do nothing: all work runs in order, as on a single stream."""
 
     def share_memory_(self) -> "CudaTensor":
-        """Nothing to do, as for any CUDA tensor."""
+        """Do nothing, as for any CUDA tensor."""
         return self
 
     def is_shared(self) -> bool:
-        """True, as for any CUDA tensor."""
+        """Return True, as for any CUDA tensor."""
         return True
 
     def apply_(self, *_: object) -> NoReturn:
-        """Refused as CUDA refuses it."""
+        """Raise TypeError, as for any CUDA tensor."""
         raise TypeError("apply_ is only implemented on CPU tensors")
 
     def map_(self, *_: object) -> NoReturn:
-        """Refused as CUDA refuses it."""
+        """Raise TypeError, as for any CUDA tensor."""
         raise TypeError("map_ is only implemented on CPU tensors")
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """The storage, marked so that it answers that it is on the GPU."""
+        """Return the storage, marked so that it reports to be on the GPU."""
         storage = write_epochs.storage_of(self)
         write_epochs.mark_storage(storage)
         return storage
 
 
 class CudaParameter(CudaTensor, Parameter):
-    """A module's parameter that says it is on the GPU."""
+    """A module's parameter that reports to be on the GPU."""
 
     def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override] # as in torch
         alias = self.detach().requires_grad_(self.requires_grad)
@@ -140,7 +140,7 @@ class CudaParameter(CudaTensor, Parameter):
 
 
 def _directly(native: Any) -> Any:
-    """A method that answers no tensor: no need to look at its result."""
+    """Wrap a method that returns no tensor, so that its result needs no check."""
 
     def method(self: CudaTensor, *args: Any, **kwargs: Any) -> Any:
         with NoTorchFunction():
@@ -157,7 +157,7 @@ def _directly_read(native: Any) -> Any:
     return property(read)
 
 
-# Asked all the time.
+# These are called very often.
 for _name in ("dim", "is_contiguous", "is_floating_point", "numel", "size", "stride"):
     setattr(CudaTensor, _name, _directly(getattr(Tensor, _name)))
 for _name in ("dtype", "ndim", "shape"):
@@ -177,7 +177,7 @@ def _text_of(tensor: Tensor, contents: str | None) -> str:
 
 
 def run(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs any operator on handles: devices by name, mixed devices, nested results."""
+    """Run any operator on handles, with named devices, mixed devices and nested results."""
     device = kwargs.get("device")
     if device is not None:
         if not names_cuda(device):
@@ -195,7 +195,7 @@ def run(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def run_anywhere(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs an operator that CUDA allows to mix CPU and GPU tensors."""
+    """Run an operator for which CUDA allows a mix of CPU and GPU tensors."""
     known = {id(value) for value in (*args, *kwargs.values()) if type(value) in PLAIN}
     with NoTorchFunction():
         result = func(*args, **kwargs)
@@ -203,7 +203,7 @@ def run_anywhere(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def refuse_mixed_devices(func: Operator, plain: list[Tensor]) -> None:
-    """Raises what CUDA raises if these CPU tensors cannot be used together with GPU tensors."""
+    """Raise CUDA's error if these CPU tensors cannot be combined with GPU tensors."""
     if all(value.dim() == 0 for value in plain) or _made_by_autograd():
         return
     raise RuntimeError(
@@ -213,7 +213,10 @@ def refuse_mixed_devices(func: Operator, plain: list[Tensor]) -> None:
 
 
 def _made_by_autograd() -> bool:
-    """Tensors that C++ made in a backward pass, a trace or a functional transform have no class."""
+    """Whether C++ may have created the tensors, in a backward pass, trace or functional transform.
+
+    Such tensors are plain even if they belong on the GPU.
+    """
     return (
         torch._C._is_tracing()  # noqa: SLF001 - no public question
         or torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public question
@@ -222,7 +225,7 @@ def _made_by_autograd() -> bool:
 
 
 def wrap(result: Any, known: set[int] | frozenset[int] = frozenset()) -> Any:
-    """Gives every tensor in a result our class, except CPU tensors that were arguments."""
+    """Make every tensor in a result a handle, except CPU tensors that were arguments."""
     kind = type(result)
     if kind in PLAIN:
         if id(result) not in known:
@@ -237,32 +240,32 @@ def wrap(result: Any, known: set[int] | frozenset[int] = frozenset()) -> Any:
 
 
 def become_cuda(tensor: Tensor) -> Tensor:
-    """Changes a tensor's class in place: from now on it is on the GPU."""
+    """Change a tensor's class in place, so that the tensor reports to be on the GPU."""
     if not isinstance(tensor, CudaTensor):
         _change_class(tensor, cuda_class(type(tensor)))
     return tensor
 
 
 def become_cpu(tensor: Tensor) -> Tensor:
-    """Changes a tensor's class in place: from now on it is on the CPU."""
+    """Change a tensor's class in place, so that the tensor reports to be on the CPU."""
     if isinstance(tensor, CudaTensor):
         _change_class(tensor, _CPU_CLASS[type(tensor)])
     return tensor
 
 
 def cuda_class(kind: type) -> type:
-    """Our counterpart of a tensor class; one is made for a user's subclass of Tensor."""
+    """Return the handle class for a tensor class; derive one for a user's subclass of Tensor."""
     found = _CUDA_CLASS.get(kind)
     if found is None:
         found = _derive(kind)
-        # Another thread may have been quicker: all use the first one.
+        # Another thread may have derived one at the same time: all threads use the first.
         found = _CUDA_CLASS.setdefault(kind, found)
         _CPU_CLASS[found] = kind
     return found
 
 
 def cpu_class(kind: type) -> type:
-    """The tensor class that one of ours stands for."""
+    """Return the CPU tensor class of a handle class."""
     return _CPU_CLASS.get(kind, kind)
 
 
@@ -277,5 +280,5 @@ def _derive(kind: type) -> type:
 
 
 def _change_class(tensor: Tensor, kind: type) -> None:
-    # Assigned through object: a subclass may have a __setattr__ of its own.
+    # Assigned through object: a subclass may define its own __setattr__.
     object.__setattr__(tensor, "__class__", kind)

@@ -1,4 +1,4 @@
-"""Parameters and modules: a parameter changes its class in place when its data moves."""
+"""Parameters and modules: a parameter's class changes in place when its data moves."""
 
 import weakref
 from collections.abc import Callable
@@ -20,11 +20,11 @@ from torch_shim.tensors.handles import (
     become_cuda,
 )
 
-_native_data = Tensor.__dict__.get("data") or torch._C.TensorBase.__dict__["data"]  # noqa: SLF001 - where it lives
+_native_data = Tensor.__dict__.get("data") or torch._C.TensorBase.__dict__["data"]  # noqa: SLF001 - its only location
 
 
 def install() -> None:
-    """Has `.data =` and Parameter follow the device; RNNs need no flat weights here."""
+    """Make `.data =` and Parameter follow the device; disable flat RNN weights, unused here."""
     set_attribute(Tensor, "data", property(_native_data.__get__, _set_data))
     replace(torch._C._autograd, "_get_data_attr", _data_function)  # noqa: SLF001 - traced `.data`
     replace(Parameter, "__new__", _new_parameter)
@@ -72,7 +72,7 @@ def _materialize(native: Callable[..., None]) -> Callable[..., None]:
     def materialize(self: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
         on_gpu = isinstance(self, CudaTensor) if device is None else names_cuda(device)
         native(self, shape, device, dtype)
-        if on_gpu:  # it has just become the class that it was made for, whatever the device
+        if on_gpu:  # the native function has set the plain class, whatever the device
             become_cuda(self)
 
     return materialize
@@ -93,14 +93,14 @@ def _nothing(native: Callable[..., None]) -> Callable[..., None]:
     del native  # it arranges memory for cuDNN
 
     def flatten_parameters(self: torch.nn.RNNBase) -> None:
-        """Nothing to do: the worker arranges its own copy."""
+        """Do nothing: the worker arranges its own copy."""
 
     return flatten_parameters
 
 
 def _swap(native: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor, Tensor], None]:
     def swap_tensors(t1: Tensor, t2: Tensor) -> None:
-        """As PyTorch's, also for parameters that a captured graph's guards refer to weakly."""
+        """Swap two tensors, including parameters that a graph's guards reference weakly."""
         referred = weakref.getweakrefs(t1) or weakref.getweakrefs(t2)
         if not referred or not {type(t1), type(t2)} & {CudaTensor, CudaParameter}:
             native(t1, t2)

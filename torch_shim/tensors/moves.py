@@ -1,6 +1,6 @@
-"""Moving tensors between CPU and GPU: to, cuda, cpu, type, pin_memory.
+"""Replaces the methods that move tensors between CPU and GPU: to, cuda, cpu, type, pin_memory.
 
-A move copies, so that the two sides never share storage, as with a real GPU.
+A move copies the data, so that CPU and GPU tensors never share storage, as with a real GPU.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ from torch_shim.tensors.tensor_types import DTYPES
 
 
 class MoveTarget(NamedTuple):
-    """What a call of `to` asks for."""
+    """The device and the other arguments of a call of `to`."""
 
     device: torch.device | str | int | None
     keywords: dict[str, Any]
 
 
 def install() -> None:
-    """Replaces the methods of torch.Tensor that move tensors."""
+    """Replace the methods of torch.Tensor that move tensors."""
     replace(Tensor, "to", _to)
     replace(Tensor, "cuda", _cuda)
     replace(Tensor, "cpu", _cpu)
@@ -46,28 +46,28 @@ def _to(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
         target = _parse(args, kwargs)
         if tracing_fakes():
             return native(self, **_native_keywords(target))
-        here = isinstance(self, CudaTensor)
-        there = here if target.device is None else names_cuda(target.device)
-        if not here and not there:
+        from_gpu = isinstance(self, CudaTensor)
+        to_gpu = from_gpu if target.device is None else names_cuda(target.device)
+        if not from_gpu and not to_gpu:
             return native(self, *args, **kwargs)
-        return _move(native, self, target, there=there)
+        return _move(native, self, target, to_gpu=to_gpu)
 
     return to
 
 
 def _move(
-    native: Callable[..., Tensor], self: Tensor, target: MoveTarget, *, there: bool
+    native: Callable[..., Tensor], self: Tensor, target: MoveTarget, *, to_gpu: bool
 ) -> Tensor:
     keywords = target.keywords
     if target.device is None:
         pass
-    elif there:
+    elif to_gpu:
         keywords["device"] = CPU
     else:
         keywords["device"] = target.device
-    if there != isinstance(self, CudaTensor):
+    if to_gpu != isinstance(self, CudaTensor):
         keywords["copy"] = True
-    if there:
+    if to_gpu:
         advertised_memory.reserve(self)
     with NoTorchFunction():
         result = native(self, **keywords)
@@ -75,13 +75,13 @@ def _move(
         return result
     kind = cpu_class(type(self))
     if kind not in PLAIN and not issubclass(kind, Parameter):
-        # As torch.Tensor's own methods do for a subclass.
+        # torch.Tensor's own methods do the same for a subclass.
         result = result.as_subclass(kind)  # type: ignore[type-var,assignment] # a tensor's class
-    return become_cuda(result) if there else result
+    return become_cuda(result) if to_gpu else result
 
 
 def _parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MoveTarget:
-    """The three forms: to(dtype, ...), to(device, dtype, ...), to(other, ...)."""
+    """Parse the three forms: to(dtype, ...), to(device, dtype, ...), to(other, ...)."""
     keywords = dict(kwargs)
     device = keywords.pop("device", None)
     other = keywords.pop("other", None)
@@ -108,7 +108,7 @@ def _name(keywords: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _native_keywords(target: MoveTarget) -> dict[str, Any]:
-    """For fake tensors: the native method asks the driver for the index that is left out."""
+    """Return keywords for fake tensors, with a device index: without it torch calls the driver."""
     device = CUDA if names_cuda(target.device) else target.device
     return target.keywords if device is None else {"device": device, **target.keywords}
 
@@ -117,7 +117,7 @@ def _cuda(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def cuda(self: Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tensor:  # noqa: FBT001, FBT002 - PyTorch's signature
         if tracing_fakes():
             return native(self, CUDA, non_blocking, **kwargs)
-        names_cuda(device)  # a GPU that does not exist is refused
+        names_cuda(device)  # raises for a GPU that does not exist
         return self.to(CUDA, non_blocking=non_blocking, **kwargs)
 
     return cuda
@@ -136,8 +136,8 @@ def _type(native: Callable[..., Any]) -> Callable[..., Any]:
     def type_(self: Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002 - PyTorch's signature
         name = dtype if isinstance(dtype, str) else getattr(dtype, "__tensor_name__", None)
         name = _tensor_type_name(dtype) if name is None else name
-        here = isinstance(self, CudaTensor)
-        if tracing_fakes() or not (here or (name or "").startswith("torch.cuda.")):
+        on_gpu = isinstance(self, CudaTensor)
+        if tracing_fakes() or not (on_gpu or (name or "").startswith("torch.cuda.")):
             return native(self, dtype, non_blocking, **kwargs)
         if dtype is None:
             with NoTorchFunction():
@@ -151,7 +151,7 @@ def _type(native: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tensor_type_name(kind: Any) -> str | None:
-    """The name of torch.FloatTensor and its like; None for a dtype."""
+    """Return the name of a type such as torch.FloatTensor; None for a dtype."""
     if isinstance(kind, torch.dtype) or kind is None:
         return None
     return f"{kind.__module__}.{kind.__name__}"

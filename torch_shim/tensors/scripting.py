@@ -1,4 +1,4 @@
-"""TorchScript: what a scripted function or a module on the GPU returns is on the GPU."""
+"""TorchScript: results of scripted functions and modules on the GPU become handles."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +10,14 @@ from torch_shim.patching import replace
 from torch_shim.redirected_device import names_cuda
 from torch_shim.tensors.handles import PLAIN, CudaTensor, wrap
 
-# C++'s views of a scripted module; their only home, and with no types.
+# C++'s views of a scripted module; torch has them in torch._C only, without annotations.
 _TENSORS: tuple[Any, ...] = (torch._C.ParameterDict, torch._C.BufferDict)  # noqa: SLF001 - see above
 _MODULES: Any = torch._C.ModuleDict  # noqa: SLF001 - see above
 
 
 def install() -> None:
-    """Has C++ results get the class of the arguments, or of the module's parameters."""
-    replace(torch._C.ScriptFunction, "__call__", _function)  # noqa: SLF001 - the types' only home
+    """Give results of C++ the class of the arguments or of the module's parameters."""
+    replace(torch._C.ScriptFunction, "__call__", _function)  # noqa: SLF001 - its only location
     replace(torch._C.ScriptMethod, "__call__", _method)  # noqa: SLF001 - see above
     replace(torch.jit, "load", _load)
 

@@ -1,4 +1,4 @@
-"""Saving and loading: files and pickles say `cuda:0`, as PyTorch's do, and name nothing of ours."""
+"""Saving and loading: files and pickles contain `cuda:0`, as PyTorch's do, and no shim classes."""
 
 import copy
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from torch_shim.tensors.handles import (
 )
 
 _Storage = torch.UntypedStorage
-# Asked before PyTorch's own (10 for the CPU, 20 for CUDA).
+# Runs before PyTorch's own functions (10 for the CPU, 20 for CUDA).
 _PRIORITY = 5
 
 
 def install() -> None:
-    """Has storages answer for their device, and tensors pickle as PyTorch's own do."""
+    """Make storages report their device, and handles pickle as PyTorch's tensors do."""
     native_device = _Storage.device
     set_attribute(_Storage, "device", property(lambda self: _device(self, native_device)))
     replace(_Storage, "__new__", _new_storage)
@@ -64,11 +64,11 @@ def _noting(native: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tag(storage: Any) -> None:
-    """PyTorch's own taggers read the device, which our storages answer rightly."""
+    """Return None: PyTorch's own taggers read the device, which marked storages report."""
 
 
 def _restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
-    """A storage that was saved from a GPU, or shall be on it."""
+    """Mark a storage whose location is the GPU; return None for any other location."""
     if not location.startswith("cuda") or not names_cuda(location):
         return None
     write_epochs.mark_storage(storage)
@@ -109,7 +109,7 @@ _reduce_parameter: Any = torch.nn.Parameter.__reduce_ex__
 
 
 def _deepcopy(self: CudaTensor, memo: dict[int, Any]) -> Any:
-    """As torch.Tensor does it: storages shared in the original are shared in the copy."""
+    """Copy as torch.Tensor does: tensors that share storage share it in the copy too."""
     if id(self) in memo:
         return memo[id(self)]
     if not self.is_leaf:

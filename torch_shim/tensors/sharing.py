@@ -1,4 +1,4 @@
-"""Handles in other processes, through torch.multiprocessing: memory is shared, as with CUDA."""
+"""Passes handles to other processes by torch.multiprocessing; memory is shared, as with CUDA."""
 
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
@@ -20,7 +20,7 @@ _rebuild_storage: Any = reductions.rebuild_storage_fd
 
 
 def install() -> None:
-    """Registers the two classes with the pickler of multiprocessing."""
+    """Register the two handle classes with the pickler of multiprocessing."""
     for kind in (CudaTensor, CudaParameter):
         ForkingPickler.register(kind, _reduce)
 
@@ -31,7 +31,7 @@ def _reduce(tensor: CudaTensor) -> Any:
             "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd "
             "does not support crossing process boundaries."
         )
-    # The other process may write from now on, and this one would not see it.
+    # From now on the other process may write, which this process cannot detect.
     write_epochs.marked(tensor).untracked = True
     storage = write_epochs.storage_of(tensor)
     descriptor, size = storage._share_fd_cpu_()

@@ -1,4 +1,4 @@
-"""Which operators write or may mix devices, and what each of these needs."""
+"""The handlers for operators that write to tensors or may mix devices."""
 
 from types import FunctionType
 from typing import Any
@@ -19,13 +19,13 @@ from torch_shim.tensors.handles import (
     wrap,
 )
 
-_METHOD = type(Tensor.add_)  # how C++ methods look in Python
+_METHOD = type(Tensor.add_)  # the type of C++ methods in Python
 _IN_PLACE_OPERATORS = names(
     "__iadd__ __iand__ __idiv__ __ifloordiv__ __ilshift__ __imatmul__ __imod__ __imul__ __ior__ "
     "__ipow__ __irshift__ __isub__ __itruediv__ __ixor__ __setitem__ __setstate__"
 )
 _NO_WRITES = names("requires_grad_ detach_ rename_ retain_grad_ _coalesced_")
-# Written although neither the name nor `out=` says so.
+# Operators that write to arguments, although neither the name nor `out=` shows it.
 _HIDDEN_WRITES = names(
     "batch_norm instance_norm embedding embedding_bag native_batch_norm cudnn_batch_norm "
     "_batch_norm_impl_index _native_batch_norm_legit"
@@ -44,7 +44,7 @@ _LISTS = names(
 
 
 def install() -> None:
-    """Has every operator classified at its first use."""
+    """Register the classifier, which is applied to every operator at its first use."""
     special.classifiers.append(_classify)
 
 
@@ -68,15 +68,15 @@ def _run_list(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _name_of(operator: Operator) -> str:
-    if isinstance(operator, torch._ops.OpOverload):  # noqa: SLF001 - the type's only home
+    if isinstance(operator, torch._ops.OpOverload):  # noqa: SLF001 - the type's only location
         operator = operator.overloadpacket
     name: str = getattr(operator, "__name__", "")
     return name
 
 
 def _writes(operator: Operator, name: str) -> bool:
-    if isinstance(operator, torch._ops.OpOverload):  # noqa: SLF001 - the type's only home
-        return bool(operator._schema.is_mutable)  # noqa: SLF001 - the one place that says so
+    if isinstance(operator, torch._ops.OpOverload):  # noqa: SLF001 - the type's only location
+        return bool(operator._schema.is_mutable)  # noqa: SLF001 - there is no public attribute
     if isinstance(operator, torch._ops.OpOverloadPacket):  # noqa: SLF001 - see above
         packet: Any = operator
         overloads = [getattr(packet, overload) for overload in packet.overloads()]
@@ -88,7 +88,7 @@ def _writes(operator: Operator, name: str) -> bool:
 
 
 def _write_first(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The usual case in a hurry: a method of the tensor that it writes, all on the GPU."""
+    """Run the usual case fast: a method that writes to its tensor, all arguments on the GPU."""
     if kwargs or any(type(argument) in PLAIN for argument in args):
         return _write(func, args, kwargs)
     first = args[0]
@@ -115,7 +115,7 @@ def _write(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _note(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Counts the write, failed or not, on all that may have been written."""
+    """Count a write, failed or not, on every argument that may have been written to."""
     first = args[0] if args else None
     name = getattr(func, "__name__", "")
     if isinstance(first, Tensor) and (name in _IN_PLACE_OPERATORS or name.endswith("_")):
@@ -129,7 +129,7 @@ def _note(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
 
 @handles(*existing(torch, ["_pack_padded_sequence"]))
 def _pack_padded_sequence(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The batch sizes stay on the CPU."""
+    """Pack; the batch sizes stay on the CPU."""
     with NoTorchFunction():
         data, batch_sizes = func(*args, **kwargs)
     return become_cuda(data), batch_sizes
@@ -137,7 +137,7 @@ def _pack_padded_sequence(func: Operator, args: tuple[Any, ...], kwargs: dict[st
 
 @handles(*existing(torch, ["_pad_packed_sequence"]))
 def _pad_packed_sequence(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The lengths stay on the CPU."""
+    """Unpack; the lengths stay on the CPU."""
     with NoTorchFunction():
         data, lengths = func(*args, **kwargs)
     return become_cuda(data), lengths
@@ -145,7 +145,7 @@ def _pad_packed_sequence(func: Operator, args: tuple[Any, ...], kwargs: dict[str
 
 @handles(Tensor.module_load)
 def _module_load(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a parameter becomes by loading: it stays where it is, unless the other is assigned."""
+    """Load a parameter; it keeps its device, unless the loaded tensor replaces it (`assign`)."""
     kept = args[1] if kwargs.get("assign") else args[0]
     with NoTorchFunction():
         result = func(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""torch.cuda.FloatTensor and its like, and torch.set_default_tensor_type."""
+"""torch.cuda.FloatTensor and similar types, and torch.set_default_tensor_type."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ DTYPES = {
 
 
 class CudaTensorType(type):
-    """The type of torch.cuda.FloatTensor: tells and makes GPU tensors of one dtype."""
+    """The type of torch.cuda.FloatTensor: recognises and creates GPU tensors of one dtype."""
 
     dtype: torch.dtype
 
@@ -31,13 +31,13 @@ class CudaTensorType(type):
         return isinstance(instance, CudaTensor) and instance.dtype is cls.dtype
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Tensor:
-        """A new tensor, as the CPU's type of the same name makes it."""
+        """Create a tensor as the CPU's type of the same name does, and move it to the GPU."""
         native = getattr(torch, cls.__name__)
         return native(*args, **kwargs).cuda()  # type: ignore[no-any-return] # it makes tensors
 
 
 def install() -> None:
-    """Puts the types into torch.cuda."""
+    """Install the types in torch.cuda."""
     for name, dtype in DTYPES.items():
         kind = CudaTensorType(name, (), {"dtype": dtype, "__module__": "torch.cuda"})
         set_attribute(torch.cuda, name, kind)

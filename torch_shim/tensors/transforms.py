@@ -1,4 +1,4 @@
-"""torch.func: the tensors that a transform passes to the user's function keep their device."""
+"""torch.func: tensors that a transform passes to the user's function keep their device."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ _ONE_TENSOR = names(
 
 
 def install() -> None:
-    """Has what wraps and unwraps tensors for a transform pass on the class."""
+    """Make the functions that wrap and unwrap tensors for a transform preserve the class."""
     for module in (vmap, eager_transforms, autograd_function):
         for name in _ONE_TENSOR:
             replace(module, name, _keeping_class)

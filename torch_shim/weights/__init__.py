@@ -1,1 +1,1 @@
-"""A model's weights: laid out as the node's image, named by their content."""
+"""A model's weights: laid out as an image for the node, and named by a digest of the content."""

@@ -1,9 +1,9 @@
-"""Memory laid out as a model's image, so that its weights are one copy with the node's.
+"""Memory laid out as a model's image, so that this process and the node share one copy of weights.
 
-Weights that `.cuda()` has just made are moved into a memfd that only this process can write to.
-When the node is to have them, the mapping becomes a private one, in place, and the memfd is sealed:
-the node and its workers map the same pages, and what is written here later has pages of its own.
-Where the node has the same content already, its pages are mapped instead.
+Weights that `.cuda()` has just created are moved into a memfd that only this process can write to.
+When the weights are sent to the node, the mapping is replaced in place by a private one, and the
+memfd is sealed: the node and its workers map the same pages, and later writes of this process go to
+private pages. If the node has the same content already, its pages are mapped instead.
 """
 
 import ctypes
@@ -26,8 +26,8 @@ SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 MEMORY_NAME = "gpufaas-image"
 
 _LEAST_BYTES = 1 << 20  # below that, a descriptor and a mapping cost more than a copy
-_set = torch._C.TensorBase.set_  # noqa: SLF001 - the one that is not ours
-_use_count = torch._C._storage_Use_Count  # noqa: SLF001 - tells whether a view exists
+_set = torch._C.TensorBase.set_  # noqa: SLF001 - the original, not the shim's replacement
+_use_count = torch._C._storage_Use_Count  # noqa: SLF001 - shows whether a view exists
 _MAP_FIXED = 0x10
 _PIECE_BYTES = 1 << 20
 _FAILED = ctypes.c_void_p(-1).value
@@ -43,23 +43,23 @@ _libc.mmap.argtypes = [
     ctypes.c_long,
 ]
 
-# What tells the content of a storage: the mark's epoch, and autograd's count of writes.
+# Identifies the content of a storage: the mark's epoch, and autograd's count of writes.
 Content = tuple[int, int]
 
 
 class ImageMemory(mmap.mmap):
-    """One image's memory, which lives as long as a storage in it."""
+    """One image's memory, which exists as long as any storage in it."""
 
     table: ImageTable
     descriptor: int
     address: int
-    sealed: tuple[Content, ...] | None  # what it held when it was sealed
+    sealed: tuple[Content, ...] | None  # the contents at the time of sealing
     _lock: threading.Lock
     _tensors: list[tuple[write_epochs.WriteMark, weakref.ref[torch.Tensor]]]
 
     @classmethod
     def make(cls, table: ImageTable) -> Self:
-        """Memory for an image of this layout."""
+        """Create memory for an image of this layout."""
         descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, table.total_bytes)
@@ -75,7 +75,7 @@ class ImageMemory(mmap.mmap):
         return memory
 
     def adopt(self, groups: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Move these tensors here, storage by storage; nobody else may have a view of them."""
+        """Move these tensors into this memory, storage by storage; no other views may exist."""
         whole = flat(self, torch.uint8, 0, self.table.total_bytes).untyped_storage()
         for group, (offset, size) in zip(groups, self.table.storages, strict=True):
             former = write_epochs.storage_of(group[0])
@@ -88,18 +88,18 @@ class ImageMemory(mmap.mmap):
             self._tensors.append((mark, weakref.ref(group[0])))
 
     def holds(self, found: Sequence[torch.UntypedStorage]) -> bool:
-        """Whether these storages are this image, in its order."""
+        """Whether these storages are exactly this image's, in its order."""
         places = [(storage.data_ptr() - self.address, storage.nbytes()) for storage in found]
         return places == list(self.table.storages)
 
     def contents(self) -> tuple[Content, ...]:
-        """What tells whether anything here was written to."""
+        """Return the identifiers of the storages' contents; they change with every write."""
         return tuple(map(_content, self._tensors))
 
     def seal(self, copy: int | None = None) -> None:
-        """Let nobody change the memfd any more; writes from here go to pages of our own.
+        """Make the memfd immutable; later writes of this process go to private pages.
 
-        With the descriptor of a sealed `copy`, its pages take the place of the memfd's.
+        With the descriptor of a sealed `copy`, the copy's pages replace the memfd's.
         """
         with self._lock:
             if self.sealed is not None:
@@ -113,7 +113,7 @@ class ImageMemory(mmap.mmap):
             self.sealed = contents
 
     def _map_privately(self, descriptor: int) -> None:
-        """Put a private mapping in this one's place, whoever is reading here meanwhile."""
+        """Replace this mapping in place by a private one; concurrent readers are not affected."""
         size, kind = self.table.total_bytes, mmap.MAP_PRIVATE | _MAP_FIXED
         access = mmap.PROT_READ | mmap.PROT_WRITE
         found = _libc.mmap(self.address, size, access, kind, descriptor, 0)
@@ -122,13 +122,13 @@ class ImageMemory(mmap.mmap):
             raise OSError(number, f"remapping weights: {os.strerror(number)}")
 
     def _keep_late_writes(self, copy: int) -> None:
-        """What was written after the copy was compared went to the memfd: bring it over."""
+        """Apply writes that reached the memfd after its content was compared with the copy."""
         size = self.table.total_bytes
-        with _read_only(self.descriptor, size) as ours, _read_only(copy, size) as theirs:
+        with _read_only(self.descriptor, size) as written, _read_only(copy, size) as copied:
             for start in range(0, size, _PIECE_BYTES):
                 stop = min(start + _PIECE_BYTES, size)
-                if ours[start:stop] != theirs[start:stop]:
-                    self[start:stop] = ours[start:stop]
+                if written[start:stop] != copied[start:stop]:
+                    self[start:stop] = written[start:stop]
 
 
 class ImageMemories:
@@ -138,8 +138,8 @@ class ImageMemories:
         self._alive: weakref.WeakSet[ImageMemory] = weakref.WeakSet()
         os.register_at_fork(before=self._before_fork)
 
-    def settle(self, tensors: Iterable[torch.Tensor], since: int) -> None:
-        """Give these weights a memory of their own, if all were made after the mark `since`."""
+    def lay_out_weights(self, tensors: Iterable[torch.Tensor], since: int) -> None:
+        """Move these weights into an image memory, if all were created after the mark `since`."""
         groups = _by_storage(tensors)
         if groups is None:
             return
@@ -154,11 +154,11 @@ class ImageMemories:
         self._alive.add(memory)
 
     def find(self, found: Sequence[torch.UntypedStorage]) -> ImageMemory | None:
-        """The memory that is the image of exactly these storages."""
+        """Return the memory whose image consists of exactly these storages, if there is one."""
         return next((memory for memory in list(self._alive) if memory.holds(found)), None)
 
     def _before_fork(self) -> None:
-        """A child that wrote to shared pages would write to its parent's weights."""
+        """Seal all memories: otherwise a child's writes would change its parent's weights."""
         for memory in list(self._alive):
             memory.seal()
 
@@ -174,7 +174,7 @@ def _content(entry: tuple[write_epochs.WriteMark, weakref.ref[torch.Tensor]]) ->
 
 
 def _by_storage(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]] | None:
-    """Plain CUDA weights, those of one storage together; None where others are among them."""
+    """Group CUDA weights by storage; None if any of them is not an ordinary strided tensor."""
     groups: dict[int, list[torch.Tensor]] = {}
     seen: set[int] = set()
     for tensor in tensors:
@@ -191,9 +191,9 @@ def _by_storage(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]] | N
 
 
 def _is_fresh(group: list[torch.Tensor], since: int) -> bool:
-    """Whether these tensors alone use their storage, and nobody knew its mark before."""
+    """Whether only these tensors use their storage, and its mark is newer than `since`."""
     storage = write_epochs.storage_of(group[0])
     mark = write_epochs.storage_mark(storage)
     if mark is not None and (mark.epoch <= since or mark.untracked):
         return False
-    return bool(_use_count(storage._cdata) == len(group) + 1)  # noqa: SLF001 - and our own
+    return bool(_use_count(storage._cdata) == len(group) + 1)  # noqa: SLF001 - one use is `storage`

@@ -1,4 +1,4 @@
-"""A model's weights as the node knows them: one image, uploaded once, named by its content."""
+"""A model's weights as one image, uploaded to a node once and named by a digest of the content."""
 
 import fcntl
 import logging
@@ -30,12 +30,12 @@ from torch_shim.wire.protocol import FailureKind, FrameKind
 log = logging.getLogger("gpufaas")
 
 _CHUNK_BYTES = 16 << 20
-# Of one session; one that is forgotten is offered once more.
+# The digests remembered for one session; weights beyond them are offered again.
 _MOST_ACCEPTED = 256
 
 
 class StoragePlace(NamedTuple):
-    """Where a storage lies in an image, and what told its content when it was put there."""
+    """The place of a storage in an image, and the epoch and version of the content placed there."""
 
     offset: int
     size_bytes: int
@@ -47,9 +47,9 @@ _Found = tuple[write_epochs.WriteMark, torch.UntypedStorage, int]
 
 
 class Accepted:
-    """The digests that each session's manager has accepted, for as long as the session lasts.
+    """The digests that each session's manager has accepted, as long as the session lasts.
 
-    A session that lost its connection has another name when it is made anew.
+    A session gets a new name when it reconnects.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Accepted:
         )
 
     def add(self, digest: str, session: ManagerSession, name: str) -> None:
-        """The session has these weights under this name of its own."""
+        """Record that the manager has accepted these weights from the session of this name."""
         known, digests = self._found.get(session, ("", {}))
         if known != name:
             digests = {}
@@ -69,22 +69,22 @@ class Accepted:
 
     @property
     def sessions(self) -> int:
-        """How many sessions have accepted anything."""
+        """The number of sessions whose managers have accepted any weights."""
         return len(self._found)
 
     def has(self, digest: str, session: ManagerSession) -> bool:
-        """Whether the session, as it is now, has these weights."""
+        """Whether the manager has accepted these weights since the session last connected."""
         name, digests = self._found.get(session, ("", {}))
         return name == session.name and digest in digests
 
     def forget(self, digest: str) -> None:
-        """Some node does not have them."""
+        """Forget the digest for all sessions, because a node no longer has the weights."""
         for _, digests in self._found.values():
             digests.pop(digest, None)
 
 
 class ModelImage:
-    """The weights under one root module, as they were when the image was made."""
+    """The weights under one root module, as they were when the image was created."""
 
     def __init__(self, digest: str, table: ImageTable, places: dict[int, StoragePlace]) -> None:
         self.digest = digest
@@ -93,26 +93,26 @@ class ModelImage:
         self.delivered = Accepted()
 
     def is_at(self, session: ManagerSession) -> bool:
-        """Whether the session's node has it."""
+        """Whether the session's node has this image."""
         return self.delivered.has(self.digest, session)
 
     def is_of(self, digest: str, places: dict[int, StoragePlace]) -> bool:
-        """Whether this is the model of these weights."""
+        """Whether this image has this digest and these storages."""
         return self.digest == digest and self._places == places
 
     def place_of(self, mark: write_epochs.WriteMark, version: int) -> StoragePlace | None:
-        """Where this storage lies in the image, unless it was written to since."""
+        """Return the place of this storage in the image; None if it was written to since."""
         place = self._places.get(mark.key)
         same = place is not None and place.epoch == mark.epoch and place.version == version
         return place if same else None
 
     def covers(self, key: int) -> bool:
-        """Whether the storage was part of the image, changed since or not."""
+        """Whether the storage was part of the image, whether it has changed since or not."""
         return key in self._places
 
 
 class ProcessWeights:
-    """Makes the images of this process's models and brings them to the node, each once."""
+    """Creates the images of this process's models and sends each to a node once."""
 
     def __init__(self, memories: ImageMemories) -> None:
         self._memories = memories
@@ -125,9 +125,9 @@ class ProcessWeights:
         session: ManagerSession,
         known: ModelImage | None = None,
     ) -> ModelImage | None:
-        """The model of these weights, which the node has when this returns; None for none.
+        """Return the image of these weights after the node has it; None if there are no weights.
 
-        The one that is known, if nothing has changed since it was made.
+        The `known` image is returned if nothing has changed since it was created.
         """
         found = list(_storages(tensors))
         table = lay_out(storage.nbytes() for _, storage, _ in found)
@@ -136,7 +136,7 @@ class ProcessWeights:
         with self._lock:
             name = session.control.session
             epochs = [mark.epoch for mark, _, _ in found]
-            digest = self._brought(found, table, session)
+            digest = self._bring(found, table, session)
         places = {
             mark.key: StoragePlace(offset, size, epoch, version)
             for (mark, _, version), (offset, size), epoch in zip(
@@ -149,17 +149,17 @@ class ProcessWeights:
         return known
 
     def forget(self, model: ModelImage) -> None:
-        """A node says that it does not have these weights: bring them anew wherever they go."""
+        """Forget where these weights were accepted, so that they are sent again to every node."""
         with self._lock:
             self._accepted.forget(model.digest)
             model.delivered.forget(model.digest)
 
-    def _brought(self, found: list[_Found], table: ImageTable, session: ManagerSession) -> str:
-        """Have the node hold this content; the digest that names it there."""
+    def _bring(self, found: list[_Found], table: ImageTable, session: ManagerSession) -> str:
+        """Make sure that the node has this content, and return its digest."""
         memory = self._memories.find([storage for _, storage, _ in found])
         hashed = None
         if memory is not None and memory.sealed is None:
-            hashed = self._settle(memory, session)
+            hashed = self._seal(memory, session)
             if self._accepted.has(hashed, session):
                 return hashed
         now = tuple((mark.epoch, version) for mark, _, version in found)
@@ -171,10 +171,10 @@ class ProcessWeights:
         finally:
             os.close(descriptor)
 
-    def _settle(self, memory: ImageMemory, session: ManagerSession) -> str:
-        """Take the node's pages for our own where it has this content; else only seal ours.
+    def _seal(self, memory: ImageMemory, session: ManagerSession) -> str:
+        """Seal the memory, and map the node's pages into it if the node has the same content.
 
-        The digest is that of the content before the seal.
+        Return the digest of the content before the seal.
         """
         parts = parts_of(memory.descriptor, memory.table)
         digest = image_digest(parts)
@@ -195,9 +195,9 @@ class ProcessWeights:
     def _deliver(
         self, descriptor: int, table: ImageTable, session: ManagerSession, hashed: str | None = None
     ) -> str:
-        """Prove to the node that we have what is in a sealed memfd, or send it.
+        """Prove to the node that this process has the content of a sealed memfd, or send it.
 
-        What was `hashed` before the seal was offered then: the node lacks it.
+        Content that was `hashed` before the seal was offered already, and the node lacks it.
         """
         parts = parts_of(descriptor, table)
         digest = hashed or image_digest(parts)
@@ -210,7 +210,7 @@ class ProcessWeights:
                 except RemoteFailure as failure:
                     if hashed is None or failure.failure != FailureKind.WEIGHTS:
                         raise
-                    # Somebody wrote between the hash and the seal, and is not done counting it.
+                    # Another thread wrote between the hash and the seal, and will count it later.
                     return self._deliver(descriptor, table, session)
             elif copy >= 0:
                 os.close(copy)
@@ -219,7 +219,7 @@ class ProcessWeights:
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[_Found]:
-    """Every storage of CUDA weights, once, with the version of a tensor over it."""
+    """Yield every storage of CUDA weights once, with its mark and the version of its tensor."""
     seen: set[int] = set()
     for tensor in tensors:
         if not isinstance(tensor, CudaTensor) or tensor.layout is not torch.strided:
@@ -231,7 +231,7 @@ def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[_Found]:
 
 
 def _image(found: list[torch.UntypedStorage], table: ImageTable) -> int:
-    """A sealed memfd that holds these storages; nobody can change it any more."""
+    """Return a sealed memfd with the content of these storages."""
     descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, table.total_bytes)
@@ -256,7 +256,10 @@ def _fields(table: ImageTable, digest: str) -> dict[str, Any]:
 def _prove(
     parts: list[FilePart], table: ImageTable, digest: str, session: ManagerSession
 ) -> int | None:
-    """Prove that we have what the node has: its descriptor, -1 from afar; None if it has it not."""
+    """Prove that this process has weights which the node has too.
+
+    Return a descriptor of the node's copy, -1 if the node is remote, None if it lacks the weights.
+    """
     control = session.control
     if not control.ask(FrameKind.OFFER, _fields(table, digest)).fields["have"]:
         return None
@@ -266,7 +269,7 @@ def _prove(
     except RemoteFailure as failure:
         if failure.failure != FailureKind.WEIGHTS:
             raise
-        log.info("the node's copy of the weights is gone again: %s", failure)
+        log.info("the node has dropped its copy of the weights: %s", failure)
         return None
     return answer.descriptors[0] if answer.descriptors else -1
 

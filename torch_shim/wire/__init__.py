@@ -1,1 +1,1 @@
-"""The shim's end of the wire: frames, programs, channels, and one session with each GPU manager."""
+"""The shim's end of the protocol: frames, programs, channels and sessions with GPU managers."""

@@ -1,4 +1,4 @@
-"""Memory that a function and a worker both see, and how tensors lie in it."""
+"""Memory that a function and a worker share, and the layout of tensors in it."""
 
 import fcntl
 import mmap
@@ -10,10 +10,10 @@ import torch
 from torch_shim.patching import original_of
 
 FIRST_BYTES = 1 << 20
-# What moves bytes goes by PyTorch's own functions: handles are of no interest here.
+# PyTorch's original functions: moving bytes needs no handles.
 _empty = original_of(torch.empty)
 _frombuffer = original_of(torch.frombuffer)
-_set = torch._C.TensorBase.set_  # noqa: SLF001 - the one that is not ours
+_set = torch._C.TensorBase.set_  # noqa: SLF001 - the original, not the shim's replacement
 
 Buffer = mmap.mmap | memoryview | bytearray
 
@@ -21,7 +21,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Arena:
-    """A sealed memfd of fixed size, mapped here; the other side gets its descriptor once."""
+    """A sealed memfd of fixed size, mapped in this process; the peer gets its descriptor once."""
 
     def __init__(self, wanted_bytes: int) -> None:
         self.size_bytes = FIRST_BYTES
@@ -33,18 +33,18 @@ class Arena:
         self.memory = mmap.mmap(self.descriptor, self.size_bytes)
 
     def forget_descriptor(self) -> None:
-        """The mapping stays when the descriptor is closed."""
+        """Close the descriptor; the mapping stays."""
         os.close(self.descriptor)
         self.descriptor = -1
 
     def close(self) -> None:
-        """Give the memory back once no tensor lies in it any more."""
+        """Release the memory; it is freed when no tensor in it exists any more."""
         if self.descriptor >= 0:
             self.forget_descriptor()
 
 
 def flat(buffer: Buffer, dtype: torch.dtype, offset: int, count: int) -> torch.Tensor:
-    """`count` elements of a buffer as a one-dimensional tensor over the same memory."""
+    """Return `count` elements of a buffer as a one-dimensional tensor over the same memory."""
     found: torch.Tensor = (
         _frombuffer(buffer, dtype=dtype, count=count, offset=offset)
         if count
@@ -60,13 +60,13 @@ def tensor_over(
     shape: Sequence[int],
     strides: Sequence[int],
 ) -> torch.Tensor:
-    """The CPU tensor over a storage, whatever handle it belongs to."""
+    """Return a plain CPU tensor over a storage, even if the storage belongs to a handle."""
     found: torch.Tensor = _set(_empty(0, dtype=dtype), storage, offset, shape, strides)
     return found
 
 
 def map_privately(descriptor: int, size_bytes: int) -> mmap.mmap:
-    """A descriptor's content, writes to which stay ours; the descriptor is closed."""
+    """Map a descriptor's content copy-on-write, and close the descriptor."""
     try:
         return mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_PRIVATE)
     finally:
@@ -74,7 +74,7 @@ def map_privately(descriptor: int, size_bytes: int) -> mmap.mmap:
 
 
 def span_of(tensor: torch.Tensor) -> int:
-    """Elements of the storage from the first to the last one that the tensor uses."""
+    """Return the number of elements from the first to the last one that the tensor uses."""
     if tensor.numel() == 0:
         return 0
     steps = zip(tensor.size(), tensor.stride(), strict=True)

@@ -1,6 +1,7 @@
-"""What the graph calls of one request took: told to its caller, who knows which trace it is of.
+"""The times of one request's GPU calls, which its caller adds to the request's trace.
 
-Times travel as text, `docs/tracing.md` says how; a request of no trace costs nothing.
+The times are sent as text in the format of `docs/tracing.md`. Requests without a trace are not
+timed.
 """
 
 import random
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from urllib.parse import quote
 
-# All have to fit into a header, of which a gateway takes 8 KiB; further ones are summed up.
+# All entries have to fit into one header, limited to 8 KiB by gateways; further ones are summed up.
 _MOST_CHARACTERS = 7_000
 _MOST_ACQUIRES = 3
 _ERROR_CHARACTERS = 60
@@ -21,13 +22,13 @@ _TRACE = re.compile(r"([0-9a-f]{2}-[0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2}).*", 
 
 
 class CallTiming:
-    """One graph call, from its beginning to its answer."""
+    """The times of one graph call, from its start to its answer."""
 
     __slots__ = ("span_id", "header", "facts", "error", "_begin_us", "_began", "_acquires")
 
     def __init__(self, trace: str, flags: str) -> None:
         self.span_id = f"{random.getrandbits(64) or 1:016x}"
-        self.header = f"{trace}-{self.span_id}-{flags}"  # what a worker is told
+        self.header = f"{trace}-{self.span_id}-{flags}"  # the traceparent sent to the worker
         self.facts: list[str] = []
         self.error = ""
         self._begin_us = time.time_ns() // 1_000
@@ -36,21 +37,21 @@ class CallTiming:
 
     @property
     def now_us(self) -> int:
-        """By the clock in which all of it is told."""
+        """The current Unix time, measured by the clock of all entries."""
         return self._begin_us + (time.perf_counter_ns() - self._began) // 1_000
 
     def acquired(
         self, begun_us: int, lease: int, queue_s: float, load_s: float, request: str
     ) -> None:
-        """It waited for this lease, since then; the request is that which was made for it."""
+        """Record the wait for a lease since `begun_us`; `request` was created for this lease."""
         if len(self._acquires) < _MOST_ACQUIRES:
             took_us = self.now_us - begun_us
-            said = f"a;{self.span_id};{begun_us};{took_us};l={lease}"
-            said += f";q={_us(queue_s)};d={_us(load_s)}"
-            self._acquires.append(said + (f";r={quote(request, safe='/')}" if request else ""))
+            entry = f"a;{self.span_id};{begun_us};{took_us};l={lease}"
+            entry += f";q={_us(queue_s)};d={_us(load_s)}"
+            self._acquires.append(entry + (f";r={quote(request, safe='/')}" if request else ""))
 
     def answered(self, lease: int, digest: str, batch: int, times: Sequence[float]) -> None:
-        """A worker answered: seconds of waiting, transfer, compute, and of the transfer back."""
+        """Record an answer; `times` are seconds of waiting, transfer, compute, transfer back."""
         waited_s, transfer_s, compute_s = times[:3]
         out_s = times[3] if len(times) > len(("wait", "transfer", "compute")) else 0.0
         in_s = max(0.0, transfer_s - out_s)
@@ -60,23 +61,23 @@ class CallTiming:
         ]
 
     def ran_locally(self, reason: str) -> None:
-        """No worker answers: the function's own processor does the work, for this reason."""
+        """Record that the function's own processor runs the call, and the reason."""
         self.facts = [f"h={quote(reason[:_REASON_CHARACTERS])}"]
 
     def entries(self, took_us: int) -> list[str]:
-        """As they are told."""
+        """Return the entries of this call: its waits for leases, and the call itself."""
         error = [f"e={quote(self.error[:_ERROR_CHARACTERS])}"] if self.error else []
         call = ";".join((f"c;{self.span_id};{self._begin_us};{took_us}", *self.facts, *error))
         return [*self._acquires, call]
 
     @property
     def took_us(self) -> int:
-        """Since it began."""
+        """Microseconds since the call began."""
         return (time.perf_counter_ns() - self._began) // 1_000
 
 
 class Timings:
-    """Those of one request's graph calls, in the order of their ends. Thread-safe."""
+    """The times of one request's graph calls, in the order of their ends. Thread-safe."""
 
     def __init__(self, trace: str) -> None:
         found = _TRACE.fullmatch(trace)
@@ -87,7 +88,7 @@ class Timings:
 
     @contextmanager
     def call(self) -> Iterator[CallTiming | None]:
-        """A graph call is made in here; None where nobody asked what it takes."""
+        """Time the graph call made inside the `with` block; yield None if there is no trace."""
         if self._trace is None:
             yield None
             return
@@ -102,8 +103,8 @@ class Timings:
             _current.reset(before)
             self._add(timing)
 
-    def told(self) -> list[str]:
-        """Everything so far, as text."""
+    def entries(self) -> list[str]:
+        """Return the entries of all calls so far."""
         with self._lock:
             more = [f"x;{self._more};{self._more_us}"] if self._more else []
             return [*self._entries, *more]
@@ -125,7 +126,7 @@ _current: ContextVar[CallTiming | None] = ContextVar("gpufaas_graph_call", defau
 
 
 def current() -> CallTiming | None:
-    """The graph call that is being made, if anybody asked what it takes."""
+    """Return the times of the current graph call, if it is timed."""
     return _current.get()
 
 

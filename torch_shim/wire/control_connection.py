@@ -1,4 +1,4 @@
-"""One control connection to a GPU manager: any number of threads ask, one reads the answers."""
+"""A control connection to a GPU manager: many threads send requests, one reads the answers."""
 
 import os
 import socket
@@ -14,21 +14,21 @@ from torch_shim.wire.dialing import CONNECT_TIMEOUT_S, connect
 from torch_shim.wire.frame_socket import Buffer, Frame, FrameSocket
 from torch_shim.wire.protocol import VERSION, FrameKind
 
-# How often who waits for an answer asks for a sign of life, and how many may stay away: a manager
-# answers at once, however long it takes to answer the request itself.
+# While a thread waits for an answer, it sends a PING at this interval; after so many unanswered
+# PINGs the manager counts as lost. A manager answers a PING at once, even while requests wait.
 PING_S = 2.0
-_MOST_SILENT = 5
-# It reads a piece of weights to its end first, and the last one when it has hashed all of them.
-_MOST_SILENT_TAKING = 60
-# So long no byte may leave before the manager counts as frozen.
+_MOST_UNANSWERED = 5
+# While a manager receives a piece of weights it answers no PING, and after the last one it hashes.
+_MOST_UNANSWERED_UPLOADING = 60
+# If no byte can be sent for this long, the manager counts as frozen.
 _SEND_TIMEOUT_S = 10
-# A manager takes 64 requests at once, and reads nothing more before it has answered one.
+# A manager handles 64 requests at once, and reads no further frame until one is answered.
 _MOST_AT_ONCE = 60
 
 
 @dataclass(slots=True)
 class ManagerAnswer:
-    """What the manager answered: fields, and descriptors that are the caller's now."""
+    """A manager's answer: fields, and descriptors that the caller owns."""
 
     fields: dict[str, Any]
     descriptors: tuple[int, ...] = ()
@@ -36,7 +36,7 @@ class ManagerAnswer:
 
 @dataclass(slots=True)
 class _SentRequest:
-    """One request on its way."""
+    """A request that waits for its answer."""
 
     kind: FrameKind
     done: threading.Event = field(default_factory=threading.Event)
@@ -44,9 +44,9 @@ class _SentRequest:
 
 
 class ControlConnection:
-    """One control connection of a session; `welcome` is what the manager answered to HELLO.
+    """One control connection of a session; `welcome` is the manager's answer to HELLO.
 
-    A manager that falls silent is given up, as one that hung up is.
+    A manager that does not answer PINGs counts as lost, as if it had closed the connection.
     """
 
     def __init__(self, address: str, credential: str, session: str) -> None:
@@ -59,9 +59,9 @@ class ControlConnection:
         self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
         self._waiting: dict[int, _SentRequest] = {}
         self._numbers = 0
-        self._heard = 0
+        self._received = 0
         self._used_s = time.monotonic()
-        self.lost: str | None = None  # why there is no connection any more
+        self.lost: str | None = None  # the reason, once the connection is lost
         threading.Thread(target=self._read, name="gpufaas-control", daemon=True).start()
         hello = {"version": VERSION, "credential": credential, "session": session}
         try:
@@ -71,8 +71,8 @@ class ControlConnection:
             raise
         self.welcome = answer.fields
 
-    def knows(self, kind: FrameKind) -> bool:
-        """Whether the manager knows this one of the requests that came later."""
+    def supports(self, kind: FrameKind) -> bool:
+        """Whether the manager supports this request, one of those added after its version."""
         return kind.name in self.welcome.get("knows", ())
 
     def ask(
@@ -82,7 +82,7 @@ class ControlConnection:
         body: Sequence[Buffer] = (),
         descriptors: Sequence[int] = (),
     ) -> ManagerAnswer:
-        """Send a request and wait for its answer; RemoteFailure if it is refused."""
+        """Send a request and wait for its answer; raise RemoteFailure if the manager refuses it."""
         with self._room:
             frame = self._answer(kind, fields, body, descriptors)
         if frame.kind is FrameKind.REFUSED:
@@ -91,19 +91,19 @@ class ControlConnection:
         return ManagerAnswer(frame.meta[1], frame.descriptors)
 
     def idle_since(self, since_s: float) -> bool:
-        """Whether nothing was asked since then, nor is being asked."""
+        """Whether no request was sent since then, and none waits for an answer."""
         return self._used_s < since_s and not self._waiting
 
-    def tell(self, kind: FrameKind, fields: dict[str, Any]) -> None:
-        """Send something that has no answer."""
+    def notify(self, kind: FrameKind, fields: dict[str, Any]) -> None:
+        """Send a frame that has no answer."""
         with self._sending:
             if self.lost is not None:
                 raise ConnectionLost(self.lost)
             self._send(kind, [0, fields])
 
     def close(self) -> None:
-        """Hang up: the manager ends what this session holds."""
-        self._give_up("closed")
+        """Close the connection; the manager then ends the session's leases."""
+        self._disconnect("closed")
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -129,25 +129,25 @@ class ControlConnection:
         return waiting.frame
 
     def _wait(self, waiting: _SentRequest) -> None:
-        """Until there is an answer, or nobody any more who could give one."""
+        """Wait until the request is answered or the connection is lost."""
         if waiting.kind is FrameKind.HELLO:
             if not waiting.done.wait(CONNECT_TIMEOUT_S):
-                self._give_up(f"it did not answer within {CONNECT_TIMEOUT_S:g} s")
+                self._disconnect(f"it did not answer within {CONNECT_TIMEOUT_S:g} s")
             return
-        if not self.knows(FrameKind.PING):
+        if not self.supports(FrameKind.PING):
             waiting.done.wait()
             return
-        # Counted, not timed: a process that was stopped itself finds much time gone, and answers.
-        heard, silent = self._heard, 0
+        # PINGs are counted, not time: if this process was stopped, much time passed unnoticed.
+        received, unanswered = self._received, 0
         while not waiting.done.wait(PING_S):
-            if heard != self._heard:
-                heard, silent = self._heard, 0
-            taking = any(each.kind is FrameKind.CHUNK for each in list(self._waiting.values()))
-            if silent >= (_MOST_SILENT_TAKING if taking else _MOST_SILENT):
-                self._give_up(f"the manager gave no sign of life for {silent * PING_S:g} s")
+            if received != self._received:
+                received, unanswered = self._received, 0
+            uploading = any(each.kind is FrameKind.CHUNK for each in list(self._waiting.values()))
+            if unanswered >= (_MOST_UNANSWERED_UPLOADING if uploading else _MOST_UNANSWERED):
+                self._disconnect(f"the manager gave no sign of life for {unanswered * PING_S:g} s")
                 return
-            silent += 1
-            self.tell(FrameKind.PING, {})
+            unanswered += 1
+            self.notify(FrameKind.PING, {})
 
     def _send(
         self,
@@ -156,33 +156,33 @@ class ControlConnection:
         body: Sequence[Buffer] = (),
         descriptors: Sequence[int] = (),
     ) -> None:
-        """After half a frame nothing can be said any more."""
+        """Send a frame; after a partial one the connection is unusable and therefore closed."""
         try:
             self.wire.send(kind, meta, body, descriptors)
         except ConnectionLost as error:
-            self._give_up(str(error))
+            self._disconnect(str(error))
             raise
 
-    def _give_up(self, why: str) -> None:
-        """The reader finds the connection closed, and tells whoever waits."""
-        self.lost = self.lost or why
+    def _disconnect(self, reason: str) -> None:
+        """Shut the socket down; the reading thread then wakes the waiting threads."""
+        self.lost = self.lost or reason
         try:
             self.wire.socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            self.wire.close()  # it was not connected any more
+            self.wire.close()  # the socket was not connected any more
 
     def _read(self) -> None:
         try:
             while True:
                 frame = self.wire.receive()
-                self._heard += 1
+                self._received += 1
                 if frame.kind is FrameKind.LEASE_ENDED:
-                    continue  # the worker says so too, to whoever calls
+                    continue  # the worker refuses the next call of that lease anyway
                 if not frame.meta[0]:
                     continue  # the answer to a PING
                 waiting = self._waiting.pop(frame.meta[0], None)
                 if waiting is None:
-                    raise ConnectionLost(f"an answer to nothing: {frame.meta!r:.80}")
+                    raise ConnectionLost(f"an answer without a request: {frame.meta!r:.80}")
                 waiting.frame = frame
                 waiting.done.set()
         except (WireError, LookupError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""A data channel: one thread at a time asks one worker to define, bind and run programs."""
+"""A data channel, by which one thread at a time defines, binds and runs programs on a worker."""
 
 import socket
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from torch_shim.wire.protocol import FrameKind
 
 
 class DataChannel:
-    """One stream to a worker, with what that worker knows from it."""
+    """One stream to a worker, and the programs and bindings that were sent on it."""
 
     def __init__(self, wire: FrameSocket) -> None:
         self.wire = wire
@@ -21,7 +21,7 @@ class DataChannel:
         self.bound: dict[int, int] = {}
 
     def room(self, size_bytes: int) -> Arena:
-        """An arena of at least that size that the worker sees too."""
+        """Return an arena of at least this size, shared with the worker."""
         arena = self.arena
         if arena is None or arena.size_bytes < size_bytes:
             arena = Arena(size_bytes)
@@ -31,27 +31,27 @@ class DataChannel:
         return arena
 
     def define(self, number: int, digest: str, packed: bytes) -> None:
-        """Tell the worker a program, once."""
+        """Send a program to the worker, once."""
         if number not in self.defined:
             self._ask(FrameKind.DEFINE, [number, digest], [packed])
             self.defined.add(number)
 
     def bind(self, number: int, binding: int, tensors: dict[int, Any]) -> None:
-        """Tell the worker which inputs of a program stay the same, when that has changed."""
+        """Send a program's binding, its constant inputs, to the worker if it has changed."""
         if self.bound.get(number) != binding:
             self._ask(FrameKind.BIND, [number, binding, tensors])
             self.bound[number] = binding
 
     def call(self, meta: list[Any], body: Sequence[Buffer]) -> Frame:
-        """Run a program; RemoteFailure with the worker's reason if it did not."""
+        """Run a program; raise RemoteFailure with the worker's reason if the call fails."""
         return self._ask(FrameKind.CALL, meta, body)
 
     def drop(self, keys: list[int]) -> None:
-        """Let the worker forget kept storages."""
+        """Make the worker drop kept storages."""
         self._ask(FrameKind.DROP, keys)
 
     def hung_up(self) -> bool:
-        """Whether the worker has closed this channel, on which nobody waits for anything."""
+        """Whether the worker has closed this channel; for a channel that is not in use."""
         try:
             return not self.wire.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -60,7 +60,7 @@ class DataChannel:
             return True
 
     def close(self) -> None:
-        """Close the socket; the worker frees what belonged to this channel."""
+        """Close the socket; the worker then frees the channel's memory."""
         self.broken = True
         self.wire.close()
         if self.arena is not None:
@@ -73,7 +73,7 @@ class DataChannel:
         body: Sequence[Buffer] = (),
         descriptors: Sequence[int] = (),
     ) -> Frame:
-        self.broken = True  # unless the answer is read to its end: an interrupt may come between
+        self.broken = True  # until the answer has been read completely: an interrupt may intervene
         self.wire.send(kind, meta, body, descriptors)
         frame = self.wire.receive()
         if frame.kind is FrameKind.FAILED:

@@ -7,12 +7,12 @@ from torch_shim.errors import ConnectionLost
 from torch_shim.wire.tls_client import secured
 
 CONNECT_TIMEOUT_S = 5.0
-# A manager whose machine went away without a word is noticed after about this many seconds.
+# After about this many seconds a vanished machine is detected.
 _SILENCE_S = 15
 
 
 def connect(address: str) -> socket.socket:
-    """A stream socket to a GPU manager; OSError or ConnectionLost where there is none."""
+    """Return a stream socket to a GPU manager; raise OSError or ConnectionLost if it fails."""
     scheme, _, rest = address.partition(":")
     if scheme == "unix":
         return _connected(
@@ -20,11 +20,11 @@ def connect(address: str) -> socket.socket:
             "\0" + rest[1:] if rest.startswith("@") else rest,
         )
     if scheme not in {"tcp", "tls"}:
-        raise ConnectionLost(f"no address of a GPU manager: {address!r}")
+        raise ConnectionLost(f"not an address of a GPU manager: {address!r}")
     where, _, fingerprint = rest.partition("#")
     host, _, port = where.rpartition(":")
     connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    _watch_over(connection)
+    _configure_tcp(connection)
     host = host.strip("[]")
     _connected(connection, (host, int(port)))
     if scheme == "tcp":
@@ -43,8 +43,8 @@ def _connected(connection: socket.socket, where: Any) -> socket.socket:
     return connection
 
 
-def _watch_over(connection: socket.socket) -> None:
-    """Questions are small and wanted at once; a dead machine must not be waited for."""
+def _configure_tcp(connection: socket.socket) -> None:
+    """Send small requests without delay, and detect a peer machine that has died."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENCE_S // 3)

@@ -1,4 +1,4 @@
-"""Blocking frames over a stream socket, with file descriptors beside them where it is local."""
+"""Blocking frames over a stream socket, with file descriptors if the socket is local."""
 
 import array
 import os
@@ -25,14 +25,14 @@ from torch_shim.wire.tls_client import carries_descriptors
 Buffer = bytes | bytearray | memoryview
 
 _READ_AHEAD_BYTES = 64 << 10
-# A peer that sleeps answers 40 to 100 us later than one that is awake, each way: as long as the
-# messages follow each other faster than this, a reader tries again and again before it sleeps.
+# A peer that sleeps answers 40 to 100 us later than one that is awake, each way: while messages
+# follow each other faster than this, a reader polls before it sleeps.
 _EAGER_S = 0.0005
 _DESCRIPTOR_ROOM = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
 
 class Frame(NamedTuple):
-    """One message; whoever takes it owns its descriptors and closes them."""
+    """One message; its receiver owns the descriptors and closes them."""
 
     kind: FrameKind
     meta: Meta
@@ -55,7 +55,7 @@ class FrameSocket:
         self._end = 0
         self._descriptors: list[int] = []
         self._eager = eager and self.local and len(os.sched_getaffinity(0)) > 1
-        self._waited_s = _EAGER_S  # for the last bytes
+        self._waited_s = _EAGER_S  # how long the last read waited
 
     def send(
         self,
@@ -64,7 +64,7 @@ class FrameSocket:
         body: Sequence[Buffer] = (),
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Write one frame, or raise ConnectionLost."""
+        """Write one frame; raise ConnectionLost if that fails."""
         size = sum(len(part) for part in body)
         head = pack_frame(kind, meta, size, len(descriptors))
         self.sent_bytes += len(head) + size
@@ -81,7 +81,7 @@ class FrameSocket:
             raise ConnectionLost(f"while writing {kind.name}: {error}") from error
 
     def receive(self) -> Frame:
-        """Read one frame; ConnectionLost when the other side is gone, BadFrame for nonsense."""
+        """Read one frame; raise ConnectionLost at the end, BadFrame for an invalid frame."""
         self._fill(HEADER_BYTES)
         view = memoryview(self._ahead)[self._start : self._end]
         header = read_header(view, self.max_meta_bytes, self.max_body_bytes)
@@ -92,14 +92,14 @@ class FrameSocket:
         return Frame(header.kind, meta, body, self._take_descriptors(header.descriptors))
 
     def close(self) -> None:
-        """Close the socket and every descriptor that arrived and was not taken."""
+        """Close the socket and every received descriptor that was not handed out."""
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()
         self.socket.close()
 
     def _take_descriptors(self, count: int) -> tuple[int, ...]:
-        """Those of this frame: the bytes of the next one, and its descriptors, may be here too."""
+        """Return this frame's descriptors; those of the next frame may have been read already."""
         if len(self._descriptors) < count:
             raise BadFrame(f"{count} file descriptors announced, {len(self._descriptors)} came")
         taken = tuple(self._descriptors[:count])
@@ -110,7 +110,7 @@ class FrameSocket:
         return memoryview(self._take(header.body_bytes)) if header.body_bytes else memoryview(b"")
 
     def _take(self, size: int) -> bytearray:
-        """The next `size` bytes, which the caller owns; memory grows only as bytes arrive."""
+        """Return the next `size` bytes in a new buffer; memory grows only as bytes arrive."""
         ready = min(size, self._end - self._start)
         taken = bytearray(self._ahead[self._start : self._start + ready])
         self._start += ready
@@ -131,7 +131,7 @@ class FrameSocket:
             view = view[count:]
 
     def _fill(self, size: int) -> None:
-        """Have at least `size` bytes ahead, and take the descriptors that come with them."""
+        """Read until `size` bytes are buffered, and store descriptors that come with them."""
         if self._end - self._start >= size:
             return
         self._ahead[: self._end - self._start] = self._ahead[self._start : self._end]
@@ -160,7 +160,7 @@ class FrameSocket:
         return count
 
     def _message(self, room: memoryview) -> tuple[int, list[tuple[int, int, bytes]], int, Any]:
-        """What one recvmsg gives; it does not sleep where the last message came at once."""
+        """Return the result of one recvmsg; poll first if the last message came quickly."""
         read, flags = self.socket.recvmsg_into, socket.MSG_CMSG_CLOEXEC
         if not self._eager:
             return read([room], _DESCRIPTOR_ROOM, flags)
@@ -171,7 +171,7 @@ class FrameSocket:
                 try:
                     return read([room], _DESCRIPTOR_ROOM, flags | socket.MSG_DONTWAIT)
                 except BlockingIOError:
-                    os.sched_yield()  # to whoever shares this core: the peer, perhaps
+                    os.sched_yield()  # the peer may share this core
             return read([room], _DESCRIPTOR_ROOM, flags)
         finally:
             self._waited_s = time.perf_counter() - began_s

@@ -1,9 +1,9 @@
-"""Images of weights: how storages lie in one, the digest that names it, the proof of having it.
+"""Images of weights: the layout of storages, the digest of an image, the proof of possession.
 
 A digest is SHA-256 over a header (version, total, every storage's offset and size) and the
 SHA-256 digests of the content's pieces, of 8 MiB at most. Pieces are hashed in several threads.
 500 MB on two shared cores with SHA instructions: 0.18 s from a file, 0.22 s from memory; one
-SHA-256 over all of it 0.41 s, BLAKE2b 0.54 s. Gaps between storages are zero by rule and are not
+SHA-256 over all bytes takes 0.41 s, BLAKE2b 0.54 s. Gaps between storages must be zero and are not
 hashed.
 """
 
@@ -21,14 +21,14 @@ IMAGE_VERSION = 1
 PIECE_BYTES = 8 << 20
 NONCE_BYTES = 32
 
-_BLOCK_BYTES = 256 << 10  # stays in a core's own cache
-_MOST_THREADS = 8  # beyond these, memory is the limit
+_BLOCK_BYTES = 256 << 10  # fits into a core's private cache
+_MOST_THREADS = 8  # with more threads, memory bandwidth is the limit
 
 Buffer = bytes | bytearray | memoryview
 
 
 class ImageTable(NamedTuple):
-    """Where each storage lies, as (offset, bytes) in order of offset, and the image's size."""
+    """The offset and size of each storage, in order of offset, and the image's size."""
 
     storages: tuple[tuple[int, int], ...]
     total_bytes: int
@@ -52,7 +52,7 @@ class _Piece(NamedTuple):
 
 
 def lay_out(sizes_bytes: Iterable[int]) -> ImageTable:
-    """The one table there is for storages of these sizes in this order."""
+    """Return the only valid table for storages of these sizes in this order."""
     storages = []
     end = 0
     for size in sizes_bytes:
@@ -62,30 +62,30 @@ def lay_out(sizes_bytes: Iterable[int]) -> ImageTable:
 
 
 def parts_of(descriptor: int, table: ImageTable) -> list[FilePart]:
-    """The storages of an image that lies in a file, for `image_digest` and `possession_proof`."""
+    """Return the storages of an image in a file, for `image_digest` and `possession_proof`."""
     return [FilePart(descriptor, offset, size) for offset, size in table.storages]
 
 
 def image_digest(storages: Sequence[Storage]) -> str:
-    """The name, in hexadecimal, of the image that holds these storages in this order.
+    """Return the hexadecimal digest of the image with these storages in this order.
 
-    A memoryview must count in bytes. The content must not change meanwhile.
+    A memoryview must consist of bytes. The content must not change during the call.
     """
     return _digest(storages, b"image")
 
 
 def new_nonce() -> str:
-    """What a manager salts its question with; never the same twice."""
+    """Return a random nonce for a manager's challenge."""
     return secrets.token_hex(NONCE_BYTES)
 
 
 def possession_proof(storages: Sequence[Storage], nonce: str) -> str:
-    """What only somebody who has all of the content can answer to this nonce."""
+    """Return the answer to a nonce that can be computed only with the complete content."""
     return _digest(storages, b"proof of " + nonce.encode())
 
 
 def _digest(storages: Sequence[Storage], purpose: bytes) -> str:
-    """Pieces and root begin differently, for every purpose: none can pass for another."""
+    """Hash storages; pieces, root and purposes have different prefixes, so digests never mix."""
     table = lay_out(_size(storage) for storage in storages)
     root = hashlib.sha256(b"gpufaas root of " + purpose + b"\0" + _header(table))
     fresh = hashlib.sha256(b"gpufaas piece of " + purpose + b"\0")
@@ -102,14 +102,14 @@ def _digest(storages: Sequence[Storage], purpose: bytes) -> str:
 
 
 def _header(table: ImageTable) -> bytes:
-    """The table in the one form that is hashed."""
+    """Return the table in the form that is hashed."""
     flat = [number for entry in table.storages for number in entry]
     start = struct.pack("<3Q", IMAGE_VERSION, table.total_bytes, len(table.storages))
     return start + struct.pack(f"<{len(flat)}Q", *flat)
 
 
 def _jobs(storages: Sequence[Storage]) -> Iterator[list[_Piece]]:
-    """All pieces in order, as lists that are worth a thread's while."""
+    """Yield all pieces in order, in lists large enough for one thread's job."""
     job: list[_Piece] = []
     job_bytes = 0
     for storage in storages:
@@ -130,7 +130,7 @@ def _size(storage: Storage) -> int:
 
 
 def _hash_pieces(job: list[_Piece], fresh: "hashlib._Hash") -> bytes:
-    """The digests of these pieces, one behind the other."""
+    """Return the concatenated digests of these pieces."""
     digests = []
     for piece in job:
         digest = fresh.copy()
@@ -145,7 +145,7 @@ def _hash_pieces(job: list[_Piece], fresh: "hashlib._Hash") -> bytes:
 
 
 def _blocks(part: FilePart, offset: int, size_bytes: int) -> Iterator[memoryview]:
-    """Read rather than mapped: no page faults, and a sparse file gets no pages by being read."""
+    """Yield a file's bytes by reading, not mapping: no page faults, no pages for sparse files."""
     room = memoryview(bytearray(min(_BLOCK_BYTES, size_bytes)))
     position = part.offset + offset
     end = position + size_bytes

@@ -1,4 +1,4 @@
-"""The process's session with one GPU manager: leases, and channels to the workers behind them."""
+"""The process's session with one GPU manager: its leases, and channels to the leases' workers."""
 
 import logging
 import os
@@ -23,67 +23,67 @@ from torch_shim.wire.worker_memory import WorkerStorages
 log = logging.getLogger("gpufaas")
 
 _RETRY_S = 0.1
-# Nobody waits anew for a manager that was waited for in vain so lately: others that queued behind
-# would do so one after the other.
-IN_VAIN_S = 1.0
+# After a failed connect that waited this long, further attempts fail at once for this long:
+# otherwise threads that queue for the connection would each wait in turn.
+FAILED_CONNECT_S = 1.0
 
 
 class WorkerPeer:
-    """One worker as this process knows it: idle channels to it, and what it keeps for us."""
+    """One worker: the idle channels to it, and the storages that it keeps for this process."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.kept = WorkerStorages()
         self._idle: list[DataChannel] = []
         self._lock = threading.Lock()
-        self._gone = False
+        self._lost = False
 
     def take(self) -> DataChannel | None:
-        """A channel that nobody uses, or None."""
+        """Return an idle channel; None if there is none."""
         with self._lock:
             return self._idle.pop() if self._idle else None
 
     def give(self, channel: DataChannel) -> None:
-        """Put a channel back after use, or a new one here."""
+        """Add a channel to the idle ones, after its use or when it is new."""
         with self._lock:
-            if not channel.broken and not self._gone:
+            if not channel.broken and not self._lost:
                 self._idle.append(channel)
                 return
         channel.close()
 
-    def lost(self) -> None:
-        """The worker is gone, and all that it held."""
+    def mark_lost(self) -> None:
+        """Close the channels, because the worker has ended."""
         with self._lock:
-            self._gone = True
+            self._lost = True
             idle, self._idle = self._idle, []
         for channel in idle:
             channel.close()
 
     def hung_up(self) -> bool:
-        """Whether the worker, from which nothing is expected, has closed its channels."""
+        """Whether the worker has closed its idle channels."""
         with self._lock:
             return bool(self._idle) and self._idle[0].hung_up()
 
     def close_copies(self) -> None:
-        """In a forked child: let go of the parent's channels without a word on them."""
+        """Close a forked child's copies of the channels without sending anything on them."""
         for channel in self._idle:
             channel.wire.socket.close()
 
 
 @dataclass(slots=True, eq=False)
 class ModelLease:
-    """The right to run one model's graphs on the worker that has it, until it is over."""
+    """The right to run one model's graphs on the worker that holds the model, until `over`."""
 
     number: int
     digest: str
     peer: WorkerPeer
-    session: str  # the name under which it was given
+    session: str  # the session's name when the lease was granted
     over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseElsewhere:
-    """A lease that was given on another node, with what to show there."""
+    """A lease that was granted on another node, with the token that claims it there."""
 
     number: int
     node: str
@@ -92,12 +92,12 @@ class LeaseElsewhere:
 
 
 class ManagerSession:
-    """What this process is to one GPU manager. A forked child makes a new one."""
+    """This process's session with one GPU manager. A forked child creates a new one."""
 
     def __init__(
         self, address: str, credential: str, patience_s: float = CONNECT_TIMEOUT_S
     ) -> None:
-        """A manager that does not answer is tried again for `patience_s`."""
+        """Connecting to a manager that does not answer is retried for `patience_s`."""
         self.address = address
         self.name = secrets.token_hex(16)
         self.used_s = time.monotonic()
@@ -107,19 +107,19 @@ class ManagerSession:
         self._control: ControlConnection | None = None
         self._peers: dict[str, WorkerPeer] = {}
         self.calls = 0
-        self._in_vain_until_s = 0.0
-        self.retired = False  # for good: whoever still has it asks for another one
+        self._unreachable_until_s = 0.0
+        self.retired = False  # closed for good: callers then open another session
 
     @property
     def control(self) -> ControlConnection:
-        """The connection, made anew when it was lost."""
+        """The connection, reopened if it was lost."""
         with self._lock:
             if self._control is None or self._control.lost is not None:
                 if self.retired:
-                    raise ConnectionLost(f"the session with {self.address} was idle for long")
-                if time.monotonic() < self._in_vain_until_s:
+                    raise ConnectionLost(f"the idle session with {self.address} was closed")
+                if time.monotonic() < self._unreachable_until_s:
                     raise ManagerUnreachable(self.address, "it did not answer a moment ago")
-                self._start_anew()
+                self._reset()
                 self._control = self._connect(self._patience_s)
             return self._control
 
@@ -136,12 +136,12 @@ class ManagerSession:
 
     @property
     def traces(self) -> bool:
-        """Whether the manager's workers know what a trace is."""
+        """Whether the manager's workers accept a trace with calls."""
         control = self._control
         return control is not None and TRACE in control.welcome.get("knows", ())
 
     def holds(self, lease: ModelLease) -> bool:
-        """Whether the lease is in force as far as we know."""
+        """Whether this process believes the lease to be in force."""
         return not lease.over and lease.session == self.name
 
     def acquire(
@@ -153,10 +153,11 @@ class ManagerSession:
         lease: int | None = None,
         again: bool = False,
     ) -> ModelLease | LeaseElsewhere:
-        """A lease for this model, waiting for one if need be.
+        """Acquire a lease for this model; wait for one if necessary.
 
-        With a token or a number it is that lease, or RemoteFailure (LEASE) where it is of no use
-        any more; with a token `again`, another one for its request, which gave that one back.
+        With a token or a number, return that lease, or raise RemoteFailure (LEASE) if it is no
+        longer usable. With a token and `again`, acquire another lease for the token's request,
+        which has given the token's lease back.
         """
         named = {"token": token, "lease": lease} | ({"again": True} if again else {})
         timing = call_timings.current()
@@ -176,87 +177,87 @@ class ManagerSession:
         peer = self._peer(answer.fields["workers"][digest])
         return ModelLease(answer.fields["lease"], digest, peer, self.name)
 
-    def where(self, token: str) -> LeaseElsewhere:
-        """Where the lease of a token is, by this manager's word.
+    def locate(self, token: str) -> LeaseElsewhere:
+        """Return the node and the addresses of a token's lease, as this manager reports them.
 
-        RemoteFailure where the token is forged, or (LEASE) is of no use any more.
+        Raise RemoteFailure if the token is forged, or (LEASE) its lease is no longer usable.
         """
         control = self.control
-        if not control.knows(FrameKind.WHERE):
-            message = "our own GPU manager is too old to say where that lease is"
+        if not control.supports(FrameKind.WHERE):
+            message = "this node's GPU manager is too old to locate that lease"
             raise RemoteFailure(FailureKind.LEASE, message)
         found = control.ask(FrameKind.WHERE, {"token": token}).fields
         return LeaseElsewhere(found["lease"], found["node"], tuple(found["addresses"]), token)
 
-    def claimed(self, number: int) -> None:
-        """A lease that was given elsewhere is in use there, and does not end with this session."""
+    def report_claimed(self, number: int) -> None:
+        """Report that a lease elsewhere is claimed there, so it does not end with this session."""
         control = self._control
-        if control is None or not control.knows(FrameKind.CLAIMED):
+        if control is None or not control.supports(FrameKind.CLAIMED):
             return
         try:
-            control.tell(FrameKind.CLAIMED, {"lease": number})
-        except ConnectionLost as error:  # the session has ended, and with it what it was told of
-            log.info("%s was not told of a lease elsewhere: %s", self.address, error)
+            control.notify(FrameKind.CLAIMED, {"lease": number})
+        except ConnectionLost as error:  # the manager has forgotten the session and the lease
+            log.info("the claim of a lease elsewhere was not sent to %s: %s", self.address, error)
 
     def release(self, number: int) -> None:
-        """A lease that was given elsewhere will not be used."""
-        self.control.tell(FrameKind.RELEASE, {"lease": number})
+        """Release a lease that was granted on another node and will not be used."""
+        self.control.notify(FrameKind.RELEASE, {"lease": number})
 
     def give_back(self, leases: Sequence[ModelLease]) -> None:
-        """These, which are one by their number, are needed no more, or perhaps later again."""
+        """Give a lease back; its request may reacquire one. `leases` have the same number."""
         control = self._control
         held = [lease for lease in leases if self.holds(lease)]
         for lease in leases:
             lease.over = True
         if held and control is not None:
-            control.tell(FrameKind.RELEASE, {"lease": held[0].number, "may_return": True})
+            control.notify(FrameKind.RELEASE, {"lease": held[0].number, "may_return": True})
 
     def channel(self, lease: ModelLease, batch: int) -> DataChannel | None:
-        """A channel of this lease for one call; None if the lease is over meanwhile."""
+        """Return a channel of this lease for one call; None if the lease has ended."""
         channel = lease.peer.take()
         if channel is None:
-            channel = self._another(lease, batch)
+            channel = self._open_another(lease, batch)
         if channel is not None:
             with self._lock:
                 self.calls += 1
         return channel
 
     def give(self, lease: ModelLease, channel: DataChannel) -> None:
-        """The call is over."""
+        """Return a lease's channel after the call."""
         lease.peer.give(channel)
         with self._lock:
             self.calls -= 1
             self.used_s = time.monotonic()
 
-    def lost(self, lease: ModelLease) -> None:
-        """The worker is gone, and all that it held."""
+    def mark_lost(self, lease: ModelLease) -> None:
+        """Mark a lease and its worker as lost."""
         lease.over = True
-        lease.peer.lost()
+        lease.peer.mark_lost()
         with self._lock:
             self._peers.pop(lease.peer.name, None)
 
     def retire_if_idle(self, since_s: float) -> bool:
-        """Hang up for good if no call was made since then; whether that is so."""
+        """Close the session for good if no call was made since then; return whether it is."""
         with self._lock:
             control = self._control
             quiet = control is None or control.lost is not None or control.idle_since(since_s)
             if self.retired or not quiet or self.calls or self.used_s >= since_s:
                 return self.retired
             if self.connected:
-                log.info("the session with %s was idle for long", self.address)
+                log.info("closing the idle session with %s", self.address)
             self.retired = True
             self.close()
             return True
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection and all channels."""
         with self._lock:
             if self._control is not None:
                 self._control.close()
-            self._start_anew()
+            self._reset()
 
     def close_copies(self) -> None:
-        """In a forked child: let go of the parent's connections without a word on them."""
+        """Close a forked child's copies of the connections without sending anything on them."""
         if self._control is not None:
             self._control.wire.socket.close()
         for peer in self._peers.values():
@@ -273,16 +274,16 @@ class ManagerSession:
             except (OSError, ConnectionLost) as error:
                 now_s = time.monotonic()
                 if now_s >= deadline:
-                    if now_s >= began_s + IN_VAIN_S:
-                        self._in_vain_until_s = now_s + IN_VAIN_S
+                    if now_s >= began_s + FAILED_CONNECT_S:
+                        self._unreachable_until_s = now_s + FAILED_CONNECT_S
                     raise ManagerUnreachable(self.address, str(error)) from error
                 time.sleep(_RETRY_S)
             else:
                 self.used_s = time.monotonic()
                 return control
 
-    def _another(self, lease: ModelLease, batch: int) -> DataChannel | None:
-        """One more channel to the lease's worker, for one more thread."""
+    def _open_another(self, lease: ModelLease, batch: int) -> DataChannel | None:
+        """Open one more channel to the lease's worker, for one more thread."""
         try:
             answer = self._ask_acquire(lease.digest, batch, lease=lease.number, workers=())
         except RemoteFailure as failure:
@@ -300,11 +301,11 @@ class ManagerSession:
         return self.control.ask(FrameKind.ACQUIRE, fields | {"follow": True} | more)
 
     def _known(self) -> list[str]:
-        """The workers to which a channel is open; those that hung up are forgotten."""
+        """Return the workers with an open channel; forget those that closed their channels."""
         with self._lock:
             for name, peer in list(self._peers.items()):
                 if peer.hung_up():
-                    self._peers.pop(name).lost()
+                    self._peers.pop(name).mark_lost()
             return list(self._peers)
 
     def _peer(self, worker: str) -> WorkerPeer:
@@ -312,7 +313,7 @@ class ManagerSession:
             return self._peers.setdefault(worker, WorkerPeer(worker))
 
     def _open(self, answer: ManagerAnswer) -> None:
-        """Keep the channels that came with an answer, or new connections where none can come."""
+        """Store the channels that came with an answer; dial them if the manager is remote."""
         fresh = answer.fields.get("fresh", [])
         if self.control.wire.local:
             ends = [socket.socket(fileno=descriptor) for descriptor in answer.descriptors]
@@ -322,7 +323,7 @@ class ManagerSession:
             self._peer(worker).give(DataChannel(FrameSocket(end, eager=True)))
 
     def dial(self, worker: str) -> socket.socket:
-        """A further connection to the manager, for calls of this worker."""
+        """Open a connection to the manager that is relayed to this worker."""
         try:
             wire = FrameSocket(connect(self.address))
         except OSError as error:
@@ -341,9 +342,9 @@ class ManagerSession:
         wire.socket.settimeout(None)
         return wire.socket
 
-    def _start_anew(self) -> None:
-        """A manager that was gone knows nothing of us; under the old name we know things of it."""
+    def _reset(self) -> None:
+        """Take a new session name and forget all workers: a new connection is a new session."""
         self.name = secrets.token_hex(16)
         for peer in self._peers.values():
-            peer.lost()
+            peer.mark_lost()
         self._peers.clear()

@@ -1,4 +1,4 @@
-"""Programs: a graph as a list of named operator calls, in msgpack; no torch in here.
+"""Programs: a graph as a list of named operator calls, in msgpack; torch is not needed here.
 
 Values are numbered: the inputs first, then one for each step. An argument is None, a bool, a
 number, a string, a list, or one of the tagged values below.
@@ -32,13 +32,13 @@ class Named(NamedTuple):
 
 
 class DeviceName(NamedTuple):
-    """A device as the function names it: `cuda` stands for the worker's own."""
+    """A device as the function names it: `cuda` means the worker's GPU."""
 
     kind: str
 
 
 class Tuple(NamedTuple):
-    """A tuple (lists travel as themselves)."""
+    """A tuple; lists need no tag."""
 
     items: list[Any]
 
@@ -97,10 +97,10 @@ class ProgramStep:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What one call of a graph computes, without the weights.
+    """The computation of one graph call, without the weights.
 
-    `output` is a nested argument value (a Tuple as a rule). `random` says that some step draws
-    random numbers, so that calls must carry the generator's state.
+    `output` is a nested argument value (usually a Tuple). `random` is set if some step draws random
+    numbers: calls then carry the generator's state.
     """
 
     inputs: int
@@ -110,7 +110,7 @@ class Program:
     random: bool = False
 
     def pack(self) -> bytes:
-        """The bytes that travel; equal programs give equal bytes."""
+        """Return the serialized program; equal programs give equal bytes."""
         data: bytes = msgpack.packb(
             [
                 PROGRAM_VERSION,
@@ -131,20 +131,20 @@ class Program:
 
 
 def digest_of(packed: bytes) -> str:
-    """The name under which a worker keeps a built program."""
+    """Return the name by which a worker stores a built program."""
     return hashlib.sha256(packed).hexdigest()
 
 
 def unpack(data: bytes | bytearray | memoryview) -> Program:
-    """Read a program that somebody sent; anything odd is a BadFrame."""
+    """Read a program from the peer; raise BadFrame if it is invalid."""
     try:
         version, inputs, constants, steps, output, random = msgpack.unpackb(
             data, raw=False, strict_map_key=False, max_ext_len=0
         )
         if version != PROGRAM_VERSION:
-            raise BadFrame(f"program of version {version!r}, this side reads {PROGRAM_VERSION}")
+            raise BadFrame(f"program of version {version!r}, supported is {PROGRAM_VERSION}")
         if len(steps) > MAX_STEPS or not isinstance(inputs, int) or inputs < 0:
-            raise BadFrame("program of absurd size")
+            raise BadFrame("program with too many steps or an invalid number of inputs")
         return Program(
             inputs,
             tuple(Constant(str(d), tuple(map(int, s)), bytes(b)) for d, s, b in constants),
@@ -168,7 +168,7 @@ def unpack(data: bytes | bytearray | memoryview) -> Program:
 
 
 def map_value(value: Any, change: Callable[[Any], Any]) -> Any:
-    """`change` applied to every leaf of a nested argument value (tags that hold values kept)."""
+    """Apply `change` to every leaf of a nested argument value; tags that hold values are kept."""
     if isinstance(value, list):
         return [map_value(item, change) for item in value]
     if isinstance(value, (Tuple, Mapping)):
@@ -179,7 +179,7 @@ def map_value(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Tagged values as msgpack maps of one entry, which no plain argument can be."""
+    """Replace tagged values by msgpack maps of one entry; plain arguments contain no maps."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
 """The wire protocol's frames and message kinds; docs/protocol.md explains them.
 
-A frame is a fixed header, msgpack metadata and a raw body. Nothing here opens a socket or knows
-torch, and nothing on any socket is ever unpickled.
+A frame is a fixed header, msgpack metadata and a raw body. This module neither opens sockets nor
+uses torch. No data from a socket is ever unpickled.
 """
 
 import struct
@@ -15,7 +15,8 @@ from torch_shim.errors import BadFrame
 MAGIC = b"gF"
 VERSION = 1
 
-# Bytes of metadata and of body that a frame may announce. A stranger's first frame is small.
+# Bytes of metadata and of body that a frame may announce. HELLO, sent before authentication, is
+# limited further.
 MAX_META_BYTES = 64 << 20
 MAX_BODY_BYTES = 8 << 30
 MAX_HELLO_BYTES = 16 << 10
@@ -27,11 +28,11 @@ ALIGNMENT = 64
 _HEADER = struct.Struct("<2sBBB3xIQ")  # magic, version, kind, descriptors, metadata, body
 HEADER_BYTES = _HEADER.size
 
-Meta = Any  # what msgpack gives: the reader of each kind checks it
+Meta = Any  # msgpack values, which the reader of each kind checks
 
 
 class FrameKind(IntEnum):
-    """What a frame says; who sends it to whom stands in the comment of its group."""
+    """The kinds of frames; a comment at each group names sender and receiver."""
 
     # shim or administrator -> manager: requests; each carries a number that its answer repeats
     HELLO = 1
@@ -82,15 +83,15 @@ class FrameKind(IntEnum):
     EXITED = 98
 
 
-# Requests that came later than their version: a manager says in its answer to HELLO that it knows
-# them, and a shim says them to no other one.
+# Requests added after version 1. A manager lists those that it supports in its answer to HELLO, and
+# a shim sends only these.
 LATER_REQUESTS = (FrameKind.PING, FrameKind.WHERE, FrameKind.CLAIMED)
-# Beside them a manager says this, whose workers take a trace in a call's options.
+# A manager adds this to the list if its workers accept a trace in a call's options.
 TRACE = "TRACE"
 
 
 class FailureKind(StrEnum):
-    """Why a request was refused or a call failed: a fixed set, so that a client can act on it."""
+    """The reasons for a refused request or failed call: a fixed set that clients can act on."""
 
     BAD_FRAME = "bad frame"
     UNKNOWN_VERSION = "unknown version"
@@ -111,7 +112,7 @@ class FailureKind(StrEnum):
 
 
 class Header(NamedTuple):
-    """What the first bytes of a frame announce."""
+    """The header of a frame."""
 
     kind: FrameKind
     descriptors: int
@@ -120,7 +121,7 @@ class Header(NamedTuple):
 
 
 def pack_frame(kind: FrameKind, meta: Meta, body_bytes: int = 0, descriptors: int = 0) -> bytes:
-    """The header and metadata of a frame that a body and descriptors of these numbers follow."""
+    """Return a frame's header and metadata; the body and the descriptors are sent separately."""
     packed: bytes = msgpack.packb(meta, use_bin_type=True)
     return _HEADER.pack(MAGIC, VERSION, kind, descriptors, len(packed), body_bytes) + packed
 
@@ -130,12 +131,12 @@ def read_header(
     max_meta_bytes: int = MAX_META_BYTES,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> Header:
-    """Parse the header at the start of `data`; anything odd is a BadFrame."""
+    """Parse the header at the start of `data`; raise BadFrame if it is invalid."""
     magic, version, kind, descriptors, meta_bytes, body_bytes = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise BadFrame(f"frame starts with {magic!r}")
     if version != VERSION:
-        raise BadFrame(f"frame of version {version}, this side speaks {VERSION}")
+        raise BadFrame(f"frame of version {version}, supported is {VERSION}")
     if meta_bytes > max_meta_bytes or body_bytes > max_body_bytes:
         raise BadFrame(f"frame announces {meta_bytes} + {body_bytes} bytes")
     if descriptors > MAX_DESCRIPTORS:
@@ -147,7 +148,7 @@ def read_header(
 
 
 def unpack_meta(data: bytes | bytearray | memoryview) -> Meta:
-    """The metadata of a frame: numbers, strings, bytes, lists and maps, nothing else."""
+    """Unpack a frame's metadata, which consists of numbers, strings, bytes, lists and maps only."""
     try:
         return msgpack.unpackb(data, raw=False, strict_map_key=False, max_ext_len=0)
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
@@ -155,5 +156,5 @@ def unpack_meta(data: bytes | bytearray | memoryview) -> Meta:
 
 
 def aligned(size_bytes: int) -> int:
-    """That many bytes, rounded up to where the next tensor may start."""
+    """Round a number of bytes up to the offset where the next tensor may start."""
     return (size_bytes + ALIGNMENT - 1) & -ALIGNMENT

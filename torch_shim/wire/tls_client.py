@@ -1,7 +1,7 @@
-"""TLS towards a GPU manager elsewhere: a thread encrypts what goes through a pair of sockets.
+"""TLS to a GPU manager on another machine: a thread encrypts the bytes of a socket pair.
 
-Everything above goes on with a plain socket, on which one thread may read while another writes:
-OpenSSL's own objects allow only one at a time.
+The layers above use a plain socket, on which one thread may read while another writes: OpenSSL's
+objects allow only one thread at a time.
 """
 
 import contextlib
@@ -18,51 +18,51 @@ from torch_shim.errors import ConnectionLost
 
 _PIECE_BYTES = 256 << 10
 
-# Those of this process: a forked child closes its copies.
+# The pumps of this process; a forked child closes its copies.
 _PUMPS: weakref.WeakSet["_Pump"] = weakref.WeakSet()
 
 
 class SecuredEnd(socket.socket):
-    """Our end of a pipe to a TLS stream: bytes alone go through it, no file descriptors."""
+    """The plain end of a TLS stream: it carries bytes, but no file descriptors."""
 
 
 def pipe() -> tuple[SecuredEnd, socket.socket]:
-    """The two ends of one: who speaks in the clear has the first, who encrypts the second."""
+    """Return a socket pair: the first end is for plain data, the second for the encrypting side."""
     clear, encrypting = socket.socketpair()
     return SecuredEnd(fileno=clear.detach()), encrypting
 
 
 def carries_descriptors(connection: socket.socket) -> bool:
-    """Whether the other side of a socket is a process of this machine, which takes descriptors."""
+    """Whether descriptors can be sent: the peer must be a process on this machine."""
     return connection.family == socket.AF_UNIX and not isinstance(connection, SecuredEnd)
 
 
 def fingerprint(certificate: bytes) -> str:
-    """What names a certificate (DER) in an address: SHA-256 in hexadecimal."""
+    """Return the fingerprint of a certificate (DER) as in addresses: SHA-256 in hexadecimal."""
     return hashlib.sha256(certificate).hexdigest()
 
 
 def secured(connection: socket.socket, host: str, wanted: str, timeout_s: float) -> SecuredEnd:
-    """Speak TLS on a connected socket, which is this function's from now on.
+    """Start TLS on a connected socket, and take ownership of the socket.
 
-    The other side must show the certificate with the wanted fingerprint, or, where none is wanted,
-    one of this host that the machine trusts; ConnectionLost where it does not.
+    The peer must present the certificate with the wanted fingerprint or, if `wanted` is empty, a
+    certificate for this host that the machine trusts. Otherwise ConnectionLost is raised.
     """
     context = ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if wanted:
         context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE  # no authority is asked: the fingerprint decides
+        context.verify_mode = ssl.CERT_NONE  # the fingerprint replaces certificate authorities
     try:
         connection.settimeout(timeout_s)
         stream = context.wrap_socket(connection, server_hostname=host)
     except (OSError, ValueError) as error:
         connection.close()
-        raise ConnectionLost(f"no TLS with {host}: {error}") from error
+        raise ConnectionLost(f"TLS with {host} failed: {error}") from error
     shown = fingerprint(stream.getpeercert(binary_form=True) or b"")
     if wanted and not hmac.compare_digest(shown, wanted.lower()):
         stream.close()
-        raise ConnectionLost(f"{host} shows another certificate than its address says: {shown}")
+        raise ConnectionLost(f"{host} presents another certificate than its address names: {shown}")
     clear, encrypting = pipe()
     pump = _Pump(stream, encrypting)
     threading.Thread(target=pump.run, name="gpufaas-tls", daemon=True).start()
@@ -70,7 +70,7 @@ def secured(connection: socket.socket, host: str, wanted: str, timeout_s: float)
 
 
 class _Pump:
-    """Carries bytes between a TLS stream and a plain socket until either side ends."""
+    """Copies bytes between a TLS stream and a plain socket until either side closes."""
 
     def __init__(self, stream: ssl.SSLSocket, plain: socket.socket) -> None:
         stream.setblocking(False)
@@ -79,13 +79,13 @@ class _Pump:
         self._plain = plain
         self._room_in = memoryview(bytearray(_PIECE_BYTES))
         self._room_out = memoryview(bytearray(_PIECE_BYTES))
-        self._in = self._room_in[:0]  # what is still to go to the plain socket
-        self._out = self._room_out[:0]  # and to the stream
+        self._in = self._room_in[:0]  # bytes still to be written to the plain socket
+        self._out = self._room_out[:0]  # bytes still to be written to the stream
         _PUMPS.add(self)
 
     def run(self) -> None:
-        """Carry; both are closed afterwards."""
-        with contextlib.suppress(OSError, EOFError):  # one side is gone, and the other learns it
+        """Copy bytes until one side closes; then close both."""
+        with contextlib.suppress(OSError, EOFError):  # one side has closed
             while True:
                 carried = [self._carry_in(), self._carry_out()]
                 if not any(carried):
@@ -93,12 +93,12 @@ class _Pump:
         self.close()
 
     def close(self) -> None:
-        """Close both, without a word: in a forked child the words are the parent's."""
+        """Close both sockets without a TLS shutdown, which only the parent process may send."""
         self._plain.close()
         self._stream.close()
 
     def _carry_in(self) -> bool:
-        """One piece from the stream; False where there is none, or no room for it."""
+        """Copy one piece from the stream; return False if there is none, or no room for it."""
         if not self._in:
             try:
                 self._in = self._room_in[: self._stream.recv_into(self._room_in)]
@@ -113,7 +113,7 @@ class _Pump:
         return True
 
     def _carry_out(self) -> bool:
-        """One piece to the stream."""
+        """Copy one piece to the stream; return False if there is none, or no room for it."""
         if not self._out:
             try:
                 self._out = self._room_out[: self._plain.recv_into(self._room_out)]
@@ -128,7 +128,7 @@ class _Pump:
         return True
 
     def _wait(self) -> None:
-        """Until something can be carried. A side of which nothing is wanted is not looked at."""
+        """Wait until a piece can be copied; poll only the sides that are needed for it."""
         poll = select.poll()
         stream = (0 if self._in else select.POLLIN) | (select.POLLOUT if self._out else 0)
         plain = (0 if self._out else select.POLLIN) | (select.POLLOUT if self._in else 0)
@@ -139,7 +139,7 @@ class _Pump:
 
 
 def _forget_parents() -> None:
-    """Its pumps have no thread here, and a copy left open would keep its connections open."""
+    """Close the parent's pumps in a forked child: open copies would keep the connections open."""
     for pump in list(_PUMPS):
         pump.close()
 

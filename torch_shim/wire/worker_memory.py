@@ -1,4 +1,4 @@
-"""What one worker holds for this process, as the process remembers it."""
+"""This process's record of the storages that one worker keeps for the process."""
 
 from collections.abc import Sequence
 
@@ -6,18 +6,21 @@ Content = tuple[int, int]
 
 
 class WorkerStorages:
-    """The storages that one worker holds for this session, by key: what told their content when
-    they agreed (epoch and version here), and the worker's epoch."""
+    """The storages that one worker keeps for this session, by key.
+
+    An entry has the epoch and version of this process's storage when both copies were equal, and
+    the worker's epoch.
+    """
 
     def __init__(self) -> None:
         self.epochs: dict[int, tuple[Content, int]] = {}
         self.sent: dict[int, Content] = {}
 
     def result(self, key: int, content: Content) -> None:
-        """The worker keeps a result under this key, as its epoch 0."""
+        """Record that the worker keeps a result under this key, with epoch 0."""
         self.epochs[key] = (content, 0)
 
     def forget(self, keys: Sequence[int]) -> None:
-        """The worker has let these go."""
+        """Record that the worker no longer keeps the storages with these keys."""
         for key in keys:
             self.epochs.pop(key, None)

@@ -1,1 +1,1 @@
-"""One worker process for each model, taken from a warm pool."""
+"""The runtime with one worker process for each model, taken from a warm pool."""

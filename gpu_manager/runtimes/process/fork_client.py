@@ -1,4 +1,4 @@
-"""The manager's side of the fork server: start it, ask it for workers, know when each is gone."""
+"""The manager's side of the fork server: starts it, requests workers, detects their exit."""
 
 import asyncio
 import contextlib
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 60.0  # importing torch from a cold disk
 _FORK_TIMEOUT_S = 10.0
-_MAX_ORDER_BYTES = 1 << 20  # of metadata; nothing that a worker says has a body
+_MAX_ORDER_BYTES = 1 << 20  # of metadata; a worker's reports have no body
 
 Awaited = TypeVar("Awaited", bound=worker_orders.WorkerOrder)
 
 
 class ForkedWorker:
-    """A worker process: its orders and its reports, until it is gone."""
+    """A worker process, with its stream of orders and reports, until its exit."""
 
     def __init__(self, pid: int, pidfd: int, connection: socket.socket) -> None:
         self.name = secrets.token_hex(8)
@@ -42,44 +42,44 @@ class ForkedWorker:
         self.stream = FrameStream(connection, _MAX_ORDER_BYTES, 0)
         loop.add_reader(pidfd, self._exit)
 
-    async def tell(self, order: worker_orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
-        """Send an order, waiting for room if need be."""
+    async def send(self, order: worker_orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
+        """Send an order; wait while the socket's buffer is full."""
         await self.stream.send(worker_orders.KINDS[type(order)], list(order), (), descriptors)
 
-    def tell_soon(self, order: worker_orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
-        """Send an order at once; a worker that does not read its orders is killed."""
+    def send_now(self, order: worker_orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
+        """Send an order at once; kill the worker if its socket's buffer is full."""
         if self.exited.done():
             return
         if not self.stream.send_now(worker_orders.KINDS[type(order)], list(order), descriptors):
-            self.kill("it takes no orders")
+            self.kill("it does not read its orders")
 
-    async def hear(self) -> worker_orders.WorkerOrder:
-        """The next report."""
+    async def receive(self) -> worker_orders.WorkerOrder:
+        """Return the next report."""
         frame = await self.stream.read()
         for descriptor in frame.descriptors:  # no report carries any
             os.close(descriptor)
         return worker_orders.read(frame.kind, frame.meta)
 
     async def answer(self, awaited: type[Awaited]) -> Awaited:
-        """The next report of this kind; a failed load is raised, other reports are logged."""
+        """Return the next report of this kind; raise a failed load, log other reports."""
         while True:
-            order = await self.hear()
+            order = await self.receive()
             if isinstance(order, awaited):
                 return order
             if isinstance(order, worker_orders.ImageLoadFailed):
                 raise LoadFailure(self.name, order.detail, out_of_memory=order.out_of_memory)
-            log.info("worker %s reported out of turn: %.300r", self.name, order)
+            log.info("unexpected report of worker %s: %.300r", self.name, order)
 
     def kill(self, cause: str) -> None:
-        """End the process, whatever state it is in; the first cause given is the one reported."""
+        """Kill the process, whatever its state; the first cause given is the one reported."""
         self.cause = self.cause or cause
         if self.exited.done():
             return
-        with contextlib.suppress(ProcessLookupError):  # it is dead, and this loop is yet to see it
+        with contextlib.suppress(ProcessLookupError):  # dead, which this loop has not seen yet
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    async def gone(self, cause: str) -> None:
-        """Wait for the end of a process that has hung up."""
+    async def wait_for_exit(self, cause: str) -> None:
+        """Wait for the exit of a process that has closed its stream; kill it if it is slow."""
         self.stream.close()
         try:
             await asyncio.wait_for(asyncio.shield(self.exited), 0.1)
@@ -98,14 +98,14 @@ class ForkedWorker:
         os.close(self._pidfd)
         if not self.exited.done():
             self.exited.set_result(None)
-        # Its last reports are still to be read: the reader closes the stream.
+        # The last reports are still to be read: their reader closes the stream.
 
 
 class ForkServer:
-    """Makes workers. When its process has died, the next fork starts another one."""
+    """Creates workers. If the server's process has died, the next fork starts another one."""
 
     def __init__(self, *, emulated: bool = False) -> None:
-        """`emulated` says that no worker will use CUDA."""
+        """`emulated` means that no worker will use CUDA."""
         self._devices = "cpu" if emulated else "cuda"
         self._process: subprocess.Popen[bytes] | None = None
         self._stream: FrameStream | None = None
@@ -115,17 +115,17 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """Its process, if there is one."""
+        """The server's process id, if the process runs."""
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Have it running, with torch imported."""
+        """Start the server's process, and wait until it has imported torch."""
         async with self._asking:
             await self._ensure()
 
     async def fork(self) -> ForkedWorker:
-        """A fresh worker; NoWorker if there is none to be had."""
-        # A cancelled request must not leave its answer unread: the next one would take it.
+        """Create a new worker; raise NoWorker if that is not possible."""
+        # A cancelled fork must not leave its answer unread: the next fork would read it.
         forking = asyncio.ensure_future(self._fork_in_turn())
         try:
             return await asyncio.shield(forking)
@@ -134,10 +134,10 @@ class ForkServer:
             raise
 
     async def close(self) -> None:
-        """End its process, and with it every worker that still lives."""
+        """Kill the server's process; its workers die with it."""
         self._closed = True
         if self._process is not None:
-            self._process.kill()  # it may be importing torch, and a fork waits for that
+            self._process.kill()  # it may be importing torch, for which a fork waits
         async with self._asking:
             await self._stop()
 
@@ -170,12 +170,12 @@ class ForkServer:
         except BaseException:
             ours.close()
             raise
-        made = worker_orders.read(frame.kind, frame.meta)
-        if not isinstance(made, worker_orders.Forked) or made.number != number:
+        answer = worker_orders.read(frame.kind, frame.meta)
+        if not isinstance(answer, worker_orders.Forked) or answer.number != number:
             ours.close()
-            raise BadFrame(f"{frame.kind.name} instead of a worker")
+            raise BadFrame(f"{frame.kind.name} as the answer to FORK")
         (pidfd,) = frame.descriptors
-        return ForkedWorker(made.pid, pidfd, ours)
+        return ForkedWorker(answer.pid, pidfd, ours)
 
     async def _ensure(self) -> FrameStream:
         if self._closed:
@@ -191,13 +191,13 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # a Ctrl-C at the terminal is the manager's to handle
+                start_new_session=True,  # the manager handles a Ctrl-C at the terminal
             )
         stream = self._stream = FrameStream(ours, _MAX_ORDER_BYTES, 0)
         async with asyncio.timeout(_START_TIMEOUT_S):
             frame = await stream.read()
         for missing in frame.meta[0]:
-            log.warning("workers run without: %s", missing)
+            log.warning("workers run without this protection: %s", missing)
         return stream
 
     async def _stop(self) -> None:
@@ -211,7 +211,7 @@ class ForkServer:
 
 
 def _discard(forking: "asyncio.Future[ForkedWorker]") -> None:
-    """End a worker whose request was cancelled."""
+    """Kill a worker whose request was cancelled."""
     if not forking.cancelled() and forking.exception() is None:
         worker = forking.result()
         worker.kill("its request was cancelled")
@@ -219,9 +219,9 @@ def _discard(forking: "asyncio.Future[ForkedWorker]") -> None:
 
 
 def _command(descriptor: int, devices: str) -> list[str]:
-    """How the fork server is run: `python -m gpu_manager.worker`, the current directory aside.
+    """Return the fork server's command: `python -m gpu_manager.worker` without the current folder.
 
-    The place where this package was found comes last on its path, for runs from a source tree.
+    The folder that contains this package is appended to the path, for runs from a source tree.
     """
     root = str(Path(gpu_manager.__file__).parents[1])
     start = f"import runpy, sys; sys.path.append({root!r}); "

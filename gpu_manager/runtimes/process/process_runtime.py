@@ -1,4 +1,4 @@
-"""Process-per-model: the runtime that hosts each model in a worker process from a warm pool."""
+"""The process-per-model runtime: hosts each model in a worker process from a warm pool."""
 
 import asyncio
 import itertools
@@ -19,15 +19,15 @@ from torch_shim.errors import WireError
 
 log = logging.getLogger(__name__)
 
+# If the event loop wakes later than this, the loop itself was delayed: an answer may be unread.
+_DELAYED_S = 0.05
 # Users that workers of different tenants run as: a range that fits a container's 16 bits too.
-# A loop that wakes this much too late was held up itself: what it waits for may be there, unread.
-_HELD_UP_S = 0.05
 _FIRST_UID, _UIDS = 62_000, 3_000
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """How worker processes are made and bounded."""
+    """The limits of worker processes, and the settings of their pool."""
 
     pool: PoolSettings = field(default_factory=PoolSettings)
     descriptors: int = 4096
@@ -37,7 +37,7 @@ class ProcessSettings:
 
 
 class HostedProcess:
-    """A model in its own process."""
+    """A model in a separate process."""
 
     def __init__(self, order: LoadOrder, worker: ForkedWorker, observer: Observer) -> None:
         self._order = order
@@ -48,17 +48,17 @@ class HostedProcess:
         self._load_s = 0.0
         self._ending: dict[int, asyncio.Future[None]] = {}
         self._pressures = BackgroundTasks(log, f"finding memory for {order.model}")
-        self._wanted_gone = False
+        self._exit_expected = False
         self._closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
     def order(self) -> LoadOrder:
-        """What was asked for."""
+        """The order by which the model was loaded."""
         return self._order
 
     @property
     def id(self) -> HostedId:
-        """The worker's name: its process runs nothing else."""
+        """The worker's name: the worker runs only this model."""
         return HostedId(self._worker.name)
 
     @property
@@ -68,31 +68,36 @@ class HostedProcess:
 
     @property
     def worker(self) -> ForkedWorker:
-        """The worker, which runs nothing else."""
+        """The worker, which runs only this model."""
         return self._worker
 
     @property
     def memory_bytes(self) -> int:
-        """As last reported by the worker."""
+        """The GPU memory that the worker last reported."""
         return self._memory_bytes
 
     @property
     def load_s(self) -> float:
-        """What loading took."""
+        """The duration of the load."""
         return self._load_s
 
     @property
     def closed(self) -> asyncio.Future[str]:
-        """Done when the process is gone."""
+        """Done when the process has ended."""
         return self._closed
 
     async def load(self, assign: worker_orders.Assign) -> None:
-        """Make the worker hold the model; LoadFailure or NoWorker if it does not."""
+        """Load the model in the worker; raise LoadFailure or NoWorker if that fails."""
         order, worker = self._order, self._worker
-        await worker.tell(assign)
+        await worker.send(assign)
         ready = await worker.answer(worker_orders.Ready)
         for missing in ready.missing:
-            log.warning("worker %s of %s runs without: %s", worker.name, order.model, missing)
+            log.warning(
+                "worker %s of %s runs without this protection: %s",
+                worker.name,
+                order.model,
+                missing,
+            )
         table = [list(entry) for entry in order.table]
         emulated = order.emulation
         load = worker_orders.LoadImage(
@@ -103,60 +108,60 @@ class HostedProcess:
             emulated.load_s,
             emulated.run_s,
         )
-        await worker.tell(
+        await worker.send(
             load, [order.image] if order.turns is None else [order.image, order.turns]
         )
         answer = await worker.answer(worker_orders.ImageLoaded)
         self._memory_bytes, self._load_s = answer.memory_bytes, answer.load_s
 
     def admit(self, lease: int) -> None:
-        """Let calls under this lease run."""
-        self._worker.tell_soon(worker_orders.AdmitCalls(lease))
+        """Admit calls under this lease."""
+        self._worker.send_now(worker_orders.AdmitCalls(lease))
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
-        """No call of the lease is in flight when this returns."""
+        """Admit no further call of the lease, and wait until none is in flight."""
         if self._closed.done():
             return
         ending = self._ending.get(lease)
         if ending is None:
             ending = self._ending[lease] = asyncio.get_running_loop().create_future()
-            self._worker.tell_soon(worker_orders.EndCalls(lease))
+            self._worker.send_now(worker_orders.EndCalls(lease))
         try:
-            await _in_time(ending, grace_s)
+            await _wait_within(ending, grace_s)
         except TimeoutError:
             self._worker.kill(f"a call of lease {lease} outlived its grace of {grace_s} s")
             await asyncio.shield(self._closed)
 
     def channel(self, session: str, function: str, end: socket.socket) -> None:
-        """Hand a data channel to the worker."""
-        self._worker.tell_soon(worker_orders.OpenChannel(session, function), [end.fileno()])
+        """Pass a data channel to the worker."""
+        self._worker.send_now(worker_orders.OpenChannel(session, function), [end.fileno()])
         end.close()
 
     def limit(self, limit_bytes: int) -> None:
-        """Change what the model may use."""
-        self._worker.tell_soon(worker_orders.SetLimit(limit_bytes, 0, False))
+        """Change the memory that the model may use."""
+        self._worker.send_now(worker_orders.SetLimit(limit_bytes, 0, False))
 
     async def unload(self) -> int:
-        """Kill the process: nothing else is sure to give everything back."""
-        self._wanted_gone = True
+        """Kill the process: only its exit is certain to release all memory."""
+        self._exit_expected = True
         self._worker.kill("unloaded")
         await asyncio.shield(self._closed)
         return self._memory_bytes
 
     async def listen(self) -> None:
-        """Take the worker's reports until it is gone; then everything that waits for it ends."""
-        cause = "it hung up"
+        """Handle the worker's reports until it exits; then complete everything that waits."""
+        cause = "it closed its stream"
         try:
             while True:
-                self._take(await self._worker.hear())
+                self._handle(await self._worker.receive())
         except (WireError, NoWorker) as error:
             cause = str(error)
-        await self._worker.gone(cause)
+        await self._worker.wait_for_exit(cause)
         self._close()
 
     def abandon(self) -> None:
-        """The load failed: the end of this worker is not reported."""
-        self._wanted_gone = True
+        """Kill the worker after a failed load, without reporting its exit."""
+        self._exit_expected = True
         self._worker.kill("the load failed")
 
     def _close(self) -> None:
@@ -166,11 +171,11 @@ class HostedProcess:
         self._ending.clear()
         self._pressures.cancel()
         self._closed.set_result(cause)
-        if not self._wanted_gone:
+        if not self._exit_expected:
             log.warning("worker %s of %s: %s", self._worker.name, self._order.model, cause)
             self._observer.died(self, cause)
 
-    def _take(self, order: worker_orders.WorkerOrder) -> None:
+    def _handle(self, order: worker_orders.WorkerOrder) -> None:
         if isinstance(order, worker_orders.CallsRan):
             self._memory_bytes = max(self._memory_bytes, order.peak_bytes)
             peak_bytes = self._memory_bytes
@@ -189,13 +194,13 @@ class HostedProcess:
 
     async def _relieve(self, order: worker_orders.Pressure) -> None:
         relief = await self._observer.pressure(self, order.lease, order.need_bytes)
-        self._worker.tell_soon(
+        self._worker.send_now(
             worker_orders.SetLimit(relief.limit_bytes, order.number, relief.retry)
         )
 
 
 class ProcessRuntime:
-    """Hosts every model in a process of its own."""
+    """Hosts every model in a separate process."""
 
     def __init__(
         self,
@@ -218,7 +223,7 @@ class ProcessRuntime:
 
     @property
     def spares(self) -> dict[str, int]:
-        """Workers ready for a model, by device."""
+        """The number of workers ready for a model, by device."""
         return self._pool.ready
 
     @property
@@ -228,15 +233,15 @@ class ProcessRuntime:
 
     @property
     def server_pid(self) -> int | None:
-        """The process that forks workers; None where none runs."""
+        """The id of the process that forks workers; None if it does not run."""
         return self._server.pid
 
     def spare_workers(self, device: str) -> Sequence[ForkedWorker]:
-        """Workers of this device that are ready for a model, the next one first."""
+        """Return the workers for this device that are ready for a model, the next one first."""
         return self._pool.spares(device)
 
     async def load(self, order: LoadOrder) -> HostedModel:
-        """Take a worker from the pool and have it hold the model; one that is lost is replaced."""
+        """Load a model in a worker from the pool; if the worker is lost, use another one."""
         try:
             return await self._load(order, fresh=False)
         except WireError as error:
@@ -266,7 +271,7 @@ class ProcessRuntime:
         return hosted
 
     async def close(self) -> None:
-        """Kill every worker and the fork server, and wait until they are gone."""
+        """Kill every worker and the fork server, and wait for their exit."""
         await self._pool.close()
         for hosted in list(self._hosted):
             hosted.abandon()
@@ -280,12 +285,12 @@ class ProcessRuntime:
         return worker_orders.Assign(uid, self._settings.descriptors, self._settings.processes)
 
 
-async def _in_time(answer: asyncio.Future[None], grace_s: float) -> None:
-    """Wait for an answer; TimeoutError if the worker was late, not this process."""
+async def _wait_within(answer: asyncio.Future[None], grace_s: float) -> None:
+    """Wait for an answer; raise TimeoutError if the worker is late, not if this process is."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + grace_s
     while not (await asyncio.wait({answer}, timeout=deadline_s - loop.time()))[0]:
         late_s = loop.time() - deadline_s
-        if late_s < _HELD_UP_S:
+        if late_s < _DELAYED_S:
             raise TimeoutError
         deadline_s = loop.time() + min(late_s, grace_s)

@@ -1,4 +1,4 @@
-"""The warm pool: workers that wait for a model, as many as recent demand is worth."""
+"""The warm pool: workers that wait for a model; their number follows recent demand."""
 
 import asyncio
 import functools
@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 class PoolSettings:
     """How many workers wait for each device.
 
-    As many as models were loaded in the last `window_s`, but no fewer than `least`, no more than
-    `most`, and on all devices together no more than `memory_bytes` holds. A real GPU's spare
-    worker holds a context on it, so that there `most_cuda` counts.
+    The number is that of the models loaded in the last `window_s`, but at least `least` and at most
+    `most` (`most_cuda` for a real GPU, on which a spare worker holds a context). The workers of all
+    devices together fit into `memory_bytes`.
     """
 
     least: int = 1
@@ -30,11 +30,11 @@ class PoolSettings:
     window_s: float = 10.0
     memory_bytes: int = 1 << 30
     spare_bytes: int = 64 << 20
-    refill_delay_s: float = 0.1  # the load that took a worker goes first
+    refill_delay_s: float = 0.1  # so that the load that took a worker runs first
 
 
 class Pool:
-    """Hands out workers and replaces those taken or dead."""
+    """Hands out spare workers, and replaces those taken or dead."""
 
     def __init__(
         self, server: ForkServer, devices: tuple[str, ...], settings: PoolSettings
@@ -48,11 +48,11 @@ class Pool:
 
     @property
     def ready(self) -> dict[str, int]:
-        """Spare workers by device."""
+        """The number of spare workers by device."""
         return {device: len(spares) for device, spares in self._spares.items()}
 
     def spares(self, device: str) -> Sequence[ForkedWorker]:
-        """Workers of this device that are ready, the next one first."""
+        """Return the workers for this device that are ready, the next one first."""
         return tuple(self._spares.get(device, ()))
 
     def start(self) -> None:
@@ -60,7 +60,7 @@ class Pool:
         self._task = asyncio.get_running_loop().create_task(self._maintain())
 
     async def take(self, device: str, model: str, *, fresh: bool = False) -> ForkedWorker:
-        """A warmed worker, made now where none waits, or where a fresh one is asked for."""
+        """Return a warmed worker; create one if none is ready, or if `fresh`."""
         loop = asyncio.get_running_loop()
         spares = self._spares.setdefault(device, deque())
         self._loads.setdefault(device, deque()).append(loop.time())
@@ -75,7 +75,7 @@ class Pool:
             raise NoWorker(model, str(error)) from error
 
     async def close(self) -> None:
-        """Kill the spares and wait until they are gone."""
+        """Kill the spare workers and wait for their exit."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -92,7 +92,7 @@ class Pool:
                 async with asyncio.timeout(self._settings.window_s):
                     await self._wake.wait()
             except TimeoutError:
-                continue  # demand that has passed lets spares go
+                continue  # the demand may have fallen: adjust the number of spares
 
     async def _adjust(self, device: str, spares: deque[ForkedWorker]) -> None:
         wanted = self._wanted(device)
@@ -128,9 +128,9 @@ class Pool:
 
     async def _make(self, device: str) -> ForkedWorker:
         worker = await self._server.fork()
-        await worker.tell(worker_orders.Warm(device))
+        await worker.send(worker_orders.Warm(device))
         return worker
 
     async def _discard(self, worker: ForkedWorker) -> None:
         worker.kill("not needed any more")
-        await worker.gone("not needed any more")
+        await worker.wait_for_exit("not needed any more")

@@ -294,7 +294,7 @@ class Executor:
             raise CallRefused(FailureKind.BAD_FRAME, f"generator's state: {error}") from error
 
     def _relieve(self, lease: int, short: OutOfMemory) -> None:
-        with self.turns.let_others():  # their calls may end what has to leave
+        with self.turns.yielded():  # their calls may end what has to leave
             limit_bytes, retry = self._ask_relief(lease, short.need_bytes)
         if limit_bytes is not None:
             self.set_limit(limit_bytes)

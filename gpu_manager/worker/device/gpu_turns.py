@@ -29,21 +29,21 @@ def make_turns() -> int:
     return descriptor
 
 
-def whose_turn(descriptor: int) -> int | None:
+def turn_holder(descriptor: int) -> int | None:
     """The process that has the turn, or is next in line; None where there is none."""
     wanted = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _NEXT, _BYTES, 0)
     kind, _, _, _, pid = _LOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted))
     return None if kind == fcntl.F_UNLCK else int(pid)
 
 
-def kill_whose_turn(descriptor: int, pid: int) -> None:
+def kill_turn_holder(descriptor: int, pid: int) -> None:
     """Kill this process, if it has the turn still: its number may be another's by now."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
-        if whose_turn(descriptor) == pid:
+        if turn_holder(descriptor) == pid:
             with contextlib.suppress(ProcessLookupError):  # dead since it was looked up
                 signal.pidfd_send_signal(process, signal.SIGKILL)
     finally:
@@ -77,7 +77,7 @@ class GpuTurns:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, _TURN)
 
     @contextlib.contextmanager
-    def let_others(self) -> Iterator[None]:
+    def yielded(self) -> Iterator[None]:
         """In a turn: wait for something else meanwhile, while others have theirs."""
         self.__exit__(None, None, None)
         try:
@@ -101,6 +101,6 @@ class NoTurns:
         pass
 
     @contextlib.contextmanager
-    def let_others(self) -> Iterator[None]:
+    def yielded(self) -> Iterator[None]:
         """There are none."""
         yield

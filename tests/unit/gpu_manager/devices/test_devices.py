@@ -144,13 +144,13 @@ def test_gpus_are_confined_to_those_that_cuda_would_show(
 @pytest.mark.parametrize(
     ("choice", "why"),
     [
-        ("gpu", "say auto"),
-        ("", "say auto"),
+        ("gpu", "use auto"),
+        ("", "use auto"),
         ("cpu:0", "N from 1"),
         ("cpu:x", "N from 1"),
         ("cpu:99999", "N from 1"),
-        ("cuda:", "say numbers"),
-        ("cuda:a", "say numbers"),
+        ("cuda:", "use numbers"),
+        ("cuda:a", "use numbers"),
         ("cuda:3", "no GPU 3; there are 0, 1, 2"),
     ],
 )

@@ -53,7 +53,7 @@ def test_lease_does_not_linger_when_nobody_was_told_of_it() -> None:
 def test_lease_ends_when_it_was_idle_for_long() -> None:
     leases = LeasesInForce(TIMES)
     held = claimed(leases)
-    leases.used(held, 3.0, 0.01)
+    leases.record_use(held, 3.0, 0.01)
 
     assert leases.next_due_s() == 8.0
     assert due(leases, 7.9) == []
@@ -63,7 +63,7 @@ def test_lease_ends_when_it_was_idle_for_long() -> None:
 def test_lease_ends_when_it_was_held_for_too_long() -> None:
     leases = LeasesInForce(TIMES)
     held = claimed(leases)
-    leases.used(held, 299.0, 0.01)
+    leases.record_use(held, 299.0, 0.01)
 
     assert due(leases, 299.9) == []
     assert due(leases, 300.0) == [EndReason.EXPIRED]
@@ -82,7 +82,7 @@ def test_lease_ends_when_others_wait_and_it_is_quiet_or_had_its_time(
     used_s: float, run_s: float, ends_s: float, why: EndReason
 ) -> None:
     leases = LeasesInForce(TIMES)
-    leases.used(claimed(leases), used_s, run_s)
+    leases.record_use(claimed(leases), used_s, run_s)
     assert due(leases, ends_s + 1e-9) == []
 
     leases.contended = True

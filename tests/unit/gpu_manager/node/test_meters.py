@@ -68,7 +68,7 @@ async def test_deaths_failures_and_pressure_are_counted() -> None:
         assert says(text, "worker_deaths_total", gpu=GPU) == 1
         assert says(text, "load_failures_total", gpu=GPU) == 0
         node.node.meters.load_failed(GPU)
-        node.node.meters.ailing(GPU, fatal=True)
+        node.node.meters.health_event(GPU, fatal=True)
         text = of(node)
         assert says(text, "load_failures_total", gpu=GPU) == 1
         assert says(text, "gpu_health_events_total", gpu=GPU, fatal="true") == 1

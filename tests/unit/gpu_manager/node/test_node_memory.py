@@ -144,7 +144,7 @@ async def test_load_waits_for_room_when_the_node_has_less_than_the_scheduler_bel
         await until(1.0)
         assert it.runtime.orders == []
         gpu.ledger.release(ghost)
-        gpu.settle()
+        gpu.update_limits()
         await waiting
 
         assert it.seen(MemoryPressure)

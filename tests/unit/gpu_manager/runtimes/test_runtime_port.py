@@ -54,7 +54,7 @@ async def test_memory_of_a_process_counts_once_when_the_driver_reports_it(*, sha
         device.by_process = {hosted.pid: 100 * MIB, other.pid: 100 * MIB, 99: 70 * MIB}
         device.used = sum(device.by_process.values())
 
-        DeviceWatch(it.node).look()
+        DeviceWatch(it.node).check()
 
         assert it.node.gpus[GPU].foreign_bytes == 70 * MIB
 
@@ -68,7 +68,7 @@ async def test_driver_is_not_asked_for_ours_when_a_runtime_names_no_process() ->
         hosted.host = None
         device.used, device.by_process = 116 * MIB, {1: 116 * MIB}
 
-        DeviceWatch(it.node).look()
+        DeviceWatch(it.node).check()
 
         assert it.node.gpus[GPU].foreign_bytes == 100 * MIB
 
@@ -135,18 +135,18 @@ async def test_process_keeps_its_turn_when_any_of_its_models_has_a_lease(
         await until(2.0)
         two, _ = await it.hold(second, session="t")
         it.node.gpus[GPU].turns = make_turns()
-        monkeypatch.setattr("gpu_manager.node.device_watch.whose_turn", lambda _: hosted.pid)
+        monkeypatch.setattr("gpu_manager.node.device_watch.turn_holder", lambda _: hosted.pid)
         monkeypatch.setattr(
-            "gpu_manager.node.device_watch.kill_whose_turn", lambda _, found: killed.append(found)
+            "gpu_manager.node.device_watch.kill_turn_holder", lambda _, found: killed.append(found)
         )
         watch = DeviceWatch(it.node)
 
-        watch.look()
-        watch.look()
+        watch.check()
+        watch.check()
         assert killed == []
         it.node.release(two, EndReason.RELEASED)
         await until(4.0)
-        watch.look()
-        watch.look()
+        watch.check()
+        watch.check()
 
         assert killed == [hosted.pid]

@@ -110,7 +110,7 @@ def test_another_certificate_than_the_address_names_is_refused(pair: tuple[Path,
 def test_without_a_fingerprint_the_machine_has_to_trust_the_certificate(
     pair: tuple[Path, Path],
 ) -> None:
-    with echoing(pair) as (echo, _), pytest.raises(ConnectionLost, match="no TLS with"):
+    with echoing(pair) as (echo, _), pytest.raises(ConnectionLost, match=r"TLS with .* failed"):
         connect(f"tls:{echo.site}")
 
 
@@ -124,7 +124,7 @@ def test_peer_that_speaks_no_tls_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as plain:
         answering = threading.Thread(target=answer)
         answering.start()
-        with pytest.raises(ConnectionLost, match="no TLS with"):
+        with pytest.raises(ConnectionLost, match=r"TLS with .* failed"):
             connect(f"tls:127.0.0.1:{plain.getsockname()[1]}#{'0' * 64}")
         answering.join()
 

@@ -88,7 +88,7 @@ async def test_lease_elsewhere_stays_when_the_session_that_was_sent_there_ends(
                 await client.ask(FrameKind.PING, {})
                 assert len(elsewhere) == 0  # or it grows
             elif why == "it was told long ago":
-                monkeypatch.setattr(leases_elsewhere, "UNSAID_S", 0.0)
+                monkeypatch.setattr(leases_elsewhere, "UNREPORTED_S", 0.0)
 
             client.close()
             await eventually(lambda: len(elsewhere) == 0)

@@ -36,7 +36,7 @@ def test_requests_teach_nothing_of_those_that_use_other_models() -> None:
 
 def test_more_requests_have_to_be_alike_when_a_guess_was_wrong() -> None:
     habits = after(*[1] * ENOUGH)
-    habits.mistaken("a")
+    habits.note_wrong_guess("a")
     for _ in range(2 * ENOUGH):
         assert habits.calls("a") is None
         habits.finished("a", 1)
@@ -46,7 +46,7 @@ def test_more_requests_have_to_be_alike_when_a_guess_was_wrong() -> None:
 def test_patience_has_an_end_when_guesses_were_wrong_again_and_again() -> None:
     habits = Habits()
     for _ in range(20):
-        habits.mistaken("a")
+        habits.note_wrong_guess("a")
     for _ in range(80):
         assert habits.calls("a") is None
         habits.finished("a", 1)

@@ -46,7 +46,7 @@ def test_models_are_told_in_order_of_first_use(given: tuple[str | None, str | No
     assert request_context.used() == []
     with request_context.given(*given):
         for digest in "bab":
-            request_context.note(digest)
+            request_context.note_model(digest)
         assert request_context.used() == ["b", "a"]
     assert request_context.used() == []
     with request_context.given(*given):
@@ -57,7 +57,7 @@ async def test_models_are_each_requests_own_when_two_are_served_at_once() -> Non
     async def serve(digest: str) -> list[str]:
         with request_context.given(None, None):
             await asyncio.sleep(0.01)
-            await asyncio.to_thread(request_context.note, digest)
+            await asyncio.to_thread(request_context.note_model, digest)
             return request_context.used()
 
     async def both() -> list[list[str]]:
@@ -69,14 +69,14 @@ async def test_models_are_each_requests_own_when_two_are_served_at_once() -> Non
 def test_models_of_a_thread_are_nobodys_when_its_request_is_over() -> None:
     with request_context.given(None, None):
         context = contextvars.copy_context()
-    context.run(request_context.note, "a")
+    context.run(request_context.note_model, "a")
     assert context.run(request_context.used) == []
 
 
 def test_models_are_not_told_without_end() -> None:
     with request_context.given(None, None):
         for number in range(1000):
-            request_context.note(f"{number:064}")
+            request_context.note_model(f"{number:064}")
         assert request_context.used() == [f"{number:064}" for number in range(64)]
 
 

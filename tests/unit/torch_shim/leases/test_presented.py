@@ -21,7 +21,7 @@ from torch_shim.leases import request_context
 from torch_shim.leases.habits import ENOUGH, Habits
 from torch_shim.leases.leasing import ProcessLeases
 from torch_shim.leases.managers import Nodes
-from torch_shim.leases.presented_lease import Presented, Right
+from torch_shim.leases.presented_lease import CallLease, PresentedLease
 from torch_shim.weights.model_weights import ModelImage
 from torch_shim.wire.manager_session import ManagerSession
 from torch_shim.wire.protocol import FrameKind
@@ -33,21 +33,21 @@ pytestmark = pytest.mark.timeout(20, func_only=True)
 class Function:
     """One request of a function that is known to make one call of its model."""
 
-    presented: Presented
+    presented: PresentedLease
     nodes: Nodes
     habits: Habits
     image: SealedWeights
 
-    async def right(self) -> Right | None:
-        return await asyncio.to_thread(self.presented.right, 1, self.bring)
+    async def call_lease(self) -> CallLease | None:
+        return await asyncio.to_thread(self.presented.lease_for, 1, self.bring)
 
-    async def call(self) -> Right:
+    async def call(self) -> CallLease:
         """A call that is answered."""
-        right = await self.right()
-        assert right is not None
-        right.begins()
-        right.ends(answered=True)
-        return right
+        call_lease = await self.call_lease()
+        assert call_lease is not None
+        call_lease.begin_call()
+        call_lease.end_call(answered=True)
+        return call_lease
 
     def bring(self, session: ManagerSession) -> ModelImage:
         session.control.ask(FrameKind.UPLOAD, self.image.offer, (), [self.image.descriptor])
@@ -69,7 +69,7 @@ def request(
     with request_context.given(nodes.own.address, shown):
         found = request_context.current()
         assert found is not None
-        presented = Presented(found, nodes, habits)
+        presented = PresentedLease(found, nodes, habits)
         found.at_end(presented.request_ended)
         yield Function(presented, nodes, habits, image)
     nodes.close()
@@ -87,8 +87,8 @@ async def test_lease_goes_back_when_the_last_call_was_answered(tmp_path: Path) -
         _, image = await uploaded(node)
         lease = await given(it, image)
         with request(node, image, token(lease)) as function:
-            right = await function.call()
-            assert right.lease.over
+            call_lease = await function.call()
+            assert call_lease.lease.over
             await eventually(lambda: not leases_of(it))
             assert returned(it) == [lease.lease]
         assert function.habits.calls([image.digest]) == 1
@@ -116,15 +116,15 @@ async def test_lease_is_kept_when_a_further_call_may_come(tmp_path: Path, why: s
         _, image = await uploaded(node)
         lease = await given(it, image)
         with request(node, image, token(lease), sure=why != "not sure") as function:
-            right = await function.right()
-            assert right is not None
-            right.begins()
+            call_lease = await function.call_lease()
+            assert call_lease is not None
+            call_lease.begin_call()
             if why == "another call runs":
-                right.begins()
+                call_lease.begin_call()
             if why == "another asks":
                 function.presented.asking.acquire()  # as a call that waits
-            right.ends(answered=why != "no answer")
-            assert not right.lease.over
+            call_lease.end_call(answered=why != "no answer")
+            assert not call_lease.lease.over
             assert leases_of(it) == {lease.lease}
         image.close()
     assert returned(it) == []
@@ -181,15 +181,15 @@ async def test_request_goes_to_another_node_when_its_own_is_busy(
             await given(it, image, "gateway/2")
             async with joined(tmp_path, it.url, name="n1", **more):
                 await eventually(lambda: len(it.driver.status().gpus) == 2)
-                right = await function.right()
+                call_lease = await function.call_lease()
                 if reached:
-                    assert right is not None
-                    assert right.session.node == "n1"
-                    assert (await function.call()).lease is right.lease
+                    assert call_lease is not None
+                    assert call_lease.session.node == "n1"
+                    assert (await function.call()).lease is call_lease.lease
                     it.driver.release(lease.lease)
                 else:  # it asks by itself from now on
-                    assert right is None
-                    assert await function.right() is None
+                    assert call_lease is None
+                    assert await function.call_lease() is None
                 await eventually(lambda: len(leases_of(it)) == 1)
                 assert it.driver.status().counts.finished == {"completed": 1}
         image.close()
@@ -204,7 +204,7 @@ async def test_request_asks_by_itself_when_its_caller_has_ended_it(tmp_path: Pat
         with request(node, image, token(lease)) as function:
             await function.call()
             it.driver.release(lease.lease)
-            assert await function.right() is None
+            assert await function.call_lease() is None
         assert it.driver.status().counts.finished == {"completed": 1}
         image.close()
     await it.stop()
@@ -218,11 +218,11 @@ async def test_answer_stands_when_the_manager_is_gone_before_the_lease_goes_back
         _, image = await uploaded(node)
         lease = await given(it, image)
         with request(node, image, token(lease)) as function:
-            right = await function.right()
-            assert right is not None
-            right.begins()
-            right.session.control.wire.socket.close()
-            right.ends(answered=True)
-            assert right.lease.over
+            call_lease = await function.call_lease()
+            assert call_lease is not None
+            call_lease.begin_call()
+            call_lease.session.control.wire.socket.close()
+            call_lease.end_call(answered=True)
+            assert call_lease.lease.over
         image.close()
     await it.stop()

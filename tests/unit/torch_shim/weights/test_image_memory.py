@@ -20,7 +20,7 @@ def weights(module):
 def settled(module):
     since = write_epochs.new_key()
     module.cuda()
-    memories.settle(weights(module), since)
+    memories.lay_out_weights(weights(module), since)
     seen = {write_epochs.storage_of(value).data_ptr(): value for value in weights(module)}
     return memories.find([write_epochs.storage_of(value) for value in seen.values()])
 
@@ -98,7 +98,7 @@ def test_weights_are_left_alone_when_somebody_has_a_view_of_one(shim: Snippet) -
     shim(f"""{SETUP}
     module = model().cuda()
     view = module[0].weight.detach()[0]
-    memories.settle(weights(module), 0)
+    memories.lay_out_weights(weights(module), 0)
     assert memories.find([write_epochs.storage_of(value) for value in weights(module)]) is None
     view.fill_(7)
     assert module[0].weight[0].unique().tolist() == [7.0]
@@ -119,7 +119,7 @@ def test_half_precision_weights_get_a_memory_of_their_own(shim: Snippet) -> None
     first = settled(module)
     since = write_epochs.new_key()
     module.half()
-    memories.settle(weights(module), since)
+    memories.lay_out_weights(weights(module), since)
     second = memories.find([write_epochs.storage_of(value) for value in weights(module)])
     assert second is not None and second is not first
     """)

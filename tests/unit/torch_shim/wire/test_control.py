@@ -116,7 +116,7 @@ def test_hello_is_given_up_when_the_manager_only_accepts() -> None:
 def test_threads_that_queue_behind_one_that_waited_in_vain_do_not_wait_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(manager_session, "IN_VAIN_S", 0.2)
+    monkeypatch.setattr(manager_session, "FAILED_CONNECT_S", 0.2)
     with fake_manager() as it:
         session = ManagerSession(it.address, "team/function:mac", patience_s=0.0)
         with ThreadPoolExecutor(8) as pool:
@@ -125,7 +125,7 @@ def test_threads_that_queue_behind_one_that_waited_in_vain_do_not_wait_each(
                 with pytest.raises(ManagerUnreachable):
                     each.result()
             assert time.monotonic() - began_s < 2 * dialing.CONNECT_TIMEOUT_S
-        time.sleep(manager_session.IN_VAIN_S)  # then it is tried again
+        time.sleep(manager_session.FAILED_CONNECT_S)  # then it is tried again
         with pytest.raises(ManagerUnreachable, match="did not answer within"):
             _ = session.control
 
@@ -148,7 +148,7 @@ def test_session_is_lost_when_the_manager_freezes_while_somebody_waits(kind: Fra
                     each.result(timeout=5.0)
         assert found.lost is not None
         with pytest.raises(ConnectionLost, match="no sign of life"):
-            found.tell(FrameKind.RELEASE, {"lease": 1})
+            found.notify(FrameKind.RELEASE, {"lease": 1})
 
 
 def test_answer_is_waited_for_when_the_manager_gives_signs_of_life() -> None:
@@ -191,7 +191,7 @@ def test_older_manager_is_waited_for_and_hears_nothing_that_it_does_not_know() -
     with fake_manager(answers_late) as it:
         session = ManagerSession(it.address, "team/function:mac")
         assert session.control.ask(FrameKind.ACQUIRE, {}).fields == {}
-        session.claimed(7)
+        session.report_claimed(7)
         session.close()
     assert it.heard == [FrameKind.HELLO, FrameKind.ACQUIRE]
 

@@ -25,7 +25,7 @@ def test_call_is_told_with_what_its_worker_measured() -> None:
         timing.acquired(timing.now_us, 7, 0.25, 0.5, "team/f/a b;c,d=é")
         timing.answered(7, 64 * "d", 4, [0.001, 0.003, 0.02, 0.002])
     assert call_timings.current() is None
-    said = read(found.told())
+    said = read(found.entries())
     (call,), (acquire,) = said.calls, said.acquires
     assert (call.span_id, acquire.parent) == (timing.span_id, timing.span_id)
     assert [call.number(letter) for letter in "lbwiko"] == [7, 4, 1000, 1000, 20000, 2000]
@@ -39,7 +39,7 @@ def test_worker_of_before_tells_less() -> None:
     with found.call() as timing:
         assert timing is not None
         timing.answered(7, 64 * "d", 4, [0.001, 0.003, 0.02])
-    (call,) = read(found.told()).calls
+    (call,) = read(found.entries()).calls
     assert [call.number(letter) for letter in "iko"] == [3000, 20000, 0]
 
 
@@ -47,7 +47,7 @@ def test_call_that_failed_says_why() -> None:
     found = Timings(SAID)
     with pytest.raises(ValueError, match="broken"), found.call():
         raise ValueError("broken; and more, of it\n" + 200 * "x")
-    (call,) = read(found.told()).calls
+    (call,) = read(found.entries()).calls
     assert call.facts["e"].startswith("ValueError: broken; and more, of it xxx")
 
 
@@ -56,7 +56,7 @@ def test_call_that_ran_here_says_why() -> None:
     with found.call() as timing:
         assert timing is not None
         timing.ran_locally("no GPU manager was named (GPUFAAS_ADDRESS)")
-    (call,) = read(found.told()).calls
+    (call,) = read(found.entries()).calls
     assert call.facts["h"] == "no GPU manager was named (GPUFAAS_ADDRESS)"
 
 
@@ -68,7 +68,7 @@ def test_many_calls_are_summed_up() -> None:
             for _ in range(10):
                 timing.acquired(timing.now_us, 1 << 60, 1e3, 1e3, 300 * "r")
             timing.answered(1 << 60, 64 * "d", 1 << 20, [1e3, 1e3, 1e3, 1e3])
-    said = read(found.told())
+    said = read(found.entries())
     assert len(said.calls) + said.more_calls == 100
     assert said.more_us >= 0
 
@@ -81,7 +81,7 @@ def test_everything_fits_into_what_a_gateway_takes() -> None:
             request = f"openfaas-fn/{64 * 'f'}/{80 * 'h'}"
             timing.acquired(timing.now_us, 1 << 44, 1e3, 1e3, request)
             timing.answered(1 << 44, 64 * "d", 1 << 20, [1e3, 1e3, 1e3, 1e3])
-    entries = found.told()
+    entries = found.entries()
     assert len(" ".join(entries)) < 8 << 10
     assert len(read(entries).calls) > 10
 
@@ -90,7 +90,7 @@ def test_everything_fits_into_what_a_gateway_takes() -> None:
 def test_nothing_is_timed_without_a_trace(said: str) -> None:
     with request_context.given(None, None, trace=said), request_context.timed() as timing:
         assert timing is None
-        assert request_context.told() == []
+        assert request_context.timing_entries() == []
 
 
 def test_calls_are_each_requests_own() -> None:
@@ -99,5 +99,5 @@ def test_calls_are_each_requests_own() -> None:
     with request_context.given(None, None, trace=SAID):
         with request_context.timed() as timing:
             assert timing is not None
-        assert len(request_context.told()) == 1
-    assert request_context.told() == []
+        assert len(request_context.timing_entries()) == 1
+    assert request_context.timing_entries() == []

@@ -18,9 +18,9 @@ async def test_worker_that_is_dead_before_the_loop_has_seen_it_can_be_told_and_k
     process.send_signal(signal.SIGKILL)
     process.wait()  # reaped: its number is nobody's, and the loop has not run since
 
-    worker.tell_soon(worker_orders.EndCalls(1))
+    worker.send_now(worker_orders.EndCalls(1))
     worker.kill("again")
 
-    assert worker.cause == "it takes no orders"
+    assert worker.cause == "it does not read its orders"
     await asyncio.wait_for(worker.exited, 5.0)
     worker.close()

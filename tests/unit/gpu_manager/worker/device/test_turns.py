@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_manager.worker.device.gpu_turns import GpuTurns, kill_whose_turn, make_turns, whose_turn
+from gpu_manager.worker.device.gpu_turns import GpuTurns, kill_turn_holder, make_turns, turn_holder
 from tests.kit.places import ROOT
 
 # Takes a turn for each line that it hears, says so, and ends it at the next line.
@@ -117,7 +117,7 @@ def test_worker_that_lets_others_go_first_has_its_turn_again_afterwards(
     with ours:
         workers[0].say()
         assert workers[0].hears(0.5) == ""
-        with ours.let_others():
+        with ours.yielded():
             assert workers[0].hears(20.0) == "in"
             workers[0].say()
             assert workers[0].hears(5.0) == "out"
@@ -148,13 +148,13 @@ def test_turn_costs_microseconds_when_nobody_else_wants_one(turns: int) -> None:
 
 
 def test_holder_of_the_turn_is_known_and_can_be_killed(turns: int, workers: list[Worker]) -> None:
-    assert whose_turn(turns) is None
+    assert turn_holder(turns) is None
     first, second, _ = workers
     first.say()
     assert first.hears(20.0) == "in"
-    assert whose_turn(turns) == first.process.pid
-    kill_whose_turn(turns, second.process.pid)
-    kill_whose_turn(turns, first.process.pid)
+    assert turn_holder(turns) == first.process.pid
+    kill_turn_holder(turns, second.process.pid)
+    kill_turn_holder(turns, first.process.pid)
     assert first.process.wait(5.0) == -signal.SIGKILL
     second.say()
     assert second.hears(20.0) == "in"

@@ -178,7 +178,7 @@ async def test_node_is_offered_again_when_its_manager_starts_again_after_a_break
         await eventually(lambda: it.driver.status().gpus)
         wire.down()
         await eventually(lambda: not any(it.streams.nodes.values()) and not attachment.connected)
-        attachment.begin_anew()
+        attachment.restart_stream()
         wire.heal()
         await eventually(lambda: snapshots([*it.events]) == 2)
         assert (await it.driver.acquire(request("r0"))).node == "n0"
@@ -248,7 +248,7 @@ async def test_end_of_a_lease_is_ordered_again_when_the_first_order_was_lost() -
         wire.down()
         await eventually(lambda: not any(it.streams.nodes.values()) and not attachment.connected)
         it.driver.release(held.lease)
-        attachment.begin_anew()  # as if too many messages had waited
+        attachment.restart_stream()  # as if too many messages had waited
         wire.heal()
 
         await eventually(lambda: not leases_of(it))
