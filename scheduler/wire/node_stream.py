@@ -132,8 +132,8 @@ def is_proven(greeting: Provable, key: bytes, *about: str) -> bool:
 def _proof(greeting: Greeting, key: bytes, about: tuple[str, ...]) -> str:
     name, fields = _GREETINGS.to_plain(greeting)
     fields.pop("proof", None)
-    sent_codec = json.dumps([name, fields, about], sort_keys=True)
-    return hmac.digest(key, sent_codec.encode(), "sha256").hex()
+    text = json.dumps([name, fields, about], sort_keys=True)
+    return hmac.digest(key, text.encode(), "sha256").hex()
 
 
 # -- messages -----------------------------------------------------------------------------------

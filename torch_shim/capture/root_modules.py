@@ -14,7 +14,7 @@ from torch_shim.errors import NoWeights
 from torch_shim.leases import request_context
 from torch_shim.leases.leasing import ProcessLeases
 from torch_shim.leases.managers import Nodes
-from torch_shim.leases.presented_lease import CallLease
+from torch_shim.leases.presented_lease import SessionLease
 from torch_shim.weights.image_memory import ImageMemories
 from torch_shim.weights.model_weights import ModelImage, ProcessWeights
 from torch_shim.wire.manager_session import ManagerSession
@@ -135,7 +135,7 @@ class Roots:
         """Whether the environment names a GPU manager."""
         return self._address is not None
 
-    def lease_source(self, root: Root) -> Callable[[int], CallLease]:
+    def lease_source(self, root: Root) -> Callable[[int], SessionLease]:
         """Return a function from a batch size to a lease for one call of `root`.
 
         That function raises NoWeights if `root` has no weights on the GPU.

@@ -9,7 +9,7 @@ from torch_shim.errors import RemoteFailure, WireError
 from torch_shim.leases import request_context
 from torch_shim.leases.habits import Habits
 from torch_shim.leases.managers import Nodes
-from torch_shim.leases.presented_lease import Bring, CallLease, PresentedLease
+from torch_shim.leases.presented_lease import Bring, PresentedLease, SessionLease
 from torch_shim.leases.request_context import RequestLease
 from torch_shim.weights.model_weights import ModelImage
 from torch_shim.wire.manager_session import LeaseElsewhere, ManagerSession, ModelLease
@@ -34,7 +34,7 @@ class ProcessLeases:
         self._acquiring: dict[str, threading.Lock] = {}
         self._presented: WeakKeyDictionary[RequestLease, PresentedLease] = WeakKeyDictionary()
 
-    def lease_for(self, batch: int, bring: Bring) -> CallLease:
+    def lease_for(self, batch: int, bring: Bring) -> SessionLease:
         """Return a lease that this process believes to be in force; wait for one if necessary.
 
         Raise RemoteFailure if it is refused, WireError if this node's GPU manager is unreachable.
@@ -63,7 +63,7 @@ class ProcessLeases:
 
     # -- a lease that this process acquires -------------------------------------------------------
 
-    def _acquired_lease(self, batch: int, bring: Bring) -> CallLease:
+    def _acquired_lease(self, batch: int, bring: Bring) -> SessionLease:
         model = bring(self._nodes.own)
         found = self._in_force(model.digest, bring)
         if found is not None:
@@ -77,20 +77,20 @@ class ProcessLeases:
                 self._acquired[model.digest] = found.session, found.lease
             return found
 
-    def _in_force(self, digest: str, bring: Bring) -> CallLease | None:
+    def _in_force(self, digest: str, bring: Bring) -> SessionLease | None:
         session, lease = self._acquired.get(digest, (None, None))
         if session is None or lease is None or not session.holds(lease):
             return None
         model = bring(session)
-        return CallLease(session, model, lease) if model.digest == digest else None
+        return SessionLease(session, model, lease) if model.digest == digest else None
 
-    def _acquire(self, model: ModelImage, batch: int, bring: Bring) -> CallLease:
+    def _acquire(self, model: ModelImage, batch: int, bring: Bring) -> SessionLease:
         """Acquire a lease on this node or, if the scheduler places the request there, another."""
         own = self._nodes.own
         for attempt in range(1, _ATTEMPTS + 1):
             found = own.acquire(model.digest, batch)
             if isinstance(found, ModelLease):
-                return CallLease(own, model, found)
+                return SessionLease(own, model, found)
             try:
                 return self._follow(found, batch, bring)
             except (RemoteFailure, WireError) as error:
@@ -103,14 +103,14 @@ class ProcessLeases:
             time.sleep(_PAUSE_S * attempt)
         raise AssertionError("the last attempt returns or raises")
 
-    def _follow(self, found: LeaseElsewhere, batch: int, bring: Bring) -> CallLease:
+    def _follow(self, found: LeaseElsewhere, batch: int, bring: Bring) -> SessionLease:
         """Claim a lease on another node."""
         session = self._nodes.reach(found.addresses, found.node)
         model = bring(session)
         lease = session.acquire(model.digest, batch, found.token)
         assert isinstance(lease, ModelLease), "a token is for one node"
         self._nodes.own.report_claimed(found.number)
-        return CallLease(session, model, lease)
+        return SessionLease(session, model, lease)
 
 
 def _unusable(found: LeaseElsewhere, error: Exception) -> RemoteFailure:

@@ -20,7 +20,7 @@ log = logging.getLogger("gpufaas")
 Bring = Callable[[ManagerSession], ModelImage]
 
 
-class CallLease(NamedTuple):
+class SessionLease(NamedTuple):
     """A lease for one call, with its session and model.
 
     `presented` is set if the lease came with the request.
@@ -66,7 +66,7 @@ class PresentedLease:
         self._returns = habits is not None
         self._unusable = False
 
-    def lease_for(self, batch: int, bring: Bring) -> CallLease | None:
+    def lease_for(self, batch: int, bring: Bring) -> SessionLease | None:
         """Return the request's lease; None if it has ended, or its node cannot be reached."""
         if self._unusable:
             return None
@@ -106,18 +106,18 @@ class PresentedLease:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _lease_for(self, batch: int, bring: Bring) -> CallLease:
+    def _lease_for(self, batch: int, bring: Bring) -> SessionLease:
         session = self._session
         if session is None:
             session = self._session = self._nodes.holder(self._shown, self._node)
         model = bring(session)
         lease = self._leases.get(model.digest)
         if lease is not None and session.holds(lease):
-            return CallLease(session, model, lease, self)
+            return SessionLease(session, model, lease, self)
         with self.asking:
             return self._acquire(batch, bring)
 
-    def _acquire(self, batch: int, bring: Bring) -> CallLease:
+    def _acquire(self, batch: int, bring: Bring) -> SessionLease:
         """Acquire the model's lease, unless another thread has done so since; `asking` is held."""
         if self._returned is not None:
             self._reacquire(self._returned, batch, bring)
@@ -129,7 +129,7 @@ class PresentedLease:
             found = session.acquire(model.digest, batch, self._token, lease=self._joined)
             assert isinstance(found, ModelLease), "a named lease is on the session's node"
             lease = self._leases[model.digest] = found
-        return CallLease(session, model, lease, self)
+        return SessionLease(session, model, lease, self)
 
     def _is_last(self) -> bool:
         habits = self._habits if self._returns and self._leases else None

@@ -9,7 +9,7 @@ import torch
 
 from torch_shim.errors import ManagerUnreachable, RemoteFailure, WireError
 from torch_shim.leases import request_context
-from torch_shim.leases.presented_lease import CallLease
+from torch_shim.leases.presented_lease import SessionLease
 from torch_shim.process_report import report
 from torch_shim.remote.transfer import IMAGE, NAME_OF, Results, Shipment, alias, view
 from torch_shim.tensors import write_epochs
@@ -104,7 +104,7 @@ class RemoteProgram:
         self._worth_keeping: list[bool] = []
         self._bound: Bound | None = None
 
-    def run(self, args: Sequence[Any], lease_for: Callable[[int], CallLease]) -> list[Any]:
+    def run(self, args: Sequence[Any], lease_for: Callable[[int], SessionLease]) -> list[Any]:
         """Return the outputs that a worker computes; raise RemoteFailure if no worker does.
 
         `lease_for` returns a lease for a batch size, and a new one when the former has ended.
@@ -113,7 +113,10 @@ class RemoteProgram:
             return self._run(args, lease_for, timing)
 
     def _run(
-        self, args: Sequence[Any], lease_for: Callable[[int], CallLease], timing: CallTiming | None
+        self,
+        args: Sequence[Any],
+        lease_for: Callable[[int], SessionLease],
+        timing: CallTiming | None,
     ) -> list[Any]:
         batch = _batch(args)
         rng = torch.default_generator.get_state().numpy().tobytes() if self.random else None

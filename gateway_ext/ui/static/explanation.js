@@ -95,7 +95,7 @@ function why(explained, label) {
   const sorted = explained.candidates
     .map(finished)
     .sort((a, b) => a.finish_s - b.finish_s || (a.slot === explained.chosen ? -1 : 1));
-  return [h("p", { text: text }), victims, candidates(sorted, explained.chosen)].filter(Boolean);
+  return [h("p", { text }), victims, candidates(sorted, explained.chosen)].filter(Boolean);
 }
 
 const finished = (one) => ({
@@ -170,7 +170,7 @@ function candidate(one, chosen, longest) {
     ),
     h("td", { text: one.idle ? "idle" : "busy" }),
     h("td", { text: one.cached ? "resident" : "to load" }),
-    h("td", { class: "estimate-cell" }, bar, h("span", { class: "sr", text: text })),
+    h("td", { class: "estimate-cell" }, bar, h("span", { class: "sr", text })),
     h("td", { class: "number", text: seconds(one.finish_s) }),
   );
 }

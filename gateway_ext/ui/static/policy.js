@@ -112,7 +112,7 @@ function parameter(one) {
     { class: "field" },
     h("label", { for: id, text: one.name }),
     input,
-    h("span", { class: "hint", id: `${id}-hint`, text: text }),
+    h("span", { class: "hint", id: `${id}-hint`, text }),
   );
 }
 

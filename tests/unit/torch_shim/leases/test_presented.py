@@ -21,7 +21,7 @@ from torch_shim.leases import request_context
 from torch_shim.leases.habits import ENOUGH, Habits
 from torch_shim.leases.leasing import ProcessLeases
 from torch_shim.leases.managers import Nodes
-from torch_shim.leases.presented_lease import CallLease, PresentedLease
+from torch_shim.leases.presented_lease import PresentedLease, SessionLease
 from torch_shim.weights.model_weights import ModelImage
 from torch_shim.wire.manager_session import ManagerSession
 from torch_shim.wire.protocol import FrameKind
@@ -38,10 +38,10 @@ class Function:
     habits: Habits
     image: SealedWeights
 
-    async def call_lease(self) -> CallLease | None:
+    async def call_lease(self) -> SessionLease | None:
         return await asyncio.to_thread(self.presented.lease_for, 1, self.bring)
 
-    async def call(self) -> CallLease:
+    async def call(self) -> SessionLease:
         """A call that is answered."""
         call_lease = await self.call_lease()
         assert call_lease is not None
