@@ -11,7 +11,7 @@ _ENDED = (
     "2026-01-02 03:04:05,{:03} DEBUG gpu_manager.node.node: lease {} on n0/cpu:0 has ended: idle\n"
 )
 _LOADED = (
-    "2026-01-02 03:04:05,{:03} INFO gpu_manager.node.loading: bert is on n0/cpu:0 after 0.1 s\n"
+    "2026-01-02 03:04:05,{:03} INFO gpu_manager.node.loading: bert was loaded on n0/cpu:0 in 0.1 s\n"
 )
 
 

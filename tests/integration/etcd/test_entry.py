@@ -207,7 +207,7 @@ async def test_a_connection_is_made_anew_with_the_certificates_of_old_when_a_fil
     channel = EtcdChannel(settings, LOG)
     made["ca.pem"].unlink()
     channel.reopen()
-    assert "certificates for etcd stay as they were" in caplog.text
+    assert "keeping the old certificates for etcd" in caplog.text
     await channel.close()
     with pytest.raises(DatastoreError, match="No such file"):
         EtcdChannel(settings, LOG)

@@ -12,7 +12,7 @@ _LINE = re.compile(
     _AT + r"(?:DEBUG|INFO) gpu_manager[.\w]*: (?:"
     r"lease (?P<granted>\d+) on (?P<given>\S+) is granted to (?P<requests>.*)|"
     r"lease (?P<ended>\d+) on (?P<freed>\S+) has ended: (?P<why>.*)|"
-    r"(?P<model>\S+) is on (?P<gpu>\S+) after .*)"
+    r"(?P<model>\S+) was loaded on (?P<gpu>\S+) in .*)"
 )
 
 

@@ -165,7 +165,7 @@ def test_choice_is_refused_when_it_wants_more_memory_than_there_is() -> None:
 
 
 def test_cuda_is_refused_when_no_gpu_may_be_used() -> None:
-    with pytest.raises(NoSuchDevice, match="no GPU"):
+    with pytest.raises(NoSuchDevice, match="usable"):
         choose("cuda", NODE, visible="", nvml=three_gpus())
 
 
