@@ -41,7 +41,7 @@ run: setup ## Run everything here, deploy and invoke the examples, stay up (ARGS
 
 # More processes than cores: most tests outside tests/unit wait (tests/kit/scheduling.py says who
 # runs what). Lint runs beside them, and its words come last.
-WORKERS ?= $(shell expr $$(nproc) + 2)
+WORKERS ?= $(shell expr $$(nproc) + 3)
 
 test: setup tools ## Lint and run all tests (ARGS, if any, goes to pytest instead of "all")
 	@words=$$(mktemp) && { nice $(MAKE) lint >"$$words" 2>&1 & linting=$$!; \
