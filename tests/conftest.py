@@ -1,5 +1,6 @@
 """What all tests share: profiles of hypothesis, folders, an Engine, who runs what, `--rewrite`."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,22 @@ from tests.kit.engines.docker_engine import Engine, engine
 from tests.kit.scheduling import LongestFirst
 
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+# What is imported and collected stays: without the garbage collector that takes a third less, and
+# without those objects before it the collector takes a tenth off every test after that.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # a worker's exit shall not take seconds
+        gc.unfreeze()  # or a library reports objects of its own as leaked, at the exit
+
 
 settings.register_profile(
     "ci", max_examples=150, deadline=None, derandomize=True, suppress_health_check=_QUIET

@@ -40,7 +40,7 @@ TABLE_1 = {
     "vgg": ("vgg11", "vgg13", "vgg16", "vgg16_bn", "vgg19"),
     "wide_resnet": ("wide_resnet50_2", "wide_resnet101_2"),
 }
-QUICK_OF_TABLE_1 = {("resnet18", 32), ("squeezenet1_1", 32), ("alexnet", 32)}
+QUICK_OF_TABLE_1 = {("resnet18", 32), ("squeezenet1_1", 32), ("densenet121", 32)}
 
 WAYS_TO_CHANGE_WEIGHTS = (
     ("in_place", "detached", "out_argument", "foreach", "initialised"),

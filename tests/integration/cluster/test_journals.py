@@ -10,7 +10,10 @@ _GIVEN = (
 _ENDED = (
     "2026-01-02 03:04:05,{:03} DEBUG gpu_manager.node.node: lease {} on n0/cpu:0 has ended: idle\n"
 )
-_LOADED = "2026-01-02 03:04:05,{:03} INFO gpu_manager.node.loading: bert was loaded on n0/cpu:0 in 0.1 s\n"
+_LOADED = (
+    "2026-01-02 03:04:05,{:03} INFO gpu_manager.node.loading: "
+    "bert was loaded on n0/cpu:0 in 0.1 s\n"
+)
 
 
 def test_journal_is_right_when_leases_follow_each_other() -> None:
