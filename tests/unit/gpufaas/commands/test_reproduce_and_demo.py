@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +13,30 @@ from gpufaas.commands.studies import reproduce
 from gpufaas.commands.studies.reproduce import ReproductionPlan
 from gpufaas.output.optional_pictures import CHAPTER, STYLE
 from scheduler import policies
+from scheduler.sim import study
 from scheduler.sim.papers.thesis import printed_figures
 from scheduler.sim.papers.thesis.beyond import LoadFamily, LoadGroup
 from scheduler.sim.papers.thesis.calibrate import CHOSEN
-from scheduler.sim.study import Traffic
+from scheduler.sim.study import Progress, Scenario, ScenarioResult, Traffic
 
 PNG = b"\x89PNG"
 
 Output = pytest.CaptureFixture[str]
+
+_RESULTS: dict[Scenario, ScenarioResult] = {}
+
+
+@pytest.fixture(autouse=True)
+def simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scenario that several of these tests simulate is simulated by the first of them."""
+    run_all = study.run_all
+
+    def shared(scenarios: Sequence[Scenario], done: Progress | None = None) -> list[ScenarioResult]:
+        fresh = [scenario for scenario in scenarios if scenario not in _RESULTS]
+        _RESULTS.update(zip(fresh, run_all(fresh, done), strict=True))
+        return [_RESULTS[scenario] for scenario in scenarios]
+
+    monkeypatch.setattr(study, "run_all", shared)
 
 
 def test_demo_shows_every_policy_and_prints_the_picture_last(
