@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from scheduler.sim import study
 from scheduler.sim.papers.thesis import printed_figures
 from scheduler.sim.papers.thesis.beyond import LoadFamily, LoadGroup
 from scheduler.sim.papers.thesis.calibrate import CHOSEN
-from scheduler.sim.study import Progress, Scenario, ScenarioResult, Traffic
+from scheduler.sim.study import Scenario, ScenarioResult, Traffic
 
 PNG = b"\x89PNG"
 
@@ -31,7 +31,9 @@ def simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scenario that several of these tests simulate is simulated by the first of them."""
     run_all = study.run_all
 
-    def shared(scenarios: Sequence[Scenario], done: Progress | None = None) -> list[ScenarioResult]:
+    def shared(
+        scenarios: Sequence[Scenario], done: Callable[[int, int], None] | None = None
+    ) -> list[ScenarioResult]:
         fresh = [scenario for scenario in scenarios if scenario not in _RESULTS]
         _RESULTS.update(zip(fresh, run_all(fresh, done), strict=True))
         return [_RESULTS[scenario] for scenario in scenarios]
