@@ -93,7 +93,7 @@ bench-full: setup ## Measure everything (downloads Ray Serve and LitServe into o
 pictures: setup tools ## Take the pictures of the page that README and docs show (needs Chromium)
 	@$(BIN)/python -m bench.page.screenshots
 
-lock: ## Resolve constraints.txt anew from pyproject.toml (needs python3.11, or LOCK_PYTHON)
+lock: ## Resolve constraints.txt again from pyproject.toml (needs python3.11, or LOCK_PYTHON)
 	@$(LOCK_PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
 	  echo 'make lock needs Python 3.11, the oldest supported; set LOCK_PYTHON.' >&2; exit 1; }
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
@@ -111,7 +111,7 @@ clean: ## Remove .venv, caches and build outputs (keeps out/)
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A .venv without a working interpreter (none yet, or its Python was removed) is made anew. The
+# A .venv without a working interpreter (none yet, or its Python was removed) is made again. The
 # build backend goes in first, from the same pins: nothing unpinned is fetched on the side.
 $(VENV)/.installed: pyproject.toml constraints.txt $(shell test -x $(BIN)/python || echo FORCE)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { $(CREATE_VENV); }

@@ -13,7 +13,7 @@ async def double(parent: ParentPipe, factor: int) -> None:
 
 
 async def fail_early(parent: ParentPipe) -> None:
-    raise AssertionError(f"{parent} is told nothing")
+    raise AssertionError(f"{parent} gets nothing")
 
 
 async def fail_late(parent: ParentPipe) -> None:

@@ -6,8 +6,8 @@
 #                                           # that folder first: what its manager needs beside it
 #
 # Every file belongs to the one user who reads it, with mode 400: 10000, our images' user, or root
-# where a container's root has no right to read what is others'. To renew one, remove it and begin
-# anew: docker-compose up -d --force-recreate. Needs openssl, and root for the owners.
+# where a container's root has no right to read what is others'. To renew one, remove it, run
+# this again, then docker-compose up -d --force-recreate. Needs openssl, and root for the owners.
 set -eu
 umask 077
 
@@ -71,7 +71,7 @@ certificate() {
   keep "$1-key.pem" "$2" <"$WORK/$1-key.pem"
 }
 
-# own_certificate NAME: functions are told its fingerprint, so that nobody has to vouch for it
+# own_certificate NAME: functions get its fingerprint, so that it needs no authority
 own_certificate() {
   [ -s "$SECRETS/$1.pem" ] && [ -s "$SECRETS/$1-key.pem" ] && return
   rm -f "$SECRETS/$1.pem" "$SECRETS/$1-key.pem"

@@ -7,7 +7,7 @@
 ARG BASE_IMAGE=python:3.12-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
-# The interpreter that the environment is made with, another index, what `python -m venv` is told.
+# The interpreter that the environment is made with, another index, arguments of `python -m venv`.
 ARG PYTHON=python3
 ARG PIP_INDEX_URL
 ARG VENV_OPTIONS=""

@@ -2,7 +2,7 @@
 #
 #   docker build -f deploy/docker/etcd.Dockerfile -t gpufaas/etcd:3.5.28 deploy/docker
 #
-# Whoever has etcd's own image, or another one, names that instead (ETCD_IMAGE in .env).
+# Another image, such as etcd's own, is named in ETCD_IMAGE (.env).
 ARG GO_IMAGE=golang:1.24-bookworm
 
 FROM ${GO_IMAGE} AS build

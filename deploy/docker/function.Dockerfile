@@ -23,7 +23,7 @@ RUN constraints=/usr/local/share/gpufaas/constraints.txt \
  && if [ -n "${TORCH}" ]; then sed -i '/^torch/d' "${constraints}"; fi \
  && ${PYTHON} -m pip install --quiet --constraint "${constraints}" \
       ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} ${TORCH:-torch} msgpack numpy ${PACKAGES}
-# The template runs functions as user 10001; whoever starts this image itself is nobody.
+# The template runs functions as user 10001; the image itself runs as nobody.
 STOPSIGNAL SIGTERM
 ENTRYPOINT []
 CMD ["python3"]

@@ -25,7 +25,7 @@ def handle(event, context):
     return {"statusCode": 404, "body": "no such secret"}
 """
 
-# What can go wrong in a handler, and answers that are hard on whoever passes them on.
+# What can go wrong in a handler, and answers that are hard to pass on.
 TROUBLE = """
 import os, time
 def handle(event, context):

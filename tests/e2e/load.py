@@ -1,4 +1,4 @@
-"""Callers in threads, who never stop until told to, and remember every answer."""
+"""Callers in threads that call until they are stopped, and keep every answer."""
 
 import http.client
 import threading

@@ -64,8 +64,8 @@ class Traced:
 def traced(environment: Mapping[str, str]) -> Iterator[Traced]:
     """One for all of these tests."""
     with collecting() as collector:
-        told = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "GPUFAAS_LOG_FORMAT": "json"}
-        with stack({**environment, **told}) as found:
+        telemetry = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "GPUFAAS_LOG_FORMAT": "json"}
+        with stack({**environment, **telemetry}) as found:
             found.start("--emulate-load", "0.2", "--emulate-run", "0.02")
             rest = Rest(found)
             for name, text, more in (

@@ -18,7 +18,7 @@ from tests.kit.waiting import wait_until
 
 EXEC = [sys.executable, "-m", "gpufaas.cli", "exec", "--devices", "cpu:1", "--gpu-memory", "400MiB"]
 
-# Says what it hears; ends by the code 5 when it was told to.
+# Prints its input; exits with status 5 when asked to.
 LISTENER = """
 import os, signal, sys, time
 def came(number, _):

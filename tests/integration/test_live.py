@@ -126,7 +126,7 @@ async def test_gpu_holds_several_leases_at_once_when_its_slot_allows_them() -> N
 
 
 def test_recorded_live_run_replays_to_the_same_actions() -> None:
-    """To record anew: `python -m bench.live --record tests/recordings/every-policy.jsonl`."""
+    """To record again: `python -m bench.live --record tests/recordings/every-policy.jsonl`."""
     found = replay(RECORDED)
     assert (found.terms, found.differing_lines) == (1, [])
     assert found.by_kind["PolicySet"] == len(policies.available())

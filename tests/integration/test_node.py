@@ -38,7 +38,7 @@ def node() -> Iterator[NodeThread]:
 
 @pytest.fixture
 def functions(node: NodeThread) -> Iterator[list[FunctionClient]]:
-    """Whoever is in here is gone when the test is over, with all that it held."""
+    """Processes of this list are ended with the test, with all their children."""
     found: list[FunctionClient] = []
     yield found
     for function in found:

@@ -1,4 +1,4 @@
-"""A node that starts and stops: what it leaves behind, and how a daemon is told to end."""
+"""A node that starts and stops: what it leaves behind, and how a signal ends a daemon."""
 
 import contextlib
 import json

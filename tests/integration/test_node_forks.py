@@ -1,4 +1,4 @@
-"""The fork server when whoever asked for a worker gives up waiting."""
+"""The fork server when the client that ordered a worker stops waiting."""
 
 import asyncio
 import time

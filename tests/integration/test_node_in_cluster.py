@@ -87,7 +87,7 @@ def test_function_computes_on_when_the_scheduler_is_killed_and_starts_again(
     assert it.use(image) == [32.0] * 4
     it.acquire(image)
 
-    first.told(signal.SIGKILL)
+    first.signalled(signal.SIGKILL)
 
     assert it.call(image) == [32.0] * 4
     second = cluster.scheduler()
@@ -95,12 +95,12 @@ def test_function_computes_on_when_the_scheduler_is_killed_and_starts_again(
     it.release()
     assert it.use(image) == [32.0] * 4
     log = (cluster.folder / "node.log").read_text()
-    assert log.count(" was loaded on n0/cpu:0 in ") == 1  # it was never loaded anew
+    assert log.count(" was loaded on n0/cpu:0 in ") == 1  # it was not loaded again
 
-    assert node.told(signal.SIGTERM) == 0
+    assert node.signalled(signal.SIGTERM) == 0
     assert cluster.gpus() == []
     assert "Traceback" not in (cluster.folder / "node.log").read_text()
-    assert second.told(signal.SIGTERM) == 0
+    assert second.signalled(signal.SIGTERM) == 0
     it.close()
     image.close()
 

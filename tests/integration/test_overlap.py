@@ -23,7 +23,7 @@ PATIENT = LeaseTimes(quiet_s=60.0, quantum_s=60.0)
 
 
 def fails(function: FunctionClient, image: SealedWeights) -> None:
-    """Call, and be told that the worker is gone."""
+    """Call, and get the error that the worker is gone."""
     with pytest.raises(WireError):
         function.call(image)
 

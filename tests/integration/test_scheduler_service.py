@@ -113,7 +113,7 @@ async def test_standby_takes_over_when_the_leader_is_killed(tmp_path: Path) -> N
 @pytest.mark.etcd
 @needs_etcd
 async def test_standby_takes_over_when_the_leader_is_frozen(tmp_path: Path) -> None:
-    """Whoever waits at it is served by the other one; thawed, it follows that one."""
+    """Its waiting callers are served by the other one; thawed, it follows the other one."""
     node = a_node("n0")
     async with an_etcd(tmp_path / "etcd") as etcd:
         options = patient_options(tmp_path, etcd.url)

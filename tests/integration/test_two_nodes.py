@@ -97,7 +97,7 @@ def test_function_computes_on_another_node_when_its_own_is_too_small(
     assert program.ask().startswith("other ")
     assert program.ask().startswith("other ")
 
-    other.told(signal.SIGKILL)
+    other.signalled(signal.SIGKILL)
     program.say()  # no other GPU will do: it waits
     cluster.node("other", there, *secured)
     assert program.hear().startswith("other ")
@@ -133,7 +133,7 @@ def test_function_computes_at_home_again_when_the_other_node_is_killed(cluster: 
 
     assert program.ask().startswith("other ")
     busy.close()
-    killed.told(signal.SIGKILL)
+    killed.signalled(signal.SIGKILL)
 
     assert program.ask().startswith("own ")
     image.close()

@@ -1,9 +1,9 @@
 """Turns on a GPU whose slot holds several leases: locks that its workers share.
 
 The locks are those of POSIX on a few bytes of an empty memory file: the kernel keeps them by
-process, so that they come free when one is killed, and taking them costs microseconds. Whoever
-wants a turn first takes the place next in line, and gives it up when the turn has come: so a worker
-that has just had a turn, and wants another one, stands behind one that waits.
+process, so that a lock is released when its process is killed, and taking a lock costs
+microseconds. A worker first takes the place next in line, and releases that place when it has the
+turn: so a worker that has just had a turn, and needs another one, stands behind a waiting one.
 """
 
 import contextlib

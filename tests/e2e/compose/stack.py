@@ -79,7 +79,7 @@ class ComposeStack:
         return str(found["State"]["StartedAt"])
 
     def again(self, service: str, before: str) -> None:
-        """Wait until the Engine has started it anew, and it is healthy."""
+        """Wait until the Engine has restarted it, and it is healthy."""
         wait_until(
             lambda: self.container(service)["State"]["StartedAt"] != before,
             f"{service} is started again",

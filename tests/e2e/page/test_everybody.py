@@ -222,7 +222,7 @@ def test_page_stays_quick_when_there_are_200_gpus_and_1000_functions(
         page.until(LIVE)
     said = f" filled after {filled_ms:.0f} ms, a change seen after {took_s * 1000:.0f} ms "
     with capsys.disabled():
-        print(said, end="")  # noqa: T201 - a figure for whoever reads along
+        print(said, end="")  # noqa: T201 - a figure for the reader of the log
     assert filled_ms < 5_000
     assert took_s < 5
     assert stops < 45

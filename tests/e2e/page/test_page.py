@@ -120,10 +120,10 @@ def test_explanation_is_told_when_a_decision_is_opened(
     newest = max(cluster.decisions.values(), key=lambda one: one["number"])
     page.click(f'[data-request="{newest["request"]}"]')
     page.until(IS_OPEN)
-    told = page.text("dialog[open]")
+    text = page.text("dialog[open]")
     for words in (newest["request"], newest["rule"], "Estimated finish", "Measured", "host"):
         if words != "host" or not newest["hit"]:
-            assert words in told, told
+            assert words in text, text
     assert newest["gpu"] in page.text("dialog[open] tr.chosen")
     rows = page.run("document.querySelectorAll('dialog[open] .candidates tbody tr').length")
     assert rows == len(cluster.gpus)

@@ -62,9 +62,9 @@ def _explanation_is_told(page: Page) -> None:
     page.until("document.querySelector('[data-kind=completed]') !== null")
     page.run("document.querySelector('.decisions [data-kind=completed]').closest('button').click()")
     page.until(IS_OPEN)
-    told = page.text("dialog[open]")
+    text = page.text("dialog[open]")
     for words in (NAME, "Estimated finish", "Measured", "completed"):
-        assert words in told, told
+        assert words in text, text
     page.press("Escape")
     page.until(IS_CLOSED)
 

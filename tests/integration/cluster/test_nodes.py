@@ -1,4 +1,4 @@
-"""A node is cut off from the schedulers, or told to end, under load."""
+"""A node is cut off from the schedulers, or ended by a signal, under load."""
 
 import signal
 import time

@@ -155,7 +155,7 @@ async def test_foreign_image_is_ready_when_its_port_is_open(
 
 
 class _Manager:
-    """What a GPU function is told, and a socket that answers where it is told to look."""
+    """A GPU function's environment, and a socket that answers at the address in it."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()

@@ -117,7 +117,7 @@ class World:
         self.provider = DockerProvider(self.settings, injection)
 
     def new_provider(self, **settings: Any) -> DockerProvider:
-        """Another gateway's, told afresh."""
+        """Another gateway's function table, filled by the provider."""
         self.heard = Heard()
         self.provider = DockerProvider(replace(self.settings, **settings), self.injection)
         return self.provider

@@ -181,7 +181,7 @@ async def lets_in(store: EtcdStore) -> None:
 
 
 async def lets_no_stranger_in(settings: EtcdSettings, made: dict[str, Path]) -> None:
-    """Whoever lacks one thing that we have is turned away."""
+    """A client that lacks one of our credentials is refused."""
     strangers = {
         "without a certificate": replace(settings, cert_file=None, key_file=None),
         "with another authority's": replace(

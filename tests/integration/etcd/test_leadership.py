@@ -183,7 +183,7 @@ async def test_a_leader_leads_in_a_higher_term_when_etcd_has_lost_its_data(tmp_p
         await world.kill()
         world.wipe()
         await world.start()
-        await eventually(lambda: a.term == 2, "a leads anew", within_s=10)
+        await eventually(lambda: a.term == 2, "a leads again", within_s=10)
         assert a.leading
         found = await a.leader()
         assert found is not None

@@ -39,7 +39,7 @@ class Seen:
 
     def __init__(self, store: EtcdStore, prefix: str) -> None:
         self.values: dict[str, bytes | None] = {}
-        self.anew = 0
+        self.restarts = 0
         self._task = asyncio.create_task(self._follow(store, prefix))
 
     async def _follow(self, store: EtcdStore, prefix: str) -> None:
@@ -50,7 +50,7 @@ class Seen:
     def _note(self, changes: KeyChanges) -> None:
         if changes.complete:
             self.values.clear()
-            self.anew += 1
+            self.restarts += 1
         self.values.update(changes.values)
 
     async def has(self, values: dict[str, bytes | None]) -> None:
@@ -102,7 +102,7 @@ async def test_a_killed_etcd_is_noticed_and_its_watches_go_on_when_it_is_back(
         await within(BACK_S, health.back)
         await put(store, "m/b", b"2")
         await seen.has({"m/a": b"1", "m/b": b"2"})
-        assert seen.anew == 1  # it went on where it had been
+        assert seen.restarts == 1  # it went on where it had been
         await seen.end()
 
     await _world_and_store(tmp_path, test)
@@ -144,7 +144,7 @@ async def test_a_watch_begins_anew_when_it_was_cut_off_and_all_was_compacted(
             assert direct.healthy
             wire.heal()
             await seen.has({"m/b": b"2", "m/c": b"3"})
-            assert seen.anew > 1
+            assert seen.restarts > 1
             await within(BACK_S, health.back)
             await seen.end()
 
@@ -181,7 +181,7 @@ async def test_a_watch_begins_anew_when_etcd_has_lost_its_data(tmp_path: Path) -
         await world.start()
         await put(store, "m/b", b"2")  # at a revision far below the one that the watch wants
         await seen.has({"m/b": b"2"})
-        assert seen.anew > 1
+        assert seen.restarts > 1
         await seen.end()
 
     await _world_and_store(tmp_path, test)

@@ -131,7 +131,7 @@ async def test_no_accepted_job_is_lost_when_the_process_is_killed_again_and_agai
 
 
 @dataclass
-class Told:
+class SentCalls:
     """What is to be kept, and what was said to be."""
 
     ids: list[str] = field(default_factory=list)
@@ -139,16 +139,16 @@ class Told:
 
 
 async def one_turn(
-    server: NatsServer, folders: tuple[Path, Path], url: str, told: Told, number: int
+    server: NatsServer, folders: tuple[Path, Path], url: str, sent: SentCalls, number: int
 ) -> None:
-    """Two gateways are told what to keep; one of them, or their server, is killed meanwhile."""
+    """Two gateways are sent calls to keep; one gateway, or their server, is killed meanwhile."""
     chance = Random(number)
     async with (
         a_process(folders[0], url, server.url) as first,
         a_process(folders[1], url, server.url) as second,
     ):
         telling = [
-            asyncio.create_task(tell(each, told.ids[at::2], told.kept))
+            asyncio.create_task(tell(each, sent.ids[at::2], sent.kept))
             for at, each in enumerate((first, second))
         ]
         await asyncio.sleep(chance.uniform(0.05, 0.3))
@@ -169,7 +169,7 @@ async def test_no_accepted_job_is_lost_when_gateways_and_their_server_are_killed
     tmp_path: Path,
 ) -> None:
     """Two gateways have one queue on NATS; each turn ends with a kill -9 of one of the three."""
-    told = Told()
+    sent = SentCalls()
     folders = (tmp_path / "a", tmp_path / "b")
 
     for folder in folders:
@@ -177,18 +177,18 @@ async def test_no_accepted_job_is_lost_when_gateways_and_their_server_are_killed
     with nats_server(tmp_path / "nats") as server:
         async with a_receiver() as receiver:
             for number in range(6):
-                told.ids = [one for one in told.ids if one not in told.kept]
-                told.ids += [str(number * 100 + at) for at in range(100)]
-                await one_turn(server, folders, receiver.url, told, number)
+                sent.ids = [one for one in sent.ids if one not in sent.kept]
+                sent.ids += [str(number * 100 + at) for at in range(100)]
+                await one_turn(server, folders, receiver.url, sent, number)
             async with a_process(folders[0], receiver.url, server.url) as process:
-                await tell(process, [one for one in told.ids if one not in told.kept], told.kept)
+                await tell(process, [one for one in sent.ids if one not in sent.kept], sent.kept)
                 assert process.stdin is not None
                 assert process.stdout is not None
                 process.stdin.write(b"end\n")
                 last = await asyncio.wait_for(process.stdout.readline(), 60)
                 assert last.decode().split() == ["dead", "0"]
             assert receiver.wrong == []
-            assert {one for one in told.kept if int(one) % 3} <= set(receiver.got)
+            assert {one for one in sent.kept if int(one) % 3} <= set(receiver.got)
 
         async def no_parts() -> bool:
             return not await messages(server, "gpufaas_parts")
@@ -200,8 +200,8 @@ async def test_no_accepted_job_is_lost_when_gateways_and_their_server_are_killed
     lines = [
         line.split() for folder in folders for line in (folder / "made").read_text().splitlines()
     ]
-    assert len(told.kept) == 600
-    assert {call_id for call_id, _ in lines} >= told.kept
+    assert len(sent.kept) == 600
+    assert {call_id for call_id, _ in lines} >= sent.kept
     assert {verdict for _, verdict in lines} == {"right"}
 
 

@@ -129,8 +129,9 @@ async def test_our_labels_stay_here_and_answers_have_them(tmp_path: Path) -> Non
     options = {"labels": labels, "annotations": {"com.gpufaas.slo": "1s", "topic": "t"}}
     async with both(tmp_path) as world:
         await world.near.deploy("f", **options, limits={"nvidia.com/gpu": "1"})
-        told = world.memory.running[F].deployment
-        assert (told.labels, told.annotations, told.limits) == ({"own": "x"}, {"topic": "t"}, None)
+        running = world.memory.running[F].deployment
+        assert (running.labels, running.annotations) == ({"own": "x"}, {"topic": "t"})
+        assert running.limits is None
         shown = (await world.near.get("/system/function/f")).body
         assert shown["labels"] == labels | {"faas_function": "f"}
         assert shown["annotations"] == options["annotations"]
@@ -146,9 +147,9 @@ async def test_only_gpu_functions_are_injected_and_nobody_is_shown_what(tmp_path
         own = {"GPUFAAS_ENABLED": "mine", "a": "1", "PYTHONPATH": "/in/the/image"}
         await world.near.deploy("f", **GPU, envVars=own)
         await world.near.deploy("plain", envVars={"b": "2"})
-        told = world.memory.running[F].deployment.environment
+        environment = world.memory.running[F].deployment.environment
         address = "tcp:node:1/f.openfaas-fn"
-        assert told == own | {"GPUFAAS_ENABLED": "1", "GPUFAAS_ADDRESS": address}
+        assert environment == own | {"GPUFAAS_ENABLED": "1", "GPUFAAS_ADDRESS": address}
         plain = world.memory.running[FunctionId("openfaas-fn", "plain")].deployment
         assert plain.environment == {"b": "2"}
         assert (await world.near.get("/system/function/f")).body["envVars"] == own
@@ -167,8 +168,8 @@ async def test_a_restart_knows_everything_and_renews_what_was_injected(tmp_path:
             UpstreamProvider(world.settings, injected),
         )
         async with again:
-            told = world.memory.running[F].deployment.environment
-            assert told["GPUFAAS_ADDRESS"] == "tcp:node:2/f.openfaas-fn"
+            environment = world.memory.running[F].deployment.environment
+            assert environment["GPUFAAS_ADDRESS"] == "tcp:node:2/f.openfaas-fn"
             assert world.memory.running[FunctionId("openfaas-fn", "plain")] is before
             known = again.functions.by_path(b"plain")
             assert known is not None

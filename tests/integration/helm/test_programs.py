@@ -188,20 +188,20 @@ def test_functions_are_sent_to_where_gpu_managers_listen(rendered: Rendered) -> 
     pod = rendered.pod("gpu-manager")
     options = options_of(pod)
     listening = [parse_address(text) for text in options.listen]
-    told = parse_address(options_of(rendered.pod("gateway")).node)
+    address = parse_address(options_of(rendered.pod("gateway")).node)
     service = rendered.one("Service", pod.owner["metadata"]["name"])["spec"]
 
-    assert isinstance(told, TcpAddress | TlsAddress)
-    assert type(listening[1]) is type(told)
-    assert {port["name"]: port["port"] for port in service["ports"]}["functions"] == told.port
-    assert told.host.startswith(f"{pod.owner['metadata']['name']}.{NAMESPACE}.svc.")
+    assert isinstance(address, TcpAddress | TlsAddress)
+    assert type(listening[1]) is type(address)
+    assert {port["name"]: port["port"] for port in service["ports"]}["functions"] == address.port
+    assert address.host.startswith(f"{pod.owner['metadata']['name']}.{NAMESPACE}.svc.")
     assert service["sessionAffinity"] == "ClientIP"
     assert f":{pod.ports['functions']}" in options.listen[1]
     assert options.metrics == f"0.0.0.0:{pod.ports['metrics']}"
     elsewhere = parse_address(options.advertise[-1])
     opened = {port.get("hostPort") for port in pod.container["ports"]}
-    assert isinstance(elsewhere, type(told))
-    assert (elsewhere.host == HOST_IP) == (told.port in opened)
+    assert isinstance(elsewhere, type(address))
+    assert (elsewhere.host == HOST_IP) == (address.port in opened)
     assert elsewhere.host in {HOST_IP, POD_IP}
 
 
@@ -219,17 +219,17 @@ def test_functions_are_told_the_socket_when_it_is_mounted(helm: Helm) -> None:
 
 
 def test_functions_know_the_certificate_that_they_are_shown(rendered: Rendered) -> None:
-    told = parse_address(options_of(rendered.pod("gateway")).node)
-    if not isinstance(told, TlsAddress):
+    address = parse_address(options_of(rendered.pod("gateway")).node)
+    if not isinstance(address, TlsAddress):
         assert options_of(rendered.pod("gpu-manager")).certificate is None
         return
     found = rendered.pod("gpu-manager").file("/etc/gpufaas/node/tls.crt")
     assert found is not None
     if found[1].startswith("theirs-"):
-        assert told.fingerprint == THEIR_FINGERPRINT
+        assert address.fingerprint == THEIR_FINGERPRINT
         return
     shown = b64decode(rendered.one("Secret", found[1])["data"][found[2]]).decode()
-    assert told.fingerprint == hashlib.sha256(ssl.PEM_cert_to_DER_cert(shown)).hexdigest()
+    assert address.fingerprint == hashlib.sha256(ssl.PEM_cert_to_DER_cert(shown)).hexdigest()
 
 
 def test_sizes_are_the_same_to_kubernetes_and_to_us(rendered: Rendered) -> None:

@@ -72,7 +72,7 @@ def test_a_wrong_value_is_refused_by_name(said_of_all: str, pair: str) -> None:
 def test_nothing_is_refused_beside_what_is_wrong(said_of_all: str) -> None:
     assert "values don't meet the specifications of the schema" in said_of_all
     faults = [line for line in said_of_all.splitlines() if line.startswith("- ")]
-    assert len(faults) <= len(BY_SCHEMA) + 1  # a name that fits no pattern is told twice
+    assert len(faults) <= len(BY_SCHEMA) + 1  # a name that fits no pattern is reported twice
 
 
 @pytest.mark.parametrize(("pairs", "named"), BY_TEMPLATES)

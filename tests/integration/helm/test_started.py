@@ -91,7 +91,7 @@ async def test_every_part_starts_as_rendered_and_a_function_finds_its_gpu(
 
 
 def _unknown_to(nats: Path) -> list[str]:
-    """Debian's NATS is older than the chart's, and cannot be told when to sync."""
+    """Debian's NATS is older than the chart's, and has no setting for when to sync."""
     said = subprocess.run([nats, "--version"], capture_output=True, text=True, check=True).stdout
     version = re.search(r"v(\d+)\.(\d+)", said)
     assert version, said
@@ -104,11 +104,12 @@ async def _function_finds_its_gpu(near: str, far: World, memory: MemoryProvider)
     headers = {"Authorization": far.gateway.credentials.header if far.gateway.credentials else ""}
     async with far.session.post(f"{near}/system/functions", data=body, headers=headers) as answer:
         assert answer.status == 202, await answer.text()
-    told = memory.running[F].deployment.environment
-    assert told["GPUFAAS_ENABLED"] == "1"
-    assert "PYTHONPATH" not in told
-    assert told["GPUFAAS_ADDRESS"].startswith("tls:127.0.0.1:")
-    await asyncio.to_thread(_is_let_in, told["GPUFAAS_ADDRESS"], told["GPUFAAS_CREDENTIAL"])
+    environment = memory.running[F].deployment.environment
+    assert environment["GPUFAAS_ENABLED"] == "1"
+    assert "PYTHONPATH" not in environment
+    assert environment["GPUFAAS_ADDRESS"].startswith("tls:127.0.0.1:")
+    address, credential = environment["GPUFAAS_ADDRESS"], environment["GPUFAAS_CREDENTIAL"]
+    await asyncio.to_thread(_is_let_in, address, credential)
 
 
 def _is_let_in(address: str, credential: str) -> None:

@@ -91,7 +91,7 @@ class Invariants:
                 self.silent |= mine
 
     def _check_silent_get_nothing(self, actions: list[Action], before: set[LeaseId]) -> None:
-        """No new lease, load or local queue; a lease in force may be told of again."""
+        """No new lease, load or local queue; a lease in force may be reported again."""
         slots = self.world.core.cluster.slots
         for action in actions:
             if isinstance(action, Dispatch | Prepare) and action.lease not in before:

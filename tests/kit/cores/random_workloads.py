@@ -74,7 +74,7 @@ def models(count: int) -> list[ModelSpec]:
 
 @dataclass
 class Workload:
-    """Turns operations into events, by what is alive: told of each placement and each end."""
+    """Turns operations into events, by what is alive; the core's actions are applied to it."""
 
     model_count: int = 8
     gpu_count: int = 4
@@ -201,7 +201,7 @@ class Workload:
 
     # -- what came of it ------------------------------------------------------------------------
 
-    def told(self, action: Action) -> None:
+    def apply(self, action: Action) -> None:
         """Keep in mind which leases are in force and which requests have ended."""
         if isinstance(action, Dispatch):
             self.leases[action.slot] = (action.lease, self.now + action.estimate.total_s)

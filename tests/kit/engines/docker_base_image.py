@@ -1,7 +1,7 @@
 """The image that others are built on: Debian with Python, made on this machine without a registry.
 
 What a build needs to install packages comes along: this machine's certificates, and how its pip is
-told to find packages. It is made once (a minute) and kept beside other temporary files.
+configured to find packages. It is made once (a minute) and kept beside other temporary files.
 """
 
 import json

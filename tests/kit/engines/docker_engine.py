@@ -61,7 +61,7 @@ class Engine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the docker client and tools like it are told, to find this Engine."""
+        """The environment with which the docker client and similar tools find this Engine."""
         return {"DOCKER_HOST": self.url, "DOCKER_CONFIG": str(self.folder / "client")}
 
     def docker(self, *words: str | Path, **more: object) -> str:

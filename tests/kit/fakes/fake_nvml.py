@@ -61,7 +61,7 @@ class FakeNvml:
         self.taken = False
 
     def say(self, gpu: FakeGpu, kind: int, number: int = 0, instance: int = NO_INSTANCE) -> None:
-        """The driver reports an event, and whoever listens has taken it when this returns."""
+        """The driver reports an event; the listener has taken the event when this returns."""
         event = SimpleNamespace(
             device=gpu, eventType=kind, eventData=number, gpuInstanceId=instance
         )

@@ -6,7 +6,7 @@ from typing import Self
 
 
 class Wire:
-    """Listens on loopback for whoever should reach `port`, and can be cut and healed."""
+    """Relays from a loopback port to `port`; the relay can be cut and healed."""
 
     def __init__(self, port: int) -> None:
         self._port = port

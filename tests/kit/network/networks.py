@@ -1,7 +1,7 @@
 """Hosts on a network of a test's own, any two of which can be cut off from each other.
 
 Where the kernel lets us, every host is a network name space on a bridge. A cut loses every packet
-and ends no connection: each of the two ends is told a hardware address for the other one that
+and ends no connection: each of the two ends is given a hardware address for the other one that
 nobody has.
 """
 

@@ -1,4 +1,4 @@
-"""Hosts that all are this one: whoever serves is reached through relays, which can be cut."""
+"""Hosts that are all this machine: servers are reached through relays, which can be cut."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ _SOON_S = 10.0
 _MOST_BYTES = 65536
 
 T = TypeVar("T")
-# Who sends these first bytes to that host, where it can be told by them.
+# The sender of these first bytes to that host, if the bytes identify the sender.
 Sender = Callable[[str, bytes], str]
 
 

@@ -117,7 +117,7 @@ class Callers:
                 self.begun += 1
                 try:
                     await self._served(client, request, image, functions if computes else None)
-                except Exception as error:  # noqa: BLE001 - the test is told of every one
+                except Exception as error:  # noqa: BLE001 - the test checks every one
                     self.failed.append(f"{request.id}: {error!r}")
         finally:
             for function in functions.values():
@@ -207,8 +207,8 @@ def check(
 ) -> None:
     """Nobody was lost, no slot was given twice, no lease was taken away, nothing was evicted.
 
-    A node that is told to end takes away what no function has come for. Where a node and its leader
-    were `parted`, the node may not have heard of a lease, and a request may have had another one.
+    A node that was asked to end takes back leases that no function has claimed. If a node and its
+    leader were `parted`, the node may lack a lease, and a request may have had another one.
     """
     assert callers.failed == []
     answers = Counter(each.request for each in callers.served)

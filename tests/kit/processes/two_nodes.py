@@ -33,7 +33,7 @@ class Process:
             self.stop()
             raise
 
-    def told(self, number: signal.Signals) -> int:
+    def signalled(self, number: signal.Signals) -> int:
         """Its exit code after this signal."""
         self._process.send_signal(number)
         return self._process.wait(timeout=15.0)

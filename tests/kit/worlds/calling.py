@@ -149,7 +149,7 @@ async def a_gateway(**settings: Any) -> AsyncIterator[Gateway]:
 
 
 class FakeLeases:
-    """Gives every request a lease at once, unless told to wait or to fail."""
+    """Gives every request a lease at once, unless set to wait or to fail."""
 
     def __init__(self) -> None:
         self.asked: list[Request] = []

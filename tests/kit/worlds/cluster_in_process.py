@@ -37,7 +37,7 @@ TIMES = StreamTimes(
 
 
 class ToldNode(FakeNode):
-    """A fake node that can tell everything to a scheduler that starts anew."""
+    """A fake node that can report its whole state to a restarted scheduler."""
 
     addresses: tuple[str, ...] = ()
 

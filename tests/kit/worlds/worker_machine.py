@@ -35,7 +35,7 @@ LONG = program(
 
 
 class Watcher:
-    """Records what the runtime reports, and answers pressure as it was told to."""
+    """Records what the runtime reports, and answers pressure as configured."""
 
     def __init__(self) -> None:
         self.runs: list[tuple[int, int, float, int]] = []

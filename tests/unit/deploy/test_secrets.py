@@ -1,4 +1,4 @@
-"""The script that makes the secrets of docker-compose.yml, and makes them anew."""
+"""The script that makes the secrets of docker-compose.yml, and makes them again."""
 
 import os
 import subprocess

@@ -79,7 +79,7 @@ def test_time_of_a_stream_follows_it() -> None:
             body, behind = trailers(running.path)
             assert body.count(b"\r\n") > 3
             assert took_us(behind["X-Gpu-Trace"]) > least_us
-            # Whoever does not ask for trailers reads the same stream.
+            # A client that does not ask for trailers reads the same stream.
             assert running.call("/stream", headers=TRACE).body == b"012"
 
 

@@ -1,4 +1,4 @@
-"""What Prometheus is told of a node."""
+"""A node's metrics for Prometheus."""
 
 import asyncio
 

@@ -239,8 +239,8 @@ async def test_run_is_told_before_the_end_of_its_lease_is() -> None:
         it.node.release(held, EndReason.RELEASED)
         await until(2.0)
 
-        told = [type(event) for event in it.events]
-        assert told.index(RunFinished) < told.index(SlotFreed)
+        events_seen = [type(event) for event in it.events]
+        assert events_seen.index(RunFinished) < events_seen.index(SlotFreed)
 
 
 @virtually

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(20, func_only=True)
 
 
 async def sent_away(it: Scheduler, near: Joined) -> tuple[ManagerClient, SealedWeights]:
-    """A function of a node whose GPU is busy; it is told where its lease is."""
+    """A function of a node whose GPU is busy; it gets the address of its lease."""
     await eventually(lambda: len(it.driver.status().gpus) == 1)
     busy, other = await uploaded(near)
     _, channels = await busy.acquire(other.digest)
@@ -63,13 +63,13 @@ async def test_function_finds_its_lease_when_it_is_on_another_node(tmp_path: Pat
     await it.stop()
 
 
-@pytest.mark.parametrize("why", ["it was claimed", "it was told long ago", "many were told since"])
+@pytest.mark.parametrize("why", ["it was claimed", "its answer is old", "many answers followed"])
 async def test_lease_elsewhere_stays_when_the_session_that_was_sent_there_ends(
     tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its function may compute there while it has lost its own node's manager."""
 
-    if why == "many were told since":
+    if why == "many answers followed":
         monkeypatch.setattr(leases_elsewhere, "REMEMBERED", 0)
     it = await a_scheduler()
     async with joined(tmp_path, it.url) as near:
@@ -82,12 +82,12 @@ async def test_lease_elsewhere_stays_when_the_session_that_was_sent_there_ends(
             token = answer["elsewhere"]["token"]
             _, (channel,) = await there.acquire(image.digest, token=token, follow=True)
             elsewhere = near.manager.leases_elsewhere
-            assert len(elsewhere) == (0 if why == "many were told since" else 1)
+            assert len(elsewhere) == (0 if why == "many answers followed" else 1)
             if why == "it was claimed":
                 await client.tell(FrameKind.CLAIMED, {"lease": answer["lease"]})
                 await client.ask(FrameKind.PING, {})
                 assert len(elsewhere) == 0  # or it grows
-            elif why == "it was told long ago":
+            elif why == "its answer is old":
                 monkeypatch.setattr(leases_elsewhere, "UNREPORTED_S", 0.0)
 
             client.close()

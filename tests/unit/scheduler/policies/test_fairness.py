@@ -142,5 +142,5 @@ def most_overtaken(policy: str, parameters: Mapping[str, int], operations: list[
         queue.happened(happened, workload.now)
         for action in core.handle(happened, workload.now):
             queue.answered(action)
-            workload.told(action)
+            workload.apply(action)
     return max(queue.overtaken.values(), default=0)

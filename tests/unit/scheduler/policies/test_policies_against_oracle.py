@@ -86,7 +86,7 @@ def compare(
         expected = oracle.handle(event, workload.now)
         assert answer(actions) == expected, f"after {len(events)} events, at {events[-3:]}"
         for action in actions:
-            workload.told(action)
+            workload.apply(action)
 
     for event in workload.setup():
         step(event)

@@ -74,7 +74,7 @@ def made_up(node: str) -> str:
         (lambda: made_up("n9"), "not allowed"),
         (lambda: token(function="team/other"), "not allowed"),
         (lambda: token(in_s=-1.0), "lease not in force"),
-        (token, "lease not in force"),  # by who signed it before tokens told addresses
+        (token, "lease not in force"),  # signed before tokens contained addresses
     ],
 )
 async def test_address_of_a_caller_is_not_dialled_whatever_token_it_shows(
@@ -162,10 +162,10 @@ async def test_trouble_is_told_when_the_node_is_not_there(tmp_path: Path, where:
     async with manager(listen=(LOCALHOST,)) as it:
         nodes = Nodes(f"unix:{tmp_path / 'own.sock'}", it.credential())
         addresses = {"another node": it.address, "nobody": "tcp:127.0.0.1:1"}
-        with pytest.raises(ManagerUnreachable) as told:
+        with pytest.raises(ManagerUnreachable) as raised:
             await reach(nodes, *[addresses[where]] if where in addresses else [], node="n9")
-        assert "n9" in str(told.value)
-        assert ("is node node" in str(told.value)) == (where == "another node")
+        assert "n9" in str(raised.value)
+        assert ("is node node" in str(raised.value)) == (where == "another node")
         nodes.close()
 
 

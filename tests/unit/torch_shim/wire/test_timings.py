@@ -1,4 +1,4 @@
-"""What graph calls took, as it is told: in the request's own order, and bounded."""
+"""Reported times of graph calls: in the request's order, and bounded."""
 
 import pytest
 

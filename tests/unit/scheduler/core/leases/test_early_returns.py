@@ -68,7 +68,7 @@ def test_request_is_completed_when_its_old_lease_is_released_for_good_while_it_w
 def test_request_is_completed_when_its_first_lease_is_released_for_good_while_it_has_another() -> (
     None
 ):
-    """Whoever was given the first lease knows of no other."""
+    """The holder of the first lease does not know of the other."""
     world = paused("x")
     world.free("g0")
     again = only(Dispatch, world.send(LeaseWanted(R0)))

@@ -182,7 +182,7 @@ async def test_order_is_refused_when_the_driver_is_closed_before_it_comes_to_it(
 
 
 class Impatient(Interrupted):
-    """Whoever asked gives up at once."""
+    """The caller gives up at once."""
 
     def prepare(self, order: Prepare) -> None:
         super().prepare(order)
