@@ -5,7 +5,7 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch_shim.errors import BadFrame, ConnectionLost
 from torch_shim.wire.frame_socket import Buffer, Frame
@@ -61,16 +61,23 @@ class FrameDecoder:
         return len(self._body)
 
     def feed(self, data: memoryview, descriptors: Sequence[int] = ()) -> list[Frame]:
-        """Add bytes and descriptors; return the frames that they complete."""
+        """Add bytes and descriptors; return the frames that they complete.
+
+        A BadFrame closes the descriptors of the frames before it, which are lost with it.
+        """
         self._descriptors.extend(descriptors)
         if len(self._descriptors) > MAX_DESCRIPTORS:
             raise BadFrame("too many file descriptors")
         frames: list[Frame] = []
-        while True:
-            data = self._advance(data)
-            if not self._complete():
-                return frames
-            frames.append(self._finish())
+        try:
+            while True:
+                data = self._advance(data)
+                if not self._complete():
+                    return frames
+                frames.append(self._finish())
+        except BaseException:
+            _close_descriptors(frames)
+            raise
 
     def close(self) -> None:
         """Close the descriptors of incomplete frames."""
@@ -210,9 +217,7 @@ class FrameStream:
         self._loop.remove_writer(self.socket)
         self.socket.close()
         self._decoder.close()
-        for frame in self._ready:
-            for descriptor in frame.descriptors:
-                os.close(descriptor)
+        _close_descriptors(self._ready)
         self._ready.clear()
         for waiting in self._waiting:
             if not waiting.done():
@@ -294,6 +299,12 @@ class FrameStream:
     def _check_open(self) -> None:
         if self._closed:
             raise ConnectionLost("closed by this process")
+
+
+def _close_descriptors(frames: Iterable[Frame]) -> None:
+    for frame in frames:
+        for descriptor in frame.descriptors:
+            os.close(descriptor)
 
 
 def _wake(waiting: asyncio.Future[None]) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpu_manager.wire.frame_stream import FrameDecoder, FrameStream
 from torch_shim.errors import BadFrame, ConnectionLost, WireError
-from torch_shim.wire.frame_socket import FrameSocket
+from torch_shim.wire.frame_socket import Frame, FrameSocket
 from torch_shim.wire.protocol import MAX_DESCRIPTORS, FrameKind, pack_frame
 
 Streams = Callable[[Callable[[FrameStream, FrameStream], Awaitable[None]]], Awaitable[None]]
@@ -44,6 +45,9 @@ frames = st.lists(
     min_size=1,
     max_size=8,
 )
+frames_with_descriptors = st.lists(
+    st.tuples(st.sampled_from(FrameKind), st.integers(0, 3), st.integers(0, 2)), max_size=6
+)
 
 
 @given(frames, st.lists(st.integers(1, 60), min_size=1))
@@ -73,6 +77,37 @@ def test_decoder_raises_nothing_but_bad_frame_when_bytes_are_random(data: bytes)
                 assert len(frame.body) <= 1 << 10
         except BadFrame:
             pass
+
+
+@given(frames_with_descriptors, st.integers(0, 3), st.binary(max_size=40))
+def test_no_descriptor_stays_open_when_a_stream_ends_anywhere(
+    sent: list[tuple[FrameKind, int, int]], lacking: int, rest: bytes
+) -> None:
+    """Frames may announce more descriptors than came, and be followed by nonsense."""
+    before = open_descriptors()
+    decoder = FrameDecoder(1 << 10, 1 << 10)
+    data = b"".join(pack_frame(kind, [], 0, announced) for kind, announced, _ in sent) + rest
+    sent_count = sum(announced + more for _, announced, more in sent) - lacking
+    found: list[Frame] = []
+    with suppress(BadFrame):
+        found = decoder.feed(memoryview(data), [os.dup(2) for _ in range(max(0, sent_count))])
+    for frame in found:
+        for descriptor in frame.descriptors:
+            os.close(descriptor)
+    decoder.close()
+    assert open_descriptors() == before
+
+
+async def test_descriptors_of_whole_frames_are_closed_when_a_bad_frame_follows(
+    streams: Streams,
+) -> None:
+    async def scene(ours: FrameStream, theirs: FrameStream) -> None:
+        whole = pack_frame(FrameKind.PING, [], 0, 1)
+        socket.send_fds(theirs.socket, [whole + b"no frame at all " * 4], [2])
+        with pytest.raises(BadFrame):
+            await ours.read()
+
+    await streams(scene)
 
 
 @pytest.mark.parametrize("size", [0, 1, 65536, 65537, 5_000_000, 40_000_000])
