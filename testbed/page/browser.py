@@ -211,21 +211,9 @@ class Page:
 
     def click(self, selector: str) -> None:
         """Press the mouse in the middle of the first such element, which has to be there."""
-        place = self.until(_MIDDLE.replace("SELECTOR", json.dumps(selector)))
-        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            self.ask(
-                "Input.dispatchMouseEvent",
-                type=kind,
-                x=place["x"],
-                y=place["y"],
-                button="none" if kind == "mouseMoved" else "left",
-                clickCount=1,
-            )
-
-    def hover(self, selector: str) -> None:
-        """Move the mouse there."""
-        place = self.until(_MIDDLE.replace("SELECTOR", json.dumps(selector)))
-        self.ask("Input.dispatchMouseEvent", type="mouseMoved", x=place["x"], y=place["y"])
+        x, y = self._point_at(selector)
+        for kind in ("mousePressed", "mouseReleased"):
+            self._mouse(kind, x, y, button="left", clickCount=1)
 
     def press(self, *keys: str, shift: bool = False) -> None:
         """Press and let go of keys, one after the other, as a keyboard does."""
@@ -282,6 +270,23 @@ class Page:
         """The tree that assistive technology is given."""
         found: list[Mapping[str, Any]] = self.ask("Accessibility.getFullAXTree")["nodes"]
         return found
+
+    def _point_at(self, selector: str) -> tuple[float, float]:
+        """Move the mouse onto such an element, until the page has not moved it meanwhile."""
+        aim = _MIDDLE.replace("SELECTOR", json.dumps(selector))
+        end_s = time.monotonic() + PATIENCE_S
+        place = self.until(aim)
+        while True:
+            self._mouse("mouseMoved", place["x"], place["y"])
+            found = self.until(aim)
+            if found == place:
+                return place["x"], place["y"]
+            if time.monotonic() > end_s:
+                raise BrowserError(f"{selector} does not rest within {PATIENCE_S:g} s")
+            place = found
+
+    def _mouse(self, kind: str, x: float, y: float, **more: object) -> None:
+        self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
 
 def _address(folder: Path, process: subprocess.Popen[bytes]) -> tuple[int, str]:
