@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from gateway_ext.calls.call_limits import Turns
 from gateway_ext.calls.learned_models import Learned
-from gateway_ext.errors import NoInstance, UnknownFunction
+from gateway_ext.errors import UnknownFunction
 from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, Endpoint, FunctionId
 from gateway_ext.openfaas import function_options
 
@@ -145,10 +145,6 @@ class Function:
         self._ready.set()
         self._turns.fail(UnknownFunction(self.id))
         return left
-
-    def no_instance(self, why: str) -> NoInstance:
-        """The error of a call that got no instance in time."""
-        return NoInstance(self.id, why)
 
     def _take(self, avoid: Collection[Instance] = ()) -> Instance | None:
         instances = self._instances

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from gateway_ext.errors import BadRequest, NotAllowed
 
 USER_FILE, PASSWORD_FILE = "basic-auth-user", "basic-auth-password"
-CHALLENGE = (b"www-authenticate", b'Basic realm="Restricted"')
 _USER = "admin"
 _PASSWORD_BYTES = 24
 

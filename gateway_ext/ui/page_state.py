@@ -7,9 +7,6 @@ from typing import Any
 # One JSON object; states are compared by value, so an object is never changed.
 Json = Mapping[str, Any]
 
-# The sections whose items have ids, and the field that is the id.
-ID_FIELDS: Mapping[str, str] = {"gpus": "id", "functions": "id", "decisions": "request"}
-
 # The series of the charts; an unknown point is None.
 SERIES = ("throughput", "hit_ratio", "p50", "p95", "p99", "queue")
 Point = Mapping[str, float | None]

@@ -25,7 +25,6 @@ from gpufaas.top.styled_text import plain as clean
 
 _KEYS = "q quit   ←→ or 1-6 list   ↑↓ PgUp PgDn select   Enter open   Esc close"
 _SPARK = 24
-_HEAD_LINES = 8
 _LISTED = 40
 
 

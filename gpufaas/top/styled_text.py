@@ -15,7 +15,7 @@ class StyledText(NamedTuple):
 StyledLine = Sequence[StyledText]
 
 BOLD, DIM, REVERSED = "1", "2", "7"
-RED, GREEN, YELLOW, BLUE, CYAN = "31", "32", "33", "34", "36"
+RED, GREEN, YELLOW, CYAN = "31", "32", "33", "36"
 _RESET = "\x1b[0m"
 # Those of the 256 colours on which black text is readable, and which differ from each other.
 _BLOCKS = (67, 73, 108, 110, 138, 139, 144, 146, 173, 174, 179, 180, 72, 96, 103, 131)

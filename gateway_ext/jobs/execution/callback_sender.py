@@ -25,7 +25,6 @@ _NOT_PASSED_ON = frozenset(
     }
 )
 _REQUEST_TIMEOUT = 408
-_TOO_MANY = 429
 _FIRST_OF_SERVER = 500
 
 

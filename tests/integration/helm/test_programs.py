@@ -10,7 +10,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-import yaml
 
 from common.addresses import TcpAddress, TlsAddress, UnixAddress, parse_address
 from common.sizes import parse_size
@@ -59,11 +58,6 @@ def settings_of(rendered: Rendered, component: str, folder: Path) -> AllSettings
 def ours(rendered: Rendered) -> Iterator[Pod]:
     """Those that run a program of ours."""
     return (pod for pod in rendered.pods() if pod.component in PROGRAMS)
-
-
-def values_of(path: Path) -> dict[str, object]:
-    found: dict[str, object] = yaml.safe_load(path.read_text()) or {}
-    return found
 
 
 def test_command_lines_are_understood(rendered: Rendered) -> None:
