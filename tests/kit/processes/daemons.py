@@ -63,10 +63,10 @@ class Daemon:
         assert self._process is not None
         self._process.send_signal(number)
 
-    def ended(self) -> int:
+    def ended(self, within_s: float = _END_S) -> int:
         """Wait for its end; its exit status."""
         assert self._process is not None
-        return self._process.wait(_END_S)
+        return self._process.wait(within_s)
 
     def kill(self) -> None:
         """As kill -9 does, if it runs."""

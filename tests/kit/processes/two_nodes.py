@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import urllib.request
@@ -14,34 +13,9 @@ from gpu_manager.credentials import FunctionCredentials, FunctionIdentity, load_
 from gpufaas.local.held_ports import HeldPort
 from scheduler.service.http.access import ApiRole, token
 from testbed.nodes.worker_client import FunctionClient
-from tests.kit.waiting import StillWaiting, wait_until
+from tests.kit.processes.daemons import GPUFAAS, Daemon
 
-GPUFAAS = [sys.executable, "-m", "gpufaas.cli"]
 ACTIVATE = str(Path(torch_shim.__file__).parent / "activate")
-
-
-class Process:
-    """One of our commands; its log is read up to the line that says that it is ready."""
-
-    def __init__(self, ready: str, log: Path, *arguments: str) -> None:
-        self.log = log
-        with log.open("ab") as stderr:
-            self._process = subprocess.Popen([*GPUFAAS, *arguments], stderr=stderr)
-        try:
-            wait_until(lambda: ready in log.read_text(), "it is ready", instead=log.read_text)
-        except StillWaiting:
-            self.stop()
-            raise
-
-    def signalled(self, number: signal.Signals) -> int:
-        """Its exit code after this signal."""
-        self._process.send_signal(number)
-        return self._process.wait(timeout=15.0)
-
-    def stop(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
 
 
 class Program:
@@ -71,7 +45,7 @@ class Program:
         self.say(line)
         return self.hear()
 
-    def stop(self) -> None:
+    def kill(self) -> None:
         self._process.kill()
         self._process.communicate()
 
@@ -83,30 +57,24 @@ class TwoNodes:
         self.folder = folder
         self.secret = folder / "secret"
         self.url = f"http://127.0.0.1:{HeldPort().keep()}"
-        self._running: list[Process | Program] = []
+        self._running: list[Daemon | Program] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         for running in reversed(self._running):
-            running.stop()
+            running.kill()
 
-    def scheduler(self) -> Process:
-        listen = self.url.removeprefix("http://")
-        arguments = ("scheduler", "--listen", listen, "--secret-file", str(self.secret))
-        found = Process("answers at", self.folder / "scheduler.log", *arguments)
-        self._running.append(found)
-        return found
+    def scheduler(self) -> Daemon:
+        command = ["scheduler", "--listen", self.url.removeprefix("http://")]
+        return self._started("scheduler", "answers at", *command)
 
-    def node(self, name: str, address: str, *options: str, memory: str = "400MiB") -> Process:
+    def node(self, name: str, address: str, *options: str, memory: str = "400MiB") -> Daemon:
         """A GPU manager that listens at this address."""
         command = ["gpu-manager", "--node", name, "--devices", "cpu:1", "--gpu-memory", memory]
-        command += ["--listen", address, "--scheduler", self.url]
-        command += ["--secret-file", str(self.secret), *options]
-        found = Process("is attached", self.folder / f"{name}.log", *command)
-        self._running.append(found)
-        return found
+        command += ["--listen", address, "--scheduler", self.url, *options]
+        return self._started(name, "is attached", *command)
 
     def credential(self, function: str) -> str:
         return FunctionCredentials(load_secret(self.secret)).issue(
@@ -141,3 +109,11 @@ class TwoNodes:
         request = urllib.request.Request(f"{self.url}{path}", headers=bearer)
         with urllib.request.urlopen(request, timeout=5.0) as answer:
             return json.load(answer)
+
+    def _started(self, name: str, ready: str, *command: str) -> Daemon:
+        words = [*GPUFAAS, *command, "--secret-file", str(self.secret)]
+        found = Daemon(words, self.folder / f"{name}.log", ready)
+        self._running.append(found)
+        found.start()
+        found.answers()
+        return found

@@ -36,7 +36,7 @@ TIMES = StreamTimes(
 )
 
 
-class ToldNode(FakeNode):
+class ReportingNode(FakeNode):
     """A fake node that can report its whole state to a restarted scheduler."""
 
     addresses: tuple[str, ...] = ()
@@ -47,10 +47,10 @@ class ToldNode(FakeNode):
         return [self.snapshot()]
 
 
-def a_node(name: str = "n0", *, gpus: int = 1, load_s: float = 0.0) -> ToldNode:
+def a_node(name: str = "n0", *, gpus: int = 1, load_s: float = 0.0) -> ReportingNode:
     """A node with these GPUs of 8 GiB, `<node>.<number>` each."""
     specs = tuple(gpu(f"{name}.{number}", node=name) for number in range(gpus))
-    return ToldNode(NodeId(name), specs, load_s)
+    return ReportingNode(NodeId(name), specs, load_s)
 
 
 @dataclass
@@ -198,7 +198,7 @@ class Wire:
 
 @asynccontextmanager
 async def attached(
-    node: ToldNode, *urls: str, secret: bytes = SECRET, times: StreamTimes = TIMES
+    node: ReportingNode, *urls: str, secret: bytes = SECRET, times: StreamTimes = TIMES
 ) -> AsyncIterator[Attachment]:
     """A manager's end that looks for a scheduler at these URLs; at the end it leaves."""
     attachment = Attachment(urls, node.name, secret, times)
@@ -217,6 +217,6 @@ def leases_of(scheduler: Scheduler) -> set[int]:
     return {lease.id for found in gpus for slot in found.slots for lease in slot.leases}
 
 
-def link_is_typed(node: ToldNode) -> NodeLink:
+def link_is_typed(node: ReportingNode) -> NodeLink:
     """A fake node is a NodeLink: mypy checks it here."""
     return node

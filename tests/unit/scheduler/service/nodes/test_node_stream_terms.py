@@ -14,8 +14,8 @@ from tests.kit.cores.builders import model, request
 from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import (
     TIMES,
+    ReportingNode,
     Scheduler,
-    ToldNode,
     Wire,
     a_node,
     a_scheduler,
@@ -38,7 +38,7 @@ def residents(it: Scheduler) -> list[str]:
     return [found.model for found in gpu.residents]
 
 
-async def warm(it: Scheduler, node: ToldNode, *models: str) -> None:
+async def warm(it: Scheduler, node: ReportingNode, *models: str) -> None:
     """Have the node hold these models, the first one least recently used."""
     await eventually(lambda: it.driver.status().gpus)
     for name in models:
@@ -283,7 +283,7 @@ async def test_request_fails_when_its_grant_crosses_the_drain_of_its_node() -> N
     await it.stop()
 
 
-class Expiring(ToldNode):
+class Expiring(ReportingNode):
     """Ends leases that were not used, or are idle, by itself, as a GPU manager does."""
 
     def grant(self, order: Dispatch) -> None:

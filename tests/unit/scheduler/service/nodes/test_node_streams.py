@@ -19,7 +19,13 @@ from scheduler.model.values import GpuSpec, Placement, RequestId
 from testbed.virtual_time import outcome
 from tests.kit.cores.builders import model, request
 from tests.kit.waiting import eventually
-from tests.kit.worlds.cluster_in_process import ToldNode, a_node, a_scheduler, attached, leases_of
+from tests.kit.worlds.cluster_in_process import (
+    ReportingNode,
+    a_node,
+    a_scheduler,
+    attached,
+    leases_of,
+)
 
 pytestmark = pytest.mark.timeout(20, func_only=True)
 
@@ -131,7 +137,7 @@ async def test_waiting_request_is_cancelled_when_its_caller_goes_away() -> None:
     await it.stop()
 
 
-class Hasty(ToldNode):
+class Hasty(ReportingNode):
     """Makes a caller go away at the moment in which its lease is granted."""
 
     caller: asyncio.Task[Placement]
@@ -153,7 +159,7 @@ async def test_lease_ends_when_its_caller_goes_away_as_it_is_given() -> None:
     await it.stop()
 
 
-def _parts(node: ToldNode) -> tuple[NodeId, tuple[GpuSpec, ...], float]:
+def _parts(node: ReportingNode) -> tuple[NodeId, tuple[GpuSpec, ...], float]:
     return node.name, node.specs, node.load_s
 
 
