@@ -12,13 +12,13 @@ from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.ui.attention import alerts
 from gateway_ext.ui.dead_letter_rows import DeadLetterRows
 from gateway_ext.ui.function_rows import FunctionRows
+from gateway_ext.ui.model_labels import ModelLabels
 from gateway_ext.ui.page_state import SERIES, Json, PageState, Point
-from gateway_ext.ui.shown_names import full_name, natural, short_model, shown_function
+from gateway_ext.ui.shown_names import full_name, natural, shown_function
 from scheduler.api import SchedulerError
 from scheduler.model import errors
 
 _DECISIONS = 100
-_MOST_LABELS = 10_000
 _ORDER_S = 10.0
 # The cost of a look for both sides beside that: HTTP, reading the answer. Measured: bench.page.
 ASKING_S = 0.0025
@@ -84,9 +84,7 @@ class PageSource:
         self._functions = FunctionRows(functions, meters)
         self._mark = ""
         self._term = 0
-        self._labels: dict[str, str] = {}
-        self._nameless: set[str] = set()
-        self._seen: Mapping[str, Json] = {}
+        self._labels = ModelLabels()
         self._gpus: dict[str, Json] = {}
         self._decisions: dict[str, Json] = {}
         self._gpu_seconds: dict[str, float] = {}
@@ -104,9 +102,9 @@ class PageSource:
         view, why = await self._ask()  # last: the scheduler sends each change once
         began_s = time.thread_time()
         functions = self._functions.look(self._take_gpu_seconds(view), time.monotonic())
-        self._learn_labels(functions)
+        self._labels.see(functions)
         whole = self._taken_in(view) if view else dict(self._whole)
-        self._name_models()
+        self._gpus = self._labels.relabelled(self._gpus)
         whole["scheduler"] = self._scheduler(view, why)
         whole["dead_letters"] = letters
         self._whole = whole
@@ -128,7 +126,7 @@ class PageSource:
     async def decision(self, request: str) -> Json:
         async with self._declined(404):
             found = dict(await self._console.explain(request))
-        found["labels"] = {model: self._label(model) for model in found["models"]}
+        found["labels"] = {model: self._labels.of(model) for model in found["models"]}
         return found
 
     async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
@@ -244,12 +242,9 @@ class PageSource:
         gpu["queue"] = [_named(one) for one in gpu["queue"]]
         gpu["leases"] = [_named(one) for one in gpu["leases"]]
         for lease in gpu["leases"]:
-            self._learn(lease["models"], lease["function"])
+            self._labels.learn(lease["models"], lease["function"])
         for resident in gpu["residents"]:
-            model = resident["model"]
-            resident["label"] = self._label(model)
-            if model not in self._labels:
-                self._nameless.add(model)
+            resident["label"] = self._labels.of(resident["model"])
         return gpu
 
     def _take_decisions(self, view: Mapping[str, Any]) -> None:
@@ -258,7 +253,7 @@ class PageSource:
             namespace = row["function"].partition("/")[0]
             named = {**_named(row), "namespace": namespace}
             rows[row["request"]] = named
-            self._learn(row["models"], named["function"])
+            self._labels.learn(row["models"], named["function"])
         newest = sorted(rows.values(), key=lambda row: -row["number"])[:_DECISIONS]
         self._decisions = {row["request"]: row for row in newest}
 
@@ -268,42 +263,6 @@ class PageSource:
         for function, held_s in view.get("gpu_seconds", {}).items():
             self._gpu_seconds[full_name(function)] = held_s
         return self._gpu_seconds
-
-    # -- the labels of models ---------------------------------------------------------------------
-
-    def _learn_labels(self, functions: Mapping[str, Json]) -> None:
-        """Learn from the functions that have changed since the last look."""
-        before, self._seen = self._seen, functions
-        for function_id, function in functions.items():
-            if function["models"] and before.get(function_id) is not function:
-                namespace, name = function["namespace"], function["name"]
-                self._learn(function["models"], shown_function(f"{namespace}/{name}"))
-
-    def _learn(self, models: Iterable[str], function: str | None) -> None:
-        """Label models by the first function that was seen to use them, so that labels stay."""
-        if function is None:
-            return
-        if len(self._labels) > _MOST_LABELS:
-            self._labels.clear()
-        for model in models:
-            self._labels.setdefault(model, function)
-
-    def _name_models(self) -> None:
-        """Label models that were shown before a function was known to use them."""
-        named = self._nameless & self._labels.keys()
-        if not named:
-            return
-        self._nameless -= named
-        for gpu_id, gpu in self._gpus.items():
-            if any(resident["model"] in named for resident in gpu["residents"]):
-                residents = [
-                    {**resident, "label": self._label(resident["model"])}
-                    for resident in gpu["residents"]
-                ]
-                self._gpus = {**self._gpus, gpu_id: {**gpu, "residents": residents}}
-
-    def _label(self, model: str) -> str:
-        return self._labels.get(model) or short_model(model)
 
 
 def _named(item: Mapping[str, Any]) -> dict[str, Any]:

@@ -123,6 +123,29 @@ async def test_model_gets_its_name_once_a_function_is_known_to_use_it(tmp_path: 
         await waiting.eventually(is_named, "the resident is named after its function")
 
 
+async def test_a_model_gets_the_name_of_a_present_function_once_its_first_is_gone(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as both:
+        await both.gateway.deploy("first", annotations={"com.gpufaas.enabled": "true"})
+        await both.serve("r0", function="first")
+        await both.gateway.deploy("reader", annotations={"com.gpufaas.enabled": "true"})
+        await both.serve("r1")
+
+        async def labels() -> list[str]:
+            return [one["label"] for one in (await both.state())["gpus"][0]["residents"]]
+
+        assert await labels() == ["first"]
+        await both.gateway.ask("DELETE", "/system/functions", {"functionName": "first"})
+        assert await labels() == ["first"], "no present function is known to use it yet"
+        await both.serve("r2")
+
+        async def is_renamed() -> bool:
+            return await labels() == ["reader"]
+
+        await eventually(is_renamed, "the resident is named after the function that is there")
+
+
 async def test_policy_is_switched_by_the_page(tmp_path: Path) -> None:
     async with world(tmp_path) as both:
         chosen = {"name": "netgain", "parameters": {"patience": 3}}
