@@ -13,7 +13,7 @@ import torch
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.process.worker_pool import PoolSettings
 from gpu_manager.runtimes.runtime import HostedModel, LoadOrder, PressureAnswer
-from tests.kit.waiting import Condition, eventually
+from tests.kit.waiting import AsyncCondition, eventually
 from tests.unit.gpu_manager.worker.calls.caller import (
     DIGEST,
     Caller,
@@ -116,11 +116,7 @@ class Machine:
 
         self.run(say())
 
-    def settle(self) -> None:
-        """Let whatever was reported be read."""
-        self.run(asyncio.sleep(0.05))
-
-    def until(self, holds: Condition, what: str) -> None:
+    def until(self, holds: AsyncCondition, what: str) -> None:
         """Wait for it; whatever is reported meanwhile is read."""
         self.run(eventually(holds, what))
 

@@ -68,7 +68,7 @@ def test_model_answers_when_it_was_loaded(machine: Machine) -> None:
         described = weight(machine.table, 0, machine.weights)
         reply = machine.call(caller, DOUBLE, described)
     assert torch.equal(reply.outputs[0], machine.weights * 2)
-    machine.settle()
+    machine.until(lambda: machine.watcher.runs, "the run is reported")
     ((lease, batch, run_s, peak_bytes),) = machine.watcher.runs
     assert (lease, batch) == (7, 0)
     assert run_s > 0
@@ -316,10 +316,15 @@ def test_limit_counts_from_the_next_call_when_it_shrinks(machine: Machine) -> No
     with machine.connect(hosted) as caller:
         machine.call(caller, what, torch.ones(16))
         machine.run(shrink())
-        machine.settle()
-        with pytest.raises(CallFailed) as failed:
-            machine.call(caller, what, torch.ones(16))
-    assert failed.value.failure == "out of memory"
+
+        async def is_refused() -> bool:
+            try:
+                await asyncio.to_thread(caller.call, what, torch.ones(16))
+            except CallFailed as error:
+                return error.failure == "out of memory"
+            return False  # the worker has not read the order yet
+
+        machine.until(is_refused, "a call is refused under the smaller limit")
 
 
 def test_times_are_at_least_the_emulated_ones_when_some_were_given(machine: Machine) -> None:
@@ -351,7 +356,7 @@ def test_sessions_are_apart_when_two_models_are_loaded(machine: Machine) -> None
 
 def test_descriptors_are_as_before_when_models_came_and_went(machine: Machine) -> None:
     machine.run(machine.load().unload())
-    machine.settle()
+    machine.until(lambda: machine.runtime.spares["cpu"], "the pool is filled again")
     before = machine.descriptors() - machine.runtime.spares["cpu"] * 2
     for _ in range(3):
         hosted = machine.load()
