@@ -1,6 +1,7 @@
 """The feed of watchers: the whole state first, then changes."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -115,12 +116,14 @@ async def test_lease_and_local_queue_are_shown_while_they_last() -> None:
 
 async def test_queue_is_in_order_and_counted_by_function() -> None:
     async with leading() as world:
+        assert world.office is not None
+        known = world.office.core.requests
         held = await world.acquire("r0")
         tasks = []
         for number, function in enumerate(("a", "b", "a")):
             asked = briefly(world, f"w{number}", f"{function}-model", f"team/{function}")
             tasks.append(asyncio.create_task(asked))
-            await asyncio.sleep(0.02)
+            await eventually(partial(known.__contains__, f"w{number}"))
         queue = (await look(world))["queue"]
         assert [one["request"] for one in queue["head"]] == ["w0", "w1", "w2"]
         assert queue["by_function"] == [
