@@ -150,7 +150,10 @@ class Gateway:
             await exits.enter_async_context(keeping)
         parts = GatewayParts(
             invoke=invoke,
-            system=make_system(self._provider, self.meters, settings, self._capacity),
+            system=make_system(
+                *(self._provider, self.meters, settings, self._capacity),
+                ordering=contextlib.nullcontext if self._scaler is None else self._scaler.ordering,
+            ),
             logs=self._logs,
             auth=None if self.credentials is None else Auth(self.credentials),
             readiness=self.readiness,
