@@ -15,6 +15,7 @@ from common.errors import BadAddress
 from common.http.asgi import App
 from common.http.client import HttpClient
 from common.http.server import listen, serving
+from gateway_ext.calls.browser_guard import BrowserGuard, FunctionHosts
 from gateway_ext.calls.call_limits import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing, LeaseSource
@@ -133,11 +134,14 @@ class Gateway:
         )
         leasing = None if self._leases is None else GpuLeasing(self._leases, self.meters)
         client, meters = HttpClient(invocation.client), self.meters
+        auth = None if self.credentials is None else Auth(self.credentials)
+        hosts = FunctionHosts(settings.function_hosts)
         meters.add(self.tracer.families)
         invoke = Invoke(
             *(self.functions, client, leasing, invocation, meters),
             wake=self._wake,
             tracer=self.tracer,
+            guard=BrowserGuard(hosts) if auth is None else BrowserGuard(hosts, auth.holds),
         )
         exits.push_async_callback(invoke.close)
         jobs = await exits.enter_async_context(jobs_of(settings, self.functions, invoke, _log))
@@ -155,7 +159,7 @@ class Gateway:
                 ordering=contextlib.nullcontext if self._scaler is None else self._scaler.ordering,
             ),
             logs=self._logs,
-            auth=None if self.credentials is None else Auth(self.credentials),
+            auth=auth,
             readiness=self.readiness,
             metrics=self.meters.text,
             metrics_auth=settings.metrics_auth,
@@ -163,6 +167,7 @@ class Gateway:
             jobs=jobs.app,
             traces=TraceRoutes(self.tracer),
             page=await self._page(jobs, exits),
+            function_hosts=hosts,
         )
         return make_app(parts)
 

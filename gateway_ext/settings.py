@@ -37,6 +37,8 @@ class GatewaySettings:
     # The number of functions with metrics of their own; whether metrics need credentials.
     metric_names: int = 1_000
     metrics_auth: bool = False
+    # Hosts that serve functions alone, whose pages are then not sandboxed; `*` is every host.
+    function_hosts: tuple[str, ...] = ()
 
     # Jobs: calls through /async-function.
     async_concurrency: int = 16
