@@ -144,7 +144,9 @@ class Gateway:
             guard=BrowserGuard(hosts) if auth is None else BrowserGuard(hosts, auth.holds),
         )
         exits.push_async_callback(invoke.close)
-        jobs = await exits.enter_async_context(jobs_of(settings, self.functions, invoke, _log))
+        jobs = await exits.enter_async_context(
+            jobs_of(settings, self.functions, invoke, _log, self.address)
+        )
         meters.add(partial(jobs.meters.families, meters.functions))
         if settings.scaling:
             self._scaler = await exits.enter_async_context(self._make_scaler(jobs))

@@ -52,7 +52,7 @@ class BrowserGuard:
     function gets at any host.
     """
 
-    __slots__ = ("_hosts", "_is_ours")
+    __slots__ = ("_hosts", "is_ours")
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class BrowserGuard:
         is_ours: Callable[[bytes], bool] = lambda _: False,
     ) -> None:
         self._hosts = hosts or FunctionHosts()
-        self._is_ours = is_ours
+        self.is_ours = is_ours
 
     def admit(self, asked: RequestHeaders) -> None:
         """Pass on the headers that were held back, but the gateway's credentials.
@@ -69,7 +69,7 @@ class BrowserGuard:
         """
         for name, value in asked.held:
             if name == b"authorization":
-                if self._is_ours(value):
+                if self.is_ours(value):
                     continue
             elif asked.host not in self._hosts:
                 raise CrossSite("a function cannot give this host's pages a service worker")

@@ -69,7 +69,7 @@ class Invoke:
         tracer: CallTracer | None = None,
         guard: BrowserGuard | None = None,
     ) -> None:
-        self._guard = BrowserGuard() if guard is None else guard
+        self.guard = BrowserGuard() if guard is None else guard
         self.tracer = CallTracer(TracerSettings()) if tracer is None else tracer
         self._functions = functions
         self._parts = CallServices(client, leasing, settings, meters, wake)
@@ -88,7 +88,7 @@ class Invoke:
         self._begin(call)
         ABOUT.set(call.journey)
         exchange = Exchange(self._parts, call, receive)
-        relay = _Relay(exchange, send, self._parts.meters, self.tracer, self._guard, raw_path)
+        relay = _Relay(exchange, send, self._parts.meters, self.tracer, self.guard, raw_path)
         await relay.run()
 
     async def direct(
@@ -135,7 +135,7 @@ class Invoke:
             raise WrongMethod(method)
         asked = call_headers.read_request(headers)
         if asked.held:
-            self._guard.admit(asked)
+            self.guard.admit(asked)
         most_bytes = self._parts.settings.max_body_bytes
         if asked.length is not None and asked.length > most_bytes:
             raise TooLarge(most_bytes)

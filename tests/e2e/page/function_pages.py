@@ -13,7 +13,7 @@ from pathlib import Path
 from gateway_ext.model import Deployment, FunctionId
 from scheduler.client.operator_client import OperatorClient
 from testbed.memory_provider import MemoryProvider
-from testbed.page.browser import PATIENCE_S
+from testbed.page.devtools import PATIENCE_S
 from tests.kit.fakes.fake_function import FakeFunction, Got, a_function
 from tests.kit.worlds.gateway_world import gateway_world
 
@@ -59,7 +59,7 @@ class FunctionPages:
 
 
 @contextlib.contextmanager
-def function_pages(**settings: object) -> Iterator[FunctionPages]:
+def function_pages(function_hosts: tuple[str, ...] = ()) -> Iterator[FunctionPages]:
     """The gateway, for as long as the context lasts."""
     ready: Future[FunctionPages] = Future()
     loop = asyncio.new_event_loop()
@@ -67,7 +67,7 @@ def function_pages(**settings: object) -> Iterator[FunctionPages]:
 
     async def serve() -> None:
         try:
-            async with _world(settings) as world:
+            async with _world(function_hosts) as world:
                 ready.set_result(world)
                 await over.wait()
         except OSError as error:
@@ -90,7 +90,7 @@ def function_pages(**settings: object) -> Iterator[FunctionPages]:
 
 
 @contextlib.asynccontextmanager
-async def _world(settings: dict[str, object]) -> AsyncIterator[FunctionPages]:
+async def _world(hosts: tuple[str, ...]) -> AsyncIterator[FunctionPages]:
     got: list[Got] = []
     async with AsyncExitStack() as exits:
 
@@ -109,7 +109,9 @@ async def _world(settings: dict[str, object]) -> AsyncIterator[FunctionPages]:
         # No scheduler is there; the page says so.
         console = OperatorClient(["http://127.0.0.1:1"], "no token", patience_s=0.1)
         await exits.enter_async_context(console)
-        made = gateway_world(folder, provider, console=console, scaling=False, **settings)
+        made = gateway_world(
+            *(folder, provider), console=console, scaling=False, function_hosts=hosts
+        )
         world = await exits.enter_async_context(made)
         for name in (NAME, VICTIM.name):
             await world.deploy(name)
