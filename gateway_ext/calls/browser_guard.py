@@ -4,6 +4,7 @@ A browser sends an administrator's credentials for /ui and /system to every path
 """
 
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 
 from common.http.asgi import Header
 from gateway_ext.calls.call_headers import RequestHeaders
@@ -28,6 +29,7 @@ _HOST_WIDE = frozenset(
     }
 )
 _EVERY_HOST = "*"
+_NAME = itemgetter(0)
 
 
 class FunctionHosts:
@@ -36,6 +38,9 @@ class FunctionHosts:
     def __init__(self, hosts: Iterable[str] = ()) -> None:
         self._hosts = frozenset(host.lower().encode("latin-1") for host in hosts)
         self.every = _EVERY_HOST.encode() in self._hosts
+
+    def __bool__(self) -> bool:
+        return bool(self._hosts)
 
     def __contains__(self, host: bytes) -> bool:
         if not self._hosts or self.every:
@@ -59,7 +64,7 @@ class BrowserGuard:
         hosts: FunctionHosts | None = None,
         is_ours: Callable[[bytes], bool] = lambda _: False,
     ) -> None:
-        self._hosts = hosts or FunctionHosts()
+        self._hosts = FunctionHosts() if hosts is None else hosts
         self.is_ours = is_ours
 
     def admit(self, asked: RequestHeaders) -> None:
@@ -78,12 +83,10 @@ class BrowserGuard:
 
     def confine(self, headers: list[Header], host: bytes, site: bytes) -> list[Header]:
         """The headers of an answer as browsers may get them; cookies hold below the path `site`."""
-        if host in self._hosts:
+        if self._hosts and host in self._hosts:
             return headers
-        for name, _ in headers:
-            if name in _HOST_WIDE:
-                headers = _without_host_wide(headers, site)
-                break
+        if not _HOST_WIDE.isdisjoint(map(_NAME, headers)):
+            headers = _without_host_wide(headers, site)
         headers += SANDBOX
         return headers
 

@@ -37,6 +37,7 @@ _ANSWERS = {
     "/data": (200, _JSON, b'{"works": true}'),
     "/worker.js": (200, _WORKER, b"self.onfetch = null"),
     "/cookies": (200, _HTML + _COOKIES + _HOST_WIDE, _PAGE),
+    "/onward": (307, "location: /system/scale-function/victim\r\n", b""),
     "/challenge": (401, _HTML + _CHALLENGE, b"who are you?"),
 }
 

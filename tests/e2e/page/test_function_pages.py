@@ -72,9 +72,13 @@ def test_page_works_but_acts_as_nobody(chromium: Browser, gateway: FunctionPages
     assert gateway.provider.scalings == []
 
 
-def test_form_of_the_page_changes_nothing(chromium: Browser, gateway: FunctionPages) -> None:
+@pytest.mark.parametrize("action", ["/system/scale-function/victim", "/function/evil/onward"])
+def test_form_of_the_page_changes_nothing(
+    chromium: Browser, gateway: FunctionPages, action: str
+) -> None:
+    """Sent there at once, or by a redirect of the function's."""
     with an_administrator(chromium, gateway) as page:
-        page.run("document.forms[0].submit()")
+        page.run(f"document.forms[0].action = '{action}'; document.forms[0].submit()")
         page.until("location.pathname.startsWith('/system/')")
         assert page.status == 403
     assert gateway.provider.scalings == []

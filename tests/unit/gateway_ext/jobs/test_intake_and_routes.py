@@ -137,6 +137,23 @@ async def _pieces(size: int) -> AsyncIterator[bytes]:
     yield b"x" * (size % 100)
 
 
+async def test_password_of_the_gateway_is_not_stored(tmp_path: Path) -> None:
+    async with a_queue(tmp_path, LIMITS) as queue:
+        intake = AsyncIntake(
+            *(by_path, queue),
+            max_body_bytes=10_000,
+            callback_rule=ANYWHERE,
+            is_ours=lambda header: header == b"Basic ours",
+        )
+        transport = httpx.ASGITransport(app=intake)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            sent = [("Authorization", "Basic ours"), ("Authorization", "Basic other")]
+            assert (await client.post(URL, headers=sent)).status_code == 202
+        (job,) = await queue.claim([call_lane(ECHO)], 1e12)
+        kept = [value for name, value in job.call.headers if name == b"authorization"]
+        assert kept == [b"Basic other"]
+
+
 async def test_full_queue_names_the_time_to_retry(tmp_path: Path) -> None:
     async with asking(tmp_path) as (client, _):
         statuses = [(await client.post(URL)).status_code for _ in range(4)]
