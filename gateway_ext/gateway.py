@@ -23,6 +23,7 @@ from gateway_ext.calls.invoke import Invoke
 from gateway_ext.errors import BadRequest
 from gateway_ext.gateway_app import GatewayParts, Readiness, make_app
 from gateway_ext.jobs.async_jobs import AsyncJobs, jobs_of
+from gateway_ext.jobs.intake.callback_addresses import CallbackRule
 from gateway_ext.jobs.queue_choice import check_queue
 from gateway_ext.metrics.api_counts import ApiMeters
 from gateway_ext.metrics.call_counts import GatewayMeters
@@ -218,6 +219,8 @@ def _check(settings: GatewaySettings) -> None:
     except BadAddress as error:
         raise BadRequest(f"listen: {error}") from error
     check_queue(settings)
+    FunctionHosts(settings.function_hosts)
+    CallbackRule(allowed=settings.callback_allowed)
 
 
 def _credentials(settings: GatewaySettings) -> BasicCredentials | None:

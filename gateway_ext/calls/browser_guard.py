@@ -8,7 +8,7 @@ from operator import itemgetter
 
 from common.http.asgi import Header
 from gateway_ext.calls.call_headers import RequestHeaders
-from gateway_ext.errors import CrossSite
+from gateway_ext.errors import BadRequest, CrossSite
 
 # Without `allow-same-origin` a document's origin is its own: it equals no other, not even that of
 # its next page. A sandbox of the function's own can only add to this one.
@@ -36,7 +36,7 @@ class FunctionHosts:
     """The hosts that serve functions alone; with a port, or for any port; `*` is every host."""
 
     def __init__(self, hosts: Iterable[str] = ()) -> None:
-        self._hosts = frozenset(host.lower().encode("latin-1") for host in hosts)
+        self._hosts = frozenset(map(_host, hosts))
         self.every = _EVERY_HOST.encode() in self._hosts
 
     def __bool__(self) -> bool:
@@ -89,6 +89,13 @@ class BrowserGuard:
             headers = _without_host_wide(headers, site)
         headers += SANDBOX
         return headers
+
+
+def _host(entry: str) -> bytes:
+    """A host as browsers name it in a request; BadRequest if it is none."""
+    if not entry.isascii() or not entry.strip() or "/" in entry:
+        raise BadRequest(f"function_hosts: {entry!r} is no host; write it as in functions.example")
+    return entry.lower().encode()
 
 
 def _without_host_wide(headers: list[Header], site: bytes) -> list[Header]:

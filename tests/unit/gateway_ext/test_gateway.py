@@ -89,6 +89,13 @@ def test_what_is_no_address_is_refused(address: str, tmp_path: Path) -> None:
         Gateway(GatewaySettings(listen=address, state_dir=str(tmp_path)), MemoryProvider())
 
 
+def test_entries_that_are_no_hosts_are_refused(tmp_path: Path) -> None:
+    for wrong in ({"function_hosts": ("http://x",)}, {"callback_allowed": ("http://x",)}):
+        (name,) = wrong
+        with pytest.raises(BadRequest, match=f"{name}: 'http://x'"):
+            Gateway(GatewaySettings(state_dir=str(tmp_path), **wrong), MemoryProvider())
+
+
 def test_an_unknown_role_or_provider_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="role: 'boss'"):
         Gateway(GatewaySettings(role="boss", state_dir=str(tmp_path)), MemoryProvider())

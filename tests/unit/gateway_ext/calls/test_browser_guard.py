@@ -5,7 +5,7 @@ import pytest
 from common.http.asgi import Header
 from gateway_ext.calls.browser_guard import SANDBOX, BrowserGuard, FunctionHosts
 from gateway_ext.calls.call_headers import RequestHeaders, read_request
-from gateway_ext.errors import CrossSite
+from gateway_ext.errors import BadRequest, CrossSite
 from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials
 
 OURS = BasicCredentials("admin", "secret")
@@ -98,6 +98,12 @@ def test_hosts_of_functions_are_named_with_or_without_a_port(
     hosts: tuple[str, ...], host: bytes, *, found: bool
 ) -> None:
     assert (host in FunctionHosts(hosts)) is found
+
+
+@pytest.mark.parametrize("host", ["", " ", "https://functions.example", "f\u00fcr.example"])
+def test_entry_that_is_no_host_is_refused(host: str) -> None:
+    with pytest.raises(BadRequest, match="function_hosts"):
+        FunctionHosts([host])
 
 
 def test_answers_at_a_host_of_functions_stay_as_they_are() -> None:

@@ -176,7 +176,7 @@ def test_decisions_stay_within_the_bounds_whatever_comes(
         replicas, past = decide(observed, options, past, PACE, now_s)
         assert replicas == 0 or options.scale_min <= replicas <= options.scale_max
         assert replicas <= wanted + max(step_of(options), options.scale_min)
-        if observed.busy:
+        if observed.waiting or (observed.wanted and observed.busy):
             assert replicas > 0
         if not zero and wanted:
             assert replicas > 0
