@@ -90,10 +90,11 @@ def test_what_is_no_address_is_refused(address: str, tmp_path: Path) -> None:
 
 
 def test_entries_that_are_no_hosts_are_refused(tmp_path: Path) -> None:
-    for wrong in ({"function_hosts": ("http://x",)}, {"callback_allowed": ("http://x",)}):
-        (name,) = wrong
+    hosts = GatewaySettings(state_dir=str(tmp_path), function_hosts=("http://x",))
+    allowed = GatewaySettings(state_dir=str(tmp_path), callback_allowed=("http://x",))
+    for name, settings in (("function_hosts", hosts), ("callback_allowed", allowed)):
         with pytest.raises(BadRequest, match=f"{name}: 'http://x'"):
-            Gateway(GatewaySettings(state_dir=str(tmp_path), **wrong), MemoryProvider())
+            Gateway(settings, MemoryProvider())
 
 
 def test_an_unknown_role_or_provider_is_refused(tmp_path: Path) -> None:
