@@ -15,6 +15,7 @@ from common.errors import BadAddress
 from common.http.asgi import App
 from common.http.client import HttpClient
 from common.http.server import listen, serving
+from gateway_ext.calls.browser_guard import BrowserGuard, FunctionHosts
 from gateway_ext.calls.call_limits import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing, LeaseSource
@@ -22,6 +23,7 @@ from gateway_ext.calls.invoke import Invoke
 from gateway_ext.errors import BadRequest
 from gateway_ext.gateway_app import GatewayParts, Readiness, make_app
 from gateway_ext.jobs.async_jobs import AsyncJobs, jobs_of
+from gateway_ext.jobs.intake.callback_addresses import CallbackRule
 from gateway_ext.jobs.queue_choice import check_queue
 from gateway_ext.metrics.api_counts import ApiMeters
 from gateway_ext.metrics.call_counts import GatewayMeters
@@ -133,14 +135,19 @@ class Gateway:
         )
         leasing = None if self._leases is None else GpuLeasing(self._leases, self.meters)
         client, meters = HttpClient(invocation.client), self.meters
+        auth = None if self.credentials is None else Auth(self.credentials)
+        hosts = FunctionHosts(settings.function_hosts)
         meters.add(self.tracer.families)
         invoke = Invoke(
             *(self.functions, client, leasing, invocation, meters),
             wake=self._wake,
             tracer=self.tracer,
+            guard=BrowserGuard(hosts) if auth is None else BrowserGuard(hosts, auth.holds),
         )
         exits.push_async_callback(invoke.close)
-        jobs = await exits.enter_async_context(jobs_of(settings, self.functions, invoke, _log))
+        jobs = await exits.enter_async_context(
+            jobs_of(settings, self.functions, invoke, _log, self.address)
+        )
         meters.add(partial(jobs.meters.families, meters.functions))
         if settings.scaling:
             self._scaler = await exits.enter_async_context(self._make_scaler(jobs))
@@ -150,9 +157,12 @@ class Gateway:
             await exits.enter_async_context(keeping)
         parts = GatewayParts(
             invoke=invoke,
-            system=make_system(self._provider, self.meters, settings, self._capacity),
+            system=make_system(
+                *(self._provider, self.meters, settings, self._capacity),
+                ordering=contextlib.nullcontext if self._scaler is None else self._scaler.ordering,
+            ),
             logs=self._logs,
-            auth=None if self.credentials is None else Auth(self.credentials),
+            auth=auth,
             readiness=self.readiness,
             metrics=self.meters.text,
             metrics_auth=settings.metrics_auth,
@@ -160,6 +170,7 @@ class Gateway:
             jobs=jobs.app,
             traces=TraceRoutes(self.tracer),
             page=await self._page(jobs, exits),
+            function_hosts=hosts,
         )
         return make_app(parts)
 
@@ -208,6 +219,8 @@ def _check(settings: GatewaySettings) -> None:
     except BadAddress as error:
         raise BadRequest(f"listen: {error}") from error
     check_queue(settings)
+    FunctionHosts(settings.function_hosts)
+    CallbackRule(allowed=settings.callback_allowed)
 
 
 def _credentials(settings: GatewaySettings) -> BasicCredentials | None:

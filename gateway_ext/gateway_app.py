@@ -1,23 +1,25 @@
 """The whole application: which part answers which path, and which paths need credentials."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
 
 from common.http.asgi import App, Message, Receive, Scope, Send, send_response, send_text
 from common.telemetry import process_metrics
+from gateway_ext.calls.browser_guard import FunctionHosts
 from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import CrossSite, NotAllowed
 from gateway_ext.metrics.api_counts import ApiMeters
 from gateway_ext.openfaas.basic_auth import Auth
-from gateway_ext.openfaas.cross_site import refuse_other_sites
+from gateway_ext.openfaas.cross_site import FOR_NO_PAGE, refuse_other_sites
 
 _ABOUT = b"gpufaas: OpenFaaS functions on shared GPUs. Functions answer at /function/NAME.\n"
 _METRICS = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
 _HEALTH = frozenset({"/healthz", "/readyz", "/metrics", "/"})
 # The server leaves the body of an answer to HEAD out.
 _READ = frozenset({"GET", "HEAD"})
+_ADMINISTRATORS = frozenset({"system", "ui"})
 
 
 class Readiness(NamedTuple):
@@ -32,7 +34,8 @@ class GatewayParts:
     """The applications behind the gateway's paths.
 
     `jobs` has /async-function and /system/jobs, `page` has /ui, `traces` has /system/traces, if
-    they are given. Without `auth` every client may do everything.
+    they are given. Without `auth` every client may do everything. `function_hosts` serve functions
+    alone.
     """
 
     invoke: App
@@ -46,6 +49,7 @@ class GatewayParts:
     jobs: App | None = None
     page: App | None = None
     traces: App | None = None
+    function_hosts: FunctionHosts = field(default_factory=FunctionHosts)
 
 
 def make_app(parts: GatewayParts) -> App:
@@ -79,6 +83,10 @@ class _Rest:
             await self._health(scope, send)
             return
         first = path[1:].partition("/")[0]  # `OPTIONS *` has a path without a slash
+        hosts = self._parts.function_hosts
+        if first in _ADMINISTRATORS and not hosts.every and _header(scope, b"host") in hosts:
+            await _nothing(scope, receive, send)
+            return
         await self._by_segment.get(first, _nothing)(scope, receive, send)
 
     async def _system(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,6 +98,7 @@ class _Rest:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *FOR_NO_PAGE]
             await send(message)
 
         try:
@@ -100,16 +109,20 @@ class _Rest:
             self._parts.system_meters.answered(scope["method"], scope["path"], status, took_s)
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the page, with the same credentials."""
+        """Serve the page, with the same credentials.
+
+        /ui only leads to /ui/: if it asked for credentials, browsers would send them with every
+        call of a function, since they take the folder of a path for what the credentials open.
+        """
         assert self._parts.page is not None, "the page has a path"
-        if await self._may(scope, send):
+        if scope["path"] == "/ui" or (await self._may(scope, send) and await _is_ours(scope, send)):
             await self._parts.page(scope, receive, send)
 
     async def _may(self, scope: Scope, send: Send) -> bool:
         """Whether the credentials are right; if not, answers 401."""
         if self._parts.auth is not None:
             try:
-                self._parts.auth.check(_authorization(scope))
+                self._parts.auth.check(_header(scope, b"authorization"))
             except NotAllowed as error:
                 await send_text(send, status_of(error), str(error), headers_of(error))
                 return False
@@ -146,8 +159,7 @@ class _Rest:
 async def _is_ours(scope: Scope, send: Send) -> bool:
     """Whether the request is not from another site's page; if it is, refuses it."""
     try:
-        if scope["method"] not in _READ:
-            refuse_other_sites(scope["headers"])
+        refuse_other_sites(scope["headers"], reading=scope["method"] in _READ)
     except CrossSite as error:
         await send_text(send, status_of(error), str(error), headers_of(error))
         return False
@@ -159,9 +171,9 @@ async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
     await send_text(send, 404, f"nothing is at {scope['path']}")
 
 
-def _authorization(scope: Scope) -> bytes:
+def _header(scope: Scope, wanted: bytes) -> bytes:
     for name, value in scope["headers"]:
-        if name == b"authorization":
+        if name == wanted:
             found: bytes = value
             return found
     return b""

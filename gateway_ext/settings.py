@@ -37,12 +37,17 @@ class GatewaySettings:
     # The number of functions with metrics of their own; whether metrics need credentials.
     metric_names: int = 1_000
     metrics_auth: bool = False
+    # Hosts that serve functions alone, whose pages are then not sandboxed; `*` is every host.
+    function_hosts: tuple[str, ...] = ()
 
     # Jobs: calls through /async-function.
     async_concurrency: int = 16
     async_attempts: int = 10
     async_max_body_bytes: int = 64 << 20
-    callback_private: bool = True
+    # Callbacks go to public addresses, to this gateway's own functions, and to `callback_allowed`:
+    # networks (10.0.0.0/8) and hosts (gateway.openfaas:8080); with `callback_private` anywhere.
+    callback_private: bool = False
+    callback_allowed: tuple[str, ...] = ()
     # How long a caller has for a body; the limits on waiting calls, of one function and in all;
     # how long, and how many bytes of, dead letters are kept.
     async_body_s: float = 300.0

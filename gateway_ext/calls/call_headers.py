@@ -23,19 +23,26 @@ _HOP_BY_HOP = frozenset(
         *(b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
     }
 )
+# Headers that are passed on only if `BrowserGuard` says so.
+_HELD = frozenset({b"authorization", b"service-worker"})
 # Headers that the gateway writes itself, or that a function has no use for.
-_READ = _HOP_BY_HOP | {
+_READ = (_HOP_BY_HOP | _HELD) | {
     *(b"content-length", b"expect", b"host", b"x-forwarded-for", b"x-forwarded-host"),
     *(CALL_ID, START_TIME, _TRACE, _STATE),
 }
 _NOT_BACK = _HOP_BY_HOP | {CALL_ID, START_TIME, DURATION}
+# Headers whose value is kept as it is, in the field of `RequestHeaders` of this name.
+_KEPT = {b"host": "host", b"x-forwarded-host": "forwarded_host", b"upgrade": "upgrade"}
 _CALL_ID_BYTES = 256
 _H2C = b"h2c"
 
 
 @dataclass(slots=True)
 class RequestHeaders:
-    """The parsed headers of a request; `lines` are passed on to the function unchanged."""
+    """The parsed headers of a request; `lines` are passed on to the function unchanged.
+
+    `held` are headers that are not among them until `BrowserGuard` has seen them.
+    """
 
     lines: list[bytes] = field(default_factory=list)
     call_id: bytes = b""
@@ -48,6 +55,7 @@ class RequestHeaders:
     chunked: bool = False
     upgrade: bytes = b""
     named: set[bytes] = field(default_factory=set)
+    held: tuple[Header, ...] = ()
 
     @property
     def has_body(self) -> bool:
@@ -130,8 +138,8 @@ def read_response(headers: Iterable[Header]) -> ResponseHeaders:
 
 
 def _note(found: RequestHeaders, name: bytes, value: bytes) -> None:
-    if name == b"host":
-        found.host = value
+    if name in _KEPT:
+        setattr(found, _KEPT[name], value)
     elif name == b"content-length":
         if not value.isdigit():
             raise BadRequest("Content-Length is no number")
@@ -140,6 +148,8 @@ def _note(found: RequestHeaders, name: bytes, value: bytes) -> None:
         found.chunked = True
     elif name == CALL_ID:
         found.call_id = value[:_CALL_ID_BYTES]
+    elif name in _HELD:
+        found.held += ((name, value),)
     elif name == _TRACE:
         # Several Content-Length headers together are invalid: none of them can be trusted.
         found.trace = b",".join((found.trace, value)) if found.trace else value
@@ -147,10 +157,6 @@ def _note(found: RequestHeaders, name: bytes, value: bytes) -> None:
         found.trace_state = b",".join((found.trace_state, value)) if found.trace_state else value
     elif name == b"x-forwarded-for":
         found.forwarded_for.append(value)
-    elif name == b"x-forwarded-host":
-        found.forwarded_host = value
-    elif name == b"upgrade":
-        found.upgrade = value
     elif name == b"connection":
         found.named |= _names(value) - {b"close"} - _HOP_BY_HOP
 

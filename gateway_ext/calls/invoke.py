@@ -12,6 +12,7 @@ from common.http.client import HttpClient, HttpConnection
 from common.telemetry.work_context import ABOUT
 from gateway_ext import error_statuses
 from gateway_ext.calls import call_headers
+from gateway_ext.calls.browser_guard import BrowserGuard
 from gateway_ext.calls.call_limits import InvokeSettings
 from gateway_ext.calls.exchange import CallServices, Exchange, FunctionCall
 from gateway_ext.calls.function_table import Function, Functions
@@ -66,7 +67,9 @@ class Invoke:
         *,
         wake: Callable[[Function], None] | None = None,
         tracer: CallTracer | None = None,
+        guard: BrowserGuard | None = None,
     ) -> None:
+        self.guard = BrowserGuard() if guard is None else guard
         self.tracer = CallTracer(TracerSettings()) if tracer is None else tracer
         self._functions = functions
         self._parts = CallServices(client, leasing, settings, meters, wake)
@@ -85,7 +88,8 @@ class Invoke:
         self._begin(call)
         ABOUT.set(call.journey)
         exchange = Exchange(self._parts, call, receive)
-        await _Relay(exchange, send, self._parts.meters, self.tracer).run()
+        relay = _Relay(exchange, send, self._parts.meters, self.tracer, self.guard, raw_path)
+        await relay.run()
 
     async def direct(
         self,
@@ -130,6 +134,8 @@ class Invoke:
         if method not in METHODS:
             raise WrongMethod(method)
         asked = call_headers.read_request(headers)
+        if asked.held:
+            self.guard.admit(asked)
         most_bytes = self._parts.settings.max_body_bytes
         if asked.length is not None and asked.length > most_bytes:
             raise TooLarge(most_bytes)
@@ -168,12 +174,20 @@ class Invoke:
 class _Relay:
     """Passes the response of one call on to its caller."""
 
-    __slots__ = ("_exchange", "_meters", "_send", "_status", "_tracer")
+    __slots__ = ("_exchange", "_guard", "_meters", "_path", "_send", "_status", "_tracer")
 
     def __init__(
-        self, exchange: Exchange, send: Send, meters: GatewayMeters, tracer: CallTracer
+        self,
+        exchange: Exchange,
+        send: Send,
+        meters: GatewayMeters,
+        tracer: CallTracer,
+        guard: BrowserGuard,
+        path: bytes,
     ) -> None:
         self._exchange = exchange
+        self._guard = guard
+        self._path = path
         self._send = send
         self._meters = meters
         self._tracer = tracer
@@ -197,12 +211,10 @@ class _Relay:
 
     async def _pass_on(self, connection: HttpConnection) -> None:
         exchange, send = self._exchange, self._send
-        status = connection.status
-        start = {
-            "type": "http.response.start",
-            "status": status,
-            "headers": _back(exchange.call, connection),
-        }
+        call, status = exchange.call, connection.status
+        site = self._path[: len(self._path) - len(call.rest)]
+        headers = self._guard.confine(_back(call, connection), call.asked.host, site)
+        start = {"type": "http.response.start", "status": status, "headers": headers}
         self._status = status
         if connection.complete:
             body = await exchange.next_piece(connection)

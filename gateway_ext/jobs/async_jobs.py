@@ -15,13 +15,13 @@ from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
 from gateway_ext.jobs.execution.lane_fairness import LaneLimits
 from gateway_ext.jobs.execution.retry_policy import RetryPolicy
 from gateway_ext.jobs.intake.async_intake import AsyncIntake
+from gateway_ext.jobs.intake.callback_addresses import CallbackRule
 from gateway_ext.jobs.job_meters import JobMeters
 from gateway_ext.jobs.job_routes import make_job_routes
 from gateway_ext.jobs.queue.job_queue import JobQueue
 from gateway_ext.jobs.queue_choice import open_queue
 from gateway_ext.model import FunctionId
 from gateway_ext.settings import GatewaySettings
-from gateway_ext.tracing.call_tracer import CallTracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +35,28 @@ class AsyncJobs:
 
 @asynccontextmanager
 async def jobs_of(
-    settings: GatewaySettings, functions: Functions, invoke: Invoke, log: Logger
+    settings: GatewaySettings,
+    functions: Functions,
+    invoke: Invoke,
+    log: Logger,
+    own: tuple[str, int] | None = None,
 ) -> AsyncIterator[AsyncJobs]:
-    """Open the configured queue and run its jobs until the context exits."""
+    """Open the configured queue and run its jobs until the context exits; `own` is our address."""
+    rule = CallbackRule(
+        private=settings.callback_private, allowed=settings.callback_allowed, own=own
+    )
     queue = await open_queue(settings, log)
     try:
         worker = JobWorker(
             queue,
             InvokeCalls(invoke),
             lambda function: _attempts(functions, function),
-            _worker_settings(settings),
+            _worker_settings(settings, rule),
             log,
             invoke.tracer,
         )
         async with worker, expiring(queue, log):
-            app = _app(settings, functions, queue, worker, invoke.tracer)
+            app = _app(settings, functions, queue, worker, invoke, rule)
             yield AsyncJobs(app, queue, JobMeters(queue, worker.endings))
     finally:
         await queue.close()
@@ -60,15 +67,17 @@ def _app(
     functions: Functions,
     queue: JobQueue,
     worker: JobWorker,
-    tracer: CallTracer,
+    invoke: Invoke,
+    rule: CallbackRule,
 ) -> App:
     intake = AsyncIntake(
         functions.by_path,
         queue,
         max_body_bytes=settings.async_max_body_bytes,
         body_s=settings.async_body_s,
-        callback_private=settings.callback_private,
-        tracer=tracer,
+        callback_rule=rule,
+        is_ours=invoke.guard.is_ours,
+        tracer=invoke.tracer,
     )
     routes = make_job_routes(queue, lambda: worker.running, time.time)
 
@@ -79,7 +88,7 @@ def _app(
     return app
 
 
-def _worker_settings(settings: GatewaySettings) -> JobWorkerSettings:
+def _worker_settings(settings: GatewaySettings, rule: CallbackRule) -> JobWorkerSettings:
     patience = RetryPolicy(attempts=settings.async_attempts)
     overall = settings.async_concurrency
     usual = JobWorkerSettings()
@@ -88,7 +97,7 @@ def _worker_settings(settings: GatewaySettings) -> JobWorkerSettings:
         calls=LaneLimits(overall=overall, per_lane=max(1, overall // 2)),
         patience=patience,
         callback_patience=patience,
-        callback_private=settings.callback_private,
+        callback_rule=rule,
     )
 
 

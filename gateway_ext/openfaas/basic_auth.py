@@ -71,11 +71,15 @@ class Auth:
 
     def check(self, header: bytes) -> None:
         """NotAllowed, unless this Authorization header holds the credentials."""
-        if hmac.compare_digest(header, self._usual):
-            return
-        scheme, _, encoded = header.partition(b" ")
-        if scheme.lower() != b"basic" or not hmac.compare_digest(_decoded(encoded), self._known):
+        if not self.holds(header):
             raise NotAllowed
+
+    def holds(self, header: bytes) -> bool:
+        """Whether this Authorization header holds the credentials."""
+        if hmac.compare_digest(header, self._usual):
+            return True
+        scheme, _, encoded = header.partition(b" ")
+        return scheme.lower() == b"basic" and hmac.compare_digest(_decoded(encoded), self._known)
 
 
 def _decoded(encoded: bytes) -> bytes:

@@ -3,6 +3,7 @@
 import logging
 import platform
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from starlette.applications import Starlette
@@ -22,6 +23,8 @@ from gateway_ext.settings import GatewaySettings
 
 _log = logging.getLogger(__name__)
 
+Ordering = Callable[[FunctionId], AbstractContextManager[object]]
+
 _Handler = Callable[[Request], Awaitable[Response]]
 _CREATED = 201
 
@@ -39,12 +42,15 @@ def make_system(
     counts: CallCounts,
     settings: GatewaySettings,
     capacity: Capacity | None = None,
+    *,
+    ordering: Ordering = nullcontext,
 ) -> App:
     """The application for all paths below /system but logs and jobs; it checks no credentials.
 
-    Without `capacity` every memory size is accepted.
+    Without `capacity` every memory size is accepted. A function is deployed and scaled within the
+    context `ordering`.
     """
-    functions = _Functions(provider, counts, settings, capacity)
+    functions = _Functions(provider, counts, settings, capacity, ordering)
     world = _SystemParts(provider, settings)
     routes = [
         _route("/system/functions", GET=functions.list, POST=functions.create,
@@ -92,11 +98,13 @@ class _Functions:
         counts: CallCounts,
         settings: GatewaySettings,
         capacity: Capacity | None,
+        ordering: Ordering,
     ) -> None:
         self._provider = provider
         self._counts = counts
         self._settings = settings
         self._capacity = capacity
+        self._ordering = ordering
 
     async def list(self, request: Request) -> Response:
         found = await self._provider.functions(_namespace(request))
@@ -118,7 +126,8 @@ class _Functions:
         largest_bytes = None if self._capacity is None else self._capacity.largest_gpu_bytes()
         if largest_bytes is not None:
             function_options.refuse_beyond(wanted, largest_bytes)
-        await self._provider.deploy(wanted, update=update)
+        with self._ordering(wanted.id):
+            await self._provider.deploy(wanted, update=update)
         _log.info("%s %s: %s", "updated" if update else "deployed", wanted.id, wanted.image)
         return done()
 
@@ -133,7 +142,7 @@ class _Functions:
         sent = openfaas_json.scaling(await body_of(request))
         function = _function(request, sent.namespace)
         self._check_replicas(sent.replicas)
-        await self._provider.scale(function, sent.replicas)
+        await self._scale(function, sent.replicas)
         _log.info("scaled %s to %d", function, sent.replicas)
         return done()
 
@@ -156,6 +165,10 @@ class _Functions:
         replicas = after_alert(status.replicas, options, firing=alert.firing)
         if replicas != status.replicas:
             _log.info("an alert scales %s from %d to %d", function, status.replicas, replicas)
+            await self._scale(function, replicas)
+
+    async def _scale(self, function: FunctionId, replicas: int) -> None:
+        with self._ordering(function):
             await self._provider.scale(function, replicas)
 
     def _check_replicas(self, replicas: int) -> None:

@@ -43,11 +43,14 @@ class Observed:
 class Past:
     """What the rule remembers of earlier moments.
 
-    `most` is the largest number needed since `fewer_since_s`, when fewer replicas than present
-    began to suffice; infinite while all of them are needed.
+    `wanted` are the replicas of the last moment. `ready_at_s` is when an instance was first ready
+    after replicas were added; infinite until then. `most` is the largest number needed since
+    `fewer_since_s`, when fewer replicas than present began to suffice; infinite while all of them
+    are needed.
     """
 
-    seen_since_s: float
+    wanted: int = 0
+    ready_at_s: float = math.inf
     raised_at_s: float = -math.inf
     busy_at_s: float = -math.inf
     fewer_since_s: float = math.inf
@@ -65,6 +68,7 @@ def decide(
     seen: Observed, options: FunctionOptions, past: Past, pace: ScalingPace, now_s: float
 ) -> Decision:
     """Decide the number of replicas. A function at zero stays there until it is called."""
+    past = noticed(past, seen.wanted, seen.available, now_s)
     if seen.busy:
         past = replace(past, busy_at_s=now_s)
     needed = needed_replicas(seen, options)
@@ -77,6 +81,20 @@ def decide(
     if needed < seen.wanted:
         return _down(seen.wanted, needed, past, pace, now_s)
     return Decision(seen.wanted, replace(past, fewer_since_s=math.inf))
+
+
+def noticed(past: Past, wanted: int, available: int, now_s: float) -> Past:
+    """The state after a moment with these replicas; whoever added some, they count as new."""
+    if wanted > past.wanted:
+        past = ordered(past)
+    if available and math.isinf(past.ready_at_s):
+        past = replace(past, ready_at_s=now_s)
+    return past if wanted == past.wanted else replace(past, wanted=wanted)
+
+
+def ordered(past: Past) -> Past:
+    """The state after somebody said how many replicas there should be: all waits begin again."""
+    return replace(past, ready_at_s=math.inf, fewer_since_s=math.inf)
 
 
 def needed_replicas(seen: Observed, options: FunctionOptions) -> int:
@@ -109,7 +127,7 @@ def _from_zero(seen: Observed, options: FunctionOptions, past: Past, now_s: floa
 def _is_idle(seen: Observed, options: FunctionOptions, past: Past, now_s: float) -> bool:
     if not options.scale_zero or seen.busy:
         return False
-    since_s = max(seen.last_call_s, past.busy_at_s, past.raised_at_s, past.seen_since_s)
+    since_s = max(seen.last_call_s, past.busy_at_s, past.ready_at_s)
     return now_s - since_s >= options.scale_zero_after_s
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import Logger
 from typing import Self
@@ -13,7 +14,14 @@ from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.errors import GatewayError, UnknownFunction
 from gateway_ext.metrics import gateway_metrics
 from gateway_ext.model import FunctionId
-from gateway_ext.scaling.replica_rule import Observed, Past, ScalingPace, decide
+from gateway_ext.scaling.replica_rule import (
+    Observed,
+    Past,
+    ScalingPace,
+    decide,
+    noticed,
+    ordered,
+)
 
 Scale = Callable[[FunctionId, int], Awaitable[None]]
 
@@ -39,9 +47,11 @@ class ScalerSettings:
 class _FunctionScaling:
     """The state of one function between two looks."""
 
-    past: Past
+    past: Past = field(default_factory=Past)
     calls: deque[tuple[float, int]] = field(default_factory=deque)
     task: asyncio.Task[None] | None = None
+    # How many orders of others are being carried out.
+    others: int = 0
     # The order that is not confirmed yet, and the last one.
     asked: int | None = None
     last: int | None = None
@@ -94,8 +104,26 @@ class Scaler:
         """A call waits for a function that has no instance: start one at once."""
         self._look(function, self._now_s(), calling=True)
 
+    @contextmanager
+    def ordering(self, function: FunctionId) -> Iterator[None]:
+        """Somebody deploys or scales this function: meanwhile the scaler removes no replica.
+
+        Afterwards idleness and the wait for removing replicas begin anew.
+        """
+        hand = self._hands.get(function)
+        if hand is None:  # of a function that is not known yet, all begins anew
+            yield
+            return
+        hand.others += 1
+        try:
+            yield
+        finally:
+            hand.others -= 1
+            hand.past = ordered(hand.past)
+            hand.last = None
+
     def changed(self, function: Function) -> None:
-        """The provider reported this function: note that it woke up, or was removed."""
+        """The provider reported this function: note its replicas, or that it was removed."""
         hand = self._hands.get(function.id)
         if hand is None:
             return
@@ -104,6 +132,8 @@ class Scaler:
             return
         if function.wanted == hand.asked:
             hand.asked = None
+        there = len(function.endpoints)
+        hand.past = noticed(hand.past, function.wanted, there, self._now_s())
         self._awake(function, hand)
 
     def families(self, names: BoundedNames) -> Iterator[MetricFamily]:
@@ -130,7 +160,7 @@ class Scaler:
         """Decide for one function, and order the change if there is one."""
         hand = self._hands.get(function.id)
         if hand is None:
-            hand = self._hands[function.id] = _FunctionScaling(Past(seen_since_s=now_s))
+            hand = self._hands[function.id] = _FunctionScaling()
         self._awake(function, hand)
         seen = self._observe(function, hand, now_s, calling=calling)
         if seen.busy and not seen.available and hand.woken_at_s is None:
@@ -139,7 +169,8 @@ class Scaler:
             return
         replicas, hand.past = decide(seen, function.options, hand.past, self._settings.pace, now_s)
         said_already = replicas == hand.last and now_s < hand.believed_until_s
-        if replicas != seen.wanted and not said_already:
+        against_others = hand.others > 0 and replicas < seen.wanted
+        if replicas != seen.wanted and not said_already and not against_others:
             self._ask(function.id, hand, replicas, seen.wanted)
 
     def _observe(

@@ -40,7 +40,8 @@ class Stack:
         self.work.mkdir()
         (self.work / "template").symlink_to(ROOT / "template")
         (folder / "gpufaas.toml").write_text(
-            f'[gateway]\nroots = ["{self.work}", "{ROOT}"]\n[scheduler]\n'
+            f'[gateway]\nroots = ["{self.work}", "{ROOT}"]\n'
+            'callback_allowed = ["127.0.0.1"]\n[scheduler]\n'
             f'listen = "127.0.0.1:{HeldPort().keep()}"\n'
         )
 

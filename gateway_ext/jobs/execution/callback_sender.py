@@ -8,10 +8,11 @@ from aiohttp.resolver import DefaultResolver
 
 from common.http.asgi import Header
 from common.telemetry.traces import SpanKind, TraceContext
+from gateway_ext.errors import BadRequest
 from gateway_ext.jobs.execution.job_caller import asked_wait_s
 from gateway_ext.jobs.execution.job_endings import JobDead, JobDone, JobEnding, TryAgain
 from gateway_ext.jobs.execution.retry_policy import AttemptOutcome, GiveUp, RetryLater, RetryPolicy
-from gateway_ext.jobs.intake.callback_addresses import PublicResolver
+from gateway_ext.jobs.intake.callback_addresses import CallbackRule, PermittedResolver
 from gateway_ext.jobs.queue.job_bodies import MemoryBody, StoredBody
 from gateway_ext.jobs.queue.job_values import AsyncCall, CallResult, Job
 from gateway_ext.tracing.call_tracer import CallTracer, TracerSettings, carrying, trace_headers_in
@@ -34,6 +35,7 @@ class CallbackSender:
     def __init__(
         self,
         session: aiohttp.ClientSession,
+        rule: CallbackRule,
         policy: RetryPolicy,
         now_s: Callable[[], float],
         chance: Random,
@@ -41,6 +43,7 @@ class CallbackSender:
     ) -> None:
         self._tracer = tracer or CallTracer(TracerSettings())
         self._session = session
+        self._rule = rule
         self._policy = policy
         self._now_s = now_s
         self._chance = chance
@@ -81,9 +84,14 @@ class CallbackSender:
         headers.append(("content-length", str(body.size_bytes)))
         data = body.content if isinstance(body, MemoryBody) else body.pieces()
         try:
+            # The call may have been stored under another rule, or by another gateway.
+            target = self._rule.target(call.callback_url)
+        except BadRequest as error:
+            return AttemptOutcome(0, str(error), broken=False)
+        try:
             # A redirect could lead to a private address, and would turn the POST into a GET.
             async with self._session.post(
-                call.callback_url, data=data, headers=headers, allow_redirects=False
+                target, data=data, headers=headers, allow_redirects=False
             ) as answer:
                 if answer.ok and answer.status < 300:  # noqa: PLR2004 - the statuses of success
                     return None
@@ -100,12 +108,10 @@ class CallbackSender:
             )
 
 
-def callback_session(*, private: bool, timeout_s: float) -> aiohttp.ClientSession:
-    """The HTTP client for callbacks; `private` permits private addresses."""
-    resolver = DefaultResolver()
-    connector = aiohttp.TCPConnector(
-        resolver=resolver if private else PublicResolver(resolver), use_dns_cache=private
-    )
+def callback_session(rule: CallbackRule, timeout_s: float) -> aiohttp.ClientSession:
+    """The HTTP client for callbacks, which connects to permitted addresses only."""
+    resolver = PermittedResolver(DefaultResolver(), rule)
+    connector = aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False)
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     jar = aiohttp.DummyCookieJar()
     return aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=jar)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import Logger
 from random import Random
 from typing import Self
@@ -15,7 +15,7 @@ from gateway_ext.jobs.execution.job_caller import JobCaller
 from gateway_ext.jobs.execution.job_dispatcher import JobDispatcher
 from gateway_ext.jobs.execution.lane_fairness import LaneLimits
 from gateway_ext.jobs.execution.retry_policy import RetryPolicy
-from gateway_ext.jobs.intake.callback_addresses import callback_lane
+from gateway_ext.jobs.intake.callback_addresses import CallbackRule, callback_lane
 from gateway_ext.jobs.queue.job_queue import JobQueue
 from gateway_ext.jobs.queue.job_values import JobKind, call_lane
 from gateway_ext.model import FunctionId
@@ -38,7 +38,7 @@ class JobWorkerSettings:
     patience: RetryPolicy = _PATIENCE
     callback_patience: RetryPolicy = _PATIENCE
     callback_timeout_s: float = 30.0
-    callback_private: bool = True
+    callback_rule: CallbackRule = field(default_factory=CallbackRule)
     defect_s: float = 30.0
 
 
@@ -73,13 +73,11 @@ class JobWorker:
 
     def start(self) -> None:
         """Start running jobs."""
-        settings, chance = self._settings, Random()
-        self._session = callback_session(
-            private=settings.callback_private, timeout_s=settings.callback_timeout_s
-        )
+        settings, chance, rule = self._settings, Random(), self._settings.callback_rule
+        self._session = callback_session(rule, settings.callback_timeout_s)
         caller = JobCaller(self._calls, self._queue, self._policy_of, time.time, chance)
         patience = settings.callback_patience
-        sender = CallbackSender(self._session, patience, time.time, chance, self._tracer)
+        sender = CallbackSender(self._session, rule, patience, time.time, chance, self._tracer)
         self._dispatchers = [
             JobDispatcher(
                 *(self._queue, JobKind.CALL, settings.calls, caller.handle),

@@ -19,7 +19,7 @@ from gateway_ext.errors import (
     Unknown,
     WrongMethod,
 )
-from gateway_ext.jobs.intake.callback_addresses import checked_url
+from gateway_ext.jobs.intake.callback_addresses import CallbackRule
 from gateway_ext.jobs.queue.job_queue import BodySpool, JobQueue
 from gateway_ext.jobs.queue.job_values import AsyncCall
 from gateway_ext.model import FunctionId
@@ -64,17 +64,23 @@ class AsyncIntake:
         queue: JobQueue,
         *,
         max_body_bytes: int,
-        callback_private: bool,
+        callback_rule: CallbackRule,
+        is_ours: Callable[[bytes], bool] = lambda _: False,
         body_s: float = 300.0,
         pause_s: float = 30.0,
         tracer: CallTracer | None = None,
     ) -> None:
-        """A body must arrive within `body_s`, without a pause longer than `pause_s`."""
+        """A body must arrive within `body_s`, without a pause longer than `pause_s`.
+
+        `is_ours` says whether an Authorization header has the gateway's own credentials, which are
+        not stored.
+        """
         self._tracer = tracer or CallTracer(TracerSettings())
         self._by_path = by_path
         self._queue = queue
         self._max_body_bytes = max_body_bytes
-        self._callback_private = callback_private
+        self._callback_rule = callback_rule
+        self._is_ours = is_ours
         self._body_s = body_s
         self._pause_s = pause_s
 
@@ -142,12 +148,13 @@ class AsyncIntake:
             header
             for header in scope["headers"]
             if header[0] not in _DROPPED and not header[0].startswith(_GPU)
+            if header[0] != b"authorization" or not self._is_ours(header[1])
         ]
         url = values.get(b"x-callback-url", b"").decode("latin-1")
         return _Headers(
             kept=[*kept, *_forwarded(scope, values)],
             call_id=values.get(b"x-call-id", b"")[:_CALL_ID_BYTES].decode("latin-1"),
-            callback_url=checked_url(url, private=self._callback_private) if url else "",
+            callback_url=self._callback_rule.checked(url) if url else "",
         )
 
     async def _read_in_time(

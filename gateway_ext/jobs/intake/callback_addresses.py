@@ -1,59 +1,165 @@
-"""Which callback URLs are accepted, which addresses are public, and a callback's lane."""
+"""Which callback URLs are accepted, which addresses callbacks may go to, and a callback's lane."""
 
+import re
 import socket
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
-from urllib.parse import SplitResult, urlsplit
+from collections.abc import Iterable
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
+from urllib.parse import urlsplit
 
 from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
 
 from gateway_ext.errors import BadRequest
 from gateway_ext.jobs.queue.job_values import JobKind, JobLane
 
+_Address = IPv4Address | IPv6Address
 _LONGEST = 8192
 _NAT64 = IPv6Network("64:ff9b::/96")
-_PORTS = {"http": 80, "https": 443}
+_SCHEMES = frozenset({"http", "https"})
+_LOCALHOST = "localhost"
+# Paths of this gateway that a callback may be sent to: it calls another function.
+_CALLS = ("/function/", "/async-function/")
+# The system reads such a name as an address: `127.1`, `0x7f000001`.
+_NUMERIC_END = re.compile(r"(^|\.)(\d+|0x[0-9a-f]*)\.?$", re.IGNORECASE)
 
 
 class NotPublic(OSError):
-    """The name resolves to an address of a private network or of this machine."""
+    """The name resolves to addresses of private networks, or of this machine, only."""
 
 
-class PublicResolver(AbstractResolver):
-    """Resolves only to public addresses; the checked address is the one connected to."""
+class CallbackRule:
+    """Where callbacks may go: to public addresses, to `allowed` ones, and to our own functions.
 
-    def __init__(self, resolver: AbstractResolver) -> None:
+    `allowed` has networks, addresses, and names of hosts, with a port or for any port. `own` is
+    where this gateway listens. With `private` callbacks may go anywhere.
+    """
+
+    def __init__(
+        self,
+        *,
+        private: bool = False,
+        allowed: Iterable[str] = (),
+        own: tuple[str, int] | None = None,
+    ) -> None:
+        self.private = private
+        self._own = own
+        self._networks: list[IPv4Network | IPv6Network] = []
+        self._names: set[tuple[str, int | None]] = set()
+        for entry in allowed:
+            self._allow(entry)
+
+    def checked(self, url: str) -> str:
+        """The URL, if a callback may be sent there; BadRequest otherwise.
+
+        A name is only looked up when a callback is sent: see `PermittedResolver`.
+        """
+        self.target(url)
+        return url
+
+    def target(self, url: str) -> URL:
+        """The URL to send a callback to; BadRequest if none may be sent there."""
+        parts = _split(url)
+        assert parts.host is not None, "it was split"
+        assert parts.port is not None, "http and https have ports"
+        host = parts.host.lower()
+        if self.private or self.names(host, parts.port):
+            return parts
+        if host == _LOCALHOST and (own := self._own_loopback(parts)) is not None:
+            return parts.with_host(own)
+        literal = _literal(host)
+        if literal is None:
+            refused = host == _LOCALHOST or _NUMERIC_END.search(host) is not None
+        else:
+            refused = not self.permits(str(literal)) and not self._is_own_function(literal, parts)
+        if refused:
+            raise _refused(host)
+        return parts
+
+    def permits(self, address: str) -> bool:
+        """Whether callbacks may go to this address, whatever its name."""
+        if self.private or is_public(address):
+            return True
+        found = _mapped(ip_address(address.partition("%")[0]))
+        return any(found in network for network in self._networks)
+
+    def names(self, host: str, port: int) -> bool:
+        """Whether callbacks may go to this host, whatever its address."""
+        return (host, port) in self._names or (host, None) in self._names
+
+    def _allow(self, entry: str) -> None:
+        try:
+            self._networks.append(ip_network(entry, strict=False))
+            return
+        except ValueError:
+            pass
+        wrong = BadRequest(f"callback_allowed: {entry!r} is no network, address or host")
+        try:
+            parts = urlsplit(f"//{entry}")
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise wrong from error
+        if not host or parts.netloc != entry or "@" in entry:
+            raise wrong
+        self._names.add((host, port))
+
+    def _own_loopback(self, parts: URL) -> str | None:
+        """The address for `localhost`, where this gateway listens at it."""
+        loopbacks = ("127.0.0.1", "::1")
+        own = (one for one in loopbacks if self._is_own_function(ip_address(one), parts))
+        return next(own, None)
+
+    def _is_own_function(self, address: _Address, parts: URL) -> bool:
+        if self._own is None or parts.port != self._own[1]:
+            return False
+        if not parts.path.startswith(_CALLS):
+            return False
+        listens = _mapped(ip_address(self._own[0].partition("%")[0]))
+        address = _mapped(address)
+        if not listens.is_unspecified:
+            return address == listens
+        if listens.version != address.version and listens.version == IPv4Address(0).version:
+            return False
+        return address.is_loopback or _is_of_this_machine(address)
+
+
+class PermittedResolver(AbstractResolver):
+    """Resolves to permitted addresses only; the checked address is the one connected to."""
+
+    def __init__(self, resolver: AbstractResolver, rule: CallbackRule) -> None:
         self._resolver = resolver
+        self._rule = rule
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """The addresses of a host; NotPublic where one of them is not public."""
+        """The permitted addresses of a host; NotPublic if there is none."""
         found = await self._resolver.resolve(host, port, family)
-        if not all(is_public(result["host"]) for result in found):
+        if self._rule.names(host.lower(), port):
+            return found
+        permitted = [result for result in found if self._rule.permits(result["host"])]
+        if not permitted:
             raise NotPublic(f"{host} is not a public address")
-        return found
+        return permitted
 
     async def close(self) -> None:
         """Close the inner resolver."""
         await self._resolver.close()
 
 
-def checked_url(url: str, *, private: bool) -> str:
-    """The URL, if a callback may be sent there; BadRequest otherwise."""
-    parts = _split(url)
-    if len(url) > _LONGEST or parts is None:
-        raise BadRequest("X-Callback-Url is not an http or https URL")
-    host = parts.hostname or ""
-    if not private and (host == "localhost" or (_is_literal(host) and not is_public(host))):
-        raise BadRequest(f"X-Callback-Url: callbacks to {host} are not allowed")
-    return url
-
-
 def callback_lane(url: str) -> JobLane:
     """The lane of callbacks to one host and port."""
-    parts = _split(url)
-    assert parts is not None  # `checked_url` accepted it at the intake
-    return JobLane(JobKind.CALLBACK, f"{parts.hostname}:{parts.port or _PORTS[parts.scheme]}")
+    try:
+        parts = _split(url)
+    except BadRequest:  # another version accepted it; sending it fails
+        return JobLane(JobKind.CALLBACK, "")
+    return JobLane(JobKind.CALLBACK, f"{parts.host}:{parts.port}")
 
 
 def is_public(address: str) -> bool:
@@ -65,18 +171,43 @@ def is_public(address: str) -> bool:
     return found.is_global and not found.is_multicast
 
 
-def _split(url: str) -> SplitResult | None:
+def _split(url: str) -> URL:
+    """The parts of the URL as the HTTP client reads them; BadRequest if it is none."""
+    wrong = BadRequest("X-Callback-Url is not an http or https URL")
     try:
-        parts = urlsplit(url)
-        known = parts.scheme in _PORTS and bool(parts.hostname) and parts.port != 0
+        parts = URL(url) if len(url) <= _LONGEST else URL()
+        known = parts.scheme in _SCHEMES and parts.host and parts.port
+    except ValueError as error:
+        raise wrong from error
+    if not known:
+        raise wrong
+    return parts
+
+
+def _literal(host: str) -> _Address | None:
+    try:
+        return ip_address(host.partition("%")[0])
     except ValueError:
         return None
-    return parts if known else None
 
 
-def _is_literal(host: str) -> bool:
-    try:
-        ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
+def _mapped(address: _Address) -> _Address:
+    """The IPv4 address that an IPv6 address stands for; else the address."""
+    return (isinstance(address, IPv6Address) and address.ipv4_mapped) or address
+
+
+def _is_of_this_machine(address: _Address) -> bool:
+    """Whether this machine would send to itself: then the address is also where it sends from."""
+    family = socket.AF_INET if isinstance(address, IPv4Address) else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((str(address), 9))  # of UDP: nothing is sent
+        except OSError:
+            return False
+        return ip_address(probe.getsockname()[0]) == address
+
+
+def _refused(host: str) -> BadRequest:
+    return BadRequest(
+        f"X-Callback-Url: callbacks to {host} are not allowed; callback_allowed can allow them"
+    )

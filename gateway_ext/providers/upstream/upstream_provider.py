@@ -101,7 +101,9 @@ class UpstreamProvider:
         name, namespace = function.name, function.namespace
         body = {"serviceName": name, "replicas": replicas, "namespace": namespace}
         path, missing = f"/system/scale-function/{name}", UnknownFunction(function)
-        await self._http.call("POST", path, _in(namespace), body, missing=missing)
+        # Orders arrive there in the order in which they were given here.
+        async with self._lock_of(function):
+            await self._http.call("POST", path, _in(namespace), body, missing=missing)
         await self._poll.poll_now()
 
     async def functions(self, namespace: str) -> Sequence[FunctionStatus]:

@@ -1,5 +1,14 @@
 // Orders to the gateway, and the reason when one is refused.
 
+/**
+ * The URL of a path of the page's, without the name and the password that the page's own URL may
+ * have: browsers fetch no URL that has them, but send what they learned from it.
+ */
+export function address(path) {
+  const url = new URL(path, document.baseURI);
+  return url.origin + url.pathname + url.search;
+}
+
 /** The order was refused; the message is the reason. */
 export class Refused extends Error {}
 
@@ -23,7 +32,7 @@ export async function ask(path) {
 async function answered(path, how) {
   let answer;
   try {
-    answer = await fetch(path, how);
+    answer = await fetch(address(path), how);
   } catch {
     throw new Refused("The gateway cannot be reached. Is it running?");
   }

@@ -1,5 +1,6 @@
 // Live data: server-sent events into a State, and the state of the connection.
 
+import { address } from "./api.js";
 import { State } from "./state.js";
 
 // The gateway sends a message about once a second, less often where a look is expensive.
@@ -62,7 +63,7 @@ export class Feed {
   #open() {
     if (this.#paused || document.hidden) return;
     this.#close();
-    const source = new EventSource("events");
+    const source = new EventSource(address("events"));
     this.#source = source;
     source.addEventListener("state", (event) => this.#onMessage(event, true));
     source.addEventListener("change", (event) => this.#onMessage(event, false));
@@ -99,7 +100,7 @@ export class Feed {
     this.#tries += 1;
     this.#retry = setTimeout(() => this.#open(), waitMs);
     try {
-      const answer = await fetch("state", { cache: "no-store" });
+      const answer = await fetch(address("state"), { cache: "no-store" });
       if (!answer.ok) this.#report("lost", `The gateway answered: ${(await answer.text()).trim()}`);
     } catch {
       this.#report("lost", "The gateway cannot be reached. Trying again.");

@@ -1,5 +1,7 @@
 """What a person sees and does on the page of a cluster that is made up."""
 
+from urllib.parse import quote
+
 import pytest
 
 from testbed.page.browser import Browser
@@ -48,6 +50,17 @@ def test_page_is_refused_when_the_password_is_wrong(
         page.open(url)
         assert page.status == 401
         assert page.run("document.getElementById('main')") is None
+
+
+def test_page_works_when_its_url_has_the_password(chromium: Browser, url: str) -> None:
+    """Browsers fetch no URL that has a password, and relative URLs inherit it."""
+    with chromium.page() as page:
+        page.open(url.replace("//", f"//{USER}:{quote(PASSWORD)}@"))
+        page.until(f"{FILLED} && {LIVE}")
+        page.click("button.decision")
+        page.until(f"{DIALOG}?.innerText.includes('Estimated finish') ?? false")
+        assert page.trouble.console == []
+        assert page.trouble.failed == []
 
 
 def test_blocks_are_to_scale_when_a_cluster_is_shown(

@@ -34,7 +34,16 @@ from tests.kit.engines.nats_servers import (
     until_up,
 )
 from tests.kit.waiting import eventually
-from tests.kit.worlds.job_world import ECHO, LOG, Functions, ScriptedAnswer, call, claimed, put
+from tests.kit.worlds.job_world import (
+    ANYWHERE,
+    ECHO,
+    LOG,
+    Functions,
+    ScriptedAnswer,
+    call,
+    claimed,
+    put,
+)
 
 LANE = call_lane(ECHO)
 LARGE = bytes(range(251)) * 9000  # a few parts
@@ -132,7 +141,7 @@ async def test_queue_is_away_without_its_server_and_healthy_when_it_is_back(
         a_shared_queue(tmp_path / "a", settings_for(server.url)) as queue,
         working(queue, functions),
     ):
-        intake = AsyncIntake(lambda _: KNOWN, queue, max_body_bytes=1000, callback_private=True)
+        intake = AsyncIntake(lambda _: KNOWN, queue, max_body_bytes=1000, callback_rule=ANYWHERE)
         transport = httpx.ASGITransport(app=intake)
         async with httpx.AsyncClient(transport=transport, base_url="http://g") as client:
             assert (await client.post("/async-function/echo")).status_code == 202

@@ -67,7 +67,8 @@ async def a_stage(
             return instances[-1]
 
         provider = MemoryProvider(start)
-        async with gateway_world(folder, provider, **more) as world:
+        usual = {"callback_allowed": ("127.0.0.1",)}
+        async with gateway_world(folder, provider, **usual | more) as world:
             yield Stage(world, provider, instances)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from common.http.asgi import Header
 from gateway_ext.errors import GatewayError
 from gateway_ext.jobs.execution.function_calls import FunctionAnswer
+from gateway_ext.jobs.intake.callback_addresses import CallbackRule
 from gateway_ext.jobs.queue.job_bodies import StoredBody, whole
 from gateway_ext.jobs.queue.job_queue import JobQueue
 from gateway_ext.jobs.queue.job_tally import QueueLimits
@@ -20,6 +21,7 @@ from gateway_ext.model import FunctionId
 
 LOG = logging.getLogger("tests.jobs")
 ECHO = FunctionId("openfaas-fn", "echo")
+ANYWHERE = CallbackRule(private=True)
 CALLBACKS = JobLane(JobKind.CALLBACK, "there:80")
 
 

@@ -89,6 +89,14 @@ def test_what_is_no_address_is_refused(address: str, tmp_path: Path) -> None:
         Gateway(GatewaySettings(listen=address, state_dir=str(tmp_path)), MemoryProvider())
 
 
+def test_entries_that_are_no_hosts_are_refused(tmp_path: Path) -> None:
+    hosts = GatewaySettings(state_dir=str(tmp_path), function_hosts=("http://x",))
+    allowed = GatewaySettings(state_dir=str(tmp_path), callback_allowed=("http://x",))
+    for name, settings in (("function_hosts", hosts), ("callback_allowed", allowed)):
+        with pytest.raises(BadRequest, match=f"{name}: 'http://x'"):
+            Gateway(settings, MemoryProvider())
+
+
 def test_an_unknown_role_or_provider_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="role: 'boss'"):
         Gateway(GatewaySettings(role="boss", state_dir=str(tmp_path)), MemoryProvider())
@@ -237,7 +245,8 @@ async def test_orders_of_another_sites_page_are_refused(tmp_path: Path) -> None:
         elsewhere = {"Origin": "http://evil.example"}
         refused = await world.ask("POST", "/system/functions", order, headers=elsewhere)
         assert refused.status == 403
-        assert (await world.get("/system/functions", headers=elsewhere)).body == []
+        assert (await world.get("/system/functions", headers=elsewhere)).status == 403
+        assert (await world.get("/system/functions")).body == []
         ours = {"Origin": world.gateway.url}
         taken = await world.ask("POST", "/system/functions", order, headers=ours)
         assert taken.status == 202

@@ -7,39 +7,113 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from gateway_ext.errors import BadRequest
 from gateway_ext.jobs.intake.callback_addresses import (
+    CallbackRule,
     NotPublic,
-    PublicResolver,
+    PermittedResolver,
     callback_lane,
-    checked_url,
     is_public,
+)
+from tests.kit.worlds.job_world import ANYWHERE
+
+PUBLIC = CallbackRule()
+ALLOWED = CallbackRule(
+    allowed=("10.1.0.0/16", "192.168.0.7", "gateway.openfaas:8080", "receiver", "[fd00::1]:99")
 )
 
 
 @pytest.mark.parametrize(
     "url",
     ["", "there", "ftp://there/", "file:///etc/passwd", "http://", "http:///x", "http://x:0/",
-     "http://x:99999/", "http://[::1/", "gopher://x", "http://x/" + "y" * 9000],
+     "http://x:99999/", "http://[::1/", "gopher://x", "http://x/" + "y" * 9000,
+     "http://1.1.1.1\\@127.0.0.1/"],
 )  # fmt: skip
 def test_url_is_refused_when_it_is_no_http_url(url: str) -> None:
     with pytest.raises(BadRequest):
-        checked_url(url, private=True)
+        ANYWHERE.checked(url)
 
 
 @pytest.mark.parametrize(
     "host",
     ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "[::1]", "[fe80::1]", "0.0.0.0",
-     "[::ffff:127.0.0.1]", "localhost", "100.64.0.1", "224.0.0.1"],
+     "[::ffff:127.0.0.1]", "localhost", "LOCALHOST", "100.64.0.1", "224.0.0.1",
+     # The system, or the HTTP client, reads these as addresses.
+     "127.1", "2130706433", "0x7f.1", "0x7f000001", "0177.0.0.1", "127.0.0.1.",
+     "\u2460\u2461\u2466.0.0.1", "127\u30020\u30020\u30021"],
 )  # fmt: skip
-def test_private_address_is_refused_only_when_that_is_set(host: str) -> None:
+def test_private_address_is_refused_unless_that_is_set(host: str) -> None:
     url = f"http://{host}/"
-    assert checked_url(url, private=True) == url
+    assert ANYWHERE.checked(url) == url
     with pytest.raises(BadRequest, match="not allowed"):
-        checked_url(url, private=False)
+        PUBLIC.checked(url)
 
 
 @pytest.mark.parametrize("url", ["https://example.com/x?y", "http://1.1.1.1:81/", "http://u:p@x/"])
 def test_public_url_is_taken(url: str) -> None:
-    assert checked_url(url, private=False) == url
+    assert PUBLIC.checked(url) == url
+
+
+@pytest.mark.parametrize(
+    ("host", "taken"),
+    [
+        ("10.1.2.3", True),
+        ("[::ffff:10.1.2.3]", True),
+        ("10.2.0.1", False),
+        ("192.168.0.7:99", True),
+        ("192.168.0.8", False),
+        ("[fd00::1]:99", True),
+        ("[fd00::1]", False),
+    ],
+)
+def test_allowed_networks_are_taken(host: str, *, taken: bool) -> None:
+    url = f"http://{host}/"
+    if taken:
+        assert ALLOWED.checked(url) == url
+    else:
+        with pytest.raises(BadRequest, match="callback_allowed"):
+            ALLOWED.checked(url)
+
+
+@pytest.mark.parametrize("entry", ["", "10.0.0.0/33", "http://x/", "x/y", "u@x", "x:port", "[::1"])
+def test_entry_that_is_no_network_and_no_host_is_refused(entry: str) -> None:
+    with pytest.raises(BadRequest, match="callback_allowed"):
+        CallbackRule(allowed=(entry,))
+
+
+@pytest.mark.parametrize(
+    ("listens", "url", "taken"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8080/function/f", True),
+        ("127.0.0.1", "http://127.0.0.1:8080/async-function/f?x", True),
+        ("127.0.0.1", "http://127.0.0.1:8080/system/functions", False),
+        ("127.0.0.1", "http://127.0.0.1:8080/function/../system/functions", False),
+        ("127.0.0.1", "http://127.0.0.1:8080/function/%2e%2e/system/functions", False),
+        ("127.0.0.1", "http://127.0.0.1:8081/function/f", False),
+        ("127.0.0.1", "http://[::1]:8080/function/f", False),
+        ("127.0.0.1", "http://127.0.0.2:8080/function/f", False),
+        ("0.0.0.0", "http://127.0.0.2:8080/function/f", True),
+        ("0.0.0.0", "http://[::1]:8080/function/f", False),
+        ("::", "http://[::1]:8080/function/f", True),
+        ("::", "http://127.0.0.1:8080/function/f", True),
+        ("0.0.0.0", "http://10.255.255.254:8080/function/f", False),
+    ],
+)
+def test_functions_of_this_gateway_can_be_called_back(
+    listens: str, url: str, *, taken: bool
+) -> None:
+    rule = CallbackRule(own=(listens, 8080))
+    if taken:
+        assert rule.checked(url) == url
+    else:
+        with pytest.raises(BadRequest):
+            rule.checked(url)
+
+
+def test_localhost_is_this_gateway_at_the_address_where_it_listens() -> None:
+    url = "http://localhost:8080/function/f?x"
+    assert str(CallbackRule(own=("127.0.0.1", 8080)).target(url)) == url.replace(
+        "localhost", "127.0.0.1"
+    )
+    assert str(CallbackRule(own=("::1", 8080)).target(url)) == url.replace("localhost", "[::1]")
 
 
 def test_callbacks_to_one_host_and_port_share_a_lane() -> None:
@@ -72,8 +146,15 @@ class _Resolver(AbstractResolver):
         raise AssertionError("it was not closed")
 
 
-async def test_name_that_resolves_to_a_private_address_too_is_refused() -> None:
-    found = await PublicResolver(_Resolver("1.1.1.1")).resolve("x", 80)
-    assert [one["host"] for one in found] == ["1.1.1.1"]
-    with pytest.raises(NotPublic):
-        await PublicResolver(_Resolver("1.1.1.1", "10.0.0.1")).resolve("x", 80)
+async def test_name_leads_to_its_permitted_addresses_only() -> None:
+    async def addresses(rule: CallbackRule, host: str, *found: str) -> list[str]:
+        resolved = await PermittedResolver(_Resolver(*found), rule).resolve(host, 8080)
+        return [one["host"] for one in resolved]
+
+    assert await addresses(PUBLIC, "x", "1.1.1.1") == ["1.1.1.1"]
+    assert await addresses(PUBLIC, "x", "1.1.1.1", "10.0.0.1") == ["1.1.1.1"]
+    assert await addresses(ALLOWED, "x", "10.1.0.1", "10.0.0.1") == ["10.1.0.1"]
+    for host in ("gateway.openfaas", "Receiver"):
+        assert await addresses(ALLOWED, host, "10.0.0.1") == ["10.0.0.1"]
+        with pytest.raises(NotPublic):
+            await addresses(PUBLIC, host, "10.0.0.1")

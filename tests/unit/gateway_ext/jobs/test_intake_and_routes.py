@@ -14,6 +14,7 @@ import pytest
 
 from gateway_ext.errors import QueueFailed
 from gateway_ext.jobs.intake.async_intake import AsyncIntake
+from gateway_ext.jobs.intake.callback_addresses import CallbackRule
 from gateway_ext.jobs.job_routes import make_job_routes
 from gateway_ext.jobs.queue.job_bodies import whole
 from gateway_ext.jobs.queue.job_tally import QueueLimits
@@ -22,7 +23,7 @@ from gateway_ext.jobs.sqlite.job_rows import headers_text
 from gateway_ext.jobs.sqlite.sqlite_queue import SqliteQueue
 from gateway_ext.model import FunctionId
 from tests.kit.waiting import eventually
-from tests.kit.worlds.job_world import ECHO, a_queue, call, claimed, put
+from tests.kit.worlds.job_world import ANYWHERE, ECHO, a_queue, call, claimed, put
 
 LIMITS = QueueLimits(inline_bytes=1000, body_bytes=10_000, waiting_per_function=3)
 URL = "/async-function/echo"
@@ -43,7 +44,9 @@ async def asking(
     folder: Path, *, private: bool = True
 ) -> AsyncIterator[tuple[httpx.AsyncClient, SqliteQueue]]:
     async with a_queue(folder, LIMITS) as queue:
-        intake = AsyncIntake(by_path, queue, max_body_bytes=10_000, callback_private=private)
+        intake = AsyncIntake(
+            by_path, queue, max_body_bytes=10_000, callback_rule=CallbackRule(private=private)
+        )
         transport = httpx.ASGITransport(app=intake)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             yield client, queue
@@ -134,6 +137,23 @@ async def _pieces(size: int) -> AsyncIterator[bytes]:
     yield b"x" * (size % 100)
 
 
+async def test_password_of_the_gateway_is_not_stored(tmp_path: Path) -> None:
+    async with a_queue(tmp_path, LIMITS) as queue:
+        intake = AsyncIntake(
+            *(by_path, queue),
+            max_body_bytes=10_000,
+            callback_rule=ANYWHERE,
+            is_ours=lambda header: header == b"Basic ours",
+        )
+        transport = httpx.ASGITransport(app=intake)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            sent = [("Authorization", "Basic ours"), ("Authorization", "Basic other")]
+            assert (await client.post(URL, headers=sent)).status_code == 202
+        (job,) = await queue.claim([call_lane(ECHO)], 1e12)
+        kept = [value for name, value in job.call.headers if name == b"authorization"]
+        assert kept == [b"Basic other"]
+
+
 async def test_full_queue_names_the_time_to_retry(tmp_path: Path) -> None:
     async with asking(tmp_path) as (client, _):
         statuses = [(await client.post(URL)).status_code for _ in range(4)]
@@ -166,7 +186,7 @@ async def test_bodies_that_come_at_once_have_room_together_or_are_refused(
 
     limits = QueueLimits(inline_bytes=1000, body_bytes=10_000, waiting_bytes=30_000)
     async with a_queue(tmp_path, limits) as queue:
-        intake = AsyncIntake(by_path, queue, max_body_bytes=10_000, callback_private=True)
+        intake = AsyncIntake(by_path, queue, max_body_bytes=10_000, callback_rule=ANYWHERE)
         posts = [asyncio.create_task(post(intake)) for _ in range(6)]
         refused_early = 4 if headers else 2
         await eventually(lambda: len(statuses) == refused_early)
@@ -200,7 +220,7 @@ async def test_caller_who_leaves_leaves_nothing(tmp_path: Path) -> None:
         raise AssertionError(message)
 
     async with a_queue(tmp_path, LIMITS) as queue:
-        intake = AsyncIntake(by_path, queue, max_body_bytes=10_000, callback_private=True)
+        intake = AsyncIntake(by_path, queue, max_body_bytes=10_000, callback_rule=ANYWHERE)
         scope = {"method": "POST", "path": URL, "headers": [], "query_string": b""}
         await intake(scope, receive, send)
         assert queue.tally.calls == {}
@@ -229,7 +249,7 @@ async def test_body_that_does_not_come_is_not_waited_for(
             by_path,
             queue,
             max_body_bytes=1 << 20,
-            callback_private=True,
+            callback_rule=ANYWHERE,
             body_s=body_s,
             pause_s=pause_s,
         )

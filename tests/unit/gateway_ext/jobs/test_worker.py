@@ -7,16 +7,22 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import aiohttp
+import pytest
+
 from gateway_ext.errors import Busy, GatewayError, NoGpu, Unreachable
+from gateway_ext.jobs.execution.callback_sender import callback_session
 from gateway_ext.jobs.execution.job_worker import JobWorker, JobWorkerSettings
 from gateway_ext.jobs.execution.lane_fairness import LaneLimits
 from gateway_ext.jobs.execution.retry_policy import BackOff, RetryPolicy
+from gateway_ext.jobs.intake.callback_addresses import CallbackRule, NotPublic
 from gateway_ext.jobs.queue.job_tally import QueueLimits
 from gateway_ext.jobs.queue.job_values import AsyncCall
 from gateway_ext.jobs.sqlite.sqlite_queue import SqliteQueue
 from gateway_ext.model import FunctionId
 from tests.kit.waiting import eventually
 from tests.kit.worlds.job_world import (
+    ANYWHERE,
     ECHO,
     LOG,
     Behaviour,
@@ -29,7 +35,12 @@ from tests.kit.worlds.job_world import (
 
 SLOW = FunctionId("openfaas-fn", "slow")
 PATIENCE = RetryPolicy(attempts=4, back_off=BackOff(first_s=0.02, most_s=0.1))
-SETTINGS = JobWorkerSettings(patience=PATIENCE, callback_patience=PATIENCE, callback_timeout_s=5.0)
+SETTINGS = JobWorkerSettings(
+    patience=PATIENCE,
+    callback_patience=PATIENCE,
+    callback_timeout_s=5.0,
+    callback_rule=ANYWHERE,
+)
 LARGE = b"x" * 5000
 
 
@@ -277,18 +288,27 @@ async def test_callback_without_a_receiver_is_dead_after_its_attempts(tmp_path: 
 async def test_callback_to_a_private_address_is_not_made_when_it_is_forbidden(
     tmp_path: Path,
 ) -> None:
-    settings = replace(SETTINGS, callback_private=False)
-
+    """What the intake would refuse may have been stored before."""
+    settings = replace(SETTINGS, callback_rule=CallbackRule())
     async with (
         a_receiver() as there,
         working(tmp_path, lambda *_: ScriptedAnswer(), settings) as (queue, _),
     ):
-        # What the intake refuses by its look has a name here that only resolves to it.
-        await put(queue, now(url=there.url.replace("127.0.0.1", "localhost")))
+        for host in ("127.0.0.1", "localhost", "2130706433"):
+            await put(queue, now(host, url=there.url.replace("127.0.0.1", host)))
         await idle(queue)
         assert there.got == []
-        (letter,) = await queue.dead_letters(0, 10)
-        assert "not a public address" in letter.why
+        letters = {letter.call.id: letter.why for letter in await queue.dead_letters(0, 10)}
+        assert len(letters) == 3
+        assert "callbacks to 2130706433 are not allowed" in letters["2130706433"]
+
+
+async def test_name_that_resolves_to_a_private_address_is_not_connected_to() -> None:
+    async with a_receiver() as there, callback_session(CallbackRule(), 5.0) as session:
+        with pytest.raises(aiohttp.ClientConnectorError) as refused:
+            await session.post(there.url.replace("127.0.0.1", "localhost"))
+        assert isinstance(refused.value.__cause__, NotPublic)
+        assert there.got == []
 
 
 async def test_result_that_is_too_large_is_a_dead_letter_with_that_reason(tmp_path: Path) -> None:

@@ -106,10 +106,12 @@ async def a_stage(
 
 
 async def one_call(stage: Stage) -> float:
-    """As the invocation path does it: wake the function, wait for a turn, give it back."""
+    """As the invocation path does it: take an instance, or wake the function; then give it back."""
     function = stage.instances.function
-    stage.scaler.wake(function)
-    instance = await function.turn(1000)
+    instance = function.take()
+    if instance is None:
+        stage.scaler.wake(function)
+        instance = await function.turn(1000)
     took_at_s = now_s()
     function.give_back(instance)
     function.last_call_s = took_at_s
@@ -142,6 +144,93 @@ async def test_idle_function_goes_to_nothing_and_comes_back() -> None:
         assert len(stage.asked) == 1
         await one_call(stage)
         assert stage.asked[1:] == [(100.0, 1)]
+
+
+SHORT = ZERO | {"com.openfaas.scale.zero-duration": "3s"}
+
+
+async def put_to_sleep(stage: Stage) -> None:
+    """Let the scaler scale the idle function to zero; its cold start is longer than `SHORT`."""
+    await until(20.0)
+    assert [replicas for _, replicas in stage.asked] == [0]
+    stage.instances.starts_s = 20.0
+
+
+async def order(stage: Stage, replicas: int) -> None:
+    """As the routes do it for an administrator, or for OpenFaaS's gateway."""
+    with stage.scaler.ordering(ECHO):
+        await stage.instances.scale(ECHO, replicas)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@virtually
+async def test_replicas_of_others_stay_until_they_were_ready_and_idle(*, ordered: bool) -> None:
+    """An order through the routes, or a change that the provider reports by itself."""
+    async with a_stage(1, labels=SHORT) as stage:
+        await put_to_sleep(stage)
+        if ordered:
+            await order(stage, 1)
+        else:
+            await stage.instances.scale(ECHO, 1)
+        await until(43.0)  # ready at 40.5
+        assert [replicas for _, replicas in stage.asked] == [0, 1]
+        await until(46.0)
+        assert [replicas for _, replicas in stage.asked] == [0, 1, 0]
+
+
+@virtually
+async def test_function_that_wakes_for_a_call_serves_it_whatever_its_idle_time() -> None:
+    async with a_stage(1, labels=SHORT) as stage:
+        await put_to_sleep(stage)
+        assert await one_call(stage) == pytest.approx(40.5)
+        await until(43.0)
+        assert [replicas for _, replicas in stage.asked] == [0, 1]
+
+
+@virtually
+async def test_caller_who_leaves_during_a_cold_start_finds_the_function_ready_later() -> None:
+    async with a_stage(1, labels=SHORT) as stage:
+        await put_to_sleep(stage)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await one_call(stage)
+        await until(42.0)
+        assert await one_call(stage) == pytest.approx(42.0)
+        assert [replicas for _, replicas in stage.asked] == [0, 1]
+
+
+@virtually
+async def test_order_that_takes_long_is_not_undone_meanwhile_nor_right_after() -> None:
+    async with a_stage(1, labels=SHORT) as stage:
+        await until(1.0)
+        with stage.scaler.ordering(ECHO):
+            await until(50.0)
+        assert stage.asked == []
+        await until(52.0)
+        assert stage.asked == []
+        await until(55.0)
+        assert [replicas for _, replicas in stage.asked] == [0]
+
+
+@virtually
+async def test_function_scaled_down_and_up_between_two_looks_counts_as_raised() -> None:
+    async with a_stage(1, replace(SETTINGS, every_s=10.0), SHORT) as stage:
+        await until(9.9)
+        stage.instances.report(0, wanted=0)
+        stage.instances.report(0, wanted=1)
+        stage.instances.report(1, wanted=1)
+        await until(10.1)
+        assert stage.asked == []
+
+
+@virtually
+async def test_call_wakes_a_function_that_an_administrator_stops_right_after_a_wake() -> None:
+    async with a_stage(0) as stage:
+        await until(1.0)
+        await one_call(stage)
+        await order(stage, 0)
+        stopped_s = now_s()
+        assert await one_call(stage) == pytest.approx(stopped_s + 2.5)
 
 
 @virtually

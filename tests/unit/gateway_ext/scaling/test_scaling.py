@@ -21,7 +21,7 @@ OPTIONS = FunctionOptions(
     scale_min=1, scale_max=10, scale_factor=20, scale_target=10, scale_proportion=0.5
 )
 ZERO = replace(OPTIONS, scale_zero=True, scale_zero_after_s=100.0)
-PAST = Past(seen_since_s=0.0)
+PAST = Past()
 
 
 def seen(wanted: int, inflight: int = 0, **rest: float) -> Observed:
@@ -122,9 +122,10 @@ def test_function_wakes_to_its_minimum_when_it_is_called(wanted: dict[str, int])
 
 
 def test_idle_function_goes_to_nothing_after_its_time() -> None:
-    last = seen(2, last_call_s=50.0)
-    assert after((149.9, last), (150.0, last), options=ZERO) == [2, 0]
-    assert after((149.9, last), (150.0, last)) == [2, 2]
+    last = seen(1, last_call_s=50.0)
+    moments = (40.0, last), (149.9, last), (150.0, last)
+    assert after(*moments, options=ZERO) == [1, 1, 0]
+    assert after(*moments) == [1, 1, 1]
 
 
 @pytest.mark.parametrize("wanted", [{"waiting": 1}, {"queued": 1}])
@@ -136,10 +137,24 @@ def test_function_never_scales_to_zero_while_it_is_called(wanted: dict[str, int]
 
 
 def test_function_that_was_just_seen_or_woken_has_its_idle_time() -> None:
-    late = replace(PAST, seen_since_s=1000.0)
-    assert decide(seen(1), ZERO, late, PACE, 1099.0).replicas == 1
-    assert decide(seen(1), ZERO, late, PACE, 1100.0).replicas == 0
+    assert after((1000.0, seen(1)), (1099.0, seen(1)), (1100.0, seen(1)), options=ZERO) == [1, 1, 0]
     assert after((1000.0, seen(0, queued=1)), (1099.0, seen(1)), options=ZERO) == [1, 1]
+
+
+def test_idle_time_begins_when_an_instance_of_the_added_replicas_is_ready() -> None:
+    starting = replace(seen(1), available=0)
+    moments = (0.0, seen(0)), (500.0, starting), (900.0, starting), (1000.0, seen(1))
+    assert after(*moments, (1099.0, seen(1)), options=ZERO) == [0, 1, 1, 1, 1]
+    assert after(*moments, (1100.0, seen(1)), options=ZERO) == [0, 1, 1, 1, 0]
+    # An instance that dies later does not stop the time.
+    assert after(*moments, (1100.0, starting), options=ZERO) == [0, 1, 1, 1, 0]
+
+
+def test_replicas_that_somebody_adds_begin_all_waits_again() -> None:
+    found = after((0.0, seen(2)), (59.0, seen(5)), (61.0, seen(5)), (119.0, seen(5)))
+    assert found == [2, 5, 5, 1]
+    found = after((0.0, seen(1)), (99.0, seen(2)), (198.0, seen(2)), (199.0, seen(2)), options=ZERO)
+    assert found == [1, 2, 1, 0]
 
 
 @given(
@@ -161,7 +176,7 @@ def test_decisions_stay_within_the_bounds_whatever_comes(
         replicas, past = decide(observed, options, past, PACE, now_s)
         assert replicas == 0 or options.scale_min <= replicas <= options.scale_max
         assert replicas <= wanted + max(step_of(options), options.scale_min)
-        if observed.busy:
+        if observed.waiting or (observed.wanted and observed.busy):
             assert replicas > 0
         if not zero and wanted:
             assert replicas > 0
