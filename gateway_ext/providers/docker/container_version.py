@@ -17,7 +17,7 @@ from gateway_ext.providers.docker.image_pulls import ImagePulls
 from gateway_ext.providers.docker.release_store import Release
 from gateway_ext.providers.docker.secret_volumes import SecretVolumes
 from gateway_ext.providers.function_environment import gpu_environment
-from gateway_ext.providers.managed.function_log import FunctionLog
+from gateway_ext.providers.managed.logs.function_log import FunctionLog
 from gateway_ext.providers.managed.replica import ReplicaContext
 from gateway_ext.providers.managed.replica_set import ReplicaSet
 

@@ -10,8 +10,8 @@ from gateway_ext.providers.managed.managed_function import InstanceUsage, Manage
 from gateway_ext.providers.process import build_folders
 from gateway_ext.providers.process.build_store import BuildRecord, BuildStore
 from gateway_ext.providers.process.child_instance import ChildInstance
+from gateway_ext.providers.process.environments.python_environments import PythonEnvironments
 from gateway_ext.providers.process.process_version import ProcessParts, ProcessVersion
-from gateway_ext.providers.process.python_environments import PythonEnvironments
 
 
 class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
@@ -83,7 +83,8 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
 
     async def _make(self, record: BuildRecord) -> ProcessVersion:
         requirements = await asyncio.to_thread(build_folders.requirements_of, record.build)
-        python = await self._environments.ready(requirements, self.note)
+        namespace = record.deployment.id.namespace
+        python = await self._environments.ready(namespace, requirements, self.note)
         return ProcessVersion(record, python, self._parts, self.log, self._rollout.changed)
 
     async def _measure(self) -> InstanceUsage:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,11 @@ MARK = "GPUFAAS_INSTANCE"
 
 @dataclass(frozen=True, slots=True)
 class LaunchOrders:
-    """The command to run, its user and what it may reach; `uid` None means the gateway's user."""
+    """The command to run, its user and what it may reach; `uid` None means the gateway's user.
+
+    `scratch` is a folder that takes the place of /tmp and /var/tmp. `limits` are named as in
+    `resource`. With `background` others get the processors first.
+    """
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -29,6 +33,10 @@ class LaunchOrders:
     cpus: Sequence[int] = ()
     secrets: str = ""
     visible: Sequence[str] = ()
+    scratch: str = ""
+    network: bool = True
+    background: bool = False
+    limits: Mapping[str, int] = field(default_factory=dict)
 
 
 class LaunchedProcess(NamedTuple):

@@ -14,7 +14,7 @@ from gateway_ext.providers.function_environment import (
     runtime_defaults,
     runtime_settings,
 )
-from gateway_ext.providers.managed.function_log import FunctionLog
+from gateway_ext.providers.managed.logs.function_log import FunctionLog
 from gateway_ext.providers.managed.replica import ReplicaContext
 from gateway_ext.providers.managed.replica_set import ReplicaSet
 from gateway_ext.providers.process import build_folders
@@ -22,6 +22,9 @@ from gateway_ext.providers.process.build_store import BuildRecord
 from gateway_ext.providers.process.child_instance import ChildInstance, ChildPlace
 from gateway_ext.providers.process.process_launch import RUNTIME, LaunchOrders, interpreter_folders
 from gateway_ext.providers.process.process_settings import ProcessProviderSettings
+
+# Only for a user of its own: other processes of the gateway's user would count, too.
+_LIMITS = {"RLIMIT_CORE": 0, "RLIMIT_NPROC": 4096}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ def _orders(record: BuildRecord, python: Path, parts: ProcessParts) -> LaunchOrd
         cpus=cpus,
         secrets=str(secrets_folder(record)),
         visible=visible,
+        limits=_LIMITS if record.uid is not None else {},
     )
 
 

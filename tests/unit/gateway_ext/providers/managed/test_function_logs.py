@@ -9,8 +9,8 @@ import pytest
 
 from gateway_ext.model import FunctionId, LogLine
 from gateway_ext.ports import LogQuery
-from gateway_ext.providers.managed.function_log import FunctionLog
-from gateway_ext.providers.process.output_pipe import OutputPipe
+from gateway_ext.providers.managed.logs.function_log import FunctionLog
+from gateway_ext.providers.managed.logs.output_pipe import OutputPipe
 from tests.kit.waiting import eventually
 
 F = FunctionId("openfaas-fn", "f")

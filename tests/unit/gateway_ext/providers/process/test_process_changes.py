@@ -72,10 +72,10 @@ async def test_replicas_asked_for_during_a_deployment_are_not_forgotten(
     copy = build_folders.copy
     begun, scaled = threading.Event(), threading.Event()
 
-    def slowly(folder: Path, into: Path, gid: int | None) -> Path:
+    def slowly(folder: Path, into: Path, gid: int | None, most_bytes: int) -> Path:
         begun.set()
         assert scaled.wait(30)
-        return copy(folder, into, gid)
+        return copy(folder, into, gid, most_bytes)
 
     async with world() as there:
         there.build("f")
