@@ -1,10 +1,9 @@
 """Environments of functions: their packages, made once, failing loudly, removed when unused."""
 
-import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 from gateway_ext.providers.process.environments.python_environments import PythonEnvironments
+from tests.kit.processes.offline_packages import offline
 from tests.kit.processes.process_functions import World, call, world
 from tests.kit.waiting import eventually
 
@@ -14,35 +13,6 @@ import importlib.util
 def handle(event, context):
     return [name for name in event.query.getlist("m") if importlib.util.find_spec(name)]
 """
-
-
-def wheel(folder: Path) -> None:
-    """The smallest package that pip takes."""
-    info = "tiny_thing-1.0.dist-info"
-    files = {
-        "tiny_thing.py": "SAYS = 'tiny'\n",
-        f"{info}/METADATA": "Metadata-Version: 2.1\nName: tiny-thing\nVersion: 1.0\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/RECORD": "".join(
-            f"{name},,\n" for name in ("tiny_thing.py", f"{info}/METADATA", f"{info}/WHEEL")
-        ),
-    }
-    with zipfile.ZipFile(folder / "tiny_thing-1.0-py3-none-any.whl", "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-
-
-async def offline(there: World) -> None:
-    """A provider whose pip finds packages in one folder and asks no index."""
-    links = there.folder / "links"
-    links.mkdir()
-    links.chmod(0o755)
-    wheel(links)
-    await there.provider.close()
-    pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(links)}
-    there.settings = replace(there.settings, pip_environment=pip, visible=(links,))
-    there.provider = there.new_provider()
-    await there.provider.start(there.heard)
 
 
 def environments(there: World) -> list[Path]:
