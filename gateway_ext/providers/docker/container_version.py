@@ -83,8 +83,10 @@ class ContainerVersion(ReplicaSet[ContainerInstance]):
         parts = self._parts
         volume = await parts.volumes.ready(self.release)
         injected = parts.injected(self.deployment)
+        limits = self.deployment.limits
+        cores = await parts.engine.cores() if limits and limits.cpu else 1
         body = container_spec.container(
-            self.release, parts.settings, parts.engine.labels, injected, volume
+            self.release, parts.settings, parts.engine.labels, injected, volume, cores
         )
         return await parts.fleet.start(body, place_of(self.release, parts, self._log))
 

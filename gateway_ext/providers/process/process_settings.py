@@ -2,9 +2,10 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from gateway_ext.errors import BadRequest
 from gateway_ext.providers.managed.managed_settings import ManagedSettings
 
 
@@ -23,6 +24,12 @@ class BuildLimits:
     disk_bytes: int = 20 << 30
     processes: int = 512
     at_once: int = 4
+
+    def check(self) -> None:
+        """BadRequest names the value with which no build could run."""
+        for one in fields(self):
+            if one.name != "network" and getattr(self, one.name) <= 0:
+                raise BadRequest(f"{one.name} of builds: more than 0 is expected")
 
     @property
     def at_once_of_one(self) -> int:
