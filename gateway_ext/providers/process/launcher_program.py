@@ -87,28 +87,34 @@ def _show(folders: list[Path], scratch: str) -> None:
 
     With `scratch`, that folder takes the place of those which all users share.
     """
-    handles = {folder: os.open(folder, os.O_PATH) for folder in folders if folder.exists()}
-    covered = _cover_shared_folders(scratch) if scratch else []
-    for folder, handle in handles.items():
+    present = [folder for folder in folders if folder.exists()]
+    shared = _SHARED_FOLDERS if scratch else ()
+    hidden = [
+        folder
+        for folder in present
+        if _closed_above(folder) or any(folder.is_relative_to(one) for one in shared)
+    ]
+    handles = [os.open(folder, os.O_PATH) for folder in hidden]
+    if scratch:
+        _cover_shared_folders(scratch)
+    for folder, handle in zip(hidden, handles, strict=True):
         closed = _closed_above(folder)
         if closed is not None:
             _mount("tmpfs", str(closed), "tmpfs", 0, "mode=0711,size=64k")
-        if closed is not None or any(folder.is_relative_to(one) for one in covered):
-            _make(folder)
-            _mount(f"/proc/self/fd/{handle}", str(folder), "", _BIND | _RECURSIVE)
+        _make(folder)
+        _mount(f"/proc/self/fd/{handle}", str(folder), "", _BIND | _RECURSIVE)
         os.close(handle)
 
 
-def _cover_shared_folders(scratch: str) -> list[Path]:
+def _cover_shared_folders(scratch: str) -> None:
     handle = os.open(scratch, os.O_PATH)
-    covered = [folder for folder in _SHARED_FOLDERS if folder.is_dir()]
-    for folder in covered:
-        _mount(f"/proc/self/fd/{handle}", str(folder), "", _BIND)
+    for folder in _SHARED_FOLDERS:
+        if folder.is_dir():
+            _mount(f"/proc/self/fd/{handle}", str(folder), "", _BIND)
     os.close(handle)
     if _SHARED_MEMORY.is_dir():
         flags = _NO_SET_UID | _NO_DEVICES
         _mount("tmpfs", str(_SHARED_MEMORY), "tmpfs", flags, "mode=1777,size=64m")
-    return covered
 
 
 def _make(folder: Path) -> None:
