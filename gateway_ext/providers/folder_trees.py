@@ -22,6 +22,14 @@ class TreeRefused(OSError):
     """A tree has something in it that it may not have."""
 
 
+class TreeChanged(TreeRefused):
+    """A folder or file was replaced after it had been looked at."""
+
+
+# What opening a folder says if it was replaced by something else: a file, a link, another folder.
+_CHANGES = (NotADirectoryError, TreeChanged)
+
+
 class TreeEntry(NamedTuple):
     """A file, folder or link in a tree; `parent` is the open folder that has it."""
 
@@ -46,12 +54,12 @@ class TreeEntry(NamedTuple):
         return stat.S_ISLNK(self.status.st_mode)
 
     def opened(self) -> int:
-        """A descriptor of this very file or folder; TreeRefused if it is another one by now."""
+        """A descriptor of this very file or folder; TreeChanged if it is another one by now."""
         handle = os.open(self.name, _FOLDER if self.is_folder else _FILE, dir_fd=self.parent)
         found = os.fstat(handle)
         if (found.st_dev, found.st_ino) != (self.status.st_dev, self.status.st_ino):
             os.close(handle)
-            raise TreeRefused(f"{self.path} was replaced")
+            raise TreeChanged(f"{self.path} was replaced")
         return handle
 
 
@@ -61,20 +69,25 @@ def open_folder(folder: Path) -> int:
 
 
 def entries(
-    top: int, *, most: int = _MOST_ENTRIES, skip: Callable[[str], bool] = lambda _: False
+    top: int,
+    *,
+    most: int = _MOST_ENTRIES,
+    levels: int = _MOST_LEVELS,
+    skip: Callable[[str], bool] = lambda _: False,
+    changing: bool = False,
 ) -> Iterator[TreeEntry]:
     """All entries below an open folder, each folder before what is in it, in order of their names.
 
-    Names that `skip` selects are left out. TreeRefused if there are more than `most`, or more than
-    100 levels.
+    Names that `skip` selects are left out. TreeRefused if there are more than `most`, or if folders
+    are nested more than `levels` deep, or if one is replaced, unless the tree may be `changing`.
     """
     count = 0
-    levels = [("", os.dup(top), _names(top))]
+    opened = [("", os.dup(top), _names(top))]
     try:
-        while levels:
-            prefix, folder, names = levels[-1]
+        while opened:
+            prefix, folder, names = opened[-1]
             if not names:
-                os.close(levels.pop()[1])
+                os.close(opened.pop()[1])
                 continue
             name = names.pop()
             if skip(name):
@@ -87,12 +100,13 @@ def entries(
                     raise TreeRefused(f"there are more than {most} files")
                 yield entry
                 if entry.is_folder:
-                    if len(levels) > _MOST_LEVELS:
-                        raise TreeRefused(f"there are more than {_MOST_LEVELS} levels of folders")
-                    below = entry.opened()
-                    levels.append((f"{entry.path}/", below, _names(below)))
+                    if len(opened) > levels:
+                        raise TreeRefused(f"there are more than {levels} levels of folders")
+                    with contextlib.suppress(*_CHANGES if changing else ()):
+                        below = entry.opened()
+                        opened.append((f"{entry.path}/", below, _names(below)))
     finally:
-        for _, folder, _ in levels:
+        for _, folder, _ in opened:
             os.close(folder)
 
 
@@ -100,7 +114,7 @@ def size_bytes(folder: Path) -> int:
     """Bytes on disk of all in a folder, which may change meanwhile; TreeRefused as in `entries`."""
     top = open_folder(folder)
     try:
-        return sum(entry.status.st_blocks * 512 for entry in entries(top))
+        return sum(entry.status.st_blocks * 512 for entry in entries(top, changing=True))
     finally:
         os.close(top)
 

@@ -16,7 +16,7 @@ _HANDLER = "handler.py"
 _PACKAGE = "function"  # the folder of the handler in builds of faas-cli
 _REQUIREMENTS = "requirements.txt"
 _IGNORED = frozenset({"__pycache__", ".git", ".venv"})
-_MOST_FILES = 100_000
+_MOST_FILES, _MOST_LEVELS = 100_000, 64
 _MOST_REQUIREMENTS_BYTES = 1 << 20
 _PART_BYTES = 1 << 20
 
@@ -103,7 +103,9 @@ def _copy_tree(folder: Path, target: Path, gid: int | None, most_bytes: int) -> 
     try:
         if Path(f"/proc/self/fd/{source}").readlink() != folder:
             raise TreeRefused("the path was changed during the deployment")
-        for entry in folder_trees.entries(source, most=_MOST_FILES, skip=_is_ignored):
+        for entry in folder_trees.entries(
+            source, most=_MOST_FILES, levels=_MOST_LEVELS, skip=_is_ignored
+        ):
             path = target / entry.path
             digest.update(b"%d:%b" % (len(os.fsencode(entry.path)), os.fsencode(entry.path)))
             if entry.is_folder:

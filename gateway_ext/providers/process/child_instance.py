@@ -27,11 +27,15 @@ _DRAIN_OUTPUT_S = 0.5
 
 
 class ChildPlace(NamedTuple):
-    """What instances of a function share; `mark` identifies processes of this gateway."""
+    """What instances of a function share; `mark` identifies processes of this gateway.
+
+    `leaders` has the leaders of all sessions that run.
+    """
 
     sockets: Path
     log: FunctionLog
     mark: str
+    leaders: set[int]
     memory_bytes: int | None
 
 
@@ -57,6 +61,7 @@ class ChildInstance:
             listener.close()  # the process has its own: after its end connections are refused
         self._process = started.process
         self._output = started.output
+        place.leaders.add(started.process.pid)
         self._pidfd = os.pidfd_open(started.process.pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._handle_exit)
 
@@ -139,6 +144,7 @@ class ChildInstance:
             return
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
+        self._place.leaders.discard(self.pid)
         self.ready = False
         self._path.unlink(missing_ok=True)
         self.exited.set_result(self._why or _described(status))

@@ -15,7 +15,6 @@ from gateway_ext.providers import folder_trees
 from gateway_ext.providers.managed.managed_provider import ManagedProvider
 from gateway_ext.providers.process import build_folders, process_table
 from gateway_ext.providers.process.build_store import BuildRecord, BuildStore
-from gateway_ext.providers.process.child_instance import ChildInstance
 from gateway_ext.providers.process.environments.python_environments import (
     BuildOfNamespace,
     PythonEnvironments,
@@ -206,17 +205,23 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
     async def _check_memory(self) -> None:
         while True:
             await asyncio.sleep(_CHECK_MEMORY_EVERY_S)
-            limited = self._limited()
-            if limited:
-                sessions = await asyncio.to_thread(process_table.sessions)
-                for instance in limited:
-                    pids = sessions.get(instance.pid, [])
-                    usage = await asyncio.to_thread(process_table.usage, pids)
-                    instance.enforce_memory_limit(usage)
+            limited = [one for one in self._functions.values() if one.memory_bytes is not None]
+            if any(one.instances for one in limited):
+                await self._enforce_memory_limits(limited)
 
-    def _limited(self) -> list[ChildInstance]:
-        instances = [one for function in self._functions.values() for one in function.instances]
-        return [instance for instance in instances if instance.memory_bytes is not None]
+    async def _enforce_memory_limits(self, functions: Iterable[ProcessFunction]) -> None:
+        # Users first: a process that begins in between is missing there, not among the sessions.
+        users = await asyncio.to_thread(process_table.by_user) if self._users is not None else {}
+        sessions = await asyncio.to_thread(process_table.sessions)
+        inside = {pid for leader in self._parts.leaders for pid in sessions.get(leader, [])}
+        for function in functions:
+            for instance in function.instances:
+                pids = sessions.get(instance.pid, [])
+                instance.enforce_memory_limit(await asyncio.to_thread(process_table.usage, pids))
+            uid = function.record.uid
+            outside = set(users.get(uid, [])) - inside if uid is not None else set()
+            used = await asyncio.to_thread(process_table.usage, outside)
+            function.enforce_memory_limit_outside(outside, used.own_bytes)
 
 
 def _make_home(record: BuildRecord) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ def sessions() -> dict[int, list[int]]:
     return found
 
 
-def usage(pids: list[int]) -> ProcessUsage:
+def usage(pids: Iterable[int]) -> ProcessUsage:
     """The sum over these processes."""
     cpu_s, resident_bytes, own_bytes = 0.0, 0, 0
     for pid in pids:
@@ -55,14 +55,24 @@ def end_marked(mark: str) -> int:
     return count
 
 
+def by_user() -> dict[int, list[int]]:
+    """Process ids by the user that they have; what has ended and waits for its parent has none."""
+    found: dict[int, list[int]] = {}
+    for pid in _pids():
+        for uid in _uids(pid):
+            found.setdefault(uid, []).append(pid)
+    return found
+
+
 def users() -> set[int]:
-    """The ids of all users that have a process which has not ended."""
-    return {uid for pid in _pids() for uid in _uids(pid)}
+    """The ids of all users that have a process."""
+    return set(by_user())
 
 
-def of_user(uid: int) -> list[int]:
-    """Ids of a user's processes that have not ended."""
-    return [pid for pid in _pids() if uid in _uids(pid)]
+def kill(pids: Iterable[int]) -> None:
+    """Kill these processes, as far as they are still there."""
+    for pid in pids:
+        _kill(pid)
 
 
 def kill_session(leader: int, number: int = signal.SIGKILL) -> None:

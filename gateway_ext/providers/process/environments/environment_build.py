@@ -23,6 +23,7 @@ from gateway_ext.providers.process.process_launch import (
     MARK,
     LaunchedProcess,
     LaunchOrders,
+    exit_of,
     interpreter_folders,
     launch,
 )
@@ -91,7 +92,7 @@ class EnvironmentBuilds:
             note("installing what requirements.txt asks for")
         started = launch(self._orders(wanted, uid))
         pipe = OutputPipe(started.output, store)
-        exited = asyncio.create_task(asyncio.to_thread(started.process.wait))
+        exited = asyncio.create_task(exit_of(started.process))
         try:
             async with asyncio.timeout(self._limits.timeout_s):
                 await self._watch(wanted, uid, started, exited)
@@ -214,8 +215,10 @@ def _has_pip(folders: Sequence[str]) -> bool:
 
 
 def _memory_bytes(uid: int | None, leader: int) -> int:
-    pids = process_table.sessions().get(leader, []) if uid is None else process_table.of_user(uid)
-    return process_table.usage(pids).own_bytes
+    found = (
+        process_table.sessions().get(leader) if uid is None else process_table.by_user().get(uid)
+    )
+    return process_table.usage(found or []).own_bytes
 
 
 def _check_amount(what: str, used: int, limit: int) -> None:

@@ -12,7 +12,7 @@ from gateway_ext.providers.process import process_table
 
 _PROGRAM = Path(__file__).with_name("end_program.py")
 _WITHIN_S = 10.0  # a killed process may first have to give a lot of memory back
-_POLL_S = 0.01
+_POLL_S = 0.05
 
 
 class EndedUsers:

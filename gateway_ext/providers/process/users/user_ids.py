@@ -57,9 +57,10 @@ class UserIds:
         return True
 
     def give_back(self, uid: int) -> None:
-        """Let others have an id that no process has any more."""
-        self._held.remove(uid)
-        self._lock(fcntl.F_UNLCK, uid)
+        """Let others have an id that no process has any more; `close` has done so for all."""
+        self._held.discard(uid)
+        if self._file >= 0:
+            self._lock(fcntl.F_UNLCK, uid)
 
     def close(self) -> None:
         """Give all ids back."""
