@@ -5,7 +5,6 @@ import logging
 import time
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,6 +14,7 @@ from common.errors import BadAddress
 from common.http.asgi import App
 from common.http.client import HttpClient
 from common.http.server import listen, serving
+from gateway_ext import build_identity
 from gateway_ext.calls.browser_guard import BrowserGuard, FunctionHosts
 from gateway_ext.calls.call_limits import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
@@ -71,7 +71,11 @@ class Gateway:
         console: SchedulerConsole | None = None,
     ) -> None:
         _check(settings)
-        self._settings = replace(settings, release=settings.release or _version())
+        self._settings = replace(
+            settings,
+            release=settings.release or build_identity.release(),
+            sha=settings.sha or build_identity.commit(),
+        )
         self._provider = provider
         self._leases = leases
         self._pinning = pinning
@@ -227,10 +231,3 @@ def _credentials(settings: GatewaySettings) -> BasicCredentials | None:
     if not settings.auth:
         return None
     return credentials_in(Path(settings.secrets_dir or Path(settings.state_dir) / _SECRETS))
-
-
-def _version() -> str:
-    try:
-        return version("gpufaas")
-    except PackageNotFoundError:  # run from a folder that was not installed
-        return "0"

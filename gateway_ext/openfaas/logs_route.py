@@ -14,6 +14,7 @@ from gateway_ext.ports import LogQuery, Provider
 
 _NDJSON = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache")]
 _UNPROCESSABLE, _NOT_ALLOWED = 422, 405
+_LINES_OF_A_TURN = 64
 _TRUE = frozenset({"1", "t", "true"})
 
 
@@ -55,9 +56,13 @@ class Logs:
     async def _send_lines(self, query: LogQuery, send: Send) -> None:
         lines = self._provider.logs(query)
         try:
+            sent = 0
             async for line in lines:
                 part = openfaas_json.log_line(line)
                 await send({"type": "http.response.body", "body": part, "more_body": True})
+                sent += 1
+                if sent % _LINES_OF_A_TURN == 0:  # thousands of stored lines need no waiting
+                    await asyncio.sleep(0)
         finally:
             await _close(lines)
 

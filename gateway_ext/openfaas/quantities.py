@@ -1,24 +1,34 @@
 """Amounts as Kubernetes and Docker write them: 128Mi, 1.5GB, 250m of a core."""
 
-import math
 import re
 
-_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_CPU = re.compile(r"(\d+(?:\.\d+)?)(m?)")
+_MEMORY = re.compile(
+    r"(\d+(?:\.\d+)?)(?:e(\d{1,2})|\s*([kmgtpe]?)(i?)(b?))", re.IGNORECASE | re.ASCII
+)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
+_CPU = re.compile(r"(\d+(?:\.\d+)?)([num]?)", re.ASCII)
+_PARTS = {"": 1, "m": 1_000, "u": 1_000_000, "n": 1_000_000_000}
+_LONGEST = 32  # characters of a text
+_MOST_BYTES = 1 << 60
+_MOST_CPUS = 1_000_000
 
 
 def memory_bytes(text: str) -> int:
-    """The bytes: `Mi`, `MiB` and Docker's `m` are 1024 squared, `M` and `MB` 1000 squared."""
-    match = _MEMORY.fullmatch(text.strip())
+    """The bytes: `Mi`, `MiB` and Docker's `m` are 1024 squared, `M`, `MB` and `e6` 1000 squared."""
+    match = _MEMORY.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if match is None:
         raise ValueError("an amount of memory such as 128Mi or 2GiB is expected")
-    number, prefix, binary, byte = match.groups()
-    as_docker = prefix.islower() and prefix != "k" and not byte
-    base = 1024 if binary or as_docker else 1000
-    found = float(number) * base ** _POWERS[prefix.lower()]
-    if not math.isfinite(found) or found < 1:
+    number, exponent, prefix, binary, byte = match.groups(default="")
+    if exponent:
+        found = float(f"{number}e{exponent}")
+    else:
+        as_docker = prefix.islower() and prefix != "k" and not byte
+        base = 1024 if binary or as_docker else 1000
+        found = float(number) * base ** _POWERS[prefix.lower()]
+    if found < 1:
         raise ValueError("the least amount is one byte")
+    if found > _MOST_BYTES:
+        raise ValueError("the largest amount is 1Ei, 2 to the power of 60 bytes")
     return int(found)
 
 
@@ -31,11 +41,13 @@ def shown(amount_bytes: int) -> str:
 
 
 def cpus(text: str) -> float:
-    """Cores: `2`, `0.5`, or thousandths of a core as `250m`."""
-    match = _CPU.fullmatch(text.strip())
+    """Cores: `2`, `0.5`, or thousandths of a core as `250m`, millionths as `u`, billionths `n`."""
+    match = _CPU.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if match is None:
         raise ValueError("an amount of processor such as 250m or 2 is expected")
-    found = float(match[1]) / (1000 if match[2] else 1)
-    if not math.isfinite(found) or found <= 0:
+    found = float(match[1]) / _PARTS[match[2]]
+    if found <= 0:
         raise ValueError("the amount must be above 0")
+    if found > _MOST_CPUS:
+        raise ValueError(f"the largest amount is {_MOST_CPUS} processors")
     return found

@@ -10,7 +10,10 @@ from gateway_ext.ports import Injection, Provider
 from gateway_ext.providers.docker.docker_provider import DockerProvider
 from gateway_ext.providers.docker.docker_settings import DockerSettings
 from gateway_ext.providers.process.process_provider import ProcessProvider
-from gateway_ext.providers.process.process_settings import ProcessProviderSettings
+from gateway_ext.providers.process.process_settings import (
+    BuildLimits,
+    ProcessProviderSettings,
+)
 from gateway_ext.providers.upstream.upstream_provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
 
@@ -49,7 +52,21 @@ def _process(settings: GatewaySettings, environment: Mapping[str, str]) -> Proce
         visible=tuple(Path(folder) for folder in settings.visible),
         pip_environment=for_pip,
         drain_s=settings.drain_s,
+        build=_build_limits(settings),
     )
+
+
+def _build_limits(settings: GatewaySettings) -> BuildLimits:
+    limits = BuildLimits(
+        network=settings.build_network,
+        timeout_s=settings.build_timeout_s,
+        memory_bytes=settings.build_memory_bytes,
+        disk_bytes=settings.build_disk_bytes,
+        processes=settings.build_processes,
+        at_once=settings.builds_at_once,
+    )
+    limits.check()
+    return limits
 
 
 def _docker(settings: GatewaySettings) -> DockerSettings:

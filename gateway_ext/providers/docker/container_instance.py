@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -12,11 +12,8 @@ from gateway_ext.model import Endpoint, FunctionId, LogLine
 from gateway_ext.providers.docker.engine.engine_client import EngineClient
 from gateway_ext.providers.docker.engine.engine_transport import EngineAway, EngineRefused
 from gateway_ext.providers.docker.engine.output_frames import OutputFrames, OutputLine
-from gateway_ext.providers.managed.function_log import (
-    MAX_LINE_BYTES,
-    FunctionLog,
-    reading_pause_s,
-)
+from gateway_ext.providers.managed.logs.function_log import MAX_LINE_BYTES, FunctionLog
+from gateway_ext.providers.managed.logs.limited_output import LimitedOutput
 from gateway_ext.providers.managed.readiness import (
     PollIntervals,
     answers_ready,
@@ -60,7 +57,8 @@ class ContainerInstance:
         self._removed = removed
         self._address = ""
         self._why = ""
-        self._newest_at: datetime | None = None  # of the stored lines
+        self._newest_at: datetime | None = None  # of the lines that were read
+        self._limited = LimitedOutput[OutputLine](self._store, self._write)
         self._killing: asyncio.Task[None] | None = None
 
     @property
@@ -96,6 +94,7 @@ class ContainerInstance:
             following.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await following
+            self._limited.close()
         await self._remove()
 
     async def until_ready(self, within_s: float) -> bool:
@@ -125,7 +124,7 @@ class ContainerInstance:
         if self.exited.done() or self._why:
             return
         self._why = why
-        self._place.log.write(self.name, why)
+        self._write(why)
         self._killing = asyncio.create_task(self._kill())
 
     async def _kill(self) -> None:
@@ -164,7 +163,7 @@ class ContainerInstance:
                 if isinstance(error, EngineRefused) and error.status == _GONE:
                     return
                 if pause_s == _RETRY_S:  # the first failure of several
-                    self._place.log.write(self.name, f"its output cannot be read: {error}")
+                    self._write(f"its output cannot be read: {error}")
                 pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
             if self.exited.done():
                 return
@@ -174,21 +173,25 @@ class ContainerInstance:
         frames, after = OutputFrames(MAX_LINE_BYTES), self._newest_at
         async with contextlib.aclosing(self._engine.output(self.name, after)) as output:
             async for data in output:
-                lines = frames.feed(data)
-                self._store_lines(lines, after)
-                if pause_s := reading_pause_s(len(lines), len(data)):
+                pause_s = self._take(frames.feed(data), len(data), after)
+                if pause_s:
                     await asyncio.sleep(pause_s)
-        self._store_lines(frames.end(), after)
+        self._take(frames.end(), 0, after)
 
-    def _store_lines(self, lines: list[OutputLine], after: datetime | None) -> None:
+    def _take(self, lines: list[OutputLine], byte_count: int, after: datetime | None) -> float:
         """Store lines newer than `after`: a stream that is opened again repeats older ones."""
         new = [line for line in lines if after is None or line.at > after]
-        if not new:
-            return
-        newest = max(line.at for line in new)  # output and errors are not in order with each other
-        self._newest_at = newest if self._newest_at is None else max(newest, self._newest_at)
+        if new:  # output and errors are not in order with each other
+            newest = max(line.at for line in new)
+            self._newest_at = newest if self._newest_at is None else max(newest, self._newest_at)
+        return self._limited.add(new, byte_count)
+
+    def _store(self, lines: Sequence[OutputLine]) -> None:
         function = self._place.function
-        self._place.log.add([LogLine(function, self.name, one.at, one.text) for one in new])
+        self._place.log.add([LogLine(function, self.name, one.at, one.text) for one in lines])
+
+    def _write(self, text: str) -> None:
+        self._place.log.write(self.name, text)
 
     async def _is_ready(self) -> bool:
         connecting = asyncio.open_connection(self._address, self._place.port)

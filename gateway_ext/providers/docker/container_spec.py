@@ -23,7 +23,10 @@ from gateway_ext.providers.function_environment import (
 SECRETS = "/var/openfaas/secrets"
 _IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]*(:\d+)?(/[a-zA-Z0-9][a-zA-Z0-9._-]*)*(:[\w.-]+)?"
                     r"(@sha256:[0-9a-f]{64})?")  # fmt: skip
-_LEAST_MEMORY_BYTES = 6 << 20  # the Engine accepts no less
+# The Engine, and the kernel below it, accept no less and no more.
+_LEAST_MEMORY_BYTES = 6 << 20
+_LEAST_CORES = 0.01
+_LEAST_SHARES, _MOST_SHARES = 2, 262_144
 _SHARES_OF_A_CORE = 1024
 _MOST_LABELS_BYTES = 64 << 10  # the Engine repeats them in every answer about a container
 _TMP = "rw,nosuid,nodev,mode=1777,size={}"
@@ -43,7 +46,7 @@ def check(deployment: Deployment) -> None:
     labelled = sum(len(f"{name}{value}".encode()) for name, value in deployment.labels.items())
     if labelled > _MOST_LABELS_BYTES:
         raise BadDeployment(f"labels: {labelled} bytes; {_MOST_LABELS_BYTES} are the most")
-    _resources(deployment)
+    _resources(deployment, cores=1)
 
 
 def ignored(deployment: Deployment) -> list[str]:
@@ -63,13 +66,16 @@ def container(
     labels: Mapping[str, str],
     injected: Mapping[str, str],
     secrets_volume: str,
+    cores: int,
 ) -> dict[str, Any]:
-    """The body that creates a container of this release."""
+    """The body that creates a container of this release, on an Engine with so many `cores`."""
     deployment = release.deployment
     assert release.image is not None, "containers are made once the image is there"
     return {
         "Image": release.image.id,
-        "Env": [f"{name}={value}" for name, value in _environment(deployment, injected).items()],
+        "Env": [
+            f"{name}={value}" for name, value in _environment(deployment, injected, cores).items()
+        ],
         "Labels": {
             **deployment.labels,
             **labels,
@@ -78,7 +84,7 @@ def container(
             "com.gpufaas.image": deployment.image,
         },
         "HostConfig": {
-            **_resources(deployment),
+            **_resources(deployment, cores),
             "NetworkMode": settings.network,
             "RestartPolicy": {"Name": "no"},
             "CapDrop": ["ALL"],
@@ -109,36 +115,44 @@ def filler(image: str, volume: str, labels: Mapping[str, str]) -> dict[str, Any]
     }
 
 
-def _environment(deployment: Deployment, injected: Mapping[str, str]) -> dict[str, str]:
+def _environment(deployment: Deployment, injected: Mapping[str, str], cores: int) -> dict[str, str]:
     options = function_options.of(deployment)
     limits = deployment.limits
-    cores = math.ceil(quantities.cpus(limits.cpu)) if limits and limits.cpu else None
+    limit = min(math.ceil(quantities.cpus(limits.cpu)), cores) if limits and limits.cpu else None
     defaults = {
         **runtime_defaults(options),
         **({"fprocess": deployment.process} if deployment.process else {}),
-        **({"OMP_NUM_THREADS": str(cores)} if cores else {}),
+        **({"OMP_NUM_THREADS": str(limit)} if limit else {}),
     }
     ours = runtime_settings(options) | without_shim_path(injected)
     return {**defaults, **deployment.environment, **ours}
 
 
-def _resources(deployment: Deployment) -> dict[str, int]:
+def _resources(deployment: Deployment, cores: int) -> dict[str, int]:
+    """Limits and requests in the Engine's units: the nearest amounts that it accepts.
+
+    An Engine with so many `cores` lets no container have more of them.
+    """
     limits, requests = deployment.limits, deployment.requests
     found: dict[str, int] = {}
     if limits and limits.memory:
-        size = _read("limits.memory", limits.memory, quantities.memory_bytes)
-        if size < _LEAST_MEMORY_BYTES:
-            raise BadDeployment(f"limits.memory: {limits.memory!r}: 6Mi is the least")
-        found |= {"Memory": round(size), "MemorySwap": round(size)}  # the same: no swap
+        size = _memory("limits.memory", limits.memory)
+        found |= {"Memory": size, "MemorySwap": size}  # the same: no swap
     if limits and limits.cpu:
-        found["NanoCpus"] = round(_read("limits.cpu", limits.cpu, quantities.cpus) * _NANOS)
+        wanted = _read("limits.cpu", limits.cpu, quantities.cpus)
+        found["NanoCpus"] = round(min(max(wanted, _LEAST_CORES), cores) * _NANOS)
     if requests and requests.memory:
-        size = _read("requests.memory", requests.memory, quantities.memory_bytes)
-        found["MemoryReservation"] = min(round(size), found.get("Memory", round(size)))
+        size = _memory("requests.memory", requests.memory)
+        found["MemoryReservation"] = min(size, found.get("Memory", size))
     if requests and requests.cpu:
-        cores = _read("requests.cpu", requests.cpu, quantities.cpus)
-        found["CpuShares"] = max(2, round(cores * _SHARES_OF_A_CORE))
+        wanted = _read("requests.cpu", requests.cpu, quantities.cpus)
+        shares = round(wanted * _SHARES_OF_A_CORE)
+        found["CpuShares"] = min(max(shares, _LEAST_SHARES), _MOST_SHARES)
     return found
+
+
+def _memory(key: str, text: str) -> int:
+    return max(round(_read(key, text, quantities.memory_bytes)), _LEAST_MEMORY_BYTES)
 
 
 def _read(key: str, text: str, read: Any) -> float:

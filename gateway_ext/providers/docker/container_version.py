@@ -17,7 +17,7 @@ from gateway_ext.providers.docker.image_pulls import ImagePulls
 from gateway_ext.providers.docker.release_store import Release
 from gateway_ext.providers.docker.secret_volumes import SecretVolumes
 from gateway_ext.providers.function_environment import gpu_environment
-from gateway_ext.providers.managed.function_log import FunctionLog
+from gateway_ext.providers.managed.logs.function_log import FunctionLog
 from gateway_ext.providers.managed.replica import ReplicaContext
 from gateway_ext.providers.managed.replica_set import ReplicaSet
 
@@ -83,8 +83,10 @@ class ContainerVersion(ReplicaSet[ContainerInstance]):
         parts = self._parts
         volume = await parts.volumes.ready(self.release)
         injected = parts.injected(self.deployment)
+        limits = self.deployment.limits
+        cores = await parts.engine.cores() if limits and limits.cpu else 1
         body = container_spec.container(
-            self.release, parts.settings, parts.engine.labels, injected, volume
+            self.release, parts.settings, parts.engine.labels, injected, volume, cores
         )
         return await parts.fleet.start(body, place_of(self.release, parts, self._log))
 

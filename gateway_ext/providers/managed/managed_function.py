@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple
 
 from gateway_ext.model import Deployment, FunctionStatus, Usage
 from gateway_ext.ports import FunctionListener
-from gateway_ext.providers.managed.function_log import FunctionLog
+from gateway_ext.providers.managed.logs.function_log import FunctionLog
 from gateway_ext.providers.managed.managed_settings import ManagedSettings
 from gateway_ext.providers.managed.record_store import R, RecordStore
 from gateway_ext.providers.managed.rollout import Rollout, V

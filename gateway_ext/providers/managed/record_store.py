@@ -1,8 +1,8 @@
 """The state folder of a provider: a folder for each function, with its record as JSON."""
 
 import json
+import logging
 import os
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import Field
@@ -13,8 +13,11 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from gateway_ext.errors import ProviderFailed
 from gateway_ext.model import Deployment, FunctionId
+from gateway_ext.providers import folder_trees
 from gateway_ext.providers.atomic_file import put
 from gateway_ext.providers.managed.state_lock import StateLock
+
+log = logging.getLogger(__name__)
 
 _RECORD = "record.json"
 
@@ -83,8 +86,11 @@ class RecordStore(ABC, Generic[R]):
         (record.folder / _RECORD).unlink(missing_ok=True)
 
     def discard(self, folder: Path) -> None:
-        """Delete a function's folder, or a folder in it."""
-        shutil.rmtree(folder, ignore_errors=True)
+        """Delete a function's folder, or a folder in it; a new gateway deletes what cannot be."""
+        try:
+            folder_trees.remove(folder)
+        except OSError as error:
+            log.warning("%s is removed later: %s", folder, error)
 
     @abstractmethod
     def _written(self, record: R) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from gateway_ext.errors import GatewayError
-from gateway_ext.providers.managed.function_log import FunctionLog
+from gateway_ext.providers.managed.logs.function_log import FunctionLog
 from gateway_ext.providers.managed.managed_instance import ManagedInstance
 from gateway_ext.providers.managed.managed_settings import ManagedSettings
 
@@ -107,7 +107,8 @@ class Replica(Generic[I]):
             raise
         finally:
             await output
-            self._last_line = self._context.log.last_line(instance.name)
+            # In a thread: the log may be full of another instance's lines.
+            self._last_line = await asyncio.to_thread(self._context.log.last_line, instance.name)
             self.instance = None
         return why
 

@@ -2,18 +2,23 @@
 
 import hashlib
 import os
-import shutil
 import stat
 from pathlib import Path
 
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment
 from gateway_ext.openfaas.function_options import PATH
+from gateway_ext.providers import folder_trees
+from gateway_ext.providers.folder_trees import TreeEntry, TreeRefused
 from gateway_ext.providers.process.process_settings import ProcessProviderSettings
 
 _HANDLER = "handler.py"
 _PACKAGE = "function"  # the folder of the handler in builds of faas-cli
-_IGNORED = shutil.ignore_patterns("__pycache__", ".git", ".venv", "*.pyc")
+_REQUIREMENTS = "requirements.txt"
+_IGNORED = frozenset({"__pycache__", ".git", ".venv"})
+_MOST_FILES, _MOST_LEVELS = 100_000, 64
+_MOST_REQUIREMENTS_BYTES = 1 << 20
+_PART_BYTES = 1 << 20
 
 
 def find(deployment: Deployment, settings: ProcessProviderSettings) -> Path:
@@ -36,21 +41,25 @@ def find(deployment: Deployment, settings: ProcessProviderSettings) -> Path:
     raise BadDeployment(f"there is no build of {meant}; looked at " + ", ".join(looked))
 
 
-def copy(folder: Path, into: Path, gid: int | None) -> Path:
+def copy(folder: Path, into: Path, gid: int | None, most_bytes: int) -> Path:
     """Copy the handler so that this group can read it; the copy's name has its digest."""
     scratch = into / "copying"
-    _discard(scratch)
+    folder_trees.remove(scratch)
     target = scratch / _PACKAGE
     try:
-        shutil.copytree(folder, target, symlinks=True, ignore=_IGNORED)
-        digest = _seal(target, gid)
-        _own(scratch, gid, 0o750)
-    except (OSError, shutil.Error) as error:
-        _discard(scratch)
-        raise BadDeployment(f"the build in {folder} cannot be read: {error}") from error
+        for made in (scratch, target):
+            made.mkdir()
+            _own(made, gid, 0o750)
+        digest = _copy_tree(folder, target, gid, most_bytes)
+    except OSError as error:
+        folder_trees.remove(scratch)
+        raise BadDeployment(f"the build in {folder} cannot be used: {error}") from error
+    except BaseException:
+        folder_trees.remove(scratch)
+        raise
     final = into / f"build-{digest}"
     if final.exists():
-        _discard(scratch)
+        folder_trees.remove(scratch)
     else:
         scratch.rename(final)
     return final
@@ -63,7 +72,7 @@ def handler_of(build: Path) -> Path:
 
 def requirements_of(build: Path) -> bytes:
     """The content of its requirements.txt; empty if there is none."""
-    path = handler_of(build) / "requirements.txt"
+    path = handler_of(build) / _REQUIREMENTS
     return path.read_bytes() if path.is_file() else b""
 
 
@@ -83,35 +92,74 @@ def _handler_in(place: Path) -> Path | None:
     return None
 
 
-def _seal(target: Path, gid: int | None) -> str:
-    """The digest of all files in it, which become readable for the group on the way."""
+def _copy_tree(folder: Path, target: Path, gid: int | None, most_bytes: int) -> str:
+    """Copy all but what is ignored; returns a digest of the copy.
+
+    The source may be changed by others meanwhile: links are copied as such and never followed.
+    """
     digest = hashlib.sha256()
-    _own(target, gid, 0o750)
-    for path in sorted(target.rglob("*")):
-        name = str(path.relative_to(target)).encode()
-        digest.update(b"%d:%b" % (len(name), name))
-        if path.is_symlink():
-            if not path.resolve().is_relative_to(target.resolve()):
-                raise BadDeployment(f"{path.name} is a link that leaves the build")
-            digest.update(b"l" + os.fsencode(path.readlink()))
-        elif path.is_dir():
-            _own(path, gid, 0o750)
-        elif path.is_file():
-            executable = path.stat().st_mode & stat.S_IXUSR
-            _own(path, gid, 0o750 if executable else 0o640)
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        else:
-            raise BadDeployment(f"{path.name} is neither a file nor a folder")
+    left_bytes = most_bytes
+    source = folder_trees.open_folder(folder)
+    try:
+        if Path(f"/proc/self/fd/{source}").readlink() != folder:
+            raise TreeRefused("the path was changed during the deployment")
+        for entry in folder_trees.entries(
+            source, most=_MOST_FILES, levels=_MOST_LEVELS, skip=_is_ignored
+        ):
+            path = target / entry.path
+            digest.update(b"%d:%b" % (len(os.fsencode(entry.path)), os.fsencode(entry.path)))
+            if entry.is_folder:
+                path.mkdir()
+                _own(path, gid, 0o750)
+            elif entry.is_link:
+                link = os.readlink(entry.name, dir_fd=entry.parent)
+                digest.update(b"l" + os.fsencode(link))
+                path.symlink_to(link)
+            elif entry.is_file:
+                digest.update(_copy_file(entry, path, left_bytes))
+                left_bytes -= path.stat().st_size
+                _own(path, gid, 0o750 if entry.status.st_mode & stat.S_IXUSR else 0o640)
+            else:
+                raise TreeRefused(f"{entry.path} is neither a file nor a folder")
+    finally:
+        os.close(source)
+    _check_links(target)
+    asked = target / _REQUIREMENTS
+    if asked.is_file() and asked.stat().st_size > _MOST_REQUIREMENTS_BYTES:
+        raise TreeRefused(f"{_REQUIREMENTS}: {_MOST_REQUIREMENTS_BYTES} bytes are the most")
     return digest.hexdigest()[:16]
+
+
+def _copy_file(entry: TreeEntry, path: Path, most_bytes: int) -> bytes:
+    """Copy a file of at most this size; returns the digest of its content."""
+    content, size = hashlib.sha256(), 0
+    with os.fdopen(entry.opened(), "rb") as source, path.open("xb") as copied:
+        while part := source.read(_PART_BYTES):
+            size += len(part)
+            if size > most_bytes:
+                raise TreeRefused(f"{entry.path} is too large: {most_bytes} bytes are left for it")
+            content.update(part)
+            copied.write(part)
+    return content.digest()
+
+
+def _check_links(target: Path) -> None:
+    """A link must not lead out of the copy, in which nobody changes anything."""
+    top = folder_trees.open_folder(target)
+    try:
+        for entry in folder_trees.entries(top):
+            leads_to = Path(os.path.realpath(target / entry.path))
+            if entry.is_link and not leads_to.is_relative_to(target.resolve()):
+                raise TreeRefused(f"{entry.path} is a link that leaves the build")
+    finally:
+        os.close(top)
+
+
+def _is_ignored(name: str) -> bool:
+    return name in _IGNORED or name.endswith(".pyc")
 
 
 def _own(path: Path, gid: int | None, mode: int) -> None:
     path.chmod(mode)
     if gid is not None:
         os.chown(path, 0, gid)
-
-
-def _discard(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)

@@ -34,6 +34,7 @@ class BuildStore(RecordStore[BuildRecord]):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.sockets = self.folder / "run"
+        self.left_users: frozenset[int] = frozenset()  # of functions' folders, when it was opened
 
     def open(self) -> list[BuildRecord]:
         """All records; sockets that an earlier gateway left are deleted."""
@@ -48,6 +49,8 @@ class BuildStore(RecordStore[BuildRecord]):
         ):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(mode)
+        folders = self.functions_folder.iterdir()
+        self.left_users = frozenset(folder.lstat().st_gid for folder in folders)
         records = super().open()
         for left in self.sockets.iterdir():
             left.unlink()

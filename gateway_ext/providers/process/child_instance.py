@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gateway_ext.model import Endpoint
-from gateway_ext.providers.managed.function_log import FunctionLog
+from gateway_ext.providers.managed.logs.function_log import FunctionLog
+from gateway_ext.providers.managed.logs.output_pipe import OutputPipe
 from gateway_ext.providers.managed.readiness import (
     PollIntervals,
     answers_ready,
     wait_until_ready,
 )
 from gateway_ext.providers.process import process_table
-from gateway_ext.providers.process.output_pipe import OutputPipe
 from gateway_ext.providers.process.process_launch import MARK, LaunchOrders, launch
 
 _BACKLOG = 1024
@@ -27,11 +27,15 @@ _DRAIN_OUTPUT_S = 0.5
 
 
 class ChildPlace(NamedTuple):
-    """What instances of a function share; `mark` identifies processes of this gateway."""
+    """What instances of a function share; `mark` identifies processes of this gateway.
+
+    `leaders` has the leaders of all sessions that run.
+    """
 
     sockets: Path
     log: FunctionLog
     mark: str
+    leaders: set[int]
     memory_bytes: int | None
 
 
@@ -57,6 +61,7 @@ class ChildInstance:
             listener.close()  # the process has its own: after its end connections are refused
         self._process = started.process
         self._output = started.output
+        place.leaders.add(started.process.pid)
         self._pidfd = os.pidfd_open(started.process.pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._handle_exit)
 
@@ -72,18 +77,14 @@ class ChildInstance:
 
     async def collect_output(self) -> None:
         """Store its output until it has ended; then kill all processes that it has started."""
-        loop = asyncio.get_running_loop()
-        file = os.fdopen(self._output, "rb", buffering=0)
-        transport, pipe = await loop.connect_read_pipe(
-            lambda: OutputPipe(self._place.log, self.name), file
-        )
+        pipe = OutputPipe(self._output, lambda lines: self._place.log.write(self.name, *lines))
         try:
             await self.exited
             await asyncio.to_thread(process_table.end_marked, self._mark)
             with contextlib.suppress(TimeoutError):  # a process without the mark holds the pipe
                 await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
         finally:
-            transport.close()
+            pipe.close()
 
     async def until_ready(self, within_s: float) -> bool:
         """True once it can be called; False if it ends first or `within_s` passes."""
@@ -143,6 +144,7 @@ class ChildInstance:
             return
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
+        self._place.leaders.discard(self.pid)
         self.ready = False
         self._path.unlink(missing_ok=True)
         self.exited.set_result(self._why or _described(status))

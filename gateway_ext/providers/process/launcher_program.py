@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Any
 
 _SET_DEATH_SIGNAL, _SET_NO_NEW_PRIVILEGES = 1, 38
-_NEW_MOUNTS = 0x00020000
+_NEW_MOUNTS, _NEW_IPC, _NEW_USER, _NEW_NETWORK = 0x00020000, 0x08000000, 0x10000000, 0x40000000
+_NO_SET_UID, _NO_DEVICES = 2, 4
 _BIND, _RECURSIVE, _PRIVATE = 4096, 16384, 1 << 18
 _SECRETS = Path("/var/openfaas/secrets")
-_MOST_PROCESSES = 4096
+# Folders in which everybody may make files, and the one that is memory.
+_SHARED_FOLDERS = (Path("/tmp"), Path("/var/tmp"))
+_SHARED_MEMORY = Path("/dev/shm")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _missing: list[str] = []
+_NICE = 10
 
 
 def main() -> None:
@@ -31,9 +35,14 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.umask(0o022)
     uid: int | None = orders["uid"]
+    if not orders["network"]:
+        _leave_network(as_root=uid is not None)  # must succeed: a setting says so
     if uid is not None:
         _attempt("a file system of its own", lambda: _leave_mounts(orders))
-        _attempt("limits", _limit)
+    _attempt("limits", lambda: _limit(orders["limits"]))
+    if orders["background"]:
+        os.nice(_NICE)
+    if uid is not None:
         _become(uid)  # must succeed: else the function would run as root
     _attempt("no new privileges", lambda: _control(_SET_NO_NEW_PRIVILEGES, 1))
     if orders["cpus"]:
@@ -47,28 +56,65 @@ def main() -> None:
     os.execve(orders["command"][0], orders["command"], orders["environment"])
 
 
+def _leave_network(*, as_root: bool) -> None:
+    """Who is not root takes a new user namespace for it, in which it has the same user."""
+    if not _libc.unshare(_NEW_NETWORK):
+        return
+    uid, gid = os.geteuid(), os.getegid()
+    if as_root or _libc.unshare(_NEW_USER | _NEW_NETWORK):
+        sys.exit("gpufaas: this system does not let a build run without the network")
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{uid} {uid} 1"),
+        ("gid_map", f"{gid} {gid} 1"),
+    ):
+        Path("/proc/self", name).write_text(text, encoding="ascii")
+
+
 def _leave_mounts(orders: dict[str, Any]) -> None:
-    if _libc.unshare(_NEW_MOUNTS):
+    if _libc.unshare(_NEW_MOUNTS | _NEW_IPC):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     _mount("none", "/", "", _RECURSIVE | _PRIVATE)
     if orders["secrets"]:
         secrets = Path(orders["secrets"])
         _SECRETS.mkdir(parents=True, exist_ok=True)
         _mount(str(secrets), str(_SECRETS), "", _BIND)
-    _open_up([Path(folder) for folder in orders["visible"]])
+    _show([Path(folder) for folder in orders["visible"]], orders["scratch"])
 
 
-def _open_up(folders: list[Path]) -> None:
-    """Make these folders reachable, and nothing else of the closed folders above them."""
-    wanted = [folder for folder in folders if folder.exists() and _closed_above(folder)]
-    handles = [os.open(folder, os.O_PATH) for folder in wanted]
-    for folder, handle in zip(wanted, handles, strict=True):
+def _show(folders: list[Path], scratch: str) -> None:
+    """Make these folders reachable, and nothing else of closed folders above them.
+
+    With `scratch`, that folder takes the place of those which all users share.
+    """
+    present = [folder for folder in folders if folder.exists()]
+    shared = _SHARED_FOLDERS if scratch else ()
+    hidden = [
+        folder
+        for folder in present
+        if _closed_above(folder) or any(folder.is_relative_to(one) for one in shared)
+    ]
+    handles = [os.open(folder, os.O_PATH) for folder in hidden]
+    if scratch:
+        _cover_shared_folders(scratch)
+    for folder, handle in zip(hidden, handles, strict=True):
         closed = _closed_above(folder)
         if closed is not None:
             _mount("tmpfs", str(closed), "tmpfs", 0, "mode=0711,size=64k")
         _make(folder)
         _mount(f"/proc/self/fd/{handle}", str(folder), "", _BIND | _RECURSIVE)
         os.close(handle)
+
+
+def _cover_shared_folders(scratch: str) -> None:
+    handle = os.open(scratch, os.O_PATH)
+    for folder in _SHARED_FOLDERS:
+        if folder.is_dir():
+            _mount(f"/proc/self/fd/{handle}", str(folder), "", _BIND)
+    os.close(handle)
+    if _SHARED_MEMORY.is_dir():
+        flags = _NO_SET_UID | _NO_DEVICES
+        _mount("tmpfs", str(_SHARED_MEMORY), "tmpfs", flags, "mode=1777,size=64m")
 
 
 def _make(folder: Path) -> None:
@@ -85,11 +131,13 @@ def _closed_above(folder: Path) -> Path | None:
     return None
 
 
-def _limit() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-    most = _MOST_PROCESSES if hard == resource.RLIM_INFINITY else min(hard, _MOST_PROCESSES)
-    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+def _limit(limits: dict[str, int]) -> None:
+    """Lower the limits of this process and those that it starts; names are those of `resource`."""
+    for name, wanted in limits.items():
+        limit = getattr(resource, name)
+        _, hard = resource.getrlimit(limit)
+        most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(limit, (most, most))
 
 
 def _become(uid: int) -> None:

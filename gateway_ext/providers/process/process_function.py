@@ -1,17 +1,21 @@
 """One function of the process provider: its build, its environment, and the processes of both."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
 from gateway_ext.ports import FunctionListener
 from gateway_ext.providers.managed.managed_function import InstanceUsage, ManagedFunction
-from gateway_ext.providers.process import build_folders
+from gateway_ext.providers.process import build_folders, process_table
 from gateway_ext.providers.process.build_store import BuildRecord, BuildStore
 from gateway_ext.providers.process.child_instance import ChildInstance
-from gateway_ext.providers.process.process_version import ProcessParts, ProcessVersion
-from gateway_ext.providers.process.python_environments import PythonEnvironments
+from gateway_ext.providers.process.environments.python_environments import PythonEnvironments
+from gateway_ext.providers.process.process_version import (
+    ProcessParts,
+    ProcessVersion,
+    memory_limit_bytes,
+)
 
 
 class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
@@ -69,6 +73,21 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
         """Instances that are alive, of the current and the coming version."""
         return [instance for one in self._rollout.versions for instance in one.instances]
 
+    @property
+    def memory_bytes(self) -> int | None:
+        """The most memory of one instance; None if there is no limit."""
+        return memory_limit_bytes(self.record.deployment)
+
+    def enforce_memory_limit_outside(self, pids: Collection[int], used_bytes: int) -> None:
+        """Kill processes that left their instances if they take more than an instance may."""
+        limit_bytes = self.memory_bytes
+        if limit_bytes is not None and used_bytes > limit_bytes:
+            process_table.kill(pids)
+            self.note(
+                f"processes that left their instance were killed: they took {used_bytes >> 20} MiB"
+                f" of memory, the limit is {limit_bytes >> 20} MiB"
+            )
+
     def took_over(self, version: ProcessVersion) -> None:
         """Nothing to do: what the previous version had is deleted when its instances end."""
 
@@ -83,7 +102,8 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
 
     async def _make(self, record: BuildRecord) -> ProcessVersion:
         requirements = await asyncio.to_thread(build_folders.requirements_of, record.build)
-        python = await self._environments.ready(requirements, self.note)
+        namespace = record.deployment.id.namespace
+        python = await self._environments.ready(namespace, requirements, self.note)
         return ProcessVersion(record, python, self._parts, self.log, self._rollout.changed)
 
     async def _measure(self) -> InstanceUsage:

@@ -1,11 +1,12 @@
 """Starts processes through the launcher program: in a session each, with orders in memory."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,11 @@ MARK = "GPUFAAS_INSTANCE"
 
 @dataclass(frozen=True, slots=True)
 class LaunchOrders:
-    """The command to run, its user and what it may reach; `uid` None means the gateway's user."""
+    """The command to run, its user and what it may reach; `uid` None means the gateway's user.
+
+    `scratch` is a folder that takes the place of /tmp and /var/tmp. `limits` are named as in
+    `resource`. With `background` others get the processors first.
+    """
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -29,6 +34,10 @@ class LaunchOrders:
     cpus: Sequence[int] = ()
     secrets: str = ""
     visible: Sequence[str] = ()
+    scratch: str = ""
+    network: bool = True
+    background: bool = False
+    limits: Mapping[str, int] = field(default_factory=dict)
 
 
 class LaunchedProcess(NamedTuple):
@@ -62,6 +71,19 @@ def launch(orders: LaunchOrders, pass_on: Sequence[int] = ()) -> LaunchedProcess
         os.close(given)
         os.close(written)
     return LaunchedProcess(process, output)
+
+
+async def exit_of(process: subprocess.Popen[bytes]) -> int:
+    """Its exit status, once it has ended; no thread waits for it."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    handle = os.pidfd_open(process.pid)
+    loop.add_reader(handle, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
+    return process.wait()
 
 
 def users_refused(uid: int, settings: ProcessProviderSettings) -> str:

@@ -8,14 +8,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from gateway_ext.errors import ProviderFailed
 from gateway_ext.model import Deployment
 from gateway_ext.openfaas import function_options
 from gateway_ext.ports import FunctionListener, Injection
+from gateway_ext.providers import folder_trees
 from gateway_ext.providers.managed.managed_provider import ManagedProvider
 from gateway_ext.providers.process import build_folders, process_table
 from gateway_ext.providers.process.build_store import BuildRecord, BuildStore
-from gateway_ext.providers.process.child_instance import ChildInstance
+from gateway_ext.providers.process.environments.python_environments import (
+    BuildOfNamespace,
+    PythonEnvironments,
+)
 from gateway_ext.providers.process.process_function import ProcessFunction
 from gateway_ext.providers.process.process_launch import users_refused
 from gateway_ext.providers.process.process_settings import ProcessProviderSettings
@@ -24,7 +27,7 @@ from gateway_ext.providers.process.process_version import (
     home_folder,
     secrets_folder,
 )
-from gateway_ext.providers.process.python_environments import PythonEnvironments
+from gateway_ext.providers.process.users.machine_users import MachineUsers
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +43,11 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         self, settings: ProcessProviderSettings, injection: Injection | None = None
     ) -> None:
         self._settings = settings
-        self._separate_users = os.geteuid() == 0  # whether every function gets a user of its own
         self._store = BuildStore(settings.state)
         super().__init__(self._store)
         mark = hashlib.sha256(os.fsencode(self._store.folder)).hexdigest()[:12]
         self._parts = ProcessParts(settings, self._store.sockets, injection, mark)
-        self._uids_leaving: set[int] = set()
+        self._users: MachineUsers | None = None  # without root's rights there are none
         self._checking_memory: asyncio.Task[None] | None = None
         self._environments: PythonEnvironments
 
@@ -55,7 +57,10 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         killed = await asyncio.to_thread(process_table.end_marked, f"{self._parts.mark}/")
         if killed:
             log.warning("%d processes of an earlier gateway were still there: killed", killed)
-        await self._settle_users()
+        await asyncio.to_thread(self._settle_users, records)
+        settings = replace(self._settings, state=self._store.folder)
+        self._environments = PythonEnvironments(settings, self._users, self._parts.mark)
+        await asyncio.to_thread(self._environments.remove_unfinished)
         for record in records:
             self._add(await asyncio.to_thread(self._with_user, record)).begin()
         await self._prune()
@@ -75,8 +80,12 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
             task.cancel()  # ends its wait for calls; its clean-up continues
         if leaving:
             await asyncio.wait(leaving)
-        await asyncio.to_thread(process_table.end_marked, f"{self._parts.mark}/")
-        self._store.lock.give_back()
+        try:
+            await asyncio.to_thread(process_table.end_marked, f"{self._parts.mark}/")
+            if self._users is not None:
+                await asyncio.to_thread(self._users.close)
+        finally:
+            self._store.lock.give_back()
 
     async def deploy(self, deployment: Deployment, *, update: bool) -> None:
         """Accept a deployment; its environment and its instances are made in the background."""
@@ -88,7 +97,8 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
             before = present.record if present is not None else await self._new_record(deployment)
             try:
                 folder, uid = before.folder, before.uid
-                build = await asyncio.to_thread(build_folders.copy, source, folder, uid)
+                most_bytes = self._settings.build.disk_bytes
+                build = await asyncio.to_thread(build_folders.copy, source, folder, uid, most_bytes)
                 if present is not None:
                     before = present.record  # it may have been scaled in the meantime
                 wanted = max(before.wanted, options.scale_min)
@@ -99,6 +109,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
             except BaseException:
                 if present is None:
                     self._store.discard(before.folder)
+                    self._give_back(before.uid)
                 raise
             if present is not None:
                 present.update(record)
@@ -111,27 +122,36 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         for function in self._using(namespace, name):
             self._show_secrets(function.record, function.secrets)
 
-    async def _settle_users(self) -> None:
-        """Find out whether this system lets processes run as other users; containers may not."""
-        builder = self._settings.first_uid + self._settings.uids
-        if self._separate_users:
-            refused = await asyncio.to_thread(users_refused, builder, self._settings)
-            if refused:
-                log.warning("functions run as this gateway's own user: %s", refused)
-                self._separate_users = False
-        settings = replace(self._settings, state=self._store.folder)
-        user = builder if self._separate_users else None
-        self._environments = PythonEnvironments(settings, user, self._parts.mark)
+    def _settle_users(self, records: Iterable[BuildRecord]) -> None:
+        """Find out whether processes may run as other users; end what an earlier gateway left."""
+        if os.geteuid() != 0:
+            return
+        users = MachineUsers.of(replace(self._settings, state=self._store.folder))
+        probe = users.functions.take()
+        refused = users_refused(probe, self._settings)
+        users.functions.give_back(probe)
+        if refused:
+            log.warning("functions and builds run as this gateway's own user: %s", refused)
+            users.close()
+            return
+        wanted = {record.uid for record in records}
+        left = {uid for uid in self._store.left_users if users.functions.keep(uid)}
+        users.end(left)
+        for uid in left - wanted:
+            users.functions.give_back(uid)
+        self._users = users
 
     def _with_user(self, record: BuildRecord) -> BuildRecord:
         """The record with a user, or without, as this gateway's rights allow."""
-        if (record.uid is not None) == self._separate_users:
+        if self._users is None:
+            return replace(record, uid=None)
+        if record.uid in self._users.functions.held:
             return record
-        given = replace(record, uid=self._free_uid())
-        if given.uid is not None:
-            for path in (record.folder, *record.folder.rglob("*")):
-                os.chown(path, 0, given.uid, follow_symlinks=False)
-            os.chown(home_folder(record), given.uid, given.uid)
+        given = replace(record, uid=self._users.functions.take())
+        # What its processes wrote is theirs, whoever they were, and must not become another's.
+        folder_trees.remove(home_folder(record))
+        folder_trees.give_to(record.folder, 0, given.uid or 0)
+        _make_home(given)
         return given
 
     def _add(self, record: BuildRecord) -> ProcessFunction:
@@ -143,26 +163,20 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         return function
 
     async def _new_record(self, deployment: Deployment) -> BuildRecord:
-        uid = await asyncio.to_thread(self._free_uid)
-        folder = self._store.new_folder(deployment.id, uid)
-        record = BuildRecord(deployment, folder, folder / "none", datetime.now(UTC), 0, uid)
-        home = home_folder(record)
-        home.mkdir(mode=0o700)
-        if uid is not None:
-            os.chown(home, uid, uid)
+        users = self._users
+        uid = None if users is None else await asyncio.to_thread(users.functions.take)
+        try:
+            folder = self._store.new_folder(deployment.id, uid)
+            record = BuildRecord(deployment, folder, folder / "none", datetime.now(UTC), 0, uid)
+            _make_home(record)
+        except BaseException:
+            self._give_back(uid)
+            raise
         return record
 
-    def _free_uid(self) -> int | None:
-        if not self._separate_users:
-            return None
-        taken = {function.record.uid for function in self._functions.values()}
-        # Users of another gateway's processes, or of processes that escaped their function's end.
-        taken |= process_table.users()
-        first = self._settings.first_uid
-        for uid in range(first, first + self._settings.uids):
-            if uid not in taken and uid not in self._uids_leaving:
-                return uid
-        raise ProviderFailed("there are more functions than user ids for them")
+    def _give_back(self, uid: int | None) -> None:
+        if uid is not None and self._users is not None:
+            self._users.functions.give_back(uid)
 
     def _show_secrets(self, record: BuildRecord, names: Iterable[str]) -> None:
         namespace = record.deployment.id.namespace
@@ -170,33 +184,48 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
 
     async def _take_down(self, function: ProcessFunction) -> None:
         uid = function.record.uid
-        if uid is not None:
-            self._uids_leaving.add(uid)
         try:
             await function.stop(drain=True)
         finally:
-            if uid is not None:
-                await asyncio.to_thread(process_table.end_user, uid, self._parts.mark)
+            if uid is not None and self._users is not None:
+                await asyncio.to_thread(self._users.end, [uid])
             await asyncio.to_thread(self._store.discard, function.record.folder)
-            if uid is not None:
-                self._uids_leaving.discard(uid)
+            self._give_back(uid)
         await self._prune()
 
     async def _prune(self) -> None:
-        builds_used = {build for one in self._functions.values() for build in one.builds}
-        await self._environments.prune(builds_used)
+        await self._environments.prune(
+            {
+                BuildOfNamespace(id_.namespace, build)
+                for id_, one in self._functions.items()
+                for build in one.builds
+            }
+        )
 
     async def _check_memory(self) -> None:
         while True:
             await asyncio.sleep(_CHECK_MEMORY_EVERY_S)
-            limited = self._limited()
-            if limited:
-                sessions = await asyncio.to_thread(process_table.sessions)
-                for instance in limited:
-                    pids = sessions.get(instance.pid, [])
-                    usage = await asyncio.to_thread(process_table.usage, pids)
-                    instance.enforce_memory_limit(usage)
+            limited = [one for one in self._functions.values() if one.memory_bytes is not None]
+            if any(one.instances for one in limited):
+                await self._enforce_memory_limits(limited)
 
-    def _limited(self) -> list[ChildInstance]:
-        instances = [one for function in self._functions.values() for one in function.instances]
-        return [instance for instance in instances if instance.memory_bytes is not None]
+    async def _enforce_memory_limits(self, functions: Iterable[ProcessFunction]) -> None:
+        # Users first: a process that begins in between is missing there, not among the sessions.
+        users = await asyncio.to_thread(process_table.by_user) if self._users is not None else {}
+        sessions = await asyncio.to_thread(process_table.sessions)
+        inside = {pid for leader in self._parts.leaders for pid in sessions.get(leader, [])}
+        for function in functions:
+            for instance in function.instances:
+                pids = sessions.get(instance.pid, [])
+                instance.enforce_memory_limit(await asyncio.to_thread(process_table.usage, pids))
+            uid = function.record.uid
+            outside = set(users.get(uid, [])) - inside if uid is not None else set()
+            used = await asyncio.to_thread(process_table.usage, outside)
+            function.enforce_memory_limit_outside(outside, used.own_bytes)
+
+
+def _make_home(record: BuildRecord) -> None:
+    home = home_folder(record)
+    home.mkdir(mode=0o700)
+    if record.uid is not None:
+        os.chown(home, record.uid, record.uid)

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from gateway_ext.providers.process.process_launch import MARK
 
 _PROC = Path("/proc")
 _SESSION, _UTIME, _STIME = 3, 11, 12  # positions in /proc/PID/stat after the name
+_ZOMBIE = ("State:\tZ", "State:\tX")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -31,7 +32,7 @@ def sessions() -> dict[int, list[int]]:
     return found
 
 
-def usage(pids: list[int]) -> ProcessUsage:
+def usage(pids: Iterable[int]) -> ProcessUsage:
     """The sum over these processes."""
     cpu_s, resident_bytes, own_bytes = 0.0, 0, 0
     for pid in pids:
@@ -54,25 +55,24 @@ def end_marked(mark: str) -> int:
     return count
 
 
+def by_user() -> dict[int, list[int]]:
+    """Process ids by the user that they have; what has ended and waits for its parent has none."""
+    found: dict[int, list[int]] = {}
+    for pid in _pids():
+        for uid in _uids(pid):
+            found.setdefault(uid, []).append(pid)
+    return found
+
+
 def users() -> set[int]:
     """The ids of all users that have a process."""
-    return {uid for pid in _pids() for uid in _uids(pid)}
+    return set(by_user())
 
 
-def end_user(uid: int, mark: str) -> int:
-    """Kill processes of a function's user that left both session and mark; returns their number.
-
-    They are still in the mount namespace of their instance. A process in the gateway's own mount
-    namespace belongs to another user of the machine with the same id, and is left alone.
-    """
-    another, ours = f"{MARK}=".encode(), f"{MARK}={mark}/".encode()
-    count = 0
-    for pid in _pids():
-        if uid in _uids(pid) and _mounts(pid) not in ("", _mounts(os.getpid())):
-            marks = [part for part in _environment(pid) if part.startswith(another)]
-            if all(one.startswith(ours) for one in marks):
-                count += _kill(pid)
-    return count
+def kill(pids: Iterable[int]) -> None:
+    """Kill these processes, as far as they are still there."""
+    for pid in pids:
+        _kill(pid)
 
 
 def kill_session(leader: int, number: int = signal.SIGKILL) -> None:
@@ -118,15 +118,9 @@ def _uids(pid: int) -> set[int]:
         lines = (_PROC / str(pid) / "status").read_text().splitlines()
     except OSError:
         return set()
+    if any(line.startswith(_ZOMBIE) for line in lines):
+        return set()
     return {int(uid) for line in lines if line.startswith("Uid:") for uid in line.split()[1:]}
-
-
-def _mounts(pid: int) -> str:
-    """Its mount namespace; empty if it has ended or may not be inspected."""
-    try:
-        return str((_PROC / str(pid) / "ns" / "mnt").readlink())
-    except OSError:
-        return ""
 
 
 def _environment(pid: int) -> list[bytes]:

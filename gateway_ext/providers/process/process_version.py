@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway_ext.model import Deployment
@@ -14,7 +14,7 @@ from gateway_ext.providers.function_environment import (
     runtime_defaults,
     runtime_settings,
 )
-from gateway_ext.providers.managed.function_log import FunctionLog
+from gateway_ext.providers.managed.logs.function_log import FunctionLog
 from gateway_ext.providers.managed.replica import ReplicaContext
 from gateway_ext.providers.managed.replica_set import ReplicaSet
 from gateway_ext.providers.process import build_folders
@@ -23,15 +23,19 @@ from gateway_ext.providers.process.child_instance import ChildInstance, ChildPla
 from gateway_ext.providers.process.process_launch import RUNTIME, LaunchOrders, interpreter_folders
 from gateway_ext.providers.process.process_settings import ProcessProviderSettings
 
+# Only for a user of its own: other processes of the gateway's user would count, too.
+_LIMITS = {"RLIMIT_CORE": 0, "RLIMIT_NPROC": 4096}
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessParts:
-    """What all functions of a process provider share."""
+    """What all functions of a process provider share; `leaders` are ids of running instances."""
 
     settings: ProcessProviderSettings
     sockets: Path
     injection: Injection | None
     mark: str
+    leaders: set[int] = field(default_factory=set)
 
 
 class ProcessVersion(ReplicaSet[ChildInstance]):
@@ -48,8 +52,8 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
         super().__init__(ReplicaContext(self._make, changed, log, parts.settings))
         self.record = record
         self._orders = _orders(record, python, parts)
-        memory = _memory_bytes(record.deployment)
-        self._place = ChildPlace(parts.sockets, log, parts.mark, memory)
+        memory = memory_limit_bytes(record.deployment)
+        self._place = ChildPlace(parts.sockets, log, parts.mark, parts.leaders, memory)
 
     @property
     def deployment(self) -> Deployment:
@@ -81,6 +85,7 @@ def _orders(record: BuildRecord, python: Path, parts: ProcessParts) -> LaunchOrd
         cpus=cpus,
         secrets=str(secrets_folder(record)),
         visible=visible,
+        limits=_LIMITS if record.uid is not None else {},
     )
 
 
@@ -125,7 +130,8 @@ def _threads(cpus: list[int]) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(len(cpus))} if cpus else {}
 
 
-def _memory_bytes(deployment: Deployment) -> int | None:
+def memory_limit_bytes(deployment: Deployment) -> int | None:
+    """The most memory of one instance; None if there is no limit."""
     limits = deployment.limits
     return quantities.memory_bytes(limits.memory) if limits and limits.memory else None
 

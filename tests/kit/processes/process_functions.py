@@ -16,6 +16,7 @@ from gateway_ext.providers.process.process_settings import ProcessProviderSettin
 from tests.kit.waiting import StillWaiting, eventually
 
 PATIENCE_S = 30.0
+FIRST_UID = 40_000  # not the range of a gateway that is installed on this machine
 WHO = """
 import json, os, subprocess, sys, time
 def handle(event, context):
@@ -78,7 +79,12 @@ class World:
         self.state = folder / "state"
         self.heard = Heard()
         self.settings = replace(
-            ProcessProviderSettings(state=self.state, builds=self.builds, roots=(folder / "root",)),
+            ProcessProviderSettings(
+                state=self.state,
+                builds=self.builds,
+                roots=(folder / "root",),
+                first_uid=FIRST_UID,
+            ),
             **{"stop_s": 3.0, "drain_s": 5.0, "first_pause_s": 0.1, **settings},  # type: ignore[arg-type]  # numbers all
         )
         self.injection = injection

@@ -164,6 +164,10 @@ class EngineClient:
         """The registry of images whose name has no registry, as `docker login` calls it."""
         return str((await self._transport.call("GET", "/info")).get("IndexServerAddress", ""))
 
+    async def cores(self) -> int:
+        """The number of processors that the Engine has."""
+        return max(1, int((await self._transport.call("GET", "/info")).get("NCPU", 1)))
+
     # -- networks and volumes -------------------------------------------------------------------
 
     async def has_network(self, name: str) -> bool:

@@ -66,24 +66,31 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [("128Mi", 128 << 20), ("2GiB", 2 << 30), ("1.5GB", 1_500_000_000), ("1G", 10**9),
-     ("512m", 512 << 20), ("1g", 1 << 30), ("100k", 100_000), ("100Ki", 102_400), ("1000", 1000)],
+     ("512m", 512 << 20), ("1g", 1 << 30), ("100k", 100_000), ("100Ki", 102_400), ("1000", 1000),
+     ("129e6", 129_000_000), ("1.5E3", 1500), ("1Pi", 1 << 50), ("1E", 10**18), ("1Ei", 1 << 60)],
 )  # fmt: skip
 def test_memory_is_read(text: str, found: int) -> None:
     assert quantities.memory_bytes(text) == found
 
 
-@pytest.mark.parametrize("text", ["", "Mi", "1X", "-1Gi", "0", "1 Gi B", "9" * 400 + "Gi"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "Mi", "1X", "-1Gi", "0", "1 Gi B", "9" * 400 + "Gi", "2Ei", "1e99", "1e6Mi", "\uff11Mi",
+     "9" * 32],
+)  # fmt: skip
 def test_what_is_no_memory_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"memory|byte"):
         quantities.memory_bytes(text)
 
 
-@pytest.mark.parametrize(("text", "found"), [("250m", 0.25), ("2", 2.0), ("0.5", 0.5)])
+@pytest.mark.parametrize(
+    ("text", "found"), [("250m", 0.25), ("2", 2.0), ("0.5", 0.5), ("250000u", 0.25), ("1n", 1e-9)]
+)
 def test_cores_are_read(text: str, found: float) -> None:
     assert quantities.cpus(text) == found
 
 
-@pytest.mark.parametrize("text", ["", "m", "0", "two", "1M"])
+@pytest.mark.parametrize("text", ["", "m", "0", "two", "1M", "0m", "\uff12", "9" * 9, "9" * 400])
 def test_what_is_no_amount_of_cores_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"processor|above 0"):
         quantities.cpus(text)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway_ext import build_identity
 from gateway_ext.model import FunctionId, Namespace
 from testbed.memory_provider import MemoryProvider
 from tests.kit.worlds.gateway_world import NOBODY, Said, World, gateway_world
@@ -217,6 +218,13 @@ async def test_info_is_nested_for_faas_cli_and_flat_for_a_gateway(tmp_path: Path
     version = {"sha": "abc", "release": "1.2", "commit_message": ""}
     assert flat == {"provider": "gpufaas", "version": version, "orchestration": "memory"}
     assert nested == {"provider": flat, "version": version, "arch": nested["arch"]}
+
+
+async def test_info_shows_release_and_commit_where_no_setting_does(tmp_path: Path) -> None:
+    async with gateway_world(tmp_path) as world:
+        version = (await world.get("/system/info")).body["version"]
+    assert version["release"] == build_identity.release()
+    assert version["sha"] == build_identity.commit()
 
 
 async def test_secrets_are_made_changed_and_removed(tmp_path: Path) -> None:

@@ -94,7 +94,9 @@ class FakeEngine:
         if path == "_ping":
             return web.Response(text="OK", headers={"API-Version": self.version})
         if path == "info":
-            return web.json_response({"IndexServerAddress": "https://index.usual.io/v1/"})
+            return web.json_response(
+                {"IndexServerAddress": "https://index.usual.io/v1/", "NCPU": 2}
+            )
         kind, _, rest = path.partition("/")
         if kind == "events":
             return await self._say_events(request)

@@ -31,7 +31,7 @@ def body(injected: dict[str, str] | None = None, volume: str = "", **how: Any) -
     settings = DockerSettings(Path("s"), gpu_mount=how.pop("gpu_mount", ""))
     release = Release("r1", deployed(**how), EngineImage("sha256:1", has_our_template=True), "")
     labels = {"com.gpufaas.gateway": "g"}
-    return container_spec.container(release, settings, labels, injected or {}, volume)
+    return container_spec.container(release, settings, labels, injected or {}, volume, cores=4)
 
 
 def frame(stream: int, content: bytes) -> bytes:
@@ -72,11 +72,21 @@ def test_limits_and_requests_are_sent_in_the_engines_units() -> None:
     assert (host["NanoCpus"], host["CpuShares"]) == (250_000_000, 512)
 
 
+def test_limits_that_the_engine_does_not_take_are_the_nearest_that_it_takes() -> None:
+    small = body(limits=Resources("5Mi", "1m"), requests=Resources("1", "1n"))["HostConfig"]
+    assert small["Memory"] == small["MemorySwap"] == small["MemoryReservation"] == 6 << 20
+    assert (small["NanoCpus"], small["CpuShares"]) == (10_000_000, 2)
+    large = body(limits=Resources(cpu="64"), requests=Resources(cpu="1000"))
+    assert large["HostConfig"]["NanoCpus"] == 4_000_000_000, "the Engine has four cores"
+    assert large["HostConfig"]["CpuShares"] == 262_144
+    assert "OMP_NUM_THREADS=4" in large["Env"]
+
+
 @pytest.mark.parametrize(
     ("how", "what"),
     [
         ({"limits": Resources(memory="much")}, "limits.memory"),
-        ({"limits": Resources(memory="1Mi")}, "6Mi is the least"),
+        ({"limits": Resources(memory="2Ei")}, "limits.memory: '2Ei': the largest amount is 1Ei"),
         ({"requests": Resources(cpu="-1")}, "requests.cpu"),
         ({"image": "../containers/json?"}, "no name of an image"),
         ({"image": ""}, "no name of an image"),

@@ -9,8 +9,7 @@ import pytest
 
 from gateway_ext.model import FunctionId, LogLine
 from gateway_ext.ports import LogQuery
-from gateway_ext.providers.managed.function_log import FunctionLog
-from gateway_ext.providers.process.output_pipe import OutputPipe
+from gateway_ext.providers.managed.logs.function_log import FunctionLog
 from tests.kit.waiting import eventually
 
 F = FunctionId("openfaas-fn", "f")
@@ -102,18 +101,6 @@ async def test_follower_receives_new_lines_until_the_log_closes(
     log.close()
     await asyncio.wait_for(following, 5)
     assert received == (["before"] if tail is None else []) + ["one", "two"]
-
-
-async def test_pipe_is_cut_into_lines(tmp_path: Path) -> None:
-    log = log_in(tmp_path)
-    lines = OutputPipe(log, "a")
-    for part in (b"on", b"e\ntwo\r\nth", b"x" * 70_000, b"\n", b"\xff last"):
-        lines.data_received(part)
-    lines.connection_lost(None)
-    kept = await texts(log.read(LogQuery(F)))
-    assert [text[:5] for text in kept] == ["one", "two", "thxxx", "xxxxx", "\ufffd las"]
-    assert max(map(len, kept)) <= 64 << 10
-    log.close()
 
 
 def test_full_disk_costs_lines_and_nothing_else(

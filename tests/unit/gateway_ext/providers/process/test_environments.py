@@ -1,10 +1,9 @@
 """Environments of functions: their packages, made once, failing loudly, removed when unused."""
 
-import zipfile
-from dataclasses import replace
 from pathlib import Path
 
-from gateway_ext.providers.process.python_environments import PythonEnvironments
+from gateway_ext.providers.process.environments.python_environments import PythonEnvironments
+from tests.kit.processes.offline_packages import offline
 from tests.kit.processes.process_functions import World, call, world
 from tests.kit.waiting import eventually
 
@@ -14,35 +13,6 @@ import importlib.util
 def handle(event, context):
     return [name for name in event.query.getlist("m") if importlib.util.find_spec(name)]
 """
-
-
-def wheel(folder: Path) -> None:
-    """The smallest package that pip takes."""
-    info = "tiny_thing-1.0.dist-info"
-    files = {
-        "tiny_thing.py": "SAYS = 'tiny'\n",
-        f"{info}/METADATA": "Metadata-Version: 2.1\nName: tiny-thing\nVersion: 1.0\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/RECORD": "".join(
-            f"{name},,\n" for name in ("tiny_thing.py", f"{info}/METADATA", f"{info}/WHEEL")
-        ),
-    }
-    with zipfile.ZipFile(folder / "tiny_thing-1.0-py3-none-any.whl", "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-
-
-async def offline(there: World) -> None:
-    """A provider whose pip finds packages in one folder and asks no index."""
-    links = there.folder / "links"
-    links.mkdir()
-    links.chmod(0o755)
-    wheel(links)
-    await there.provider.close()
-    pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(links)}
-    there.settings = replace(there.settings, pip_environment=pip)
-    there.provider = there.new_provider()
-    await there.provider.start(there.heard)
 
 
 def environments(there: World) -> list[Path]:
@@ -98,14 +68,20 @@ async def test_function_sees_the_gateways_packages_but_not_the_source_tree() -> 
         assert await call(endpoint, f"/?m={names}") == b'["torch", "msgpack"]'
 
 
-async def test_name_depends_on_what_is_meant_alone() -> None:
+async def test_name_depends_on_what_is_meant_and_on_who_means_it() -> None:
     async with world() as there:
         made = PythonEnvironments(there.settings, None, "mark")
-        assert made.name_of(b"a\nb\n") == made.name_of(b"\n# x\na  # y\nb")
-        assert made.name_of(b"torch\nMsgPack\n") == made.name_of(b""), "the gateway has both"
-        assert made.name_of(b"torch==1.0\n") != made.name_of(b"")
-        assert made.name_of(b"a\n") != made.name_of(b"b\n")
-        assert made.name_of(b"") == made.name_of(b"# nothing\n")
+
+        def name_of(requirements: bytes, namespace: str = "dev") -> str:
+            return made.name_of(namespace, requirements)
+
+        assert name_of(b"a\nb\n") == name_of(b"\n# x\na  # y\nb")
+        assert name_of(b"torch\nMsgPack\n") == name_of(b""), "the gateway has both"
+        assert name_of(b"torch==1.0\n") != name_of(b"")
+        assert name_of(b"a\n") != name_of(b"b\n")
+        assert name_of(b"") == name_of(b"# nothing\n")
+        assert name_of(b"a\n") != name_of(b"a\n", "another")
+        assert name_of(b"torch\n") == name_of(b"", "another")
 
 
 def _only_bare(there: World) -> bool:

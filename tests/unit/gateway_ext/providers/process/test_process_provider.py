@@ -190,6 +190,29 @@ async def test_instance_is_killed_when_it_takes_more_memory_than_its_limit() -> 
         assert any("its limit is 96 MiB" in line.text for line in await there.log(f))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: what left is known by its user")
+async def test_memory_limit_holds_for_processes_that_left_their_instance() -> None:
+    leave = """
+import subprocess, sys
+def handle(event, context):
+    take = "taken = bytearray(200 << 20); import time; time.sleep(1000)"
+    command = [sys.executable, "-I", "-S", "-c", take]
+    return str(subprocess.Popen(command, start_new_session=True, env={}).pid)
+"""
+
+    async with world() as there:
+        there.build("f", leave)
+        f = await there.deploy(limits=Resources(memory="96Mi"))
+        (endpoint,) = await there.ready(f)
+        assert await call(endpoint)
+
+        async def is_told() -> bool:
+            return any("that left their instance" in line.text for line in await there.log(f))
+
+        await eventually(is_told, "the end of what left its instance")
+        assert there.heard.endpoints[f] == [endpoint], "the instance itself took little"
+
+
 async def test_injection_reaches_gpu_functions_alone() -> None:
     async with world(Wake()) as there:
         for name in ("gpu", "plain"):

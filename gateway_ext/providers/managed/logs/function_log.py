@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,17 +14,7 @@ from gateway_ext.ports import LogQuery
 log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 64 << 10
-# The rate at which an instance's output is read, so that it takes little of the gateway's time.
-_LINES_PER_S = 50_000
-_BYTES_PER_S = 16 << 20
-_SHORTEST_PAUSE_S = 0.005
 _MAX_AHEAD = 4096  # lines that a follower may be behind
-
-
-def reading_pause_s(line_count: int, byte_count: int) -> float:
-    """How long not to read an instance's output after this much of it; 0 if not at all."""
-    pause_s = max(line_count / _LINES_PER_S, byte_count / _BYTES_PER_S)
-    return pause_s if pause_s > _SHORTEST_PAUSE_S else 0.0
 
 
 class FunctionLog:
@@ -48,7 +38,7 @@ class FunctionLog:
         """Add lines of one instance with their times; nothing happens once the log is closed."""
         if self._file.closed:
             return
-        self._append("".join(map(_encoded, lines)).encode())
+        self._append("".join(_encoded(lines)).encode())
         for follower in self._followers:
             follower.add(lines)
 
@@ -72,25 +62,26 @@ class FunctionLog:
 
     def last_line(self, instance: str) -> str:
         """The text of the last line of an instance that is not blank; empty if there is none."""
-        for text in reversed(self._raw()):
-            line = _decoded(self._function, text)
-            if line is not None and line.instance == instance and line.text.strip():
-                return line.text.strip()
-        return ""
+        lines = (line.text.strip() for line in self._newest_of(instance))
+        return next(filter(None, lines), "")
 
     def last_at(self, instance: str) -> datetime | None:
         """The time of the newest stored line of an instance."""
-        for text in reversed(self._raw()):
-            line = _decoded(self._function, text)
-            if line is not None and line.instance == instance:
-                return line.at
-        return None
+        return next((line.at for line in self._newest_of(instance)), None)
 
     def close(self) -> None:
         """Close the files and end all followers."""
         self._file.close()
         for follower in self._followers:
             follower.end()
+
+    def _newest_of(self, instance: str) -> Iterator[LogLine]:
+        """Lines of one instance, the newest first; lines of others are not decoded."""
+        name = json.dumps(instance).encode()
+        for text in reversed(self._raw()):
+            line = _decoded(self._function, text) if name in text else None
+            if line is not None and line.instance == instance:
+                yield line
 
     def _selected(self, raw: list[bytes], query: LogQuery) -> list[LogLine]:
         lines = (_decoded(self._function, text) for text in raw)
@@ -152,8 +143,14 @@ def _wanted(line: LogLine, query: LogQuery) -> bool:
     return query.since is None or line.at >= query.since
 
 
-def _encoded(line: LogLine) -> str:
-    return f"{json.dumps([line.at.isoformat(), line.instance, line.text])}\n"
+def _encoded(lines: Sequence[LogLine]) -> Iterator[str]:
+    """Each line as a JSON list; what successive lines have in common is encoded once."""
+    head, at, instance = "", None, None
+    for line in lines:
+        if line.at is not at or line.instance is not instance:
+            at, instance = line.at, line.instance
+            head = json.dumps([at.isoformat(), instance])[:-1]
+        yield f"{head}, {json.dumps(line.text)}]\n"
 
 
 def _decoded(function: FunctionId, text: bytes) -> LogLine | None:
