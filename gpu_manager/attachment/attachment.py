@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -47,6 +46,7 @@ from scheduler.wire.node_stream import (
     StreamTimes,
     Survey,
     Wanted,
+    is_node_name,
     stream_key,
 )
 
@@ -57,8 +57,6 @@ _TIMES = StreamTimes()
 _MOST_ENDED = 4096
 # After a request's deadline the scheduler has this long to report the expiry itself.
 _LATE_S = 1.0
-# Characters that are safe in a URL and in a log.
-_NODE = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _Order = Prepare | Dispatch | Demote | EndLease
 
 
@@ -72,7 +70,7 @@ class Attachment:
     def __init__(
         self, urls: Sequence[str], node: NodeId, secret: bytes, times: StreamTimes = _TIMES
     ) -> None:
-        if not _NODE.fullmatch(node):
+        if not is_node_name(node):
             raise BadSetting("node", node, "letters, digits, '-', '_' and '.'")
         self._dialer = Dialer(urls, node, secrets.token_hex(16), stream_key(secret), times)
         self._stream = LeaderStream(self._dialer, times, self._send_whole_state, self._receive)

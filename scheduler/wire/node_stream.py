@@ -6,6 +6,7 @@ Pure: sockets and time belong to the two ends, `scheduler/service/nodes/` and
 
 import hmac
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
@@ -24,6 +25,7 @@ from scheduler.wire.refusals import CallRefusal
 VERSION = 1
 MAX_GREETING_BYTES = 16 << 10
 MAX_MESSAGE_BYTES = 16 << 20
+_NODE = re.compile(r"[A-Za-z0-9._-]{1,253}")
 # An end that has kept this much for an absent peer gives up: a new snapshot is cheaper.
 _MOST_KEPT = 20_000
 _MOST_KEPT_BYTES = 64 << 20
@@ -101,6 +103,11 @@ class TurnedAway(NamedTuple):
 Greeting = Challenge | Hello | Welcome | TurnedAway
 Provable = TypeVar("Provable", Challenge, Hello, Welcome)
 _GREETINGS: Codec[Greeting] = Codec(Greeting)
+
+
+def is_node_name(name: str) -> bool:
+    """Whether the name is safe in a URL and in a log."""
+    return _NODE.fullmatch(name) is not None
 
 
 def stream_key(secret: bytes) -> bytes:
