@@ -51,6 +51,7 @@ class ServerProtocol(HttpToolsProtocol):
     _in_head = False
     _refused = False
     _keeps_alive = False
+    _head_bytes = 0  # of the present head, as far as it was parsed
     _quiet_bytes = 0  # received since a head began, or since the last piece of a body
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -107,12 +108,19 @@ class ServerProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A head begins."""
         self._in_head = True
+        self._head_bytes = 0
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Keep a piece of the target."""
+        self._grow_head(len(url))
+        super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header, without the white space that may follow its value."""
         if len(self.headers) >= self._limits.headers:
             raise TOO_LARGE
+        self._grow_head(len(name) + len(value))
         super().on_header(name, value.strip(b" \t"))
 
     def on_headers_complete(self) -> None:
@@ -178,6 +186,11 @@ class ServerProtocol(HttpToolsProtocol):
                 return
             else:
                 return
+
+    def _grow_head(self, more_bytes: int) -> None:
+        self._head_bytes += more_bytes
+        if self._head_bytes > self._limits.head_bytes:
+            raise TOO_LARGE
 
     def _wait_for_head(self) -> None:
         self._head_timer = self.loop.call_later(self._limits.head_s, self._give_up)
