@@ -161,9 +161,9 @@ def profile(value: bytes) -> Profile:
                 made.measured_loads.add(tier)
         for run in found["run"]:
             batch = _positive(run["batch"]), str(run["gpu_type"])
-            made.run_s[batch] = float(run["run_s"])
             if run["measured"]:
                 made.measured_runs.add(batch)
+            made.keep_run(batch, float(run["run_s"]))
         usual = found["usual_run_s"]
         made.usual_run_s = None if usual is None else float(usual)
         made.features = {str(name): float(value) for name, value in found["features"].items()}
