@@ -61,6 +61,7 @@ class Profiles:
         self._settings = settings
         self._profiles: dict[ModelId, Profile] = {}
         self._changed: set[ModelId] = set()
+        self.forgotten = 0
 
     def of(self, model: ModelId) -> Profile:
         """The model's profile; a new model's profile has the defaults."""
@@ -80,7 +81,8 @@ class Profiles:
             self._profiles[model] = profile
 
     def forget(self, model: ModelId) -> None:
-        """Forget a model that nothing needs."""
+        """Forget a model that nothing needs; `forgotten` counts them."""
+        self.forgotten += 1
         del self._profiles[model]
         self._changed.discard(model)
 
