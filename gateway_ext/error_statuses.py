@@ -27,6 +27,7 @@ STATUSES: Sequence[tuple[type[errors.GatewayError], int]] = (
     (errors.TimedOut, 504),
     (errors.ProviderFailed, 500),
     (errors.QueueAway, 503),
+    (errors.QueueDiskFull, 507),
     (errors.QueueFailed, 500),
 )
 

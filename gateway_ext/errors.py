@@ -29,6 +29,7 @@ GatewayError
 ├── ProviderFailed        the provider's operation failed
 └── QueueFailed           the job queue failed
     ├── QueueAway         it cannot be reached: try again after `retry_after_s`
+    ├── QueueDiskFull     its disk has no room
     ├── BodyLost          the stored body of a job is gone
     └── ClaimLost         the claim on a job has ended
 """
@@ -218,6 +219,13 @@ class QueueAway(QueueFailed):
     def __init__(self, why: str, retry_after_s: float = 5.0) -> None:
         super().__init__(f"the job queue cannot be reached: {why}")
         self.retry_after_s = retry_after_s
+
+
+class QueueDiskFull(QueueFailed):
+    """The job queue's disk has no room for another job."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"the disk of the job queue is full: {error}")
 
 
 class BodyLost(QueueFailed):

@@ -29,6 +29,10 @@ class RequestRates:
         amount, at_s = self._amounts.get(model, (0.0, now))
         return amount * exp((at_s - now) / DEMAND_SPAN_S) / DEMAND_SPAN_S
 
+    def forget(self, model: ModelId) -> None:
+        """Forget the requests for `model`."""
+        self._amounts.pop(model, None)
+
     def __len__(self) -> int:
         return len(self._amounts)
 

@@ -88,7 +88,7 @@ class CacheIndex:
         self.pinned_bytes = 0
         self._holders: dict[ModelId, dict[GpuId, GpuCache]] = {}
         self._rates = RequestRates()
-        self._tiers: dict[tuple[NodeId, ModelId], Tier] = {}
+        self._tiers: dict[ModelId, dict[NodeId, Tier]] = {}
         self._times: dict[ModelId, tuple[float, float]] = {}
 
     # -- GPUs -----------------------------------------------------------------------------------
@@ -149,7 +149,11 @@ class CacheIndex:
 
     def tier(self, node: NodeId, model: ModelId) -> Tier:
         """The nearest tier below GPU memory in which this node has the model's weights."""
-        return self._tiers.get((node, model), Tier.ABSENT)
+        return self._tiers.get(model, _NO_TIERS).get(node, Tier.ABSENT)
+
+    def has(self, model: ModelId) -> bool:
+        """Whether some node has the model's weights, in any tier."""
+        return bool(self._holders.get(model)) or model in self._tiers
 
     def fits(
         self, cache: GpuCache, needs: Sequence[tuple[ModelId, int]], *, spare_waiting: bool = True
@@ -318,17 +322,26 @@ class CacheIndex:
 
     def replace_tiers(self, node: NodeId, tiers: Mapping[ModelId, Tier]) -> None:
         """Replace everything recorded of a node's store by its report."""
-        for key in [key for key in self._tiers if key[0] == node]:
-            del self._tiers[key]
+        for model in [model for model, nodes in self._tiers.items() if node in nodes]:
+            self.set_tier(node, model, Tier.ABSENT)
         for model, tier in tiers.items():
             self.set_tier(node, model, tier)
 
     def set_tier(self, node: NodeId, model: ModelId, tier: Tier) -> None:
         """Record where a node keeps a model's weights outside GPU memory."""
+        nodes = self._tiers.setdefault(model, {})
+        nodes[node] = tier
         if tier is Tier.ABSENT:
-            self._tiers.pop((node, model), None)
-        else:
-            self._tiers[(node, model)] = tier
+            del nodes[node]
+            if not nodes:
+                del self._tiers[model]
+
+    def forget(self, model: ModelId) -> None:
+        """Forget what is remembered of a model that no node has."""
+        self._holders.pop(model, None)
+        self._times.pop(model, None)
+        self._rates.forget(model)
 
 
+_NO_TIERS: dict[NodeId, Tier] = {}
 _NO_HOLDERS: dict[GpuId, GpuCache] = {}

@@ -10,13 +10,15 @@ import httptools
 
 from common.errors import NoResponse
 from common.http.asgi import Header
+from common.http.response_head import InvalidResponse, check_head
 from common.tcp import notice_silence
 
 # Reading from the peer stops while this many bytes of the response have not been taken.
 _BEHIND_BYTES = 256 << 10
 _BACKLOG_PAUSE_S = 0.005
 _SILENCE_S = 4
-_OK, _SWITCHING, _MOST_STATUS = 200, 101, 599
+_OK = 200
+_PART_BYTES = 64  # what a piece of a body takes beside its bytes
 _LENGTHS = (b"content-length", b"transfer-encoding")
 
 
@@ -27,6 +29,7 @@ class ClientSettings:
     connect_s: float = 2.0
     # Response headers, and any part of a response that carries no body.
     max_head_bytes: int = 64 << 10
+    max_headers: int = 1000
     # Kept connections: how many for each address, and how long an unused one is kept.
     max_idle: int = 512
     idle_s: float = 30.0
@@ -34,10 +37,6 @@ class ClientSettings:
     trailer: bytes = b""
     # For addresses of the form `tls:host:port`.
     tls: ssl.SSLContext | None = None
-
-
-class _InvalidResponse(Exception):
-    """The parser stops at what the peer sent."""
 
 
 class HttpConnection(asyncio.Protocol):
@@ -242,8 +241,10 @@ class HttpConnection(asyncio.Protocol):
         self._head_bytes += len(name) + len(value)
         most_bytes = self._settings.max_head_bytes
         if self._head_bytes > most_bytes:
-            raise _InvalidResponse(f"more than {most_bytes} bytes of headers")
-        self.headers.append((name.lower(), value))
+            raise InvalidResponse(f"more than {most_bytes} bytes of headers")
+        if len(self.headers) >= self._settings.max_headers:
+            raise InvalidResponse(f"more than {self._settings.max_headers} headers")
+        self.headers.append((name.lower(), value.strip(b" \t")))
 
     def on_headers_complete(self) -> None:
         """Take the status; one below 200 only announces another."""
@@ -252,8 +253,7 @@ class HttpConnection(asyncio.Protocol):
             return
         assert self._parser is not None, "the parser calls this"
         status = self._parser.get_status_code()
-        if status == _SWITCHING or status > _MOST_STATUS:
-            raise _InvalidResponse(f"status {status}")
+        check_head(self._parser.get_http_version(), status, self.headers)
         self._interim = status < _OK
         if not self._interim:
             self.status = status
@@ -268,7 +268,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._quiet_bytes = 0
         self._parts.append(body)
-        self._buffered_bytes += len(body)
+        self._buffered_bytes += len(body) + _PART_BYTES
 
     def on_message_complete(self) -> None:
         """End the response, or the announcement of it."""

@@ -7,6 +7,7 @@ idle, and needs up to 0.3 s to stop.
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 from collections.abc import AsyncIterator
 
@@ -14,6 +15,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from common.http.asgi import App
+from common.http.connection_table import ConnectionTable
 from common.http.server_protocol import Limits, ServerProtocol
 from common.tcp import notice_silence
 
@@ -46,6 +48,7 @@ async def serving(
         interface="asgi3",  # uvicorn would take an object with `__call__` for an older interface
         http=ServerProtocol,
         ws="none" if websocket is None else websocket,
+        ws_per_message_deflate=False,  # a small message could be large once it is inflated
         lifespan="off",
         access_log=False,
         proxy_headers=False,
@@ -56,9 +59,9 @@ async def serving(
     )
     config.load()
     state = ServerState()
-    open_connections: dict[ServerProtocol, None] = {}
+    table = ConnectionTable(min(limits.connections, _most_connections()))
     server = await asyncio.get_running_loop().create_server(
-        lambda: ServerProtocol(config, state, limits, open_connections),
+        lambda: ServerProtocol(config, state, limits, table),
         sock=listener,
         backlog=_BACKLOG,
     )
@@ -68,6 +71,11 @@ async def serving(
         server.close()
         listener.close()
         await _drain(state, drain_s)
+
+
+def _most_connections() -> int:
+    """Half of the files that this process may open: a server without files cannot accept."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
 
 async def _drain(state: ServerState, drain_s: float) -> None:

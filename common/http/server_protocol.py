@@ -1,89 +1,141 @@
-"""uvicorn's HTTP protocol, with bounds on heads, on trailers and on the number of connections."""
+"""uvicorn's HTTP protocol, with bounds on all that a client may send before it is served."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
+import httptools
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from common.http.connection_table import ConnectionTable
 from common.http.joining_transport import JoiningTransport
-
-_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-    b"content-length: 0\r\nconnection: close\r\n\r\n"
+from common.http.request_head import (
+    MALFORMED,
+    NO_ROOM,
+    TOO_LARGE,
+    TOO_MANY_REQUESTS,
+    BadHead,
+    check_head,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a client may take of a server before the application sees a request."""
+    """What a client may take of a server before the application sees a request.
+
+    `connections` is the most that wait or are served at once (`connection_table`), `pipelined` the
+    most requests that may wait behind the first one of their connection.
+    """
 
     head_bytes: int = 64 << 10
+    headers: int = 256
     head_s: float = 30.0
     keep_alive_s: int = 75
-    connections: int | None = None
-    """At this many, a new connection replaces the oldest idle one; None sets no limit."""
+    connections: int = 4096
+    pipelined: int = 64
 
 
 class ServerProtocol(HttpToolsProtocol):
-    """Ends a connection whose next head is endless or incomplete after `head_s`.
+    """Ends a connection whose next head is endless, incomplete after `head_s`, or ambiguous.
 
     The parser itself has no bounds: it would collect the head of a request for ever, and likewise
-    the trailers behind a chunked body, which are dropped here.
+    the trailers behind a chunked body, which are dropped here. A request that is answered before
+    its body has arrived is the last one of its connection, so that nobody reads that body.
     """
 
+    host = ""
     _in_head = False
+    _refused = False
+    _keeps_alive = False
+    _head_bytes = 0  # of the present head, as far as it was parsed
     _quiet_bytes = 0  # received since a head began, or since the last piece of a body
     _head_timer: asyncio.TimerHandle | None = None
 
     def __init__(
-        self,
-        config: Config,
-        state: ServerState,
-        limits: Limits,
-        open_connections: "dict[ServerProtocol, None]",
+        self, config: Config, state: ServerState, limits: Limits, table: ConnectionTable
     ) -> None:
-        """`open_connections` is shared by the connections of one server, the oldest first."""
+        """`table` counts the connections of one server."""
         super().__init__(config, state, {})
         self._limits = limits
-        self._open_connections = open_connections
+        self._table = table
+        if self.ws_protocol_class is not None:
+            make_websocket: Callable[..., asyncio.Protocol] = self.ws_protocol_class
+            self.ws_protocol_class = cast(Any, partial(make_websocket, table=table))
 
     def connection_made(self, transport: Any) -> None:
         """Wait for the first head no longer than for a later one."""
-        super().connection_made(cast(asyncio.Transport, JoiningTransport(transport)))
-        self._open_connections[self] = None
-        most = self._limits.connections
-        if most is not None and len(self._open_connections) > most:
-            self._drop_oldest_idle()
-        self._wait_for_head()
+        joining = JoiningTransport(transport, self._more_comes)
+        super().connection_made(cast(asyncio.Transport, joining))
+        self.host = self.client[0] if self.client else ""
+        if self._table.admit(self):
+            self._wait_for_head()
+        else:
+            self._refused = True
+            transport.write(NO_ROOM.response)
+            transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer of the head."""
-        self._open_connections.pop(self, None)
+        self._table.remove(self)
         self._end_of_head()
         super().connection_lost(exc)
 
+    def drop(self) -> None:
+        """Make room for another connection."""
+        self.transport.abort()
+
+    def shutdown(self) -> None:
+        """Close once the response to the present request is sent, if there is one."""
+        self._keeps_alive = False
+        super().shutdown()
+
     def data_received(self, data: bytes) -> None:
-        """Parse the data; for a head that arrives complete, the limits cost one comparison."""
+        """Parse the data; for a head that arrives complete, the limits cost a few comparisons."""
+        if self._refused:
+            return
+        self._unset_keepalive_if_required()
         self._quiet_bytes += len(data)
-        super().data_received(data)
+        self._feed(data)
         if self._quiet_bytes > self._limits.head_bytes:
-            self._refuse()
-        elif self._in_head and self._head_timer is None:
+            self._refuse(TOO_LARGE)
+        elif self._head_timer is None and (self._in_head or self.idle):
             self._wait_for_head()
 
     def on_message_begin(self) -> None:
         """A head begins."""
         self._in_head = True
+        self._head_bytes = 0
         super().on_message_begin()
 
+    def on_url(self, url: bytes) -> None:
+        """Keep a piece of the target."""
+        self._grow_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header, without the white space that may follow its value."""
+        if len(self.headers) >= self._limits.headers:
+            raise TOO_LARGE
+        self._grow_head(len(name) + len(value))
+        super().on_header(name, value.strip(b" \t"))
+
     def on_headers_complete(self) -> None:
-        """The request head is complete."""
+        """Check the whole head, and begin the request."""
         self._quiet_bytes = 0
         self._end_of_head()
+        check_head(self.parser.get_http_version(), self.parser.get_method(), self.headers)
+        if len(self.pipeline) >= self._limits.pipelined:
+            raise TOO_MANY_REQUESTS
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not before:
+            self._keeps_alive = self.cycle.keep_alive
+            self.cycle.keep_alive = False  # until its body is complete
+            self._table.works(self)
         # The parser appends trailers to `self.headers`: behind the checks of a proxy in front they
         # would become headers of the request. An upgrade reads its headers once more.
         self.headers = self.headers.copy() if self.parser.should_upgrade() else []
@@ -97,10 +149,18 @@ class ServerProtocol(HttpToolsProtocol):
         """After a complete message only another head can follow."""
         self._quiet_bytes = 0
         super().on_message_complete()
+        if not getattr(self.cycle, "response_started", True):  # it is None before a websocket
+            self.cycle.keep_alive = self._keeps_alive
+
+    def on_response_complete(self) -> None:
+        """The connection waits for a request, unless another one is waiting already."""
+        if not self.pipeline:
+            self._table.waits(self)
+        super().on_response_complete()
 
     def handle_websocket_upgrade(self) -> None:
         """Hand the bare transport on: a websocket's frames are never kept back."""
-        self._open_connections.pop(self, None)
+        self._table.remove(self)
         self.transport = cast(JoiningTransport, self.transport).wrapped
         super().handle_websocket_upgrade()
 
@@ -109,11 +169,28 @@ class ServerProtocol(HttpToolsProtocol):
         """Whether no request waits for its response."""
         return getattr(self.cycle, "response_complete", True)  # it is None before the first one
 
-    def _drop_oldest_idle(self) -> None:
-        others = [each for each in self._open_connections if each is not self]
-        oldest = next((each for each in others if each.idle), others[0])
-        del self._open_connections[oldest]  # the transport reports the loss only later
-        oldest.transport.abort()
+    def _feed(self, data: bytes) -> None:
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._should_upgrade():
+                    self.handle_websocket_upgrade()
+                    return
+                # The client hears no other protocol, so what follows is HTTP/1.1 again.
+                data = data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+            except httptools.HttpParserError as error:
+                found = error.__context__
+                self._refuse(found if isinstance(found, BadHead) else MALFORMED)
+                return
+            else:
+                return
+
+    def _grow_head(self, more_bytes: int) -> None:
+        self._head_bytes += more_bytes
+        if self._head_bytes > self._limits.head_bytes:
+            raise TOO_LARGE
 
     def _wait_for_head(self) -> None:
         self._head_timer = self.loop.call_later(self._limits.head_s, self._give_up)
@@ -124,12 +201,28 @@ class ServerProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _refuse(self) -> None:
-        """Answer why, unless a response to an earlier request is still on its way."""
-        if self.idle:
-            self.transport.write(_TOO_LARGE)
+    def _refuse(self, refusal: BadHead) -> None:
+        """Read no more; answer why, where that answer cannot be taken for another request's."""
+        self._refused = True
+        cycle = self.cycle
+        if not self.idle and not cycle.more_body:
+            self._end_of_head()
+            cycle.keep_alive = False  # the requests before the bad one are answered
+            return
+        if not self.idle:  # the rest of this request's body will never come
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started or self.pipeline:
+                self.transport.abort()
+                return
+        self.transport.write(refusal.response)
+        self._table.waits(self)
         self._give_up()
 
     def _give_up(self) -> None:
         self._end_of_head()
         self.transport.close()
+
+    def _more_comes(self) -> bool:
+        """Whether the client may be sending what will not be read."""
+        return self._refused or getattr(self.cycle, "more_body", False)

@@ -1,6 +1,7 @@
 """Requests and answers of the management routes: bodies within bounds, JSON, errors as text."""
 
 import json
+import logging
 from typing import Any
 
 from starlette.requests import Request
@@ -8,9 +9,21 @@ from starlette.responses import PlainTextResponse, Response
 
 from gateway_ext import error_statuses
 from gateway_ext.errors import GatewayError, TooLarge
+from gateway_ext.full_disk import is_full_disk
 
+_log = logging.getLogger(__name__)
+
+_DISK_FULL = 507
 # The largest function description or secret: above what Kubernetes stores of either.
 _MOST_BYTES = 4 << 20
+
+
+async def disk_failed(request: Request, error: Exception) -> Response:
+    """Answer 507 where the disk is full; any other failure of a file is a defect of ours."""
+    if not is_full_disk(error):
+        raise error
+    _log.error("%s %s failed: %s", request.method, request.url.path, error)
+    return PlainTextResponse(f"the gateway's disk is full: {error}", _DISK_FULL)
 
 
 async def body_of(request: Request) -> bytes:

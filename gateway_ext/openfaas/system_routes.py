@@ -17,7 +17,7 @@ from gateway_ext.errors import BadRequest, GatewayError, ProviderFailed, Unknown
 from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId, FunctionStatus, Namespace
 from gateway_ext.openfaas import function_options, openfaas_json, valid_names
 from gateway_ext.openfaas.alert_scaling import after_alert
-from gateway_ext.openfaas.json_answers import body_of, done, failed, shown
+from gateway_ext.openfaas.json_answers import body_of, disk_failed, done, failed, shown
 from gateway_ext.ports import Capacity, Provider
 from gateway_ext.settings import GatewaySettings
 
@@ -69,7 +69,8 @@ def make_system(
                PUT=world.update_secret, DELETE=world.remove_secret),
     ]  # fmt: skip
     app = Starlette(
-        routes=routes, exception_handlers={GatewayError: failed, HTTPException: _no_route}
+        routes=routes,
+        exception_handlers={GatewayError: failed, HTTPException: _no_route, OSError: disk_failed},
     )
     app.router.redirect_slashes = False
     return app

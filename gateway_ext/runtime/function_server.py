@@ -6,6 +6,7 @@ program does, while health is answered.
 
 import asyncio
 import os
+import resource
 import socket
 import sys
 import threading
@@ -22,6 +23,7 @@ from gateway_ext.runtime.http.server_connection import ServerConnection
 from gateway_ext.runtime.runtime_settings import RuntimeSettings
 
 _FINE = HandlerResponse(200, [("Content-Type", "text/plain; charset=utf-8")], b"OK\n")
+_MOST_CONNECTIONS = 4096
 _HEALTH, _READY = "/_/health", "/_/ready"
 
 
@@ -29,7 +31,11 @@ class FunctionServer:
     """Serves health from the start, and calls once there is a handler."""
 
     def __init__(self, settings: RuntimeSettings) -> None:
-        self.connections: set[ServerConnection] = set()
+        self.connections: dict[ServerConnection, None] = {}
+        # Half of the files that this process may open: a server without files cannot accept.
+        self.max_connections = min(
+            _MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        )
         self.max_body_bytes = settings.max_body_bytes
         self.read_timeout_s = settings.read_timeout_s
         self._settings = settings

@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from types import TracebackType
 from typing import Self
 
-from cache_manager.model.ids import GpuId, ModelId, NodeId
+from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from gpu_manager.attachment.leader_dialing import Dialer
 from gpu_manager.attachment.leader_stream import LeaderStream
 from gpu_manager.attachment.pending_calls import Call, PendingCalls
@@ -24,6 +24,7 @@ from scheduler.api import (
     GpuDraining,
     LeaseId,
     LeaseReleased,
+    ModelDemoted,
     ModelRegistered,
     Placement,
     Prepare,
@@ -37,6 +38,7 @@ from scheduler.api import (
     Status,
 )
 from scheduler.wire.node_stream import (
+    PAGE_MODELS,
     Acquire,
     Answer,
     Ask,
@@ -47,6 +49,7 @@ from scheduler.wire.node_stream import (
     StreamTimes,
     Survey,
     Wanted,
+    is_node_name,
     stream_key,
 )
 
@@ -57,8 +60,6 @@ _TIMES = StreamTimes()
 _MOST_ENDED = 4096
 # After a request's deadline the scheduler has this long to report the expiry itself.
 _LATE_S = 1.0
-# Characters that are safe in a URL and in a log.
-_NODE = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _Order = Prepare | Dispatch | Demote | EndLease
 
 
@@ -72,13 +73,16 @@ class Attachment:
     def __init__(
         self, urls: Sequence[str], node: NodeId, secret: bytes, times: StreamTimes = _TIMES
     ) -> None:
-        if not _NODE.fullmatch(node):
+        if not is_node_name(node):
             raise BadSetting("node", node, "letters, digits, '-', '_' and '.'")
         self._dialer = Dialer(urls, node, secrets.token_hex(16), stream_key(secret), times)
-        self._stream = LeaderStream(self._dialer, times, self._send_whole_state, self._receive)
+        self._stream = LeaderStream(
+            self._dialer, times, self._model_pages, self._send_whole_state, self._receive
+        )
         self._orders: OrderTaker | None = None
         self._calls = PendingCalls()
         self._registered: dict[ModelId, ModelRegistered] = {}
+        self._unreported: dict[ModelId, ModelRegistered] = {}
         self._ended: OrderedDict[LeaseId, None] = OrderedDict()
         self._drained: tuple[GpuId, ...] = ()
         self._neighbours: dict[NodeId, tuple[str, ...]] = {}
@@ -130,6 +134,10 @@ class Attachment:
         """Send an event, now or when the stream resumes."""
         if isinstance(event, ModelRegistered):
             self._registered[event.model.id] = event
+            if not self._stream.introduced:
+                self._unreported[event.model.id] = event
+        elif isinstance(event, ModelDemoted) and event.tier is Tier.ABSENT:
+            self._forget(event.model)
         elif isinstance(event, SlotFreed):
             self._ended[event.lease] = None
             if len(self._ended) > _MOST_ENDED:
@@ -138,6 +146,11 @@ class Attachment:
             return  # the scheduler may have removed the GPU already
         assert isinstance(event, NodeReport), f"{event} is not an event that a node reports"
         self._stream.send(Report(event))
+
+    def _forget(self, model: ModelId) -> None:
+        """Forget a model whose weights have left this node: it is registered when they return."""
+        self._registered.pop(model, None)
+        self._unreported.pop(model, None)
 
     # -- callers --------------------------------------------------------------------------------
 
@@ -221,15 +234,22 @@ class Attachment:
         """Close the stream without resuming it: the next stream begins with the whole state."""
         self._stream.restart()
 
+    def _model_pages(self) -> Iterator[list[Report]]:
+        """The registered models, also those that are registered while the pages are sent."""
+        self._unreported = dict(self._registered)
+        while self._unreported:
+            models = list(islice(self._unreported, PAGE_MODELS))
+            yield [Report(self._unreported.pop(model)) for model in models]
+
     def _send_whole_state(self, unseen: list[Report]) -> None:
-        """Report everything to a scheduler without state of this node.
+        """Report everything but the models to a scheduler without state of this node.
 
         `unseen` are releases and cancellations that an earlier scheduler may not have received.
         """
         assert self._orders is not None, "a stream begins when the node is attached"
         self._ended.clear()
         self._orders.contended(waiting=False)
-        for event in [*self._registered.values(), *self._orders.whole_state()]:
+        for event in self._orders.whole_state():
             self.report(event)
         for leaving in [Report(GpuDraining(gpu)) for gpu in self._drained]:
             self._stream.send(leaving)

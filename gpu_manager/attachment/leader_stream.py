@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from common.line import LineBroken, MessageLine
@@ -11,6 +11,7 @@ from gpu_manager.attachment.leader_dialing import Dialed, Dialer
 from gpu_manager.errors import GpuManagerError, NoScheduler
 from scheduler.api import BadValue, LeaseReleased, RequestCancelled
 from scheduler.wire.node_stream import (
+    ACKNOWLEDGED_AT_ONCE,
     Answer,
     Beat,
     Contended,
@@ -35,23 +36,29 @@ _OneTimeEvent = LeaseReleased | RequestCancelled
 class LeaderStream:
     """Sends and receives every message once and in order, over successive sockets.
 
-    `send_whole_state` is called for a scheduler without state of this node, with the releases and
-    cancellations that the earlier scheduler may not have received. `receive` gets every message.
+    A scheduler without state of this node is first sent the models, in `model_pages`; a page is
+    sent once half of the one before it is acknowledged: no number of models is too much. Then
+    `send_whole_state` is called, with the releases and cancellations that the earlier scheduler may
+    not have received. `receive` gets every message.
     """
 
     def __init__(
         self,
         dialer: Dialer,
         times: StreamTimes,
+        model_pages: Callable[[], Iterator[list[Report]]],
         send_whole_state: Callable[[list[Report]], None],
         receive: Callable[[Given | Answer | Contended], None],
     ) -> None:
         self.begun = asyncio.Event()
         self._dialer = dialer
         self._times = times
+        self._model_pages = model_pages
         self._send_whole_state = send_whole_state
         self._receive = receive
         self._channel: UpChannel | None = None
+        self._introduction: asyncio.Task[None] | None = None
+        self._acknowledged = asyncio.Event()
         self._unsent: list[Report] = []
         self._run = ""
         self._line: MessageLine | None = None
@@ -64,6 +71,11 @@ class LeaderStream:
         """Whether a socket to a scheduler is connected."""
         return self._line is not None
 
+    @property
+    def introduced(self) -> bool:
+        """Whether a stream has begun, with the whole state of this node."""
+        return self._channel is not None and self._introduction is None
+
     def start(self) -> None:
         """Connect, and reconnect after every break."""
         self._task = asyncio.get_running_loop().create_task(self._keep_connected())
@@ -74,12 +86,10 @@ class LeaderStream:
 
         Before a stream begins, only releases and cancellations are kept.
         """
-        if self._channel is None:
+        if self._channel is None or not self.introduced:
             self._keep([message])
             return
-        data = self._channel.pack(message)
-        if self._line is not None:
-            self._line.send(data)
+        self._send_over(self._channel, message)
         if self._channel.overfull:
             log.warning("too many reports are queued: the next stream sends the whole state")
             self.restart()
@@ -89,6 +99,9 @@ class LeaderStream:
         if self._channel is not None:
             self._keep(self._channel.unacknowledged())
         self._channel = None
+        if self._introduction is not None:
+            self._introduction.cancel()
+            self._introduction = None
         if self._line is not None:
             self._line.abort()
 
@@ -105,9 +118,10 @@ class LeaderStream:
                     if self._channel.all_acknowledged:
                         break
                     await asyncio.sleep(_POLL_S)
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        for task in (self._task, self._introduction):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
 
     # -- connecting -----------------------------------------------------------------------------
 
@@ -167,13 +181,38 @@ class LeaderStream:
         if channel is None:
             self.restart()
             self._line, self._channel, self._run = line, UpChannel(), dialed.run
-            unsent, self._unsent = self._unsent, []
-            self._send_whole_state(unsent)
+            introducing = self._introduce(self._channel)
+            self._introduction = asyncio.get_running_loop().create_task(introducing)
+            self._introduction.add_done_callback(_ended)
         else:
             self._line = line
             for data in channel.kept_after(dialed.welcome.seen):
                 line.send(data)
+
+    async def _introduce(self, channel: UpChannel) -> None:
+        """Send the whole state, also where it takes more than one socket."""
+        for page in self._model_pages():
+            for report in page:
+                self._send_over(channel, report)
+            while channel.unacknowledged_count > ACKNOWLEDGED_AT_ONCE:
+                self._acknowledged.clear()
+                await self._acknowledged.wait()
+        self._introduction = None
+        unsent, self._unsent = self._unsent, []
+        try:
+            self._send_whole_state(unsent)
+        except (BadValue, GpuManagerError) as error:
+            log.error("restarting the stream to the scheduler: %s", error)
+            self.restart()
+            return
+        if self._leaving:
+            self.send(Leave())
         self.begun.set()
+
+    def _send_over(self, channel: UpChannel, message: Up) -> None:
+        data = channel.pack(message)
+        if self._line is not None:
+            self._line.send(data)
 
     def _keep(self, messages: Iterable[Up]) -> None:
         """Keep the unsent reports that the next stream must send: releases and cancellations."""
@@ -202,13 +241,15 @@ class LeaderStream:
                 return
 
     def _read(self, data: bytes) -> None:
-        if self._channel is None:
+        channel = self._channel
+        if channel is None:
             return  # the stream was restarted, and the line is closing
-        for message in self._channel.unpack(data):
+        for message in channel.unpack(data):
             if isinstance(message, Given):
                 self._check(message.term)
             if not isinstance(message, Beat):
                 self._receive(message)
+        self._acknowledged.set()
 
     def _check(self, term: int) -> None:
         """Raise BadValue for an order of a leader that another leader has succeeded."""

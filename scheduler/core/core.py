@@ -13,6 +13,7 @@ from scheduler import policies
 from scheduler.core.admin import AdminHandler
 from scheduler.core.cluster_view import ClusterView
 from scheduler.core.fleet import Fleet
+from scheduler.core.forgetting import Forgetting
 from scheduler.core.lifecycle import Lifecycle
 from scheduler.core.model_reports import ModelReports
 from scheduler.core.placer import Placer
@@ -51,6 +52,9 @@ class Core:
         self.lifecycle = Lifecycle(self.cluster, self.placer, settings.max_waiting)
         self._admin = AdminHandler(self.cluster, self.placer)
         self.fleet = Fleet(self.cluster, self.placer, self.lifecycle, self._admin)
+        self._forgetting = Forgetting(
+            self.cluster, self.lifecycle.requests, self.placer.leases, settings.most_models
+        )
         self._policy = policy
         self._view = ClusterView(self.cluster, self.visits)
         self._handlers = self._table()
@@ -73,6 +77,7 @@ class Core:
             self.placer.disturbed = False
             if self.cluster.waiting.count or self.cluster.has_ready():
                 self._decide(now, out)
+        self._forgetting.forget_when_due()
         return out
 
     def _decide(self, now: float, out: list[Action]) -> None:

@@ -80,6 +80,7 @@ class Lifecycle:
             self._cluster.accepted += 1
             for model in bundle.models:
                 self._cluster.index.count_request(model, now)
+                self._cluster.profiles.used(model)
             lease = self._placer.promised(pending)
             if lease is None:
                 self._placer.wait(pending)

@@ -1,9 +1,15 @@
 """Every model's known size and times: declared, measured, or a default."""
 
 from collections.abc import Mapping
+from itertools import islice
 
 from cache_manager.model.ids import ModelId, Tier
 from scheduler.model.values import ANY_GPU_TYPE, CoreSettings, ModelSpec
+
+# Run times kept of one model, by batch and GPU type: a caller may send every batch that there is.
+MOST_RUNS = 64
+# Features kept of one model.
+MOST_FEATURES = 64
 
 
 class Profile:
@@ -30,6 +36,23 @@ class Profile:
         self.features: dict[str, float] = {}
         self.usual_run_s: float | None = None
 
+    def has_room(self, key: tuple[int, str]) -> bool:
+        """Whether a run's time can be kept without the loss of another."""
+        return key in self.run_s or len(self.run_s) < MOST_RUNS
+
+    def keep_run(self, key: tuple[int, str], run_s: float) -> None:
+        """Keep a run's time as the latest; beyond the bound the oldest one goes.
+
+        The time of a batch that is not known is scaled from the nearest known one, so that little
+        is lost with one of many.
+        """
+        self.run_s.pop(key, None)
+        self.run_s[key] = run_s
+        if len(self.run_s) > MOST_RUNS:
+            oldest = next(iter(self.run_s))
+            del self.run_s[oldest]
+            self.measured_runs.discard(oldest)
+
 
 class Profiles:
     """The profiles of all models; every report corrects one (exponentially weighted)."""
@@ -38,6 +61,7 @@ class Profiles:
         self._settings = settings
         self._profiles: dict[ModelId, Profile] = {}
         self._changed: set[ModelId] = set()
+        self.forgotten = 0
 
     def of(self, model: ModelId) -> Profile:
         """The model's profile; a new model's profile has the defaults."""
@@ -47,8 +71,20 @@ class Profiles:
         return profile
 
     def known(self) -> Mapping[ModelId, Profile]:
-        """Every model that was declared, requested or reported."""
+        """Every model that was declared, requested or reported, the least recently used first."""
         return self._profiles
+
+    def used(self, model: ModelId) -> None:
+        """Count a model as the most recently used."""
+        profile = self._profiles.pop(model, None)
+        if profile is not None:
+            self._profiles[model] = profile
+
+    def forget(self, model: ModelId) -> None:
+        """Forget a model that nothing needs; `forgotten` counts them."""
+        self.forgotten += 1
+        del self._profiles[model]
+        self._changed.discard(model)
 
     def take_changed(self) -> set[ModelId]:
         """The models whose profiles have changed since the last call."""
@@ -63,17 +99,19 @@ class Profiles:
         """Take over a declaration; measured values stay."""
         self._changed.add(spec.id)
         profile = self.of(spec.id)
+        self.used(spec.id)
         if spec.memory_bytes is not None and not profile.measured_bytes:
             profile.memory_bytes = spec.memory_bytes
         for tier, load_s in spec.load_s.items():
             if tier not in profile.measured_loads:
                 profile.load_s[tier] = load_s
         for key, run_s in spec.run_s.items():
-            if key not in profile.measured_runs:
-                profile.run_s[key] = run_s
+            if key not in profile.measured_runs and profile.has_room(key):
+                profile.keep_run(key, run_s)
         if spec.run_s and not profile.measured_runs:
             profile.usual_run_s = spec.run_s[min(spec.run_s)]
-        profile.features = {**profile.features, **spec.features}
+        features = {**profile.features, **spec.features}
+        profile.features = dict(islice(features.items(), MOST_FEATURES))
 
     # -- questions ------------------------------------------------------------------------------
 
@@ -139,9 +177,10 @@ class Profiles:
         known = times.get(key)
         if known is None:
             known = times.get((batch, ANY_GPU_TYPE))
-        times[key] = run_s if known == run_s else self._blend(known, run_s)
+        blended_s = run_s if known == run_s else self._blend(known, run_s)
         profile.measured_runs.add(key)
-        profile.usual_run_s = times[key]
+        profile.keep_run(key, blended_s)
+        profile.usual_run_s = blended_s
 
     def report_memory(self, model: ModelId, peak_bytes: int) -> bool:
         """Take over a measured peak: the first replaces the declaration; True if it changed."""

@@ -14,7 +14,8 @@ SchedulerError
 │   ├── Fenced           a write of a scheduler that no longer leads
 │   └── LeaseGone        the datastore's lease has expired, with every key that was under it
 ├── ServiceError         the service, or its client, cannot carry a call out
-│   ├── BadRequest       the body or query of a call is invalid
+│   ├── MalformedRequest the body or query of a call is invalid
+│   │   └── BodyTooLarge the body is larger than the scheduler reads
 │   ├── NotAllowed       no credentials, wrong ones, or insufficient rights
 │   ├── Unknown          no object of that name
 │   ├── NotLeading       another scheduler leads, or none
@@ -176,6 +177,10 @@ class ServiceError(SchedulerError):
 
 class MalformedRequest(ServiceError):
     """The call is invalid; the text says why."""
+
+
+class BodyTooLarge(MalformedRequest):
+    """The call's body is larger than the scheduler reads."""
 
 
 class CallerNotAllowed(ServiceError):

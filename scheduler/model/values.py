@@ -158,7 +158,8 @@ class CoreSettings:
 
     A new leader counts its leases from `first_lease`, above all that an earlier one can have given.
     `largest_gpu_bytes` is the largest GPU that is expected: with it a request for a GPU that has
-    not joined yet waits instead of being refused as too large.
+    not joined yet waits instead of being refused as too large. More than `most_models` models are
+    remembered only while they are needed.
     """
 
     max_waiting: int | None = None
@@ -169,3 +170,4 @@ class CoreSettings:
     explain: Container[RequestId] = frozenset()
     first_lease: int = 1
     largest_gpu_bytes: int = 0
+    most_models: int = 20_000

@@ -259,14 +259,13 @@ class SchedulerService:
         return None if self._office is None else self._office.driver.status()
 
     def _own(self) -> dict[str, float]:
-        health = self.health()
+        health, keeper = self.health(), self._keeper
         return {
             scheduler_metrics.LEADING.name: float(health.leading),
             scheduler_metrics.TERM.name: float(health.term or 0),
             scheduler_metrics.CONFIRMED.name: float(health.confirmed),
-            scheduler_metrics.STORE_BEHIND.name: 0.0
-            if self._keeper is None
-            else self._keeper.behind_s,
+            scheduler_metrics.STORE_BEHIND.name: 0.0 if keeper is None else keeper.behind_s,
+            scheduler_metrics.STORE_UNWRITTEN.name: 0.0 if keeper is None else keeper.unwritten,
             scheduler_metrics.STORE_HEALTHY.name: float(health.store != "lost"),
         }
 

@@ -15,8 +15,8 @@ class Serving:
     to attach; later requests are refused at once while there is no GPU. Decisions are explained
     with their candidates while there are at most `explain_slots` slots, since an explanation reads
     every slot. `record` names a file to which every event is appended, for a replay. At most
-    `metric_names` GPUs, models and functions each have metrics of their own. The metrics are public
-    unless `metrics_auth` requires credentials.
+    `metric_names` GPUs, models and functions each have metrics of their own. Metrics name functions
+    and models of every tenant: they need credentials, unless `metrics_auth` is off.
     """
 
     listen: str = "127.0.0.1:7700"
@@ -31,7 +31,7 @@ class Serving:
     history: int = 2_000
     explain_slots: int = 64
     record: str = ""
-    metrics_auth: bool = False
+    metrics_auth: bool = True
     metric_names: int = 1_000
 
 

@@ -16,6 +16,7 @@ from scheduler.store.etcd_watch import Compacted, EtcdWatch, prefix_end
 HEARTBEAT = "heartbeat"
 _BEAT_EVERY_S = 1.0
 _TRY_AGAIN_S = 0.25
+_LISTED_AT_ONCE = 1000  # so that each answer comes within the time limit of a call
 
 
 class EtcdStore:
@@ -61,10 +62,17 @@ class EtcdStore:
     async def list(self, prefix: str) -> Listing:
         """See Store."""
         begin = self._key(prefix)
-        request = rpc.RangeRequest(key=begin, range_end=prefix_end(begin))
-        answer = await self._kv("Range", request)
-        values = {self._name(entry): bytes(entry.value) for entry in answer.kvs}
-        return Listing(int(answer.header.revision), values)
+        end, revision, values = prefix_end(begin), 0, dict[str, bytes]()
+        while True:
+            request = rpc.RangeRequest(
+                key=begin, range_end=end, limit=_LISTED_AT_ONCE, revision=revision
+            )
+            answer = await self._kv("Range", request)
+            values.update((self._name(entry), bytes(entry.value)) for entry in answer.kvs)
+            revision = revision or int(answer.header.revision)
+            if not answer.more:
+                return Listing(revision, values)
+            begin = answer.kvs[-1].key + b"\0"
 
     async def watch(
         self, prefix: str, from_revision: int | None = None

@@ -36,6 +36,7 @@ COLLECT_S = 0.04
 RETURN_S = 60.0
 _TRY_AGAIN_S = 0.25
 _WRITE_BYTES = 512 * 1024  # etcd takes 1.5 MiB in one request
+_RECORD_BYTES = 1024 * 1024
 
 
 class Keeper:
@@ -43,7 +44,9 @@ class Keeper:
 
     `async with` keeps the records up to date, and writes once more at its end. After an election or
     an outage of the datastore it reads the stored records, and writes those that differ. The
-    profile of a model that was neither resident nor reported for `models_keep_s` is deleted.
+    profile of a model that was neither resident nor reported for `models_keep_s`, or that the core
+    has forgotten, is deleted. A record that cannot be written is logged and left out until it
+    changes: the others are written.
     """
 
     def __init__(
@@ -72,6 +75,8 @@ class Keeper:
         self._surveyed: Fence | None = None
         self._stored: dict[str, bytes] = {}
         self._records: dict[str, StoredRecord] = {}
+        self._unwritten: set[str] = set()
+        self._looked_through: tuple[int, int] | None = None
         self._running: asyncio.Task[None] | None = None
         self._forget_health: Callable[[], None] = lambda: None
 
@@ -99,6 +104,11 @@ class Keeper:
     def behind_s(self) -> float:
         """How long the oldest unwritten change has been waiting."""
         return 0.0 if self._touched_s is None else self._clock.now_s() - self._touched_s
+
+    @property
+    def unwritten(self) -> int:
+        """How many records could not be written as they are now."""
+        return len(self._unwritten)
 
     async def flush(self) -> None:
         """Write all differences now."""
@@ -157,6 +167,7 @@ class Keeper:
         self._stored = stored
         self._records.clear()
         self._hour = 0
+        self._looked_through = None
         for stored_key, value in stored.items():
             if stored_key.startswith(MODELS):
                 self._note_use(ModelId(name(MODELS, stored_key)), value)
@@ -196,10 +207,24 @@ class Keeper:
                 yield key(MODELS, model), profile_record(known[model], used_unix_s)
 
     def _unused(self, puts: Mapping[str, bytes]) -> list[str]:
-        """The stored keys of models that were not used for too long."""
-        unused = [model for model, s in self._used_unix_s.items() if self._is_unused(s)]
-        keys = [key(MODELS, model) for model in unused]
-        return [each for each in keys if each in self._stored and each not in puts]
+        """The stored keys of models that were not used for too long, or are forgotten."""
+        profiles = self._core.cluster.profiles
+        state = self._hour, profiles.forgotten
+        if state == self._looked_through:
+            return []
+        self._looked_through = state
+        known, keys = profiles.known(), []
+        for model, used_unix_s in list(self._used_unix_s.items()):
+            if model in known and not self._is_unused(used_unix_s):
+                continue
+            model_key = key(MODELS, model)
+            if model_key in self._stored and model_key not in puts:
+                keys.append(model_key)
+            if model not in known:
+                del self._used_unix_s[model]
+                self._records.pop(model_key, None)
+                self._unwritten.discard(model_key)
+        return keys
 
     def _is_unused(self, used_unix_s: int) -> bool:
         return is_unused(used_unix_s, self._now_unix_s() - self._models_keep_s)
@@ -211,9 +236,20 @@ class Keeper:
         if self._records.get(stored_key) == record:
             return
         self._records[stored_key] = record
-        value = encoded(record)
-        if self._stored.get(stored_key) != value:
+        self._unwritten.discard(stored_key)
+        try:
+            value = encoded(record)
+        except ValueError as error:
+            self._leave_out(stored_key, error)
+            return
+        if len(value) > _RECORD_BYTES:
+            self._leave_out(stored_key, f"{len(value)} bytes, more than {_RECORD_BYTES}")
+        elif self._stored.get(stored_key) != value:
             puts[stored_key] = value
+
+    def _leave_out(self, stored_key: str, why: object) -> None:
+        self._unwritten.add(stored_key)
+        self._log.error("%s is not written to the datastore: %s", stored_key, why)
 
     def _left(self, current: set[str]) -> list[str]:
         """Stored keys of GPUs that are gone; those of an earlier leader have time to return."""
@@ -230,14 +266,32 @@ class Keeper:
 
     async def _write(self, puts: dict[str, bytes], deletes: list[str], fence: Fence) -> None:
         for batch in _batches(puts):
-            await self._store.write(batch, (), fence)
-            self._stored.update(batch)
+            await self._write_batch(batch, fence)
         left = iter(deletes)
         while chosen := list(islice(left, MAX_CHANGES)):
             await self._store.write({}, chosen, fence)
             for stored_key in chosen:
                 del self._stored[stored_key]
                 self._records.pop(stored_key, None)
+                self._unwritten.discard(stored_key)
+
+    async def _write_batch(self, batch: dict[str, bytes], fence: Fence) -> None:
+        """Write these records; where the datastore refuses them, all but the one that it refuses.
+
+        What stands for a datastore that is away, or for another leader, is raised.
+        """
+        try:
+            await self._store.write(batch, (), fence)
+        except (Fenced, StoreUnavailable):
+            raise
+        except DatastoreError as error:
+            if len(batch) == 1:
+                self._leave_out(next(iter(batch)), error)
+                return
+            for stored_key, value in batch.items():
+                await self._write_batch({stored_key: value}, fence)
+        else:
+            self._stored.update(batch)
 
 
 def _informative(known: Mapping[ModelId, Profile]) -> set[ModelId]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from logging import Logger
 from typing import TypeVar
 
@@ -54,7 +55,8 @@ class Recovered:
         """A node's first report, with its residents in their recorded order, and recorded pins.
 
         The manager knows which models are resident; the datastore knows in which order they were
-        used. Unrecorded models count as the most recently used. Each GPU is restored only once:
+        used. Unrecorded models count as the most recently used, unless the record says that older
+        ones are left out. Each GPU is restored only once:
         from then on the core's own order holds.
         """
         pins: list[PinAsked] = []
@@ -62,11 +64,15 @@ class Recovered:
         for found in snapshot.gpus:
             order = self.orders.pop(found.gpu.id, _NO_ORDER)
             ranks = {model: rank for rank, model in enumerate(order.models)}
-            last = len(ranks)
-            residents = sorted(found.residents, key=lambda each: ranks.get(each[0], last))
+            unlisted = -1 if order.older else len(ranks)
+            residents = sorted(found.residents, key=partial(_rank, ranks, unlisted))
             gpus.append(found._replace(residents=tuple(residents)))
             pins += [PinAsked(m, found.gpu.id) for m, _ in residents if m in order.pinned]
         return snapshot._replace(gpus=tuple(gpus)), pins
+
+
+def _rank(ranks: Mapping[ModelId, int], unlisted: int, resident: tuple[ModelId, int]) -> int:
+    return ranks.get(resident[0], unlisted)
 
 
 _NO_ORDER = GpuOrder((), frozenset())
@@ -83,13 +89,15 @@ async def recover(store: Store, log: Logger, models_since_unix_s: float = 0.0) -
             return None
 
     profiles: dict[ModelId, Profile] = {}
+    used: dict[ModelId, int] = {}
     for stored_key, value in (await store.list(MODELS)).values.items():
         used_unix_s = sound(stored_key, value, last_used_unix_s)
         if used_unix_s is not None and is_unused(used_unix_s, models_since_unix_s):
             continue  # the keeper deletes it
         found = sound(stored_key, value, profile)
         if found is not None:
-            profiles[ModelId(name(MODELS, stored_key))] = found
+            model = ModelId(name(MODELS, stored_key))
+            profiles[model], used[model] = found, used_unix_s or 0
     orders: dict[GpuId, GpuOrder] = {}
     for stored_key, value in (await store.list(LRU)).values.items():
         order = sound(stored_key, value, gpu_order)
@@ -97,7 +105,9 @@ async def recover(store: Store, log: Logger, models_since_unix_s: float = 0.0) -
             orders[gpu_of(stored_key)] = order
     stored = await store.get(POLICY)
     policy = None if stored is None else sound(POLICY, stored, sound_choice)
-    return Recovered(profiles, orders, policy)
+    # The core forgets the first ones first, where there are too many.
+    by_use = sorted(profiles, key=lambda model: (used[model], model))
+    return Recovered({model: profiles[model] for model in by_use}, orders, policy)
 
 
 def sound_choice(value: bytes) -> PolicyChoice:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -16,6 +17,9 @@ POLICY = "policy"
 HOUR_S = 3600
 
 CONFIGURATION, ADMINISTRATOR = "configuration", "administrator"
+
+# Residents of one GPU that are listed: the most recently used ones.
+_MOST_LISTED = 2000
 
 StoredRecord = Mapping[str, object]
 
@@ -33,10 +37,14 @@ class PolicyChoice(NamedTuple):
 
 
 class GpuOrder(NamedTuple):
-    """One GPU's residents from the least to the most recently used, and the pinned models."""
+    """One GPU's residents from the least to the most recently used, and the pinned models.
+
+    `older` residents were used before all of these and are not listed.
+    """
 
     models: tuple[ModelId, ...]
     pinned: frozenset[ModelId]
+    older: int = 0
 
 
 def key(kind: str, name: str) -> str:
@@ -61,12 +69,12 @@ def gpu_records(gpu: Gpu, unix_offset_s: float) -> Iterator[tuple[str, StoredRec
     """Status, LRU list and finish times of one GPU; the offset converts the core's time to Unix."""
     gpu_id = gpu.spec.id
     yield key(GPUS, gpu_id), _status(gpu)
-    residents = gpu.cache.residents.values()
+    older = max(0, len(gpu.cache.residents) - _MOST_LISTED)
     models = [
         {"model": each.model, "memory_bytes": each.bytes, "pinned": each.pinned}
-        for each in residents
+        for each in islice(gpu.cache.residents.values(), older, None)
     ]
-    yield key(LRU, gpu_id), {"models": models}
+    yield key(LRU, gpu_id), {"models": models, "older": older} if older else {"models": models}
     yield key(FINISH, gpu_id), {"slots": [_finish(slot, unix_offset_s) for slot in gpu.slots]}
 
 
@@ -109,10 +117,12 @@ def _finish(slot: Slot, unix_offset_s: float) -> StoredRecord:
 def gpu_order(value: bytes) -> GpuOrder:
     """An LRU list as it was stored."""
     try:
-        models = json.loads(value)["models"]
+        found = json.loads(value)
+        models = found["models"]
         pinned = frozenset(ModelId(each["model"]) for each in models if each["pinned"])
-        return GpuOrder(tuple(ModelId(str(each["model"])) for each in models), pinned)
-    except (ValueError, TypeError, KeyError) as error:
+        older = int(found.get("older", 0))
+        return GpuOrder(tuple(ModelId(str(each["model"])) for each in models), pinned, older)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadRecord(str(error)) from error
 
 
@@ -161,9 +171,9 @@ def profile(value: bytes) -> Profile:
                 made.measured_loads.add(tier)
         for run in found["run"]:
             batch = _positive(run["batch"]), str(run["gpu_type"])
-            made.run_s[batch] = float(run["run_s"])
             if run["measured"]:
                 made.measured_runs.add(batch)
+            made.keep_run(batch, float(run["run_s"]))
         usual = found["usual_run_s"]
         made.usual_run_s = None if usual is None else float(usual)
         made.features = {str(name): float(value) for name, value in found["features"].items()}

@@ -6,6 +6,7 @@ Pure: sockets and time belong to the two ends, `scheduler/service/nodes/` and
 
 import hmac
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
@@ -24,6 +25,11 @@ from scheduler.wire.refusals import CallRefusal
 VERSION = 1
 MAX_GREETING_BYTES = 16 << 10
 MAX_MESSAGE_BYTES = 16 << 20
+_NODE = re.compile(r"[A-Za-z0-9._-]{1,253}")
+# The models of a manager's whole state are sent in pages; a page waits until half of the one before
+# it is acknowledged, which the scheduler does at once.
+PAGE_MODELS = 1000
+ACKNOWLEDGED_AT_ONCE = PAGE_MODELS // 2
 # An end that has kept this much for an absent peer gives up: a new snapshot is cheaper.
 _MOST_KEPT = 20_000
 _MOST_KEPT_BYTES = 64 << 20
@@ -101,6 +107,11 @@ class TurnedAway(NamedTuple):
 Greeting = Challenge | Hello | Welcome | TurnedAway
 Provable = TypeVar("Provable", Challenge, Hello, Welcome)
 _GREETINGS: Codec[Greeting] = Codec(Greeting)
+
+
+def is_node_name(name: str) -> bool:
+    """Whether the name is safe in a URL and in a log."""
+    return _NODE.fullmatch(name) is not None
 
 
 def stream_key(secret: bytes) -> bytes:
@@ -249,6 +260,7 @@ class MessageChannel(Generic[Sent, Received]):
         self._sent_codec = sent_codec
         self._received_codec = received_codec
         self._last = 0
+        self._told = 0
         self._kept: dict[int, tuple[bytes, Sent]] = {}
         self._kept_bytes = 0
 
@@ -256,6 +268,16 @@ class MessageChannel(Generic[Sent, Received]):
     def overfull(self) -> bool:
         """Whether so many messages are unacknowledged that a new stream is better."""
         return len(self._kept) > _MOST_KEPT or self._kept_bytes > _MOST_KEPT_BYTES
+
+    @property
+    def unconfirmed(self) -> int:
+        """How many messages were taken since this end last told the other one."""
+        return self.seen - self._told
+
+    @property
+    def unacknowledged_count(self) -> int:
+        """How many messages the other end has not acknowledged."""
+        return len(self._kept)
 
     @property
     def all_acknowledged(self) -> bool:
@@ -325,6 +347,7 @@ class MessageChannel(Generic[Sent, Received]):
 
     def _packed(self, number: int, message: Sent) -> bytes:
         packed: bytes = msgpack.packb([number, self.seen, self._sent_codec.to_plain(message)])
+        self._told = self.seen
         return packed
 
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, BinaryIO, TypeVar
 
-from gateway_ext.errors import QueueFailed, TooLarge
+from gateway_ext.errors import QueueDiskFull, QueueFailed, TooLarge
+from gateway_ext.full_disk import is_full_disk
 
 _WRITE_BYTES = 1 << 20
 
@@ -48,6 +49,8 @@ class BodyBuffer:
         try:
             return await asyncio.shield(working)
         except OSError as error:
+            if is_full_disk(error):
+                raise QueueDiskFull(error) from error
             raise QueueFailed(f"the job queue cannot store a body: {error}") from error
 
     def flush(self) -> None:

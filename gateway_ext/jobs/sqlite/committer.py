@@ -11,7 +11,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
-from gateway_ext.errors import GatewayError, QueueFailed
+from gateway_ext.errors import GatewayError, QueueDiskFull, QueueFailed
+from gateway_ext.full_disk import is_full_disk
 from gateway_ext.jobs.sqlite.body_files import sync_folder
 
 _Value = TypeVar("_Value")
@@ -47,7 +48,9 @@ class _Work(Generic[_Value]):
         if isinstance(error, GatewayError):
             self.error = error
         else:
-            self.error = QueueFailed(f"the job queue failed: {error}")
+            full = is_full_disk(error)
+            failed = QueueFailed(f"the job queue failed: {error}")
+            self.error = QueueDiskFull(error) if full else failed
             self.error.__cause__ = error
         self.obsolete = () if self.file is None else (self.file,)
 

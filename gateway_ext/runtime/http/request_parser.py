@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from gateway_ext.runtime.handler.handler_event import Headers
 
 MAX_HEAD_BYTES = 64 << 10
-_MAX_HEADERS = 200
+_MAX_HEADERS = 256
 _MAX_LINE_BYTES = 4 << 10  # of a chunk's size, or of a trailer
-_REQUEST = re.compile(r"([A-Z]+) ([!-~]+) HTTP/1\.([01])")
+_REQUEST = re.compile(r"([A-Z]+) ([!-~]+) HTTP/([0-9]\.[0-9])")
+_VERSIONS = ("1.0", "1.1")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FORBIDDEN = re.compile(r"[\r\n\0]")
 _HEX = re.compile(rb"[0-9A-Fa-f]{1,15}")
@@ -50,8 +51,10 @@ def head_in(buffer: bytearray) -> RequestHead | None:
     match = _REQUEST.fullmatch(first)
     if match is None:
         raise Malformed(400, "this is no HTTP/1.1 request")
-    method, target, minor = match.groups()
-    return _head(method, _origin(target), _headers(lines), modern=minor == "1")
+    method, target, version = match.groups()
+    if version not in _VERSIONS:
+        raise Malformed(505, f"HTTP/{version} is not spoken here, but HTTP/1.1")
+    return _head(method, _origin(target), _headers(lines), modern=version == "1.1")
 
 
 def _origin(target: str) -> str:
@@ -77,25 +80,29 @@ def _headers(lines: list[str]) -> Headers:
 
 
 def _head(method: str, target: str, headers: Headers, *, modern: bool) -> RequestHead:
+    if len(headers.getlist("host")) > 1:
+        raise Malformed(400, "there is more than one Host")
     connection = headers.get("connection", "").lower()
     tokens = {token.strip() for token in connection.split(",")}
     return RequestHead(
         method=method,
         target=target,
         headers=headers,
-        length=_length(headers),
+        length=_length(headers, modern=modern),
         keep_alive="close" not in tokens if modern else "keep-alive" in tokens,
         chunks_allowed=modern,
         expects_continue=modern and headers.get("expect", "").lower() == "100-continue",
     )
 
 
-def _length(headers: Headers) -> int | None:
-    lengths = set(headers.getlist("content-length"))
+def _length(headers: Headers, *, modern: bool) -> int | None:
+    lengths = headers.getlist("content-length")
     codings = ", ".join(headers.getlist("transfer-encoding")).lower()
     if codings and lengths:
         raise Malformed(400, "both Content-Length and Transfer-Encoding")
     if codings:
+        if not modern:  # an HTTP/1.0 server in front would have read no chunks
+            raise Malformed(400, "HTTP/1.0 has no Transfer-Encoding")
         if codings != "chunked":
             raise Malformed(501, f"transfer encoding {codings[:40]} is not known here")
         return None
@@ -116,7 +123,7 @@ class BodyParser:
         self._chunked = length is None
         self._missing_bytes = length or 0
         self._limit_bytes = limit_bytes
-        self._parts: list[bytes] = []
+        self._content = bytearray()  # one object, however many chunks the body comes in
         self._size_bytes = 0
         self._ends_chunk = False
         self._in_trailers = False
@@ -140,14 +147,14 @@ class BodyParser:
 
     def content(self) -> bytes:
         """The complete body."""
-        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        return bytes(self._content)
 
     def _move(self, buffer: bytearray) -> None:
         if not buffer or not self._missing_bytes:
             return
-        part = bytes(buffer[: self._missing_bytes])
+        part = buffer[: self._missing_bytes]
         del buffer[: len(part)]
-        self._parts.append(part)
+        self._content += part
         self._missing_bytes -= len(part)
 
     def _take_line(self, line: bytes) -> bool:

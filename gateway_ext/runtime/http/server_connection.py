@@ -11,6 +11,8 @@ from gateway_ext.runtime.http.request_parser import BodyParser, Malformed, Reque
 
 _MAX_AHEAD_BYTES = 256 << 10  # received before the last response is sent
 _FIRST_REQUEST_S = 1.0  # from a client that connected while the server stops
+_HEAD_S = 30.0  # for a request's headers, where no other time limit is set
+_IDLE_S = 75.0  # without a request; the gateway keeps an unused connection for less
 _REASONS = {status.value: status.phrase for status in http.HTTPStatus}
 _NO_BODY = {204, 304}
 
@@ -29,7 +31,9 @@ class RunningCall(Protocol):
 class ConnectionOwner(Protocol):
     """Serves the requests of all connections."""
 
-    connections: set["ServerConnection"]
+    # The one that has waited the longest comes first.
+    connections: dict["ServerConnection", None]
+    max_connections: int
     max_body_bytes: int
     read_timeout_s: float
 
@@ -61,20 +65,24 @@ class ServerConnection(asyncio.Protocol):
         self._chunked = False
         self._mute = False  # the answer has no body (HEAD, 204)
         self._slow: asyncio.TimerHandle | None = None
+        self._unused: asyncio.TimerHandle | None = None
         self._waiters: list[Callable[[], None]] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._site.connections.add(self)
+        if len(self._site.connections) >= self._site.max_connections:
+            self._make_room()
+        self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is lost: its call's client has left."""
         del exc
         self.lost = True
-        self._site.connections.discard(self)
+        self._site.connections.pop(self, None)
         self._watch_slowness(on=False)
+        self._await_no_more()
         self._let_go()
 
     def eof_received(self) -> bool:
@@ -86,6 +94,7 @@ class ServerConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse a part of a request, or of the next one."""
         self._buffer += data
+        self._await_no_more()
         if not self.busy:
             self._read_on()
         elif len(self._buffer) > _MAX_AHEAD_BYTES:
@@ -108,6 +117,16 @@ class ServerConnection(asyncio.Protocol):
             callback()
         else:
             self._waiters.append(callback)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether no request has begun."""
+        return not self.busy and self._head is None
+
+    def drop(self) -> None:
+        """Close at once."""
+        self._site.connections.pop(self, None)
+        self._transport.abort()
 
     def answer(self, answer: HandlerResponse) -> None:
         """Send a whole response."""
@@ -187,7 +206,10 @@ class ServerConnection(asyncio.Protocol):
             self.refuse(error.status, str(error), last=True)
             return
         if not self.busy and not self.lost:
-            self._watch_slowness(on=bool(self._buffer) or self._head is not None)
+            begun = bool(self._buffer) or self._head is not None
+            self._watch_slowness(on=begun and (self._head is None or self._limits_body()))
+            if not begun:
+                self._await_request()
 
     def _read_request(self) -> bool:
         if self._head is None:
@@ -195,12 +217,14 @@ class ServerConnection(asyncio.Protocol):
             if self._head is None:
                 return False
             self._body = BodyParser(self._head.length, self._site.max_body_bytes)
+            self._watch_slowness(on=self._limits_body())
             if self._head.expects_continue and not self._buffer and self._head.length != 0:
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         assert self._body is not None
         if not self._body.take(self._buffer):
             return False
         self._watch_slowness(on=False)
+        self._await_no_more()
         self.busy = True
         self._last = self._last or not self._head.keep_alive
         self._call = self._site.begin(self._head, self._body.content(), self)
@@ -215,6 +239,7 @@ class ServerConnection(asyncio.Protocol):
             self._transport.close()
             return
         self._transport.resume_reading()
+        self._await_request()
         if self._buffer:
             # In a later step: immediate responses would recurse once for each pipelined request.
             self._loop.call_soon(self._resume)
@@ -248,8 +273,29 @@ class ServerConnection(asyncio.Protocol):
         if not on and self._slow is not None:
             self._slow.cancel()
             self._slow = None
-        elif on and self._slow is None and self._site.read_timeout_s:
-            self._slow = self._loop.call_later(self._site.read_timeout_s, self._too_slow)
+        elif on and self._slow is None:
+            limit_s = self._site.read_timeout_s or _HEAD_S
+            self._slow = self._loop.call_later(limit_s, self._too_slow)
+
+    def _limits_body(self) -> bool:
+        """Whether the whole request, and not only its headers, has a time limit."""
+        return self._site.read_timeout_s > 0
+
+    def _await_request(self) -> None:
+        """Wait for a request, behind the connections that have waited for longer."""
+        self._await_no_more()
+        self._site.connections.pop(self, None)
+        self._site.connections[self] = None
+        self._unused = self._loop.call_later(_IDLE_S, self._transport.close)
+
+    def _await_no_more(self) -> None:
+        if self._unused is not None:
+            self._unused.cancel()
+            self._unused = None
+
+    def _make_room(self) -> None:
+        """Close the connection that has waited the longest; this one, if all have a request."""
+        next((each for each in self._site.connections if each.waiting), self).drop()
 
     def _too_slow(self) -> None:
         self._slow = None

@@ -1,7 +1,7 @@
 """GPUs, slots and leases, with the rankings that policies ask for kept up to date."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from cache_manager.eviction.eviction_rule import EvictionRule
 from cache_manager.model.ids import GpuId, ModelId, Tier
@@ -65,6 +65,22 @@ class ClusterState:
             self._bundles_of.setdefault(model, []).append(bundle)
         self._measure(bundle)
         return bundle
+
+    @property
+    def bundle_count(self) -> int:
+        """How many bundles are remembered, by every order of their models that was named."""
+        return len(self._bundles)
+
+    def keep_bundles(self, used: Mapping[Bundle, None]) -> None:
+        """Forget all other bundles: a request that names their models makes them anew."""
+        self._bundles = {bundle.models: bundle for bundle in used}
+        self._bundles_of = {}
+        for bundle in used:
+            for model in bundle.models:
+                self._bundles_of.setdefault(model, []).append(bundle)
+        for rankings in (self._idle_holders, self._busy_holders):
+            for bundle in [each for each in rankings if each not in used]:
+                del rankings[bundle]
 
     def remeasure(self, model: ModelId) -> None:
         """Adopt a model's changed memory need, for present and later requests."""

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from scheduler.model.errors import (
     BadEvent,
     BadParameter,
+    BodyTooLarge,
     CallerNotAllowed,
     EventRefused,
     GivenBack,
@@ -47,6 +48,7 @@ TABLE: tuple[tuple[type[SchedulerError], ErrorResponse], ...] = (
     (CallerNotAllowed, ErrorResponse(403, "not-allowed")),
     (UnknownPolicy, ErrorResponse(422, "unknown-policy")),
     (BadParameter, ErrorResponse(422, "bad-parameter")),
+    (BodyTooLarge, ErrorResponse(413, "body-too-large")),
     (MalformedRequest, ErrorResponse(400, "bad-request")),
     (StoreUnavailable, ErrorResponse(503, "store-away", RETRY_S)),
     (BadEvent, ErrorResponse(400, "bad-request")),

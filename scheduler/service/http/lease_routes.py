@@ -6,11 +6,13 @@ from typing import Any, Protocol
 
 from pydantic_core import to_json
 
+from common.http import body_bound
 from common.http.asgi import Receive, Scope, Send
 from common.telemetry.traces import TRACEPARENT, TRACESTATE, TraceContext, trace_of
 from common.telemetry.work_context import ABOUT, Work
 from scheduler.api import Placement
 from scheduler.model.errors import (
+    BodyTooLarge,
     CallerNotAllowed,
     MalformedRequest,
     NotLeading,
@@ -24,7 +26,7 @@ from scheduler.service.leadership.term import Office
 from scheduler.service.metrics.counters import SchedulerCounters
 from scheduler.service.views.wait_progress import WaitProgress
 
-_MOST_BYTES = 1 << 20
+MOST_BODY_BYTES = 1 << 20
 _JSON = (b"content-type", b"application/json")
 _LINES = (b"content-type", b"application/jsonl")
 _TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()
@@ -61,20 +63,18 @@ class HotPath:
         """Answer one request to one of the routes; only POST is accepted."""
         path = scope["path"]
         try:
+            if self._access.role(header_of(scope, b"authorization")) is None:
+                raise unknown_caller()
             if scope["method"] != "POST":
                 raise MalformedRequest(f"{path} takes POST only")
-            if self._access.role(_header(scope, b"authorization")) is None:
-                raise CallerNotAllowed(
-                    "no valid credentials in the Authorization header", known=False
-                )
             status = await self.routes[path](scope, receive, send)
         except SchedulerError as error:
-            status = await _fail(send, error)
+            status = await send_error(send, error)
         self._meters.answered[path, status] += 1
 
     async def _acquire(self, scope: Scope, receive: Receive, send: Send) -> int:
         office = self._leading.office()
-        body = await _body(receive)
+        body = await _body(scope, receive)
         request = request_bodies.acquire(body, office.clock.now_s())
         ABOUT.set(Work(_trace(scope), function=request.function, request=request.id))
         if b"progress=1" in scope["query_string"]:
@@ -94,7 +94,7 @@ class HotPath:
 
     async def _wanted(self, scope: Scope, receive: Receive, send: Send) -> int:
         office = self._leading.office()
-        request_id = request_bodies.request(await _body(receive))
+        request_id = request_bodies.request(await _body(scope, receive))
         ABOUT.set(Work(_trace(scope), request=request_id))
         presence = CallerPresence(receive)
         try:
@@ -108,16 +108,14 @@ class HotPath:
         return await self._placed(send, placement, _request(office, request_id))
 
     async def _release(self, scope: Scope, receive: Receive, send: Send) -> int:
-        del scope
         office = self._leading.office()
-        lease, may_return = request_bodies.release(await _body(receive))
+        lease, may_return = request_bodies.release(await _body(scope, receive))
         office.driver.release(lease, may_return=may_return)
         return await _nothing(send)
 
     async def _cancel(self, scope: Scope, receive: Receive, send: Send) -> int:
-        del scope
         office = self._leading.office()
-        office.driver.cancel(request_bodies.request(await _body(receive)))
+        office.driver.cancel(request_bodies.request(await _body(scope, receive)))
         return await _nothing(send)
 
     async def _stream_progress(
@@ -176,6 +174,25 @@ class HotPath:
         return NotLeading(None)
 
 
+def unknown_caller() -> CallerNotAllowed:
+    """The error for a request without a credential of ours."""
+    return CallerNotAllowed("no valid credentials in the Authorization header", known=False)
+
+
+def header_of(scope: Scope, name: bytes) -> bytes:
+    """The first header of this name (lower case), or nothing."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return b""
+
+
+async def send_error(send: Send, error: SchedulerError) -> int:
+    """Answer an error as the table of errors has it; returns the status."""
+    status = error_table.failure(error).status
+    return await _answer(send, status, error_table.body(error), error_table.headers(error))
+
+
 class CallerPresence:
     """Cancels the current task once its caller has disconnected, if the task waits at all.
 
@@ -223,31 +240,18 @@ def _request(office: Office, request_id: RequestId) -> Request:
 
 
 def _trace(scope: Scope) -> TraceContext | None:
-    parent = _header(scope, _TRACEPARENT)
+    parent = header_of(scope, _TRACEPARENT)
     if not parent:
         return None
-    state = _header(scope, _TRACESTATE)
+    state = header_of(scope, _TRACESTATE)
     return trace_of(parent.decode("latin-1"), state.decode("latin-1"))
 
 
-def _header(scope: Scope, name: bytes) -> bytes:
-    for key, value in scope["headers"]:
-        if key == name:
-            return bytes(value)
-    return b""
-
-
-async def _body(receive: Receive) -> bytes:
-    message = await receive()
-    body = message.get("body", b"")
-    while message.get("more_body", False):
-        message = await receive()
-        body += message.get("body", b"")
-        if len(body) > _MOST_BYTES:
-            break
-    if len(body) > _MOST_BYTES:
-        raise MalformedRequest(f"more than {_MOST_BYTES} bytes")
-    return bytes(body)
+async def _body(scope: Scope, receive: Receive) -> bytes:
+    try:
+        return await body_bound.read_body(scope, receive, MOST_BODY_BYTES)
+    except body_bound.BodyOverBound as error:
+        raise BodyTooLarge(str(error)) from error
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:
@@ -269,8 +273,3 @@ async def _nothing(send: Send) -> int:
     await send({"type": "http.response.start", "status": 204, "headers": []})
     await send(_EMPTY)
     return 204
-
-
-async def _fail(send: Send, error: SchedulerError) -> int:
-    status = error_table.failure(error).status
-    return await _answer(send, status, error_table.body(error), error_table.headers(error))

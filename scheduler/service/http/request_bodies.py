@@ -25,6 +25,7 @@ _ACQUIRE = frozenset(
 )
 _LONGEST_NAME = 512
 _MOST_MODELS = 64
+_MOST_WHOLE = (1 << 63) - 1  # messages and records carry no larger number
 
 Fields = dict[str, Any]
 
@@ -101,7 +102,10 @@ def _text(fields: Fields, field: str, missing: str | None) -> str | None:
 
 def _whole(fields: Fields, field: str, missing: int, least: int | None = None) -> int:
     value = fields.get(field, missing)
-    if type(value) is not int or (least is not None and value < least):
+    if (
+        type(value) is not int
+        or not (-_MOST_WHOLE if least is None else least) <= value <= _MOST_WHOLE
+    ):
         raise MalformedRequest(
             f"{field}: a whole number{'' if least is None else f' from {least}'}"
         )

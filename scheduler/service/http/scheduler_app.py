@@ -13,6 +13,7 @@ from starlette.websockets import WebSocket
 
 from cache_manager.http.residency_routes import router as models_router
 from common.http.asgi import App, Receive, Scope, Send
+from common.http.body_bound import bounded
 from common.telemetry import process_metrics
 from common.telemetry.metrics import CONTENT_TYPE
 from scheduler.model.errors import CallerNotAllowed, MalformedRequest, SchedulerError
@@ -21,10 +22,20 @@ from scheduler.service.http.access import ApiAccess, ApiRole
 from scheduler.service.http.feed_routes import feed_router
 from scheduler.service.http.health import Health
 from scheduler.service.http.leader_residency import LeaderResidency
-from scheduler.service.http.lease_routes import HotPath, Leading
+from scheduler.service.http.lease_routes import (
+    MOST_BODY_BYTES,
+    HotPath,
+    Leading,
+    header_of,
+    send_error,
+    unknown_caller,
+)
 from scheduler.service.http.operator_routes import OperatorService, router
 from scheduler.service.metrics.counters import SchedulerCounters
 
+_METRICS = "/metrics"
+# The paths that need no credentials.
+_PUBLIC = frozenset({"/healthz", "/readyz"})
 _ABOUT = """Places requests on GPUs. Programs call `POST /acquire` (JSON: `request`, `function`,
 `models`, and optionally `batch`, `deadline_in_s`, `waited_s`, `priority`, `application`, `stage`,
 `slo_s`, `near`), which waits and answers with a lease, its GPU, its node's addresses and a signed
@@ -56,23 +67,35 @@ def make_app(
     access: ApiAccess,
     meters: SchedulerCounters,
     *,
-    metrics_auth: bool = False,
+    metrics_auth: bool = True,
 ) -> App:
-    """The whole application; with `metrics_auth`, Prometheus needs credentials too."""
+    """The whole application; with `metrics_auth`, Prometheus needs credentials too.
+
+    Credentials are checked before a request is routed, since FastAPI reads a body before it asks
+    who sent it. A websocket proves by its greeting who it is.
+    """
     hot = HotPath(service, access, meters)
-    management = _management(service, access, meters, metrics_auth=metrics_auth)
+    management = bounded(_management(service, access, meters), MOST_BODY_BYTES)
+    public = _PUBLIC if metrics_auth else _PUBLIC | {_METRICS}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] in hot.routes:
+        path = scope["path"]
+        if scope["type"] == "http" and path in hot.routes:
             await hot(scope, receive, send)
-        else:
+        elif scope["type"] != "http" or path in public or _is_known(access, scope):
             await management(scope, receive, send)
+        else:
+            await send_error(send, unknown_caller())
 
     return app
 
 
+def _is_known(access: ApiAccess, scope: Scope) -> bool:
+    return access.role(header_of(scope, b"authorization")) is not None
+
+
 def _management(
-    service: ServiceApplication, access: ApiAccess, meters: SchedulerCounters, *, metrics_auth: bool
+    service: ServiceApplication, access: ApiAccess, meters: SchedulerCounters
 ) -> FastAPI:
     app = FastAPI(title="gpufaas scheduler", description=_ABOUT, version=_version())
     schemes = [Depends(scheme(auto_error=False)) for scheme in (HTTPBearer, HTTPBasic)]
@@ -81,7 +104,7 @@ def _management(
     app.include_router(router(service, view, change))
     app.include_router(feed_router(service, meters, view))
     app.include_router(models_router(LeaderResidency(service.office), view, change))
-    _add_health(app, service, view if metrics_auth else [])
+    _add_health(app, service)
     app.add_api_websocket_route("/nodes/{node}/stream", service.node_stream)
     app.add_exception_handler(SchedulerError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -89,7 +112,7 @@ def _management(
     return app
 
 
-def _add_health(app: FastAPI, service: ServiceApplication, may_measure: list[Any]) -> None:
+def _add_health(app: FastAPI, service: ServiceApplication) -> None:
     @app.get("/healthz", tags=["health"], summary="Whether the process is alive")
     async def healthz() -> dict[str, bool]:
         return {"alive": True}
@@ -100,13 +123,7 @@ def _add_health(app: FastAPI, service: ServiceApplication, may_measure: list[Any
         response.status_code = 200 if health.ready else 503
         return health
 
-    @app.get(
-        "/metrics",
-        tags=["health"],
-        summary="For Prometheus",
-        response_class=Response,
-        dependencies=may_measure,
-    )
+    @app.get(_METRICS, tags=["health"], summary="For Prometheus", response_class=Response)
     async def metrics() -> Response:
         return Response(service.metrics() + process_metrics.page(), media_type=CONTENT_TYPE)
 
@@ -116,7 +133,7 @@ def _lets_in(access: ApiAccess, least: ApiRole) -> Callable[[Request], Awaitable
     async def check(request: Request) -> None:
         role = access.role(request.headers.get("authorization", "").encode("latin-1"))
         if role is None:
-            raise CallerNotAllowed("no valid credentials in the Authorization header", known=False)
+            raise unknown_caller()
         if least is ApiRole.ADMIN and role is not ApiRole.ADMIN:
             raise CallerNotAllowed("only administrators may", known=True)
 

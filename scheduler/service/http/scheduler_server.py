@@ -6,13 +6,16 @@ from contextlib import AbstractAsyncContextManager
 from common.http import server
 from common.http.asgi import App
 from common.http.buffered_websocket import BufferedWebsocket
+from common.http.server_protocol import Limits
 
 _DRAIN_S = 3.0
 
 
-def serving(app: App, listener: socket.socket) -> AbstractAsyncContextManager[None]:
+def serving(
+    app: App, listener: socket.socket, limits: Limits | None = None
+) -> AbstractAsyncContextManager[None]:
     """Serve HTTP and the websockets of nodes and gateways for as long as the context lasts."""
-    return server.serving(app, listener, _DRAIN_S, websocket=BufferedWebsocket)
+    return server.serving(app, listener, _DRAIN_S, websocket=BufferedWebsocket, limits=limits)
 
 
 def listen(host: str, port: int) -> socket.socket:

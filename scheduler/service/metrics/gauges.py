@@ -57,6 +57,7 @@ _OWN = (
     scheduler_metrics.CONFIRMED,
     scheduler_metrics.STORE_BEHIND,
     scheduler_metrics.STORE_HEALTHY,
+    scheduler_metrics.STORE_UNWRITTEN,
 )
 
 

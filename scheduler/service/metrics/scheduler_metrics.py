@@ -31,6 +31,9 @@ STORE_BEHIND = _gauge(
     "store_behind_seconds", "How long something has waited to be written to the datastore"
 )
 STORE_HEALTHY = _gauge("store_healthy", "Whether the datastore answers")
+STORE_UNWRITTEN = _gauge(
+    "store_unwritten_records", "Records that the datastore refuses, or that are too large for it"
+)
 STARTED = _gauge("start_time_seconds", "When this process began to serve, in Unix time")
 HTTP_REQUESTS = _counter(
     "http_requests", "Answers of the four routes that requests take", "route", "status"

@@ -4,6 +4,7 @@ import asyncio
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from common.http.buffered_websocket import KNOWN_CLIENT
 from common.line import LineBroken
 
 _CLOSE_S = 1.0
@@ -16,6 +17,12 @@ class AcceptedSocket:
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
         self._aborted = False
+
+    def confirm(self) -> None:
+        """The manager is known: it keeps its connection, and may send large messages."""
+        known = self._websocket.scope.get("extensions", {}).get(KNOWN_CLIENT)
+        if known is not None:  # absent under a server that treats all clients alike
+            known["confirm"]()
 
     async def receive(self) -> bytes:
         """See MessageSocket."""

@@ -13,6 +13,7 @@ from scheduler.service.driver.driver import Driver
 from scheduler.service.nodes.node_calls import NodeCalls
 from scheduler.wire.codec import Order
 from scheduler.wire.node_stream import (
+    ACKNOWLEDGED_AT_ONCE,
     Beat,
     Contended,
     Down,
@@ -185,6 +186,8 @@ class AttachedManager:
                 self._superseded(message.term)
             elif not isinstance(message, Beat):
                 self._calls.begin(message)
+        if self._channel.unconfirmed >= ACKNOWLEDGED_AT_ONCE:
+            self.beat()
 
     def _report(self, event: Event) -> None:
         if not isinstance(event, NodeSnapshot):

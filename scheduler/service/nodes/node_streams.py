@@ -21,6 +21,7 @@ from scheduler.wire.node_stream import (
     StreamTimes,
     TurnedAway,
     Welcome,
+    is_node_name,
     is_proven,
     pack_greeting,
     proven,
@@ -88,12 +89,17 @@ class NodeStreams:
     async def serve(self, websocket: WebSocket) -> None:
         """Serve one socket of one manager, from the greeting to the socket's end."""
         name = NodeId(websocket.path_params["node"])
+        if not is_node_name(name):
+            await websocket.close()
+            return
         await websocket.accept()
         hello = None
-        async with MessageLine(AcceptedSocket(websocket)) as line:
+        socket = AcceptedSocket(websocket)
+        async with MessageLine(socket) as line:
             try:
                 async with asyncio.timeout(self._times.greeting_s):
                     hello = await self._greet(line, name)
+                socket.confirm()
                 await self._serve_stream(line, self._resume_or_begin(name, hello, line))
             except _Refused as error:
                 self._log.warning("turned node %s away: %s", name, error)

@@ -42,7 +42,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         key: value for key, value in os.environ.items() if not key.startswith("GPUFAAS_")
     }
     node = f"127.0.0.1:{HeldPort().keep()}"
-    with stack({**environment, "GPUFAAS_NODE_METRICS": node}) as up, nvml_node() as nvml:
+    settings = {"GPUFAAS_NODE_METRICS": node, "GPUFAAS_SCHEDULER_METRICS_AUTH": "false"}
+    with stack({**environment, **settings}) as up, nvml_node() as nvml:
         up.start()
         addresses = {
             "scheduler": up.scheduler_url.removeprefix("http://"),

@@ -92,6 +92,13 @@ async def test_error_shows_whether_the_peer_may_have_begun() -> None:
         (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", "no valid HTTP"),
         (b"SSH-2.0\r\n\r\n", "no valid HTTP"),
         (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 2000 + b"\r\n\r\n", "headers"),
+        (b"HTTP/2.0 200 OK\r\ncontent-length: 0\r\n\r\n", "HTTP/2.0"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: %b2\r\n\r\nhi" % (b"0" * 500), "Content-Length"),
+        (
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+            "transfer encoding gzip",
+        ),
+        (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 2000 + b"\r\n", "headers"),
     ],
 )
 async def test_response_that_is_not_allowed_breaks_off(response: bytes, why: str) -> None:
@@ -114,5 +121,15 @@ async def test_the_named_trailer_is_kept() -> None:
         assert await body_of(connection) == b"hi"
         assert connection.trailer == b"7 ms"
         assert [name for name, _ in connection.headers] == [b"transfer-encoding"]
+        connection.let_go()
+        client.close()
+
+
+async def test_white_space_behind_a_header_is_no_part_of_its_value() -> None:
+    client = HttpClient()
+    async with peer(b"HTTP/1.1 200 OK\r\ncontent-length: 2 \t\r\nx-a: b \r\n\r\nhi") as address:
+        connection = await client.connect(address)
+        assert await body_of(connection) == b"hi"
+        assert connection.headers == [(b"content-length", b"2"), (b"x-a", b"b")]
         connection.let_go()
         client.close()

@@ -90,7 +90,7 @@ async def test_trailers_without_end_are_not_collected() -> None:
         for _ in range(9):
             writer.write(b"x: %b\r\n" % (b"y" * 8192))
             await asyncio.sleep(0.01)
-        assert await reader.read() == b""
+        assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
 
 
 @pytest.mark.parametrize("begin", [b"", b"GET / HTTP/1.1\r\nx"])

@@ -55,7 +55,7 @@ def test_head_is_awaited_when_in_pieces() -> None:
     ("text", "status"),
     [
         (b"HELLO\r\n\r\n", 400),
-        (b"GET / HTTP/2.0\r\n\r\n", 400),
+        (b"GET / HTTP/2.0\r\n\r\n", 505),
         (b"GET / HTTP/1.1\r\nNo colon\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nA : 1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nA: 1\r\n folded\r\n\r\n", 400),

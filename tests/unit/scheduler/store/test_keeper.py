@@ -1,16 +1,9 @@
 """What is kept in the datastore of a running core, and how a new leader restores it."""
 
-import asyncio
-import json
-import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
 from scheduler.core.core import Core
-from scheduler.model.errors import StoreUnavailable
 from scheduler.model.events import (
     GpuLost,
     ModelLoaded,
@@ -20,103 +13,15 @@ from scheduler.model.events import (
     RunFinished,
 )
 from scheduler.model.values import SlotId
-from scheduler.service.driver.loop_clocks import LoopClock
-from scheduler.store.datastore import Fence, StoreLease
-from scheduler.store.keeper import RETURN_S, Keeper
+from scheduler.store.keeper import RETURN_S
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import Recovered, recover
 from scheduler.store.stored_records import HOUR_S, encoded, key, profile_record
 from testbed.virtual_time import until, virtually
 from tests.kit.cores.builders import a_core, gpu, holding, model, request
+from tests.kit.worlds.kept_core import GONE, LOG, FailingStore, kept
 
-LOG = logging.getLogger("tests.keeper")
-GONE = "gone"
 DAY_S = 86_400
-KEEP_S = 30.0 * DAY_S
-
-
-class FailingStore(MemoryStore):
-    """Fails when it is set to; `writes` counts the requested writes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.away = False
-        self.writes = 0
-        self.callbacks: list[Callable[[bool], None]] = []
-
-    @property
-    def healthy(self) -> bool:
-        return not self.away
-
-    def on_health_change(self, callback: Callable[[bool], None]) -> Callable[[], None]:
-        self.callbacks.append(callback)
-        return lambda: self.callbacks.remove(callback)
-
-    def comes_back(self) -> None:
-        self.away = False
-        for callback in self.callbacks:
-            callback(True)
-
-    async def write(
-        self,
-        puts: Mapping[str, bytes],
-        deletes: Iterable[str] = (),
-        fence: Fence | None = None,
-        lease: StoreLease | None = None,
-    ) -> None:
-        self.writes += 1
-        if self.away:
-            raise StoreUnavailable("it was set to fail")
-        await super().write(puts, deletes, fence, lease)
-
-
-class LaterClock(LoopClock):
-    """The loop's time, plus an offset that a test sets."""
-
-    ahead_s = 0.0
-
-    def now_s(self) -> float:
-        return super().now_s() + self.ahead_s
-
-
-class Kept:
-    """A keeper of a core, under the fence of a leader."""
-
-    def __init__(self, core: Core, store: FailingStore, keep_s: float) -> None:
-        self.core = core
-        self.store = store
-        self.fence: Fence | None = None
-        self.fenced_off = 0
-        self.clock = LaterClock(asyncio.get_running_loop())
-        self.keeper = Keeper(core, self.clock, store, lambda: self.fence, self._fenced, LOG, keep_s)
-
-    def _fenced(self) -> None:
-        self.fenced_off += 1
-
-    async def elect(self) -> None:
-        await self.store.delete("leader")
-        revision = await self.store.create("leader", b"")
-        assert revision is not None
-        self.fence = Fence("leader", revision)
-
-    def send(self, event: Any) -> None:
-        self.core.handle(event, asyncio.get_running_loop().time())
-        self.keeper.touched()
-
-    async def read(self, stored_key: str) -> Any:
-        value = await self.store.get(stored_key)
-        return GONE if value is None else json.loads(value)
-
-
-@asynccontextmanager
-async def kept(
-    core: Core, store: FailingStore | None = None, keep_s: float = KEEP_S
-) -> AsyncIterator[Kept]:
-    """A keeper at work."""
-    made = Kept(core, store or FailingStore(), keep_s)
-    await made.elect()
-    async with made.keeper:
-        yield made
 
 
 def two_gpus() -> Core:
@@ -351,7 +256,7 @@ async def test_models_of_an_earlier_leader_are_forgotten_when_they_are_too_old()
     await store.put(
         "models/undated", encoded({k: v for k, v in profile.items() if "unix" not in k})
     )
-    found = await recover(store, LOG, now_s - KEEP_S)
+    found = await recover(store, LOG, now_s - 30 * DAY_S)
     assert sorted(found.profiles) == ["new", "undated"]
     core = a_core(gpus=(), models=())
     found.restore(core)

@@ -232,7 +232,7 @@ async def test_metrics_count_requests_and_answers() -> None:
     async with leading() as world:
         await serve(world, "r0")
         await serve(world, "r1")
-        text = (await world.get("/metrics", headers={"Authorization": ""})).body
+        text = (await world.get("/metrics")).body
         assert 'gpufaas_scheduler_placements_total{result="hit"} 1.0' in text
         assert 'gpufaas_scheduler_requests_ended_total{outcome="completed"} 2.0' in text
         assert 'gpufaas_scheduler_http_requests_total{route="/acquire",status="200"} 2.0' in text
@@ -241,10 +241,12 @@ async def test_metrics_count_requests_and_answers() -> None:
         assert 'gpufaas_scheduler_model_placements_total{model="bert",result="hit"} 1.0' in text
 
 
-async def test_metrics_require_a_token_when_that_is_set() -> None:
-    async with leading(role=ApiRole.CALLER, metrics_auth=True) as world:
+async def test_metrics_require_a_token_unless_a_setting_opens_them() -> None:
+    async with leading(role=ApiRole.CALLER) as world:
         assert (await world.get("/metrics", headers={"Authorization": ""})).status == 401
         assert (await world.get("/metrics")).status == 200
+    async with leading(metrics_auth=False) as world:
+        assert (await world.get("/metrics", headers={"Authorization": ""})).status == 200
         assert (await world.get("/healthz", headers={"Authorization": ""})).status == 200
 
 

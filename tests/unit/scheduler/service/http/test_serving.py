@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 
 from common.http.asgi import Receive, Scope, Send
+from common.http.buffered_websocket import KNOWN_CLIENT
 from scheduler.model.events import GpuDraining, NodeHeard, NodeSilent
 from scheduler.service.http.scheduler_server import listen, serving
 from testbed.nodes.fake_node import fake_node
@@ -69,6 +70,7 @@ async def test_messages_of_a_websocket_keep_their_order_when_many_come_at_once()
         assert scope["type"] == "websocket"
         await receive()
         await send({"type": "websocket.accept"})
+        scope["extensions"][KNOWN_CLIENT]["confirm"]()
         await asyncio.sleep(0.1)  # more come meanwhile than may wait unread
         while (message := await receive())["type"] == "websocket.receive":
             received.append(message["bytes"])

@@ -1,0 +1,119 @@
+"""A manager with more models than any queue takes: it attaches, attaches again, and forgets."""
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from cache_manager.model.ids import ModelId, NodeId, Tier
+from gpu_manager.attachment.attachment import Attachment
+from scheduler.model.events import ModelDemoted, ModelRegistered, NodeSnapshot
+from scheduler.model.values import ModelSpec
+from tests.kit.cores.builders import model, request
+from tests.kit.waiting import eventually
+from tests.kit.worlds.cluster_in_process import (
+    Scheduler,
+    Wire,
+    a_node,
+    a_scheduler,
+    attached,
+)
+
+pytestmark = pytest.mark.timeout(180, func_only=True)
+
+MANY = 50_000
+_WITHIN_S = 120
+
+
+def register(attachment: Attachment, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        spec = ModelSpec(ModelId(f"tenant/sha256:{number:064x}"), 1 << 20)
+        attachment.report(ModelRegistered(spec))
+
+
+def registered_before_the_snapshot(scheduler: Scheduler) -> int:
+    """How many models the scheduler knew when it learned of the node."""
+    kinds = [type(event) for event in scheduler.events]
+    return kinds[: kinds.index(NodeSnapshot)].count(ModelRegistered)
+
+
+def more_than(scheduler: Scheduler, events: int) -> bool:
+    return len(scheduler.events) > events
+
+
+async def until_attached(scheduler: Scheduler) -> None:
+    await eventually(lambda: scheduler.driver.status().gpus, "the node", within_s=_WITHIN_S)
+
+
+async def test_manager_with_50000_models_attaches_and_attaches_again() -> None:
+    first, node = await a_scheduler(term=1), a_node()
+    async with Wire.to(first.url) as wire, attached(node, wire.url) as attachment:
+        register(attachment, 0, MANY)
+        await until_attached(first)
+        assert registered_before_the_snapshot(first) == MANY
+        held = await attachment.acquire(request("r1"))
+
+        wire.down()
+        await first.stop()
+        second = await a_scheduler(term=2)
+        host, _, port = second.url.removeprefix("http://").partition(":")
+        wire.target = host, int(port)
+        wire.heal()
+        await until_attached(second)
+        assert registered_before_the_snapshot(second) == MANY
+        attachment.release(held.lease)
+        assert (await attachment.acquire(request("r2"))).node == "n0"
+    await second.stop()
+
+
+async def test_stream_that_breaks_between_pages_goes_on_where_it_was() -> None:
+    it, node = await a_scheduler(), a_node()
+    async with Wire.to(it.url) as wire, attached(node, wire.url) as attachment:
+        register(attachment, 0, 10_000)
+        for least in (1, 3000, 6000):
+            await eventually(partial(more_than, it, least), "a page", within_s=20)
+            wire.cut()
+        await until_attached(it)
+        assert registered_before_the_snapshot(it) == 10_000
+    await it.stop()
+
+
+async def test_what_happens_while_pages_are_sent_is_not_lost() -> None:
+    it, node = await a_scheduler(), a_node()
+    async with attached(node, it.url) as attachment:
+        register(attachment, 0, 5000)
+        asking = asyncio.create_task(attachment.acquire(request("r1")))
+        await eventually(lambda: len(it.events) > 0, "a page", within_s=20)
+        register(attachment, 5000, 10)
+        attachment.report(ModelRegistered(model("late", memory_mb=77)))
+        assert (await asking).node == "n0"
+        assert registered_before_the_snapshot(it) == 5011
+    await it.stop()
+
+
+async def test_model_whose_weights_have_left_the_node_is_not_registered_again() -> None:
+    first, node = await a_scheduler(term=1), a_node()
+    async with Wire.to(first.url) as wire, attached(node, wire.url) as attachment:
+        register(attachment, 0, 10)
+        await until_attached(first)
+        for number in range(9):
+            gone = ModelId(f"tenant/sha256:{number:064x}")
+            attachment.report(ModelDemoted(NodeId("n0"), None, gone, Tier.ABSENT))
+        wire.down()
+        await first.stop()
+        second = await a_scheduler(term=2)
+        host, _, port = second.url.removeprefix("http://").partition(":")
+        wire.target = host, int(port)
+        wire.heal()
+        await until_attached(second)
+        assert registered_before_the_snapshot(second) == 1
+    await second.stop()
+
+
+async def test_node_that_leaves_while_pages_are_sent_is_gone_at_once() -> None:
+    it, node = await a_scheduler(), a_node()
+    async with attached(node, it.url) as attachment:
+        register(attachment, 0, 3000)
+        await eventually(lambda: len(it.events) > 0, "a page", within_s=20)
+    await eventually(lambda: it.streams.nodes == {}, "the node's end", within_s=5)
+    await it.stop()

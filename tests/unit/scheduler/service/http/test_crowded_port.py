@@ -1,0 +1,110 @@
+"""Strangers who open more connections than the scheduler has: managers and callers get through."""
+
+import asyncio
+import base64
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import aiohttp
+import pytest
+
+from common.http.server_protocol import Limits
+from gpu_manager.attachment.attachment import Attachment
+from scheduler.service.http.access import ApiRole, token
+from scheduler.service.http.scheduler_server import listen, serving
+from scheduler.service.scheduler_service import SchedulerService
+from scheduler.service.settings import Serving, Settings
+from tests.kit.cores.builders import request
+from tests.kit.waiting import eventually
+from tests.kit.worlds.cluster_in_process import a_node
+from tests.kit.worlds.service_world import SECRET
+
+pytestmark = pytest.mark.timeout(60, func_only=True)
+
+MOST, STRANGERS = 16, 100
+Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def small_scheduler() -> AsyncIterator[str]:
+    """The URL of a leader that takes few connections."""
+    listener = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    settings = Settings(scheduler=Serving(attach_grace_s=1.0))
+    service = SchedulerService(settings, SECRET, "s0", url)
+    limits = Limits(connections=MOST)
+    async with serving(service.app, listener, limits), service.lead(1):
+        yield url
+
+
+def websocket_head() -> bytes:
+    key = base64.b64encode(os.urandom(16))
+    return (
+        b"GET /nodes/n9/stream HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + key + b"\r\n\r\n"
+    )
+
+
+@asynccontextmanager
+async def strangers(url: str, count: int, *sent: bytes) -> AsyncIterator[list[Peer]]:
+    """Connections that send each of these in turn, and then nothing."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    async with AsyncExitStack() as exits:
+        found = []
+        for number in range(count):
+            peer = await asyncio.open_connection(host, int(port))
+            exits.callback(peer[1].close)
+            peer[1].write(sent[number % len(sent)])
+            found.append(peer)
+        yield found
+
+
+async def open_count(peers: list[Peer]) -> int:
+    """How many of these connections the server has not closed."""
+
+    async def is_open(reader: asyncio.StreamReader) -> bool:
+        try:
+            async with asyncio.timeout(0.1):
+                while await reader.read(65536):
+                    pass
+        except TimeoutError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    return sum(await asyncio.gather(*(is_open(reader) for reader, _ in peers)))
+
+
+async def test_manager_attaches_and_stays_while_strangers_take_every_connection() -> None:
+    slow = (b"", b"GET /readyz HT", websocket_head())
+    async with small_scheduler() as url, strangers(url, STRANGERS, *slow) as crowd:
+        assert await open_count(crowd) <= MOST
+        node = a_node()
+        attachment = Attachment([url], node.name, SECRET)
+        node.reports = attachment
+        attachment.attach(node.name, node)
+        await eventually(lambda: attachment.connected, "the node's stream")
+        await attachment.attached()
+        async with strangers(url, STRANGERS, *slow):
+            placement = await attachment.acquire(request("r1"))
+            assert placement.node == "n0"
+            assert attachment.connected
+        attachment.release(placement.lease)
+        attachment.detach(node.name)
+        await attachment.close()
+
+
+async def test_request_in_progress_outlasts_any_number_of_strangers() -> None:
+    bearer = {"Authorization": f"Bearer {token(SECRET, ApiRole.CALLER)}"}
+    body = {"request": "r1", "function": "f", "models": ["bert"]}
+    async with small_scheduler() as url, aiohttp.ClientSession(headers=bearer) as session:
+        waiting = asyncio.create_task(session.post(f"{url}/acquire", json=body))
+        await asyncio.sleep(0.2)
+        async with strangers(url, STRANGERS, b""):
+            answer = await waiting
+            assert answer.status == 503  # no GPU came in the grace
+            answer.release()
+            async with session.get(f"{url}/readyz") as ready:
+                assert ready.status == 200
