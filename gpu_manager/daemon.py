@@ -11,6 +11,7 @@ from cache_manager.tiers.tier_index import TierIndex
 from common.addresses import Address
 from common.telemetry import process_metrics
 from common.telemetry.metrics import MetricFamily, gauge, page
+from gpu_manager import open_files
 from gpu_manager.attachment.scheduling import Neighbours, Scheduling
 from gpu_manager.credentials import FunctionCredentials, fresh_secret, load_secret
 from gpu_manager.devices.device_choice import choose
@@ -27,6 +28,7 @@ from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.runtimes.runtime import Observer, Runtime
+from gpu_manager.server.connection_limits import ConnectionLimits
 from gpu_manager.server.manager_server import ManagerServer
 from gpu_manager.server.services import Services
 from gpu_manager.server.tls_termination import Certificate
@@ -69,6 +71,7 @@ class GpuManager:
         node = NodeId(settings.node)
         limit = settings.gpu_memory_bytes
         self.devices = choose(settings.devices, node, limit, settings.visible_devices)
+        descriptors = open_files.raise_limit()
         self._store = _store(settings)
         catalogue = Catalogue()
         gpus = [_gpu(device, node, settings.gpu_overlap) for device in self.devices]
@@ -95,6 +98,7 @@ class GpuManager:
                 library=library,
                 acquiring=self._acquiring,
                 administration=NodeAdministration(self.node, self._store, catalogue, scheduling),
+                limits=ConnectionLimits(descriptors),
                 hello_s=settings.hello_s,
             ),
             _certificate(settings),
