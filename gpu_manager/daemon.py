@@ -49,6 +49,8 @@ MakeRuntime = Callable[[Observer, Sequence[GpuDevice]], Awaitable[Runtime]]
 
 # By default the weight store's budget is this fraction (1/N) of the free memory.
 _STORE_SHARE = 4
+# Every image in host memory holds a descriptor: this fraction (1/N) of them is for images.
+_IMAGES_SHARE, _LEAST_IMAGES = 4, 64
 
 
 class GpuManager:
@@ -72,7 +74,7 @@ class GpuManager:
         limit = settings.gpu_memory_bytes
         self.devices = choose(settings.devices, node, limit, settings.visible_devices)
         descriptors = open_files.raise_limit()
-        self._store = _store(settings)
+        self._store = _store(settings, max(_LEAST_IMAGES, descriptors // _IMAGES_SHARE))
         catalogue = Catalogue()
         gpus = [_gpu(device, node, settings.gpu_overlap) for device in self.devices]
         self.node = GpuNode(settings, gpus, self._store, catalogue)
@@ -204,10 +206,10 @@ def _certificate(settings: NodeSettings) -> Certificate | None:
     return Certificate(settings.certificate, settings.key)
 
 
-def _store(settings: NodeSettings) -> WeightStore:
+def _store(settings: NodeSettings, most_images: int) -> WeightStore:
     budget_bytes = settings.store_memory_bytes or available_bytes() // _STORE_SHARE
     try:
-        index = TierIndex(settings.host_eviction, budget_bytes)
+        index = TierIndex(settings.host_eviction, budget_bytes, most_images)
     except UnknownRule as error:
         raise BadSetting("host eviction", settings.host_eviction, str(error)) from error
     if settings.spill is None:

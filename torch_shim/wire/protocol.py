@@ -89,8 +89,10 @@ class FrameKind(IntEnum):
 # Requests added after version 1. A manager lists those that it supports in its answer to HELLO, and
 # a shim sends only these.
 LATER_REQUESTS = (FrameKind.PING, FrameKind.WHERE, FrameKind.CLAIMED)
-# A manager adds this to the list if its workers accept a trace in a call's options.
+# A manager adds these to the list: its workers accept a trace in a call's options; it reads the
+# sizes of an image's storages as binary data, and of OFFER only the digest.
 TRACE = "TRACE"
+SIZES = "SIZES"
 
 
 class FailureKind(StrEnum):
