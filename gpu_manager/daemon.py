@@ -92,6 +92,7 @@ class GpuManager:
         )
         sessions = ClientSessions(self._acquiring.end_session)
         self.node.lease_ended = sessions.lease_ended
+        self.limits = ConnectionLimits(descriptors)
         self._server = ManagerServer(
             Services(
                 node=self.node,
@@ -100,7 +101,7 @@ class GpuManager:
                 library=library,
                 acquiring=self._acquiring,
                 administration=NodeAdministration(self.node, self._store, catalogue, scheduling),
-                limits=ConnectionLimits(descriptors),
+                limits=self.limits,
                 hello_s=settings.hello_s,
             ),
             _certificate(settings),

@@ -33,6 +33,7 @@ _MOST_AT_ONCE = 64
 # Requests with a descriptor that are handled at once, and the descriptors of one frame: others'
 # open files count against this process's limit.
 _MOST_WITH_DESCRIPTORS = 4
+_LOOK_S = 0.5
 _MOST_DESCRIPTORS = 1
 
 
@@ -137,11 +138,22 @@ class ClientConnection:
                 await self._answer(frame, number, handler)
                 return
             for room in (self._room, self._descriptor_room)[: 2 if frame.descriptors else 1]:
-                await room.acquire()
+                await self._enter(room)
                 held.callback(room.release)
             task = self._tasks.start(self._answer(frame, number, handler))
             of_task = held.pop_all()
             task.add_done_callback(lambda _: of_task.close())
+
+    async def _enter(self, room: asyncio.Semaphore) -> None:
+        """Wait for room; nothing is read meanwhile, so the client's end has to be looked for."""
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    await room.acquire()
+                    return
+            except TimeoutError:
+                if self._stream.hung_up():
+                    raise ConnectionLost("closed while its requests waited") from None
 
     async def _answer(self, frame: Frame, number: int, handler: Handler) -> None:
         try:

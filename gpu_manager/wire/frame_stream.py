@@ -3,6 +3,7 @@
 import array
 import asyncio
 import os
+import select
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -221,6 +222,14 @@ class FrameStream:
                 return True
         self.close()
         return False
+
+    def hung_up(self) -> bool:
+        """Whether the other side has closed, whatever is still to be read."""
+        if self._closed:
+            return True
+        poll = select.poll()
+        poll.register(self.socket, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """Close the socket and unread frames' descriptors, and wake waiting tasks."""
