@@ -81,14 +81,14 @@ class GpuManager:
         self._make_runtime = make_runtime
         self._runtime: Runtime | None = None
         overhead_bytes = max(gpu.ledger.context_bytes for gpu in gpus)
-        library = Library(node, self._store, catalogue, scheduling, overhead_bytes)
+        self.library = Library(node, self._store, catalogue, scheduling, overhead_bytes)
         tokens = LeaseTokens(secret)
         self.leases_elsewhere = LeasesElsewhere(
             scheduling, tokens, neighbours, settings.leases.unclaimed_s
         )
         presented = PresentedLeases(self.node, tokens)
         self._acquiring = Acquiring(
-            self.node, scheduling, library, presented, self.leases_elsewhere
+            self.node, scheduling, self.library, presented, self.leases_elsewhere
         )
         sessions = ClientSessions(self._acquiring.end_session)
         self.node.lease_ended = sessions.lease_ended
@@ -98,7 +98,7 @@ class GpuManager:
                 node=self.node,
                 credentials=self.credentials,
                 sessions=sessions,
-                library=library,
+                library=self.library,
                 acquiring=self._acquiring,
                 administration=NodeAdministration(self.node, self._store, catalogue, scheduling),
                 limits=self.limits,
