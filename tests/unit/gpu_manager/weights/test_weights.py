@@ -161,60 +161,6 @@ def test_sizes_are_read_when_they_are_right() -> None:
     assert read_sizes(pack_sizes(table), table.total_bytes) == table
 
 
-def test_tiny_images_leave_when_there_are_too_many_for_the_descriptors() -> None:
-    store = WeightStore(TierIndex("lru", 4 * KIB, most_models=32))
-    found = [adopt(store, [b"%d" % number]) for number in range(200)]
-    assert open_images() <= 32
-    assert store.tier(found[-1]) is Tier.HOST
-    assert store.tier(found[0]) is Tier.ABSENT
-    store.close()
-
-
-def test_neighbours_images_stay_when_a_tenant_adds_thousands() -> None:
-    store = WeightStore(TierIndex("lru", 64 * KIB, most_models=64))
-    kept = [adopt(store, [b"neighbours %d" % number], "other/f") for number in range(8)]
-    for number in range(500):
-        adopt(store, [b"%d" % number])
-    assert all(store.tier(digest) is Tier.HOST for digest in kept)
-    assert open_images() <= 64
-    store.close()
-
-
-def test_neighbours_may_upload_when_a_tenant_reserves_what_it_can(store: WeightStore) -> None:
-    adopt(store, image("a"), "other/f")
-    with pytest.raises(WeightStoreFull):
-        store.upload(lay_out([3 * KIB]), ALICE)
-    mine = store.upload(lay_out([2 * KIB]), ALICE)
-    with pytest.raises(WeightStoreFull):
-        store.upload(lay_out([1]), BOB)
-    neighbours = store.upload(lay_out([2 * KIB]), "other/f")
-    mine.close()
-    store.upload(lay_out([2 * KIB]), BOB).close()
-    neighbours.close()
-
-
-def test_memory_is_free_when_the_last_function_forgets_an_image(store: WeightStore) -> None:
-    digest = adopt(store, image("a"), ALICE)
-    adopt(store, image("a"), BOB)
-    store.forget(ALICE, digest)
-    store.forget(ALICE, digest)
-    assert store.tier(digest) is Tier.HOST
-    with store.open(digest) as hold:
-        store.forget(BOB, digest)
-        assert content_of(hold.descriptor, hold.table) == image("a")
-    assert store.tier(digest) is Tier.ABSENT
-    assert store.status().kept_bytes == 0
-    assert store.counts.lost == 0
-
-
-def test_changes_are_told_once_when_images_come_and_go(store: WeightStore) -> None:
-    digests = [adopt(store, image(letter)) for letter in "abcd"]
-    assert store.take_changed() == set(digests)
-    assert store.take_changed() == set()
-    more = adopt(store, image("e"))
-    assert store.take_changed() == {digests[0], more}
-
-
 def test_table_is_read_when_it_is_right() -> None:
     assert read_table([[0, 3], [64, 64]], 128) == lay_out([3, 64])
 
