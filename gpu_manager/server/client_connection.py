@@ -20,16 +20,12 @@ from gpu_manager.wire.frame_stream import FrameStream
 from scheduler.api import LeaseId
 from torch_shim.errors import BadFrame, ConnectionLost
 from torch_shim.wire.frame_socket import Frame
-from torch_shim.wire.protocol import (
-    MAX_HELLO_BYTES,
-    MAX_META_BYTES,
-    MAX_PIECE_BYTES,
-    FrameKind,
-)
+from torch_shim.wire.protocol import MAX_HELLO_BYTES, MAX_META_BYTES, FrameKind
 
 log = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 64
+_MOST_TASKS = 4 * _MOST_AT_ONCE
 # Requests with a descriptor that are handled at once, and the descriptors of one frame: others'
 # open files count against this process's limit.
 _MOST_WITH_DESCRIPTORS = 4
@@ -73,7 +69,8 @@ class ClientConnection:
 
     def lease_ended(self, lease: LeaseId) -> None:
         """Notify the client of a lease's end; a lost notification does no harm."""
-        self._tasks.start(self._notify_lease_ended(lease))
+        if len(self._tasks) < _MOST_TASKS:  # else the client does not read
+            self._tasks.start(self._notify_lease_ended(lease))
 
     # -- HELLO ----------------------------------------------------------------------------------
 
@@ -122,8 +119,8 @@ class ClientConnection:
         try:
             hello = welcome(self._services.node, session, local=self._stream.local)
             await self._stream.send(FrameKind.ANSWER, [self._number, hello])
-            self._stream.set_limits(MAX_META_BYTES, MAX_PIECE_BYTES)
             while True:
+                self._stream.set_limits(MAX_META_BYTES, handler.most_body_bytes)
                 await self._handle(await self._stream.read(), handler)
         finally:
             handler.close()

@@ -53,6 +53,9 @@ class ConnectionUploads:
         self._tenant = tenant
         self._incoming: dict[str, _Incoming] = {}
 
+    def __len__(self) -> int:
+        return len(self._incoming)
+
     def reserve(self, digest: str) -> None:
         """Count an upload that is to begin; raise ClientNotAllowed if there are too many."""
         limits = self._images.limits

@@ -92,6 +92,11 @@ class WeightRequests:
         self._function = str(session.identity)
         self._incoming = library.incoming.connection(self._tenant)
 
+    @property
+    def arriving(self) -> bool:
+        """Whether weights arrive in pieces."""
+        return bool(len(self._incoming))
+
     def offer(self, fields: Fields) -> Answer:
         """Return whether the node has these weights from this tenant.
 

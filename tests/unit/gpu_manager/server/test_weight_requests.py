@@ -10,6 +10,7 @@ from gpu_manager.sessions.incoming_images import IncomingLimits
 from gpu_manager.weights.sealed_images import ImageWriter
 from testbed.nodes.manager_client import (
     ManagerClient,
+    closed,
     manager,
     refusal,
     weights,
@@ -124,6 +125,14 @@ async def test_image_is_gone_when_its_last_function_forgets_it() -> None:
         image.close()
 
 
+async def test_client_is_hung_up_on_when_a_body_comes_without_an_upload() -> None:
+    async with manager() as it:
+        client = await it.client()
+        piece = {"digest": "0" * 64, "offset": 0, "last": False}
+        await client.tell(FrameKind.CHUNK, piece, bytes(10))
+        assert await closed(client)
+
+
 async def test_upload_in_pieces_ends_when_no_piece_comes(tmp_path: Path) -> None:
     listen = (UnixAddress(str(tmp_path / "node.sock")), LOCALHOST)
     async with manager(listen=listen) as it:
@@ -190,6 +199,7 @@ async def test_weights_come_in_pieces_when_the_client_is_elsewhere(tmp_path: Pat
         client = await it.client(tcp=True)
         assert client.welcome["local"] is False
         await client.stream.send(FrameKind.UPLOAD, [7, image.offer])
+        begun = await client.answer()
         piece = {"digest": image.digest, "offset": 0, "last": False}
         await client.stream.send(FrameKind.CHUNK, [8, piece], [image.content[:60_000]])
         last = {"digest": image.digest, "offset": 60_000, "last": True}
@@ -197,7 +207,7 @@ async def test_weights_come_in_pieces_when_the_client_is_elsewhere(tmp_path: Pat
 
         await client.stream.send(FrameKind.CHUNK, [9, last], [rest])
 
-        frames = [await client.answer() for _ in range(3)]
+        frames = [begun, *[await client.answer() for _ in range(2)]]
         assert [frame.kind for frame in frames] == [FrameKind.ANSWER] * 3
         assert [frame.meta for frame in frames] == [[7, {}], [8, {}], [9, {"digest": image.digest}]]
         answer, ends = await client.acquire(image.digest)
