@@ -151,7 +151,11 @@ async def test_upload_in_pieces_ends_when_no_piece_comes(tmp_path: Path) -> None
         await begin(other, 4)
         assert await refusal(begin(other, 5)) == "not allowed"
         await eventually(lambda: not incoming.counts, "the uploads end")
+        incoming.limits = IncomingLimits(of_a_tenant=1)
         await begin(other, 5)
+        other.close()
+        await eventually(lambda: not incoming.counts, "the upload ends with its connection")
+        await begin(one, 6)
 
 
 async def test_model_is_unknown_when_another_function_uploaded_it() -> None:
