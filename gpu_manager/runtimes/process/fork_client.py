@@ -166,17 +166,11 @@ class ForkServer:
                     worker_orders.KINDS[worker_orders.Fork], list(order), (), [theirs.fileno()]
                 )
             async with asyncio.timeout(_FORK_TIMEOUT_S):
-                frame = await stream.read()
+                pid, pidfd = read_forked(await stream.read(), number)
         except BaseException:
             ours.close()
             raise
-        try:
-            answer = _forked(frame, number)
-        except BadFrame:
-            frame.close_descriptors()
-            ours.close()
-            raise
-        return ForkedWorker(answer.pid, frame.descriptors[0], ours)
+        return ForkedWorker(pid, pidfd, ours)
 
     async def _ensure(self) -> FrameStream:
         if self._closed:
@@ -215,14 +209,21 @@ class ForkServer:
             await asyncio.get_running_loop().run_in_executor(None, process.wait)
 
 
-def _forked(frame: Frame, number: int) -> worker_orders.Forked:
-    """Return the answer to this FORK, which comes with one descriptor; else raise BadFrame."""
-    answer = worker_orders.read(frame.kind, frame.meta)
-    if not isinstance(answer, worker_orders.Forked) or answer.number != number:
-        raise BadFrame(f"{frame.kind.name} as the answer to FORK")
-    if len(frame.descriptors) != 1:
-        raise BadFrame(f"{len(frame.descriptors)} descriptors of a forked worker")
-    return answer
+def read_forked(frame: Frame, number: int) -> tuple[int, int]:
+    """Return the process id and the pidfd of an answer to this FORK.
+
+    Any other frame is a BadFrame, and its descriptors are closed.
+    """
+    try:
+        answer = worker_orders.read(frame.kind, frame.meta)
+        if not isinstance(answer, worker_orders.Forked) or answer.number != number:
+            raise BadFrame(f"{frame.kind.name} as the answer to FORK")
+        if len(frame.descriptors) != 1:
+            raise BadFrame(f"{len(frame.descriptors)} descriptors of a forked worker")
+    except BadFrame:
+        frame.close_descriptors()
+        raise
+    return answer.pid, frame.descriptors[0]
 
 
 def _discard(forking: "asyncio.Future[ForkedWorker]") -> None:
