@@ -11,6 +11,7 @@ from cache_manager.tiers.tier_index import TierIndex
 from common.addresses import Address
 from common.telemetry import process_metrics
 from common.telemetry.metrics import MetricFamily, gauge, page
+from gpu_manager import open_files
 from gpu_manager.attachment.scheduling import Neighbours, Scheduling
 from gpu_manager.credentials import FunctionCredentials, fresh_secret, load_secret
 from gpu_manager.devices.device_choice import choose
@@ -27,6 +28,7 @@ from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.runtimes.runtime import Observer, Runtime
+from gpu_manager.server.connection_limits import ConnectionLimits
 from gpu_manager.server.manager_server import ManagerServer
 from gpu_manager.server.services import Services
 from gpu_manager.server.tls_termination import Certificate
@@ -47,6 +49,8 @@ MakeRuntime = Callable[[Observer, Sequence[GpuDevice]], Awaitable[Runtime]]
 
 # By default the weight store's budget is this fraction (1/N) of the free memory.
 _STORE_SHARE = 4
+# Every image in host memory holds a descriptor: this fraction (1/N) of them is for images.
+_IMAGES_SHARE, _LEAST_IMAGES = 4, 64
 
 
 class GpuManager:
@@ -69,32 +73,35 @@ class GpuManager:
         node = NodeId(settings.node)
         limit = settings.gpu_memory_bytes
         self.devices = choose(settings.devices, node, limit, settings.visible_devices)
-        self._store = _store(settings)
+        descriptors = open_files.raise_limit()
+        self._store = _store(settings, max(_LEAST_IMAGES, descriptors // _IMAGES_SHARE))
         catalogue = Catalogue()
         gpus = [_gpu(device, node, settings.gpu_overlap) for device in self.devices]
         self.node = GpuNode(settings, gpus, self._store, catalogue)
         self._make_runtime = make_runtime
         self._runtime: Runtime | None = None
         overhead_bytes = max(gpu.ledger.context_bytes for gpu in gpus)
-        library = Library(node, self._store, catalogue, scheduling, overhead_bytes)
+        self.library = Library(node, self._store, catalogue, scheduling, overhead_bytes)
         tokens = LeaseTokens(secret)
         self.leases_elsewhere = LeasesElsewhere(
             scheduling, tokens, neighbours, settings.leases.unclaimed_s
         )
         presented = PresentedLeases(self.node, tokens)
         self._acquiring = Acquiring(
-            self.node, scheduling, library, presented, self.leases_elsewhere
+            self.node, scheduling, self.library, presented, self.leases_elsewhere
         )
         sessions = ClientSessions(self._acquiring.end_session)
         self.node.lease_ended = sessions.lease_ended
+        self.limits = ConnectionLimits(descriptors)
         self._server = ManagerServer(
             Services(
                 node=self.node,
                 credentials=self.credentials,
                 sessions=sessions,
-                library=library,
+                library=self.library,
                 acquiring=self._acquiring,
                 administration=NodeAdministration(self.node, self._store, catalogue, scheduling),
+                limits=self.limits,
                 hello_s=settings.hello_s,
             ),
             _certificate(settings),
@@ -200,10 +207,10 @@ def _certificate(settings: NodeSettings) -> Certificate | None:
     return Certificate(settings.certificate, settings.key)
 
 
-def _store(settings: NodeSettings) -> WeightStore:
+def _store(settings: NodeSettings, most_images: int) -> WeightStore:
     budget_bytes = settings.store_memory_bytes or available_bytes() // _STORE_SHARE
     try:
-        index = TierIndex(settings.host_eviction, budget_bytes)
+        index = TierIndex(settings.host_eviction, budget_bytes, most_images)
     except UnknownRule as error:
         raise BadSetting("host eviction", settings.host_eviction, str(error)) from error
     if settings.spill is None:

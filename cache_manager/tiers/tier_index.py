@@ -1,8 +1,10 @@
 """One tier of one node: which weights lie in it, how they are used, and which must leave."""
 
-from collections.abc import Container, Iterator, Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from cache_manager import eviction
+from cache_manager.eviction.eviction_rule import ResidentView
 from cache_manager.model.ids import ModelId
 from cache_manager.model.request_rates import RequestRates
 from cache_manager.tiers.demotion import MOST_CANDIDATES, Demotion, DemotionCandidate
@@ -10,19 +12,24 @@ from cache_manager.tiers.demotion import MOST_CANDIDATES, Demotion, DemotionCand
 # The assumed reading speed of a disk before one was measured, and each measurement's weight.
 _READ_BYTES_PER_S = 1e9
 _MEASURED_SHARE = 0.3
+# Beyond the most models, this share (1/N) of them leaves at once: choosing victims takes a sort.
+_LEAVING_SHARE = 16
 # Rates of this many departed weights are remembered before the faded ones are dropped.
 _MOST_RATES = 1_024
 
 
 class StoredWeights:
-    """One model's weights in the tier; `holds` counts their users."""
+    """One model's weights in the tier; `holds` counts their users, `owners` are its tenants."""
 
-    __slots__ = ("bytes", "holds", "model", "used_s")
+    __slots__ = ("bytes", "holds", "model", "owners", "used_s")
 
-    def __init__(self, model: ModelId, size_bytes: int, used_s: float) -> None:
+    def __init__(
+        self, model: ModelId, size_bytes: int, used_s: float, owners: frozenset[str]
+    ) -> None:
         self.model = model
         self.bytes = size_bytes
         self.used_s = used_s
+        self.owners = owners
         self.holds = 0
 
     @property
@@ -36,18 +43,26 @@ class TierIndex:
 
     Weights are known by their digest, given as a ModelId. Weights that are demoted while in use
     linger: the budget does not count them until `hold` or `touch` makes it count them again.
+
+    The tenants that have weights here share the budget equally: first leave weights whose tenants
+    all use more than their share. A tenant alone may use everything.
     """
 
-    def __init__(self, rule: str, budget_bytes: int) -> None:
-        """`rule` is the name of an eviction rule; UnknownRule for any other."""
+    def __init__(self, rule: str, budget_bytes: int, most_models: int | None = None) -> None:
+        """`rule` is the name of an eviction rule; UnknownRule for any other.
+
+        `most_models` bounds the number of weights, whatever their size; None: no bound.
+        """
         self.rule = rule
         self.budget_bytes = budget_bytes
+        self.most_models = most_models
         self.used_bytes = 0
         self.reserved_bytes = 0
         self.lingering_bytes = 0
         self._rule = eviction.make(rule)
         self._residents: dict[ModelId, StoredWeights] = {}
         self._lingering: dict[ModelId, StoredWeights] = {}
+        self._reserved_by: Counter[str] = Counter()
         self._rates = RequestRates()
         self._read_bytes_per_s = _READ_BYTES_PER_S
 
@@ -92,6 +107,16 @@ class TierIndex:
         """Bytes above the budget, reservations included."""
         return self.used_bytes + self.reserved_bytes - self.budget_bytes
 
+    @property
+    def short_models(self) -> int:
+        """Weights above the most that the tier may hold."""
+        return 0 if self.most_models is None else len(self._residents) - self.most_models
+
+    @property
+    def is_short(self) -> bool:
+        """Whether weights must leave."""
+        return self.short_bytes > 0 or self.short_models > 0
+
     def room(
         self, now: float, needed_bytes: int = 0, stuck: Container[ModelId] = ()
     ) -> Demotion | None:
@@ -100,13 +125,14 @@ class TierIndex:
         Held weights are named after all others, and `stuck` ones last. The victims may be too few.
         """
         short_bytes = self.short_bytes + needed_bytes
-        if short_bytes <= 0 or not self._residents:
+        if (short_bytes <= 0 and self.short_models <= 0) or not self._residents:
             return None
         ordered = sorted(
-            self._rule.order(self, self, now),
+            self._by_shares(self._rule.order(self, self, now)),
             key=lambda found: (found.model in stuck, found.kept),
         )
-        freed_bytes, count = 0, 0
+        count = self._leaving_models()
+        freed_bytes = sum(found.bytes for found in ordered[:count])
         while count < len(ordered) and freed_bytes < short_bytes:
             freed_bytes += ordered[count].bytes
             count += 1
@@ -128,21 +154,70 @@ class TierIndex:
     def still_due(self, candidate: DemotionCandidate) -> bool:
         """Whether room is still lacking and the weights were not used since the decision."""
         found = self._residents.get(candidate.model)
-        if found is None or self.short_bytes <= 0:
+        if found is None or not self.is_short:
             return False
         return (found.kept, found.used_s) == (candidate.held, candidate.used_s)
 
-    def reserve(self, size_bytes: int) -> None:
+    def reserve(self, size_bytes: int, owner: str = "") -> None:
         """Reserve room for weights that are on their way (or, if negative, free that room)."""
         self.reserved_bytes += size_bytes
+        if owner:
+            self._reserved_by[owner] += size_bytes
+            if self._reserved_by[owner] <= 0:
+                del self._reserved_by[owner]
+
+    def may_reserve_bytes(self, owner: str) -> int:
+        """How many more bytes this tenant may reserve: half of the budget if it is not alone."""
+        owners = {each for found in self._residents.values() for each in found.owners}
+        alone = not (owners | self._reserved_by.keys()) - {owner}
+        own_bytes = self.budget_bytes if alone else self.budget_bytes // 2
+        left_bytes = self.budget_bytes - self.reserved_bytes
+        return min(left_bytes, own_bytes - self._reserved_by[owner])
+
+    def _leaving_models(self) -> int:
+        """How many weights leave because there are too many."""
+        if self.most_models is None or self.short_models <= 0:
+            return 0
+        return min(len(self._residents), self.short_models + self.most_models // _LEAVING_SHARE)
+
+    def _by_shares(self, ordered: Iterable[ResidentView]) -> list[StoredWeights]:
+        """Move weights to the front while all their tenants use more than an equal share."""
+        found = [self._residents[each.model] for each in ordered]
+        sizes, counts = Counter[str](), Counter[str]()
+        for weights in found:
+            for owner in weights.owners:
+                sizes[owner] += weights.bytes
+                counts[owner] += 1
+        if len(counts) <= 1:
+            return found
+        share_bytes = self.budget_bytes // len(counts)
+        share_models = (self.most_models or len(found)) // len(counts)
+        beyond, within = [], []
+        for weights in found:
+            if all(sizes[o] > share_bytes or counts[o] > share_models for o in weights.owners):
+                beyond.append(weights)
+                for owner in weights.owners:
+                    sizes[owner] -= weights.bytes
+                    counts[owner] -= 1
+            else:
+                within.append(weights)
+        return beyond + within
 
     # -- changes --------------------------------------------------------------------------------
 
-    def admit(self, model: ModelId, size_bytes: int, now: float) -> None:
+    def admit(
+        self, model: ModelId, size_bytes: int, now: float, owners: frozenset[str] = frozenset()
+    ) -> None:
         """Count weights that arrived, as the most recently used."""
         assert model not in self, f"{model} is admitted twice"
-        self._residents[model] = StoredWeights(model, size_bytes, now)
+        self._residents[model] = StoredWeights(model, size_bytes, now, owners)
         self.used_bytes += size_bytes
+
+    def set_owners(self, model: ModelId, owners: frozenset[str]) -> None:
+        """Change the tenants that have these weights; weights that are not here are ignored."""
+        found = self._residents.get(model) or self._lingering.get(model)
+        if found is not None:
+            found.owners = owners
 
     def touch(self, model: ModelId, now: float) -> None:
         """Make weights the most recently used; lingering weights count again."""

@@ -133,6 +133,7 @@ def _request(function: Function, call_id: str, deadline_s: float, *, own_id: boo
         deadline_s=deadline_s,
         priority=options.priority,
         slo_s=options.slo_s,
+        registered_only=function.learned.reported,
     )
 
 

@@ -51,6 +51,11 @@ class Learned:
         """Whether a call or the deployment has named models since the last `forget`."""
         return bool(self.models or self._recent)
 
+    @property
+    def reported(self) -> bool:
+        """Whether calls have named the models, which then are the function's word alone."""
+        return bool(self._recent)
+
     def forget(self) -> None:
         """The scheduler no longer knows the models: expect none until a call reports them again."""
         self._recent.clear()

@@ -175,15 +175,16 @@ class GpuNode:
         *,
         given: bool = False,
     ) -> bool:
-        """Admit a session's calls under a lease; return False if the lease has ended.
+        """Admit a session's calls under a lease.
 
-        A lease that was `given` to the session's caller is for a single request.
+        Return False if the lease has ended, or if another session has claimed it. A lease that was
+        `given` to the session's caller is for a single request.
         """
         found = self.leases.get(lease)
-        if found is None or found.ending is not None:
+        if found is None or found.ending is not None or found.holder not in (None, holder):
             return False
         for hosted in models:
-            hosted.admit(lease)
+            hosted.admit(lease, holder)
         self.leases.claim(found, holder, self._loop.time(), given=given)
         self._endings.check()
         return True
@@ -212,7 +213,7 @@ class GpuNode:
         resident.uses += 1
         resident.used_s = now_s
         found = self.leases.get(LeaseId(lease))
-        if found is not None:
+        if found is not None and (found.gpu, resident.model in found.models) == (gpu.id, True):
             self.leases.record_use(found, now_s, run_s)
             if self.leases.contended:
                 self._endings.check()

@@ -36,19 +36,33 @@ class Catalogue:
     def __init__(self) -> None:
         self.arrived = ChangeSignal()  # a function has sent weights or proved to have them
         self._models: dict[ModelId, TenantModel] = {}
+        self._by_digest: dict[str, dict[ModelId, TenantModel]] = {}
 
     def __iter__(self) -> Iterator[TenantModel]:
         return iter(self._models.values())
 
     def add(self, owner: FunctionIdentity, digest: str, table: ImageTable) -> TenantModel:
         """Return the owner's model with these weights; add it if it is new."""
-        model = self._models.setdefault(
-            model_id(owner.tenant, digest),
-            TenantModel(model_id(owner.tenant, digest), owner.tenant, digest, table),
-        )
+        name = model_id(owner.tenant, digest)
+        model = self._models.get(name)
+        if model is None:
+            model = self._models[name] = TenantModel(name, owner.tenant, digest, table)
+            self._by_digest.setdefault(digest, {})[name] = model
         model.functions[owner.function] = None
         self.arrived.notify()
         return model
+
+    def remove(self, model: TenantModel) -> None:
+        """Forget a model; it is added again when a function sends its weights again."""
+        self._models.pop(model.id, None)
+        sharing = self._by_digest.get(model.digest, {})
+        sharing.pop(model.id, None)
+        if not sharing:
+            self._by_digest.pop(model.digest, None)
+
+    def with_weights(self, digest: str) -> list[TenantModel]:
+        """Return the models of all tenants with these weights."""
+        return list(self._by_digest.get(digest, {}).values())
 
     def get(self, model: ModelId) -> TenantModel:
         """Return the model with this id; raise UnknownImage if there is none."""

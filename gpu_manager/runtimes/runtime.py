@@ -85,8 +85,8 @@ class HostedModel(Protocol):
     def closed(self) -> "Future[str]":
         """Done when the model has ended; the result is the cause as text."""
 
-    def admit(self, lease: int) -> None:
-        """Admit calls under this lease."""
+    def admit(self, lease: int, session: str) -> None:
+        """Admit calls under this lease on the channels of this session, and on no others."""
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
         """Admit no further call of the lease and return when none is in flight.

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-import os
 import socket
+from contextlib import ExitStack
 
 from common.tasks import BackgroundTasks
 from gpu_manager.errors import ClientNotAllowed, NoWorker, UnknownVersion
@@ -11,6 +11,7 @@ from gpu_manager.runtimes.runtime import HostedId, HostedModel
 from gpu_manager.server.byte_relay import relay
 from gpu_manager.server.client_errors import ClientRefusal, Expected, refusal
 from gpu_manager.server.client_requests import Handler, handler_for
+from gpu_manager.server.connection_limits import ConnectionPlace
 from gpu_manager.server.greeting import AdmittedClient, ClientRole, admit, welcome
 from gpu_manager.server.services import Services
 from gpu_manager.sessions.sessions import session_key
@@ -23,18 +24,25 @@ from torch_shim.wire.protocol import MAX_HELLO_BYTES, MAX_META_BYTES, FrameKind
 
 log = logging.getLogger(__name__)
 
-# Tables of weights are the largest metadata, pieces of weights the only bodies.
-_MOST_META_BYTES = MAX_META_BYTES // 4
-_MOST_BODY_BYTES = 64 << 20
 _MOST_AT_ONCE = 64
+_MOST_TASKS = 4 * _MOST_AT_ONCE
+# Requests with a descriptor that are handled at once, and the descriptors of one frame: others'
+# open files count against this process's limit.
+_MOST_WITH_DESCRIPTORS = 4
+_LOOK_S = 0.5
+_MOST_DESCRIPTORS = 1
 
 
 class ClientConnection:
     """Serves one client until either side closes; invalid input affects only this client."""
 
-    def __init__(self, client: socket.socket, services: Services) -> None:
+    def __init__(self, client: socket.socket, services: Services, place: ConnectionPlace) -> None:
+        """`place` counts the connection, from now on as one of its tenant."""
         self._services = services
-        self._stream = FrameStream(client, MAX_HELLO_BYTES, 0)
+        self._place = place
+        self._stream = FrameStream(client, MAX_HELLO_BYTES, 0, _MOST_DESCRIPTORS)
+        self._room = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._descriptor_room = asyncio.Semaphore(_MOST_WITH_DESCRIPTORS)
         self._tasks = BackgroundTasks(log, "a request", self._failed)
         self._peer = "an unidentified client"
 
@@ -61,19 +69,21 @@ class ClientConnection:
 
     def lease_ended(self, lease: LeaseId) -> None:
         """Notify the client of a lease's end; a lost notification does no harm."""
-        self._tasks.start(self._notify_lease_ended(lease))
+        if len(self._tasks) < _MOST_TASKS:  # else the client does not read
+            self._tasks.start(self._notify_lease_ended(lease))
 
     # -- HELLO ----------------------------------------------------------------------------------
 
     async def _hello(self) -> tuple[AdmittedClient, HostedModel | None]:
         """Return the client, and the model of a data channel; raise ClientNotAllowed."""
         frame = await self._stream.read()
-        _close(frame)
+        frame.close_descriptors()
         if frame.kind is not FrameKind.HELLO:
             raise BadFrame(f"{frame.kind.name} before HELLO")
         number, fields = read.request(frame.meta)
         try:
             client = admit(fields, self._services.credentials, self._stream.socket)
+            self._place.identified(client.identity.tenant)
             hosted = self._worker(client) if client.role is ClientRole.CHANNEL else None
         except (ClientNotAllowed, NoWorker, UnknownVersion) as error:
             await self._refuse(number, refusal(error))
@@ -109,32 +119,38 @@ class ClientConnection:
         try:
             hello = welcome(self._services.node, session, local=self._stream.local)
             await self._stream.send(FrameKind.ANSWER, [self._number, hello])
-            self._stream.set_limits(_MOST_META_BYTES, _MOST_BODY_BYTES)
-            room = asyncio.Semaphore(_MOST_AT_ONCE)
             while True:
-                await self._handle(await self._stream.read(), handler, room)
+                self._stream.set_limits(MAX_META_BYTES, handler.most_body_bytes)
+                await self._handle(await self._stream.read(), handler)
         finally:
             handler.close()
             self._services.sessions.leave(session, self)
 
-    async def _handle(self, frame: Frame, handler: Handler, room: asyncio.Semaphore) -> None:
+    async def _handle(self, frame: Frame, handler: Handler) -> None:
         """Answer a request: in order if it cannot wait, else concurrently in a task."""
-        try:
+        with ExitStack() as held:
+            held.callback(frame.close_descriptors)
             number, _ = read.request(frame.meta)
-            waits = handler.waits(frame)
-        except BadFrame:
-            _close(frame)
-            raise
-        if not waits:
-            try:
+            if not handler.waits(frame):
                 await self._answer(frame, number, handler)
-            finally:
-                _close(frame)
-            return
-        await room.acquire()
-        task = self._tasks.start(self._answer(frame, number, handler))
-        task.add_done_callback(lambda _: _close(frame))
-        task.add_done_callback(lambda _: room.release())
+                return
+            for room in (self._room, self._descriptor_room)[: 2 if frame.descriptors else 1]:
+                await self._enter(room)
+                held.callback(room.release)
+            task = self._tasks.start(self._answer(frame, number, handler))
+            of_task = held.pop_all()
+            task.add_done_callback(lambda _: of_task.close())
+
+    async def _enter(self, room: asyncio.Semaphore) -> None:
+        """Wait for room; nothing is read meanwhile, so the client's end has to be looked for."""
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    await room.acquire()
+                    return
+            except TimeoutError:
+                if self._stream.hung_up():
+                    raise ConnectionLost("closed while its requests waited") from None
 
     async def _answer(self, frame: Frame, number: int, handler: Handler) -> None:
         try:
@@ -165,8 +181,3 @@ class ClientConnection:
         elif not isinstance(error, ConnectionLost):
             log.error("a request of %s failed", self._peer, exc_info=error)
         self._stream.close()
-
-
-def _close(frame: Frame) -> None:
-    for descriptor in frame.descriptors:
-        os.close(descriptor)

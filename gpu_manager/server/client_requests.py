@@ -13,7 +13,7 @@ from gpu_manager.sessions.weight_requests import WeightRequests
 from gpu_manager.wire import request_fields as read
 from torch_shim.errors import BadFrame
 from torch_shim.wire.frame_socket import Frame
-from torch_shim.wire.protocol import FrameKind
+from torch_shim.wire.protocol import MAX_PIECE_BYTES, FrameKind
 
 
 @dataclass(slots=True)
@@ -40,6 +40,11 @@ class ClientAnswer:
 class Handler(Protocol):
     """Answers the requests of one connection."""
 
+    @property
+    def most_body_bytes(self) -> int:
+        """The size of the body that the next frame may have."""
+        ...
+
     def waits(self, frame: Frame) -> bool:
         """Whether a request may wait, so that it is answered concurrently with others."""
         ...
@@ -61,6 +66,11 @@ class ShimRequests:
         self._acquiring = services.acquiring
         self._weights = WeightRequests(services.library, session)
         self._local = local
+
+    @property
+    def most_body_bytes(self) -> int:
+        """That of a piece while weights arrive in pieces: memory is kept for no other body."""
+        return MAX_PIECE_BYTES if self._weights.arriving else 0
 
     def waits(self, frame: Frame) -> bool:
         """Whether a request hashes weights or waits for a lease; pieces of weights keep order."""
@@ -106,6 +116,11 @@ class AdminRequests:
 
     def __init__(self, services: Services) -> None:
         self._administration = services.administration
+
+    @property
+    def most_body_bytes(self) -> int:
+        """None: administrators send no bodies."""
+        return 0
 
     def waits(self, frame: Frame) -> bool:
         """Whether a request may wait for the scheduler, as every ADMIN request."""

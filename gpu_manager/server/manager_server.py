@@ -83,18 +83,23 @@ class ManagerServer:
                 log.error("cannot accept a client at %s: %s", listener.address, error)
                 await asyncio.sleep(_RETRY_S)
                 continue
-            _configure_tcp(client)
             self._connections.start(self._serve(client, listener.address))
+            await asyncio.sleep(0)  # so that the connection's task owns the client's socket
 
     async def _serve(self, client: socket.socket, address: Address) -> None:
-        if isinstance(address, TlsAddress):
-            assert self._certificate is not None, "`advertised` has checked it"
+        task = asyncio.current_task()
+        assert task is not None, "a connection is served in a task"
+        with self._services.limits.stranger(task.cancel) as place:
             try:
-                client = await self._certificate.decrypted(client, self._services.hello_s)
+                _configure_tcp(client)
+                if isinstance(address, TlsAddress):
+                    assert self._certificate is not None, "`advertised` has checked it"
+                    client = await self._certificate.decrypted(client, self._services.hello_s)
             except OSError as error:
-                log.warning("closed a connection at %s: TLS failed: %s", address, error)
+                client.close()
+                log.warning("closed a connection at %s: %s", address, error)
                 return
-        await ClientConnection(client, self._services).serve()
+            await ClientConnection(client, self._services, place).serve()
 
 
 def _configure_tcp(client: socket.socket) -> None:

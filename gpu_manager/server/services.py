@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from gpu_manager.credentials import FunctionCredentials
 from gpu_manager.node.node import GpuNode
+from gpu_manager.server.connection_limits import ConnectionLimits
 from gpu_manager.sessions.acquiring import Acquiring
 from gpu_manager.sessions.administration import NodeAdministration
 from gpu_manager.sessions.sessions import ClientSessions
@@ -20,4 +21,5 @@ class Services:
     library: Library
     acquiring: Acquiring
     administration: NodeAdministration
+    limits: ConnectionLimits
     hello_s: float

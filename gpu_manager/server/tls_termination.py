@@ -50,7 +50,11 @@ class Certificate:
         except BaseException:
             client.close()
             raise
-        clear, encrypting = pipe()
+        try:
+            clear, encrypting = pipe()
+        except OSError:  # for example too many open files
+            transport.abort()
+            raise
         encrypting.setblocking(False)
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         task = self._streams.start(_carry(reader, writer, encrypting))

@@ -307,10 +307,10 @@ class Acquiring:
                 raise NoWorker(placement.models[0], "this GPU manager stops")
             claimed = self._node.claim(placement.lease, session.key, workers.values(), given=given)
             if not claimed:
-                raise NoWorker(placement.models[0], "its lease has ended")
+                raise NoWorker(placement.models[0], "its lease has ended, or is another session's")
         except BaseException:
             held = self._node.leases.get(placement.lease)
-            if held is not None:
+            if held is not None and held.holder in (None, session.key):
                 self._node.release(held, EndReason.RELEASED)
             raise
         return workers

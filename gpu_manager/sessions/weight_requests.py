@@ -3,15 +3,17 @@
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 from cache_manager.model.ids import MIB, ModelId, Tier
-from gpu_manager.errors import BadImage, ClientNotAllowed, UnknownImage
+from gpu_manager.errors import UnknownImage
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
+from gpu_manager.sessions.incoming_images import IncomingImages
 from gpu_manager.sessions.sessions import ClientSession
-from gpu_manager.weights.sealed_images import read_table
+from gpu_manager.sessions.tenant_turns import TenantTurns
+from gpu_manager.weights.sealed_images import read_sizes, read_table
 from gpu_manager.weights.uploads import WeightsUpload
 from gpu_manager.weights.weight_store import WeightStore
 from gpu_manager.wire import request_fields as read
@@ -39,6 +41,8 @@ class Library:
     catalogue: Catalogue
     reports: NodeReports
     overhead_bytes: int
+    turns: TenantTurns = field(default_factory=TenantTurns)
+    incoming: IncomingImages = field(default_factory=IncomingImages)
 
     def add(self, session: ClientSession, digest: str, table: ImageTable) -> TenantModel:
         """Add the model of a function that has proved to have these weights, and report it."""
@@ -46,7 +50,7 @@ class Library:
         guess_bytes = max(_LEAST_ACTIVATIONS_BYTES, table.total_bytes // _ACTIVATIONS_SHARE)
         needed_bytes = table.total_bytes + guess_bytes + self.overhead_bytes
         self.reports.report(ModelRegistered(ModelSpec(model.id, needed_bytes)))
-        self.report_tiers()
+        self.report_tiers(digest)
         return model
 
     def model(self, session: ClientSession, digest: str) -> ModelId:
@@ -57,13 +61,24 @@ class Library:
             raise UnknownImage(digest)
         return self.catalogue.of(session.identity.tenant, digest).id
 
-    def report_tiers(self) -> None:
-        """Report the tiers of weights that have changed to the scheduler."""
-        for model in self.catalogue:
-            tier = self.store.tier(model.digest)
-            if tier is not model.reported:
-                model.reported = tier
-                self.reports.report(ModelDemoted(self.node, None, model.id, tier))
+    def forget(self, session: ClientSession, digest: str) -> None:
+        """Withdraw the function's right to use these weights."""
+        self.store.forget(str(session.identity), digest)
+        self.report_tiers()
+
+    def report_tiers(self, *digests: str) -> None:
+        """Report the tiers that have changed, of these weights and others, to the scheduler.
+
+        Models whose weights this node no longer has are forgotten: their functions send them again.
+        """
+        for digest in self.store.take_changed().union(digests):
+            tier = self.store.tier(digest)
+            for model in self.catalogue.with_weights(digest):
+                if tier is not model.reported:
+                    model.reported = tier
+                    self.reports.report(ModelDemoted(self.node, None, model.id, tier))
+                if tier is Tier.ABSENT:
+                    self.catalogue.remove(model)
 
 
 class WeightRequests:
@@ -73,20 +88,35 @@ class WeightRequests:
         self._library = library
         self._store = library.store
         self._session = session
+        self._tenant = session.identity.tenant
         self._function = str(session.identity)
-        self._uploads: dict[str, WeightsUpload] = {}
+        self._incoming = library.incoming.connection(self._tenant)
+
+    @property
+    def arriving(self) -> bool:
+        """Whether weights arrive in pieces."""
+        return bool(len(self._incoming))
 
     def offer(self, fields: Fields) -> Answer:
-        """Return whether the node has these weights."""
-        digest = read.digest(fields)
-        read_table(fields.get("table"), fields.get("total"))
-        return {"have": self._store.tier(digest) is not Tier.ABSENT}
+        """Return whether the node has these weights from this tenant.
+
+        Weights that only other tenants have count as absent: a digest alone, which others may know,
+        must not reveal what they use.
+        """
+        return {"have": self._store.known_to(self._tenant, read.digest(fields))}
 
     async def prove(self, fields: Fields, *, local: bool) -> tuple[Answer, tuple[int, ...]]:
         """Check the proof for weights; return a descriptor of the weights to a local function."""
-        prove = partial(self._prove, read.digest(fields), read.text(fields, "proof"))
-        descriptor, table = await _in_thread(prove, discard=lambda proved: os.close(proved[0]))
-        self._library.add(self._session, read.digest(fields), table)
+        digest = read.digest(fields)
+        prove = partial(self._prove, digest, read.text(fields, "proof"))
+        async with self._library.turns.turn(self._tenant):
+            proved = await _in_thread(prove, discard=lambda proved: os.close(proved[0]))
+        descriptor, table = proved
+        try:
+            self._library.add(self._session, digest, table)
+        except BaseException:
+            os.close(descriptor)
+            raise
         if local:
             return {}, (descriptor,)
         os.close(descriptor)
@@ -95,53 +125,71 @@ class WeightRequests:
     async def upload(self, frame: Frame, fields: Fields) -> Answer:
         """Store weights from a descriptor, or begin an upload in pieces."""
         digest = read.digest(fields)
-        table = read_table(fields.get("table"), fields.get("total"))
         if not frame.descriptors:
-            self._begin(digest, table)
+            await self._begin(digest, fields)
             return {}
-        descriptor = os.dup(frame.descriptors[0])  # for the store; the frame's will be closed
-        adopt = partial(self._store.adopt, descriptor, table, self._function)
-        return self._keep(digest, await _in_thread(adopt), table)
+        turns = self._library.turns
+        await turns.pace(self._tenant)
+        async with turns.turn(self._tenant):
+            table = await _in_thread(partial(self._adopt, frame.descriptors[0], digest, fields))
+        self._library.add(self._session, digest, table)
+        return {"digest": digest}
 
     async def chunk(self, frame: Frame, fields: Fields) -> Answer:
         """Store one piece of an upload; the answer to the last one contains the digest."""
         digest, offset = read.digest(fields), read.whole(fields, "offset")
         last = read.flag(fields, "last")
-        upload = self._uploads.get(digest)
-        if upload is None:
-            raise BadFrame("a piece of weights without an upload")
-        await _in_thread(partial(upload.write, offset, frame.body))
-        if not last:
-            return {}
-        del self._uploads[digest]
-        return self._keep(digest, await _in_thread(upload.finish), upload.table)
+        with self._incoming.piece(digest, last=last) as upload:
+            if upload is None:
+                raise BadFrame("a piece of weights without an upload")
+            await _in_thread(partial(upload.write, offset, frame.body))
+            if not last:
+                return {}
+            await self._library.turns.pace(self._tenant)
+            async with self._library.turns.turn(self._tenant):
+                await _in_thread(upload.finish)
+        self._library.add(self._session, digest, upload.table)
+        return {"digest": digest}
 
     def forget(self, fields: Fields) -> None:
         """Withdraw the function's right to use these weights."""
-        self._store.forget(self._function, read.digest(fields))
+        self._library.forget(self._session, read.digest(fields))
 
     def close(self) -> None:
         """Discard incomplete uploads."""
-        for upload in self._uploads.values():
-            upload.close()
-        self._uploads.clear()
+        self._incoming.close()
+
+    async def _begin(self, digest: str, fields: Fields) -> None:
+        def begin() -> WeightsUpload:
+            return self._store.upload(_table(fields), self._function, digest)
+
+        self._incoming.reserve(digest)
+        try:
+            upload = await _in_thread(begin, discard=WeightsUpload.close)
+        except BaseException:
+            self._incoming.end(digest)
+            raise
+        self._incoming.begun(digest, upload)
+
+    # -- in threads -----------------------------------------------------------------------------
 
     def _prove(self, digest: str, proof: str) -> tuple[int, ImageTable]:
         self._store.prove(digest, self._session.nonce, proof, self._function)
         with self._store.open(digest) as hold:
             return os.dup(hold.descriptor), hold.table
 
-    def _begin(self, digest: str, table: ImageTable) -> None:
-        if digest in self._uploads:
-            raise ClientNotAllowed("these weights are being uploaded already")
-        self._uploads[digest] = self._store.upload(table, self._function)
+    def _adopt(self, sent: int, digest: str, fields: Fields) -> ImageTable:
+        table = _table(fields)
+        copy = os.dup(sent)  # for the store; the frame's descriptor will be closed
+        self._store.adopt(copy, table, self._function, digest)
+        return table
 
-    def _keep(self, announced: str, digest: str, table: ImageTable) -> Answer:
-        if digest != announced:
-            self._store.forget(self._function, digest)
-            raise BadImage(f"announced as {announced}, its digest is {digest}")
-        self._library.add(self._session, digest, table)
-        return {"digest": digest}
+
+def _table(fields: Fields) -> ImageTable:
+    """Return the image's table; older shims send it as a list of rows."""
+    if fields.get("sizes") is not None:
+        return read_sizes(fields.get("sizes"), fields.get("total"))
+    return read_table(fields.get("table"), fields.get("total"))
 
 
 async def _in_thread(work: Callable[[], T], discard: Callable[[T], None] | None = None) -> T:

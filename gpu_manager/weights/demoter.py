@@ -15,6 +15,7 @@ from gpu_manager.weights.store_status import StoreCounts
 _log = logging.getLogger(__name__)
 
 _REMEMBERED = 32  # of the latest demotions
+_LOGGED = 16  # victims of one demotion
 
 
 class Demoter:
@@ -36,16 +37,17 @@ class Demoter:
 
     def make_room(self) -> None:
         """Demote until the budget holds (may write to disk)."""
-        if self._images.short_bytes <= 0:
+        if not self._images.is_short:
             return
         with self._lock:
             stuck = set() if self._spill is not None else set(self._images.digests())
             while (demotion := self._images.room(stuck)) is not None:
                 _log.info(
-                    "host memory lacks %d bytes: demoting %s by rule %s",
-                    demotion.short_bytes,
-                    ", ".join(demotion.victims),
+                    "host memory lacks %d bytes: demoting %d images by rule %s, first %s",
+                    max(0, demotion.short_bytes),
+                    len(demotion.victims),
                     demotion.rule,
+                    ", ".join(demotion.victims[:_LOGGED]),
                 )
                 _log.debug("%s", demotion)
                 self._latest.append(demotion)

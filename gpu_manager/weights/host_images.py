@@ -95,24 +95,30 @@ class HostImages:
         return self._images.get(digest)
 
     @property
-    def short_bytes(self) -> int:
-        """Bytes above the budget; more than 0 only until a demotion is carried out."""
-        return self._index.short_bytes
+    def is_short(self) -> bool:
+        """Whether the budget is exceeded; only until a demotion is carried out."""
+        return self._index.is_short
 
     def digests(self) -> list[str]:
         """Return the digests of all images in memory."""
         with self._lock:
             return list(self._images)
 
-    def take_in(self, digest: str, descriptor: int, table: ImageTable) -> tuple[ImageHold, bool]:
-        """Add an image, or close the copy if one exists; return a hold, and whether one existed."""
+    def take_in(
+        self, digest: str, descriptor: int, table: ImageTable, owners: frozenset[str]
+    ) -> tuple[ImageHold, bool]:
+        """Add these tenants' image, or close the copy if one exists.
+
+        Return a hold, and whether one existed.
+        """
         with self._lock:
             image = self._images.get(digest)
             if image is not None:
                 os.close(descriptor)
+                self._index.set_owners(ModelId(digest), owners)
                 return self._hold(image), True
             image = self._images[digest] = HostImage(digest, descriptor, table)
-            self._index.admit(ModelId(digest), table.total_bytes, self._now_s())
+            self._index.admit(ModelId(digest), table.total_bytes, self._now_s(), owners)
             return self._hold(image), False
 
     def open(self, digest: str) -> ImageHold | None:
@@ -121,18 +127,21 @@ class HostImages:
             image = self._images.get(digest)
             return None if image is None else self._hold(image)
 
-    def reserve(self, size_bytes: int) -> None:
-        """Reserve room for an upload; raise WeightStoreFull if too much is reserved already."""
+    def reserve(self, size_bytes: int, owner: str) -> None:
+        """Reserve room for a tenant's upload, or raise WeightStoreFull.
+
+        It is raised if too much is reserved already, or by this tenant where there are others.
+        """
         with self._lock:
-            left_bytes = self._index.budget_bytes - self._index.reserved_bytes
+            left_bytes = self._index.may_reserve_bytes(owner)
             if size_bytes > left_bytes:
                 raise WeightStoreFull(size_bytes, left_bytes)
-            self._index.reserve(size_bytes)
+            self._index.reserve(size_bytes, owner)
 
-    def reserve_anyway(self, size_bytes: int) -> None:
+    def reserve_anyway(self, size_bytes: int, owner: str = "") -> None:
         """Reserve room for an image regardless of other reservations; negative to release it."""
         with self._lock:
-            self._index.reserve(size_bytes)
+            self._index.reserve(size_bytes, owner)
 
     def room(self, stuck: set[str]) -> Demotion | None:
         """Return which images to demote to meet the budget; `stuck` ones cannot be spilled."""

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 
 from gpu_manager.errors import BadImage, StoreFailed
-from torch_shim.wire.image_digests import ImageTable, lay_out
+from torch_shim.wire.image_digests import ImageTable, lay_out, unpack_sizes
 from torch_shim.wire.protocol import aligned
 
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -14,8 +14,21 @@ MEMORY_NAME = "gpufaas-image"  # the name in /proc, by which tests count images
 Buffer = bytes | bytearray | memoryview
 
 
+def read_sizes(packed: object, total_bytes: object) -> ImageTable:
+    """Return the table for a frame's sizes of storages; raise BadImage if they are invalid."""
+    if not isinstance(packed, bytes):
+        raise BadImage("the sizes of storages are not bytes")
+    try:
+        table = unpack_sizes(packed)
+    except ValueError as error:
+        raise BadImage(str(error)) from error
+    if table.total_bytes != total_bytes:
+        raise BadImage(f"the sizes add up to {table.total_bytes}, not to {total_bytes!r:.40}")
+    return table
+
+
 def read_table(rows: object, total_bytes: object) -> ImageTable:
-    """Return the table for a frame's `[[offset, bytes], ...]`; raise BadImage if it is invalid."""
+    """Return the table for an older shim's `[[offset, bytes], ...]`; BadImage if it is invalid."""
     table = lay_out(_sizes(rows))
     if [list(row) for row in table.storages] != rows or table.total_bytes != total_bytes:
         raise BadImage("the table leaves gaps, overlaps, or does not add up to the total")

@@ -13,10 +13,16 @@ from dataclasses import replace
 
 from cache_manager.model.ids import Tier
 from cache_manager.tiers.tier_index import TierIndex
-from gpu_manager.errors import ProofRefused, UnknownImage, WeightsChanged, WeightStoreFull
+from gpu_manager.errors import (
+    BadImage,
+    ProofRefused,
+    UnknownImage,
+    WeightsChanged,
+    WeightStoreFull,
+)
 from gpu_manager.weights.demoter import Demoter
 from gpu_manager.weights.host_images import HostImages, ImageHold
-from gpu_manager.weights.possession import PossessionRecord
+from gpu_manager.weights.possession import PossessionRecord, tenant_of
 from gpu_manager.weights.sealed_images import ImageWriter, check
 from gpu_manager.weights.spill_directory import SpillCounts, SpillDirectory, Spilled
 from gpu_manager.weights.store_status import StoreCounts, StoreStatus
@@ -43,54 +49,71 @@ class WeightStore:
         self._now_s = now_s
         self._spill = spill
         self._owners = PossessionRecord()
+        self._changed: set[str] = set()
         self._images = HostImages(index, now_s, self._on_freed)
+        if spill is not None:
+            spill.on_change = self._on_disk_change
         self._demoter = Demoter(self._images, spill, self.counts)
         self._counting = threading.Lock()  # taken after every other lock
         self._reading = threading.Lock()  # taken before every other lock
 
     # -- adding weights -------------------------------------------------------------------------
 
-    def adopt(self, descriptor: int, table: ImageTable, function: str) -> str:
+    def adopt(
+        self, descriptor: int, table: ImageTable, function: str, announced: str | None = None
+    ) -> str:
         """Store sealed shared memory, or close it if the store has the content; return the digest.
 
-        Takes ownership of the descriptor, even if it raises. Hashes all bytes, and may spill.
+        Takes ownership of the descriptor, even if it raises: BadImage if the digest is not the one
+        that was announced. Hashes all bytes, and may spill.
         """
         try:
             if table.total_bytes > self._budget_bytes:
                 raise WeightStoreFull(table.total_bytes, self._budget_bytes)
             check(descriptor, table)
             digest = image_digest(parts_of(descriptor, table))
+            if announced not in (None, digest):
+                raise BadImage(f"announced as {announced}, its digest is {digest}")
         except BaseException:
             os.close(descriptor)
             raise
-        hold, known = self._images.take_in(digest, descriptor, table)
+        owners = self._owners.tenants(digest) | {tenant_of(function)}
+        hold, known = self._images.take_in(digest, descriptor, table, owners)
         with hold:  # so that making room does not evict the new image
+            self._owners.add(function, digest)
+            self._note_change(digest)
             with self._counting:
                 self.counts.duplicates += known
                 self.counts.adopted += not known
-            self._owners.add(function, digest)
             self._demoter.make_room()
         return digest
 
-    def upload(self, table: ImageTable, function: str) -> WeightsUpload:
+    def upload(
+        self, table: ImageTable, function: str, announced: str | None = None
+    ) -> WeightsUpload:
         """Reserve room for an image that will arrive in pieces (may spill)."""
-        writer = ImageWriter(table)
+        writer, owner = ImageWriter(table), tenant_of(function)
         try:
-            self._images.reserve(table.total_bytes)
+            self._images.reserve(table.total_bytes, owner)
         except WeightStoreFull:
             writer.close()
             raise
         self._demoter.make_room()
         return WeightsUpload(
             writer,
-            keep=lambda descriptor: self.adopt(descriptor, table, function),
-            ended=lambda: self._images.reserve_anyway(-table.total_bytes),
+            keep=lambda descriptor: self.adopt(descriptor, table, function, announced),
+            ended=lambda: self._images.reserve_anyway(-table.total_bytes, owner),
         )
 
     # -- rights to use weights ------------------------------------------------------------------
 
     def prove(self, digest: str, nonce: str, proof: str, function: str) -> None:
-        """Check a function's proof, or raise ProofRefused (hashes, may read from disk)."""
+        """Check a function's proof, or raise ProofRefused (hashes, may read from disk).
+
+        Weights that only other tenants have are unknown, with a right proof as with a wrong one.
+        """
+        if not self.known_to(tenant_of(function), digest):
+            raise UnknownImage(digest)
         with self.open(digest) as hold:
             expected = possession_proof(parts_of(hold.descriptor, hold.table), nonce)
         if not hmac.compare_digest(expected.encode(), proof.encode()):
@@ -105,11 +128,27 @@ class WeightStore:
         """Whether the function has sent these weights, or proved to have them."""
         return self._owners.allows(function, digest)
 
+    def known_to(self, tenant: str, digest: str) -> bool:
+        """Whether the node has these weights from a function of this tenant."""
+        return tenant in self._owners.tenants(digest) and self.tier(digest) is not Tier.ABSENT
+
     def forget(self, function: str, digest: str) -> None:
-        """Withdraw the function's right to use this image until it proves possession again."""
-        self._owners.remove(function, digest)
+        """Withdraw the function's right to use this image until it proves possession again.
+
+        When no function has the right any more, the image's memory is freed; a copy on disk stays
+        within the disk's budget.
+        """
+        image = self._images.get(digest)
+        if self._owners.remove(function, digest) and image is not None:
+            self._images.demote(image)
 
     # -- using weights --------------------------------------------------------------------------
+
+    def take_changed(self) -> set[str]:
+        """Return the digests whose tier may have changed since the last call."""
+        with self._counting:
+            changed, self._changed = self._changed, set()
+        return changed
 
     def tier(self, digest: str) -> Tier:
         """Return the tier where this node has the image."""
@@ -161,7 +200,10 @@ class WeightStore:
             if digest not in self._images:  # unless it was uploaded again meanwhile
                 self._owners.forget(digest)
             raise
-        return self._images.take_in(digest, descriptor, spilled.table)[0]
+        owners = self._owners.tenants(digest)
+        hold = self._images.take_in(digest, descriptor, spilled.table, owners)[0]
+        self._note_change(digest)
+        return hold
 
     def _load(self, spilled: Spilled) -> int:
         """Read an image regardless of reservations; held images may exceed the budget."""
@@ -180,6 +222,15 @@ class WeightStore:
         return self._spill is not None and digest in self._spill
 
     def _on_freed(self, digest: str) -> None:
-        if not self._on_disk(digest):
+        self._note_change(digest)
+        if not self._on_disk(digest) and self._owners.forget(digest):
             self.counts.lost += 1
+
+    def _on_disk_change(self, digest: str) -> None:
+        self._note_change(digest)
+        if digest not in self._images and not self._on_disk(digest):
             self._owners.forget(digest)
+
+    def _note_change(self, digest: str) -> None:
+        with self._counting:
+            self._changed.add(digest)

@@ -3,9 +3,10 @@
 import array
 import asyncio
 import os
+import select
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from torch_shim.errors import BadFrame, ConnectionLost
 from torch_shim.wire.frame_socket import Buffer, Frame
@@ -24,16 +25,20 @@ from torch_shim.wire.protocol import (
 from torch_shim.wire.tls_client import carries_descriptors
 
 _READ_BYTES = 64 << 10
+_MOST_IN_A_ROW = 16  # frames that arrived together are read before other tasks have a turn
 _STEP_BYTES = 16 << 20  # a body's buffer grows by this at most before the bytes arrive
-_DESCRIPTOR_ROOM = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+_DESCRIPTOR_BYTES = array.array("i").itemsize
 
 
 class FrameDecoder:
     """Decodes pieces of a stream into frames. After a BadFrame it cannot be used any more."""
 
-    def __init__(self, max_meta_bytes: int, max_body_bytes: int) -> None:
+    def __init__(
+        self, max_meta_bytes: int, max_body_bytes: int, max_descriptors: int = MAX_DESCRIPTORS
+    ) -> None:
         self.max_meta_bytes = max_meta_bytes
         self.max_body_bytes = max_body_bytes
+        self._max_descriptors = max_descriptors
         self._buffer = bytearray()  # header and metadata
         self._header: Header | None = None
         self._body = bytearray()
@@ -66,7 +71,7 @@ class FrameDecoder:
         A BadFrame closes the descriptors of the frames before it, which are lost with it.
         """
         self._descriptors.extend(descriptors)
-        if len(self._descriptors) > MAX_DESCRIPTORS:
+        if len(self._descriptors) > self._max_descriptors:
             raise BadFrame("too many file descriptors")
         frames: list[Frame] = []
         try:
@@ -76,7 +81,8 @@ class FrameDecoder:
                     return frames
                 frames.append(self._finish())
         except BaseException:
-            _close_descriptors(frames)
+            for frame in frames:
+                frame.close_descriptors()
             raise
 
     def close(self) -> None:
@@ -130,7 +136,7 @@ class FrameDecoder:
             raise BadFrame(
                 f"{header.descriptors} file descriptors announced, {len(self._descriptors)} came"
             )
-        meta = unpack_meta(self._buffer)
+        meta = unpack_meta(header.kind, self._buffer)
         taken = tuple(self._descriptors[: header.descriptors])
         del self._descriptors[: header.descriptors]
         frame = Frame(header.kind, meta, memoryview(self._body)[: self._filled], taken)
@@ -147,14 +153,18 @@ class FrameStream:
         connection: socket.socket,
         max_meta_bytes: int = MAX_META_BYTES,
         max_body_bytes: int = MAX_BODY_BYTES,
+        max_descriptors: int = MAX_DESCRIPTORS,
     ) -> None:
+        """At most `max_descriptors` may come ahead of the frames to which they belong."""
         connection.setblocking(False)
         self.socket = connection
         self.local = carries_descriptors(connection)
-        self._decoder = FrameDecoder(max_meta_bytes, max_body_bytes)
+        self._decoder = FrameDecoder(max_meta_bytes, max_body_bytes, max_descriptors)
+        self._descriptor_room = socket.CMSG_SPACE(max_descriptors * _DESCRIPTOR_BYTES)
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()
         self._ready: deque[Frame] = deque()
+        self._in_a_row = 0
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._waiting: set[asyncio.Future[None]] = set()
         self._closed = False
@@ -171,8 +181,13 @@ class FrameStream:
 
     async def read(self) -> Frame:
         """Return the next frame; the caller owns its descriptors. Raise a WireError."""
+        if self._in_a_row == _MOST_IN_A_ROW:  # small frames come by thousands in one piece
+            self._in_a_row = 0
+            await asyncio.sleep(0)
         while not self._ready:
             await self._read_some()
+            self._in_a_row = 0
+        self._in_a_row += 1
         return self._ready.popleft()
 
     async def send(
@@ -208,6 +223,14 @@ class FrameStream:
         self.close()
         return False
 
+    def hung_up(self) -> bool:
+        """Whether the other side has closed, whatever is still to be read."""
+        if self._closed:
+            return True
+        poll = select.poll()
+        poll.register(self.socket, select.POLLRDHUP)
+        return bool(poll.poll(0))
+
     def close(self) -> None:
         """Close the socket and unread frames' descriptors, and wake waiting tasks."""
         if self._closed:
@@ -217,8 +240,8 @@ class FrameStream:
         self._loop.remove_writer(self.socket)
         self.socket.close()
         self._decoder.close()
-        _close_descriptors(self._ready)
-        self._ready.clear()
+        while self._ready:
+            self._ready.popleft().close_descriptors()
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(None)
@@ -251,7 +274,7 @@ class FrameStream:
         if not self.local:
             return self.socket.recv_into(self._buffer), []
         count, control, flags, _ = self.socket.recvmsg_into(
-            [self._buffer], _DESCRIPTOR_ROOM, socket.MSG_CMSG_CLOEXEC
+            [self._buffer], self._descriptor_room, socket.MSG_CMSG_CLOEXEC
         )
         found = array.array("i")
         for level, kind, data in control:
@@ -299,12 +322,6 @@ class FrameStream:
     def _check_open(self) -> None:
         if self._closed:
             raise ConnectionLost("closed by this process")
-
-
-def _close_descriptors(frames: Iterable[Frame]) -> None:
-    for frame in frames:
-        for descriptor in frame.descriptors:
-            os.close(descriptor)
 
 
 def _wake(waiting: asyncio.Future[None]) -> None:

@@ -10,6 +10,7 @@ from torch_shim.wire.protocol import Meta
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MOST_CHARACTERS = 1024
 _MOST_ENTRIES = 1024
+_MOST_MODELS = 64  # of one request, as for the scheduler's other callers
 _MOST_TOKEN_CHARACTERS = 4096
 
 Fields = Mapping[str, Any]
@@ -85,7 +86,7 @@ def flag(fields: Fields, name: str, *, default: bool | None = None) -> bool:
 
 def digests(fields: Fields, name: str) -> tuple[str, ...]:
     """Return a list of image digests: at least one, without repetition."""
-    found = tuple(_digest(value, name) for value in _few(fields, name))
+    found = tuple(_digest(value, name) for value in _few(fields, name, _MOST_MODELS))
     if not found or len(set(found)) != len(found):
         raise BadFrame(f"{name} is empty or contains a digest twice")
     return found
@@ -97,10 +98,10 @@ def texts(fields: Fields, name: str) -> tuple[str, ...]:
     return tuple(text({name: value}, name) for value in values)
 
 
-def _few(fields: Fields, name: str) -> list[Any]:
+def _few(fields: Fields, name: str, most: int = _MOST_ENTRIES) -> list[Any]:
     values = fields.get(name)
-    if not isinstance(values, list) or len(values) > _MOST_ENTRIES:
-        raise BadFrame(f"{name} is not a list of {_MOST_ENTRIES} at most")
+    if not isinstance(values, list) or len(values) > most:
+        raise BadFrame(f"{name} is not a list of {most} at most")
     return values
 
 

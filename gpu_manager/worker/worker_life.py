@@ -64,7 +64,7 @@ class _WorkerLife:
         handlers: dict[type[worker_orders.WorkerOrder], Callable[..., None]] = {
             worker_orders.Warm: self._warm,
             worker_orders.Assign: self._assign,
-            worker_orders.AdmitCalls: lambda order: self._leases.admit(order.lease),
+            worker_orders.AdmitCalls: lambda order: self._leases.admit(*order),
             worker_orders.EndCalls: lambda order: self._leases.end(order.lease),
             worker_orders.SetLimit: self._limit,
         }

@@ -71,9 +71,10 @@ class SetLimit(NamedTuple):
 
 
 class AdmitCalls(NamedTuple):
-    """Manager to worker: calls under this lease may run."""
+    """Manager to worker: calls of this session under this lease may run."""
 
     lease: int
+    session: str
 
 
 class EndCalls(NamedTuple):

@@ -325,6 +325,7 @@ def _fields(request: Request, arrived_s: float, now_s: float) -> Mapping[str, ob
         "stage": (request.stage, ""),
         "slo_s": (request.slo_s, None),
         "near": (request.near, None),
+        "registered_only": (request.registered_only, False),
     }
     sent.update({name: value for name, (value, usual) in optional.items() if value != usual})
     return sent

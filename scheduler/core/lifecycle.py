@@ -1,5 +1,6 @@
 """A request's life: accepted, placed, paused, placed again, and ended exactly once."""
 
+from cache_manager.model.ids import ModelId
 from scheduler.core.placer import Placer
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.pending import Pending, Standing
@@ -16,7 +17,7 @@ from scheduler.model.events import (
     RunFailed,
     SlotFreed,
 )
-from scheduler.model.values import AfterLoss, LeaseId, RequestId, RequestOutcome
+from scheduler.model.values import AfterLoss, LeaseId, Request, RequestId, RequestOutcome
 
 # Requests that arrive in the same microsecond keep their order; no core sees more than this many.
 _SEQ_STEP = 1 << 40
@@ -54,6 +55,11 @@ class Lifecycle:
         if known is not None:
             self._repeat(known, out)
             return
+        stranger = self._stranger(request)
+        if stranger is not None:
+            reason = f"no node has registered the weights of {stranger}"
+            out.append(Finish(request.id, RequestOutcome.FAILED, reason))
+            return
         arrived_s = now if request.arrived_s is None else min(request.arrived_s, now)
         if not arrived_s >= 0.0:
             raise BadEvent("time of arrival", request.arrived_s)
@@ -86,6 +92,13 @@ class Lifecycle:
                 self._placer.wait(pending)
             else:
                 self._placer.rejoin(pending, lease, out)
+
+    def _stranger(self, request: Request) -> ModelId | None:
+        """The first model that no node has registered, if the request is for registered ones."""
+        if not request.registered_only:
+            return None
+        known = self._cluster.profiles.known()
+        return next((model for model in request.models if model not in known), None)
 
     def _repeat(self, pending: Pending, out: list[Action]) -> None:
         """Answer a request that arrived again after a lost answer: with the lease that it holds."""

@@ -33,7 +33,11 @@ class AfterLoss(StrEnum):
 
 
 class Request(NamedTuple):
-    """One request for GPU time; its `models` are placed together, on one GPU."""
+    """One request for GPU time; its `models` are placed together, on one GPU.
+
+    With `registered_only` it fails at once if no node has registered one of the models: its caller
+    has their names from a function, which could invent names to have memory reserved for them.
+    """
 
     id: RequestId
     function: str
@@ -46,6 +50,7 @@ class Request(NamedTuple):
     stage: str = ""
     slo_s: float | None = None
     near: NodeId | None = None
+    registered_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

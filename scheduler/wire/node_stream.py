@@ -30,6 +30,10 @@ _NODE = re.compile(r"[A-Za-z0-9._-]{1,253}")
 # it is acknowledged, which the scheduler does at once.
 PAGE_MODELS = 1000
 ACKNOWLEDGED_AT_ONCE = PAGE_MODELS // 2
+# A list's header makes its reader allocate it. A greeting comes from whoever connects; the longest
+# list of a message is that of a node's models.
+_GREETING_ENTRIES = 64
+_MESSAGE_ENTRIES = 1 << 18
 # An end that has kept this much for an absent peer gives up: a new snapshot is cheaper.
 _MOST_KEPT = 20_000
 _MOST_KEPT_BYTES = 64 << 20
@@ -127,7 +131,7 @@ def pack_greeting(greeting: Greeting) -> bytes:
 
 def read_greeting(data: bytes) -> Greeting:
     """Read a greeting; BadValue if the data holds none."""
-    return _GREETINGS.from_plain(_unpacked(data, MAX_GREETING_BYTES))
+    return _GREETINGS.from_plain(_unpacked(data))
 
 
 def proven(greeting: Provable, key: bytes, *about: str) -> Provable:
@@ -308,7 +312,8 @@ class MessageChannel(Generic[Sent, Received]):
 
     def unpack(self, data: bytes) -> Iterator[Received]:
         """The new messages in one piece; BadValue if the piece is malformed."""
-        unpacker = msgpack.Unpacker(**_STRICT, max_buffer_size=MAX_MESSAGE_BYTES)
+        longest = {"max_array_len": _MESSAGE_ENTRIES, "max_map_len": _MESSAGE_ENTRIES}
+        unpacker = msgpack.Unpacker(**_STRICT, **longest, max_buffer_size=MAX_MESSAGE_BYTES)
         try:
             unpacker.feed(data)
             read_bytes = 0
@@ -377,11 +382,12 @@ class DownChannel(MessageChannel[Down, Up]):
 _STRICT = {"max_ext_len": 0, "max_bin_len": 0}
 
 
-def _unpacked(data: bytes, most_bytes: int) -> object:
-    if len(data) > most_bytes:
+def _unpacked(data: bytes) -> object:
+    if len(data) > MAX_GREETING_BYTES:
         raise BadValue(f"a message of {len(data)} bytes")
+    longest = {"max_array_len": _GREETING_ENTRIES, "max_map_len": _GREETING_ENTRIES}
     try:
-        plain: object = msgpack.unpackb(data, **_STRICT)
+        plain: object = msgpack.unpackb(data, **_STRICT, **longest)
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
         raise BadValue(f"no message: {error}"[:200]) from error
     return plain

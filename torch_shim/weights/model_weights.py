@@ -21,15 +21,15 @@ from torch_shim.wire.image_digests import (
     ImageTable,
     image_digest,
     lay_out,
+    pack_sizes,
     parts_of,
     possession_proof,
 )
 from torch_shim.wire.manager_session import ManagerSession
-from torch_shim.wire.protocol import FailureKind, FrameKind
+from torch_shim.wire.protocol import MAX_PIECE_BYTES, SIZES, FailureKind, FrameKind
 
 log = logging.getLogger("gpufaas")
 
-_CHUNK_BYTES = 16 << 20
 # The digests remembered for one session; weights beyond them are offered again.
 _MOST_ACCEPTED = 256
 
@@ -248,9 +248,12 @@ def _image(found: list[torch.UntypedStorage], table: ImageTable) -> int:
     return descriptor
 
 
-def _fields(table: ImageTable, digest: str) -> dict[str, Any]:
-    rows = [list(entry) for entry in table.storages]
-    return {"digest": digest, "table": rows, "total": table.total_bytes}
+def _fields(table: ImageTable, digest: str, *, packed: bool) -> dict[str, Any]:
+    """Return an image's fields; managers that do not support `SIZES` read a list of rows."""
+    fields = {"digest": digest, "total": table.total_bytes}
+    if packed:
+        return fields | {"sizes": pack_sizes(table)}
+    return fields | {"table": [list(entry) for entry in table.storages]}
 
 
 def _prove(
@@ -261,13 +264,15 @@ def _prove(
     Return a descriptor of the node's copy, -1 if the node is remote, None if it lacks the weights.
     """
     control = session.control
-    if not control.ask(FrameKind.OFFER, _fields(table, digest)).fields["have"]:
+    packed = SIZES in control.welcome.get("knows", ())
+    offer = {"digest": digest} if packed else _fields(table, digest, packed=False)
+    if not control.ask(FrameKind.OFFER, offer).fields["have"]:
         return None
     proof = possession_proof(parts, control.welcome["nonce"])
     try:
         answer = control.ask(FrameKind.PROVE, {"digest": digest, "proof": proof})
     except RemoteFailure as failure:
-        if failure.failure != FailureKind.WEIGHTS:
+        if failure.failure not in (FailureKind.WEIGHTS, FailureKind.UNKNOWN_MODEL):
             raise
         log.info("the node has dropped its copy of the weights: %s", failure)
         return None
@@ -275,12 +280,13 @@ def _prove(
 
 
 def _upload(descriptor: int, table: ImageTable, digest: str, session: ManagerSession) -> None:
-    control, fields = session.control, _fields(table, digest)
+    control = session.control
+    fields = _fields(table, digest, packed=SIZES in control.welcome.get("knows", ()))
     if control.wire.local:
         control.ask(FrameKind.UPLOAD, fields, descriptors=[descriptor])
         return
     control.ask(FrameKind.UPLOAD, fields)
-    for offset in range(0, table.total_bytes, _CHUNK_BYTES):
-        chunk = os.pread(descriptor, _CHUNK_BYTES, offset)
+    for offset in range(0, table.total_bytes, MAX_PIECE_BYTES):
+        chunk = os.pread(descriptor, MAX_PIECE_BYTES, offset)
         last = offset + len(chunk) >= table.total_bytes
         control.ask(FrameKind.CHUNK, {"digest": digest, "offset": offset, "last": last}, [chunk])

@@ -86,6 +86,7 @@ class ControlConnection:
         with self._room:
             frame = self._answer(kind, fields, body, descriptors)
         if frame.kind is FrameKind.REFUSED:
+            frame.close_descriptors()
             _, failure, message, facts = frame.meta
             raise RemoteFailure(failure, message, facts)
         return ManagerAnswer(frame.meta[1], frame.descriptors)
@@ -176,15 +177,8 @@ class ControlConnection:
             while True:
                 frame = self.wire.receive()
                 self._received += 1
-                if frame.kind is FrameKind.LEASE_ENDED:
-                    continue  # the worker refuses the next call of that lease anyway
-                if not frame.meta[0]:
-                    continue  # the answer to a PING
-                waiting = self._waiting.pop(frame.meta[0], None)
-                if waiting is None:
-                    raise ConnectionLost(f"an answer without a request: {frame.meta!r:.80}")
-                waiting.frame = frame
-                waiting.done.set()
+                if not self._deliver(frame):
+                    frame.close_descriptors()
         except (WireError, LookupError, TypeError) as error:
             self.lost = self.lost or str(error)
         with self._sending:
@@ -192,3 +186,18 @@ class ControlConnection:
                 waiting.done.set()
             self._waiting.clear()
             self.wire.close()
+
+    def _deliver(self, frame: Frame) -> bool:
+        """Give an answer to the thread that waits for it; return False if no thread wants it."""
+        if frame.kind is FrameKind.LEASE_ENDED:
+            return False  # the worker refuses the next call of that lease anyway
+        number = frame.meta[0] if isinstance(frame.meta, list) and frame.meta else None
+        if number == 0:
+            return False  # the answer to a PING
+        waiting = self._waiting.pop(number, None) if type(number) is int else None
+        if waiting is None:
+            frame.close_descriptors()
+            raise ConnectionLost(f"an answer without a request: {frame.meta!r:.80}")
+        waiting.frame = frame
+        waiting.done.set()
+        return True

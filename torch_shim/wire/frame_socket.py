@@ -39,6 +39,11 @@ class Frame(NamedTuple):
     body: memoryview
     descriptors: tuple[int, ...]
 
+    def close_descriptors(self) -> None:
+        """Close the descriptors; call it once."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
 
 class FrameSocket:
     """One stream of frames. One thread reads and one writes at a time."""
@@ -86,7 +91,7 @@ class FrameSocket:
         view = memoryview(self._ahead)[self._start : self._end]
         header = read_header(view, self.max_meta_bytes, self.max_body_bytes)
         self._start += HEADER_BYTES
-        meta = unpack_meta(self._take(header.meta_bytes))
+        meta = unpack_meta(header.kind, self._take(header.meta_bytes))
         body = self._body(header)
         self.received_bytes += HEADER_BYTES + header.meta_bytes + header.body_bytes
         return Frame(header.kind, meta, body, self._take_descriptors(header.descriptors))

@@ -15,11 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from torch_shim.wire.protocol import aligned
+from torch_shim.wire.protocol import MAX_STORAGES, aligned
 
 IMAGE_VERSION = 1
 PIECE_BYTES = 8 << 20
 NONCE_BYTES = 32
+_SIZE_BYTES = 8
 
 _BLOCK_BYTES = 256 << 10  # fits into a core's private cache
 _MOST_THREADS = 8  # with more threads, memory bandwidth is the limit
@@ -59,6 +60,21 @@ def lay_out(sizes_bytes: Iterable[int]) -> ImageTable:
         storages.append((end, size))
         end += aligned(size)
     return ImageTable(tuple(storages), end)
+
+
+def pack_sizes(table: ImageTable) -> bytes:
+    """Return the storages' sizes as a frame carries them: 8 bytes each, little endian."""
+    return struct.pack(f"<{len(table.storages)}Q", *(size for _, size in table.storages))
+
+
+def unpack_sizes(packed: bytes) -> ImageTable:
+    """Return the table of storages of these sizes; ValueError for part of a size, or too many."""
+    count, rest = divmod(len(packed), _SIZE_BYTES)
+    if rest or count > MAX_STORAGES:
+        raise ValueError(
+            f"{len(packed)} bytes are not the sizes of {MAX_STORAGES} storages at most"
+        )
+    return lay_out(struct.unpack(f"<{count}Q", packed))
 
 
 def parts_of(descriptor: int, table: ImageTable) -> list[FilePart]:

@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 import msgpack
 
 from torch_shim.errors import BadFrame
+from torch_shim.wire.bounded_msgpack import MessageBounds, unpack_bounded
 
 PROGRAM_VERSION = 1
 MAX_STEPS = 200_000
 MAX_DEPTH = 32
+# A step is a list of three, with some arguments of which few are lists.
+_BOUNDS = MessageBounds(32 * MAX_STEPS, MAX_STEPS)
 
 
 class Ref(NamedTuple):
@@ -138,8 +141,8 @@ def digest_of(packed: bytes) -> str:
 def unpack(data: bytes | bytearray | memoryview) -> Program:
     """Read a program from the peer; raise BadFrame if it is invalid."""
     try:
-        version, inputs, constants, steps, output, random = msgpack.unpackb(
-            data, raw=False, strict_map_key=False, max_ext_len=0
+        version, inputs, constants, steps, output, random = unpack_bounded(
+            data, _BOUNDS, text_keys=False
         )
         if version != PROGRAM_VERSION:
             raise BadFrame(f"program of version {version!r}, supported is {PROGRAM_VERSION}")
@@ -162,7 +165,6 @@ def unpack(data: bytes | bytearray | memoryview) -> Program:
         TypeError,
         AttributeError,
         RecursionError,
-        msgpack.UnpackException,
     ) as error:
         raise BadFrame(f"program: {error}") from error
 

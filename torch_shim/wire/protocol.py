@@ -11,16 +11,19 @@ from typing import Any, NamedTuple
 import msgpack
 
 from torch_shim.errors import BadFrame
+from torch_shim.wire.bounded_msgpack import MessageBounds, unpack_bounded
 
 MAGIC = b"gF"
 VERSION = 1
 
-# Bytes of metadata and of body that a frame may announce. HELLO, sent before authentication, is
-# limited further.
+# Bytes of metadata and of body that any frame may announce; most kinds are limited further.
 MAX_META_BYTES = 64 << 20
 MAX_BODY_BYTES = 8 << 30
 MAX_HELLO_BYTES = 16 << 10
 MAX_DESCRIPTORS = 16
+# The storages of one image, and the bytes of one piece of an image.
+MAX_STORAGES = 1 << 16
+MAX_PIECE_BYTES = 16 << 20
 
 # Tensors start at multiples of this in images, arenas and bodies.
 ALIGNMENT = 64
@@ -86,8 +89,10 @@ class FrameKind(IntEnum):
 # Requests added after version 1. A manager lists those that it supports in its answer to HELLO, and
 # a shim sends only these.
 LATER_REQUESTS = (FrameKind.PING, FrameKind.WHERE, FrameKind.CLAIMED)
-# A manager adds this to the list if its workers accept a trace in a call's options.
+# A manager adds these to the list: its workers accept a trace in a call's options; it reads the
+# sizes of an image's storages as binary data, and of OFFER only the digest.
 TRACE = "TRACE"
+SIZES = "SIZES"
 
 
 class FailureKind(StrEnum):
@@ -109,6 +114,50 @@ class FailureKind(StrEnum):
     OPERATOR = "operator failed"
     LOST = "worker lost"
     INTERNAL = "internal error"
+
+
+class FrameLimit(NamedTuple):
+    """How much a frame of some kind may carry, and whether its maps have only strings as keys."""
+
+    meta_bytes: int
+    bounds: MessageBounds
+    body_bytes: int = 0
+    descriptors: int = 0
+    text_keys: bool = True
+
+
+# What a function sends to a manager, and a worker to a manager, is read on the manager's event loop
+# for all tenants: it has to be small. A table of sizes is binary data, and counts as one entry.
+_GREETING = FrameLimit(MAX_HELLO_BYTES, MessageBounds(64, 64))
+_REQUEST = FrameLimit(128 << 10, MessageBounds(4096, 1024))
+_OFFER = _REQUEST._replace(meta_bytes=(128 << 10) + 8 * MAX_STORAGES)
+_UPLOAD = _OFFER._replace(descriptors=1)
+_PIECE = _REQUEST._replace(body_bytes=MAX_PIECE_BYTES)
+_REPORT = FrameLimit(64 << 10, MessageBounds(1024, 1024))
+# A worker reads what functions of its own tenant sent, on a thread for each channel.
+_CALL = FrameLimit(16 << 20, MessageBounds(1 << 20, 1 << 16), MAX_BODY_BYTES, MAX_DESCRIPTORS)
+_BINDING = _CALL._replace(text_keys=False)
+_FAILURE = FrameLimit(1 << 20, MessageBounds(1 << 16, 1 << 16))
+# The manager is trusted by the programs that it answers and by its workers.
+_ANSWER = FrameLimit(MAX_META_BYTES, MessageBounds(1 << 22, 1 << 20), descriptors=MAX_DESCRIPTORS)
+_ORDER = FrameLimit(4 << 20, MessageBounds(1 << 18, 1 << 16), descriptors=MAX_DESCRIPTORS)
+
+_LIMITS = (
+    {kind: _REQUEST for kind in FrameKind if kind < FrameKind.ANSWER}
+    | {kind: _ANSWER for kind in FrameKind if FrameKind.ANSWER <= kind < FrameKind.ARENA}
+    | {kind: _CALL for kind in FrameKind if FrameKind.ARENA <= kind < FrameKind.WARM}
+    | {kind: _ORDER for kind in FrameKind if FrameKind.WARM <= kind < FrameKind.READY}
+    | {kind: _REPORT for kind in FrameKind if FrameKind.READY <= kind < FrameKind.FORK}
+    | {kind: _ORDER for kind in FrameKind if kind >= FrameKind.FORK}
+    | {
+        FrameKind.HELLO: _GREETING,
+        FrameKind.OFFER: _OFFER,
+        FrameKind.UPLOAD: _UPLOAD,
+        FrameKind.CHUNK: _PIECE,
+        FrameKind.BIND: _BINDING,
+        FrameKind.FAILED: _FAILURE,
+    }
+)
 
 
 class Header(NamedTuple):
@@ -137,22 +186,23 @@ def read_header(
         raise BadFrame(f"frame starts with {magic!r}")
     if version != VERSION:
         raise BadFrame(f"frame of version {version}, supported is {VERSION}")
-    if meta_bytes > max_meta_bytes or body_bytes > max_body_bytes:
-        raise BadFrame(f"frame announces {meta_bytes} + {body_bytes} bytes")
-    if descriptors > MAX_DESCRIPTORS:
-        raise BadFrame(f"frame announces {descriptors} file descriptors")
     try:
-        return Header(FrameKind(kind), descriptors, meta_bytes, body_bytes)
+        header = Header(FrameKind(kind), descriptors, meta_bytes, body_bytes)
     except ValueError as error:
         raise BadFrame(f"unknown kind of frame: {kind}") from error
+    limit = _LIMITS[header.kind]
+    most_meta_bytes = min(max_meta_bytes, limit.meta_bytes)
+    if meta_bytes > most_meta_bytes or body_bytes > min(max_body_bytes, limit.body_bytes):
+        raise BadFrame(f"{header.kind.name} announces {meta_bytes} + {body_bytes} bytes")
+    if descriptors > limit.descriptors:
+        raise BadFrame(f"{header.kind.name} announces {descriptors} file descriptors")
+    return header
 
 
-def unpack_meta(data: bytes | bytearray | memoryview) -> Meta:
-    """Unpack a frame's metadata, which consists of numbers, strings, bytes, lists and maps only."""
-    try:
-        return msgpack.unpackb(data, raw=False, strict_map_key=False, max_ext_len=0)
-    except (ValueError, RecursionError, msgpack.UnpackException) as error:
-        raise BadFrame(f"metadata: {error}") from error
+def unpack_meta(kind: FrameKind, data: bytes | bytearray | memoryview) -> Meta:
+    """Unpack the metadata of a frame of this kind; raise BadFrame beyond the kind's bounds."""
+    limit = _LIMITS[kind]
+    return unpack_bounded(data, limit.bounds, text_keys=limit.text_keys)
 
 
 def aligned(size_bytes: int) -> int:

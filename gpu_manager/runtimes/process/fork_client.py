@@ -19,12 +19,13 @@ from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.wire.frame_stream import FrameStream
 from gpu_manager.worker import worker_orders
 from torch_shim.errors import BadFrame, ConnectionLost, WireError
+from torch_shim.wire.frame_socket import Frame
 
 log = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 60.0  # importing torch from a cold disk
 _FORK_TIMEOUT_S = 10.0
-_MAX_ORDER_BYTES = 1 << 20  # of metadata; a worker's reports have no body
+_MAX_REPORT_BYTES = 64 << 10  # of metadata; a worker's reports have no body
 
 Awaited = TypeVar("Awaited", bound=worker_orders.WorkerOrder)
 
@@ -39,7 +40,7 @@ class ForkedWorker:
         loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[None] = loop.create_future()
         self._pidfd = pidfd
-        self.stream = FrameStream(connection, _MAX_ORDER_BYTES, 0)
+        self.stream = FrameStream(connection, _MAX_REPORT_BYTES, 0)
         loop.add_reader(pidfd, self._exit)
 
     async def send(self, order: worker_orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
@@ -56,8 +57,7 @@ class ForkedWorker:
     async def receive(self) -> worker_orders.WorkerOrder:
         """Return the next report."""
         frame = await self.stream.read()
-        for descriptor in frame.descriptors:  # no report carries any
-            os.close(descriptor)
+        frame.close_descriptors()  # no report carries any
         return worker_orders.read(frame.kind, frame.meta)
 
     async def answer(self, awaited: type[Awaited]) -> Awaited:
@@ -166,16 +166,11 @@ class ForkServer:
                     worker_orders.KINDS[worker_orders.Fork], list(order), (), [theirs.fileno()]
                 )
             async with asyncio.timeout(_FORK_TIMEOUT_S):
-                frame = await stream.read()
+                pid, pidfd = read_forked(await stream.read(), number)
         except BaseException:
             ours.close()
             raise
-        answer = worker_orders.read(frame.kind, frame.meta)
-        if not isinstance(answer, worker_orders.Forked) or answer.number != number:
-            ours.close()
-            raise BadFrame(f"{frame.kind.name} as the answer to FORK")
-        (pidfd,) = frame.descriptors
-        return ForkedWorker(answer.pid, pidfd, ours)
+        return ForkedWorker(pid, pidfd, ours)
 
     async def _ensure(self) -> FrameStream:
         if self._closed:
@@ -185,6 +180,7 @@ class ForkServer:
             return stream
         await self._stop()
         ours, theirs = socket.socketpair()
+        stream = self._stream = FrameStream(ours, _MAX_REPORT_BYTES, 0)
         with theirs:
             self._process = subprocess.Popen(
                 _command(theirs.fileno(), self._devices),
@@ -193,10 +189,13 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # the manager handles a Ctrl-C at the terminal
             )
-        stream = self._stream = FrameStream(ours, _MAX_ORDER_BYTES, 0)
         async with asyncio.timeout(_START_TIMEOUT_S):
             frame = await stream.read()
-        for missing in frame.meta[0]:
+        frame.close_descriptors()
+        ready = worker_orders.read(frame.kind, frame.meta)
+        if not isinstance(ready, worker_orders.Ready):
+            raise BadFrame(f"{frame.kind.name} from a fork server that starts")
+        for missing in ready.missing:
             log.warning("workers run without this protection: %s", missing)
         return stream
 
@@ -208,6 +207,23 @@ class ForkServer:
         if process is not None:
             process.kill()
             await asyncio.get_running_loop().run_in_executor(None, process.wait)
+
+
+def read_forked(frame: Frame, number: int) -> tuple[int, int]:
+    """Return the process id and the pidfd of an answer to this FORK.
+
+    Any other frame is a BadFrame, and its descriptors are closed.
+    """
+    try:
+        answer = worker_orders.read(frame.kind, frame.meta)
+        if not isinstance(answer, worker_orders.Forked) or answer.number != number:
+            raise BadFrame(f"{frame.kind.name} as the answer to FORK")
+        if len(frame.descriptors) != 1:
+            raise BadFrame(f"{len(frame.descriptors)} descriptors of a forked worker")
+    except BadFrame:
+        frame.close_descriptors()
+        raise
+    return answer.pid, frame.descriptors[0]
 
 
 def _discard(forking: "asyncio.Future[ForkedWorker]") -> None:

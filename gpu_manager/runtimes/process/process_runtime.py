@@ -114,9 +114,9 @@ class HostedProcess:
         answer = await worker.answer(worker_orders.ImageLoaded)
         self._memory_bytes, self._load_s = answer.memory_bytes, answer.load_s
 
-    def admit(self, lease: int) -> None:
-        """Admit calls under this lease."""
-        self._worker.send_now(worker_orders.AdmitCalls(lease))
+    def admit(self, lease: int, session: str) -> None:
+        """Admit calls of this session under this lease."""
+        self._worker.send_now(worker_orders.AdmitCalls(lease, session))
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
         """Admit no further call of the lease, and wait until none is in flight."""

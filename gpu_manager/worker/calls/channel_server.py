@@ -164,7 +164,7 @@ class ChannelServer:
     def _call(self, frame: Frame) -> None:
         call = read_call(frame.meta, self._state)
         self._trace = call.options.trace
-        self._leases.enter(call.lease)
+        self._leases.enter(call.lease, self._session)
         try:
             delivery = _Delivery(self._executor.device, self._state.arena)
             answer = self._executor.call(call, self._state, frame.body, delivery)

@@ -21,6 +21,7 @@ _ACQUIRE = frozenset(
         "stage",
         "slo_s",
         "near",
+        "registered_only",
     }
 )
 _LONGEST_NAME = 512
@@ -39,6 +40,9 @@ def acquire(body: bytes, now_s: float) -> Request:
     deadline_in_s = _seconds(fields, "deadline_in_s")
     waited_s = _seconds(fields, "waited_s")
     near = _text(fields, "near", None)
+    registered_only = fields.get("registered_only", False)
+    if not isinstance(registered_only, bool):
+        raise MalformedRequest("registered_only: true or false")
     return Request(
         id=RequestId(_name(fields, "request")),
         function=_name(fields, "function"),
@@ -51,6 +55,7 @@ def acquire(body: bytes, now_s: float) -> Request:
         stage=_text(fields, "stage", "") or "",
         slo_s=_seconds(fields, "slo_s"),
         near=None if near is None else NodeId(near),
+        registered_only=registered_only,
     )
 
 

@@ -110,9 +110,9 @@ class Machine:
         self.run(hand_over())
         return Caller(ours)
 
-    def admit(self, hosted: HostedModel, lease: int = 7) -> None:
+    def admit(self, hosted: HostedModel, lease: int = 7, session: str = "s") -> None:
         async def say() -> None:
-            hosted.admit(lease)
+            hosted.admit(lease, session)
 
         self.run(say())
 

@@ -170,3 +170,57 @@ def test_decision_is_void_for_weights_that_were_used_since() -> None:
 def test_rule_is_refused_when_no_file_has_its_name() -> None:
     with pytest.raises(UnknownRule):
         TierIndex("nonesuch", 10)
+
+
+def shared(budget: int, *weights: tuple[str, int, str]) -> TierIndex:
+    """Weights by name, with their bytes and the letters of their tenants, in the order of use."""
+    index = TierIndex("lru", budget)
+    for second, (name, size, owners) in enumerate(weights):
+        index.admit(ModelId(name), size, float(second), frozenset(owners))
+    return index
+
+
+def victims(index: TierIndex, needed_bytes: int = 0) -> tuple[ModelId, ...]:
+    found = index.room(9.0, needed_bytes)
+    return () if found is None else found.victims
+
+
+def test_weights_of_the_tenant_beyond_its_share_leave_first_though_they_were_used_last() -> None:
+    index = shared(30, ("a", 10, "x"), ("b", 10, "y"), ("c", 10, "y"), ("d", 10, "y"))
+    assert victims(index) == (B,)
+    assert victims(index, 10) == (B, C)
+    assert victims(index, 20) == (B, C, A)
+
+
+def test_weights_stay_when_one_of_their_tenants_is_within_its_share() -> None:
+    index = shared(30, ("a", 10, "xy"), ("b", 10, "y"), ("c", 10, "y"), ("d", 10, "y"))
+    assert victims(index) == (B,)
+    index.set_owners(A, frozenset("y"))
+    index.set_owners(B, frozenset("xy"))
+    assert victims(index) == (A,)
+
+
+def test_tenant_alone_may_use_everything() -> None:
+    index = shared(30, ("a", 10, "x"), ("b", 10, "x"))
+    assert victims(index, 10) == ()
+    assert index.may_reserve_bytes("x") == 30
+    assert index.may_reserve_bytes("y") == 15
+
+
+def test_reservations_of_a_tenant_are_limited_when_others_reserve_too() -> None:
+    index = TierIndex("lru", 100)
+    index.reserve(10, "x")
+    assert index.may_reserve_bytes("y") == 50
+    index.reserve(50, "y")
+    assert index.may_reserve_bytes("y") == 0
+    assert index.may_reserve_bytes("x") == 40
+    index.reserve(-50, "y")
+    assert index.may_reserve_bytes("x") == 90
+
+
+def test_several_leave_at_once_when_there_are_too_many() -> None:
+    index = TierIndex("lru", 1000, most_models=32)
+    for number in range(33):
+        index.admit(ModelId(f"m{number:02}"), 0, float(number), frozenset("x"))
+    assert index.is_short
+    assert victims(index) == ("m00", "m01", "m02")

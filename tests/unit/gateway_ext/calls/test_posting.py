@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from cache_manager.model.ids import ModelId
 from gateway_ext.calls.function_table import Function
 from gateway_ext.calls.gpu_leasing import GpuLeasing
 from gateway_ext.calls.scheduler_posting import Posting
@@ -13,7 +14,8 @@ from gateway_ext.openfaas.function_options import FunctionOptions
 from gateway_ext.tracing.call_journey import Journey
 from scheduler.client.scheduler_client import SchedulerClient
 from scheduler.model.errors import NoGpus, SchedulerUnreachable
-from scheduler.model.values import RequestId
+from scheduler.model.events import ModelRegistered
+from scheduler.model.values import ModelSpec, RequestId
 from scheduler.service.http.access import ApiRole, token
 from testbed.nodes.fake_node import fake_node
 from tests.kit.cores.builders import gpu, request
@@ -88,6 +90,8 @@ async def test_request_is_cancelled_when_its_task_is() -> None:
     async with leading() as world, a_client(world, posting=posting) as client:
         assert world.office is not None
         cluster = world.office.core.cluster
+        registered = ModelSpec(ModelId(f"openfaas-fn/{BERT[:20]}"))
+        world.office.driver.report(ModelRegistered(registered))
         leasing = GpuLeasing(client, GatewayMeters())
         function = Function(a_deployment(), FunctionOptions(gpu=True))
         function.learned.saw(BERT.encode())
@@ -135,4 +139,22 @@ async def test_posting_raises_connection_error_when_the_answer_breaks_off() -> N
         assert fake.got[0].header("x-own") == "1"
     with pytest.raises(ValueError, match="plain HTTP"):
         await posting("https://elsewhere/acquire", {}, {})
+    posting.close()
+
+
+async def test_nothing_is_reserved_when_a_function_reports_models_that_it_invented() -> None:
+    posting = Posting()
+    async with leading() as world, a_client(world, posting=posting) as client:
+        assert world.office is not None
+        cluster = world.office.core.cluster
+        leasing = GpuLeasing(client, GatewayMeters())
+        function = Function(a_deployment(), FunctionOptions(gpu=True))
+        function.learned.saw(b",".join(b"%064x" % number for number in range(16)))
+        now_s = asyncio.get_running_loop().time()
+
+        assert await leasing.acquire(function, a_journey("c0"), now_s + 9, own_id=True) is None
+
+        assert not cluster.profiles.known()
+        assert all(not gpu.cache.residents for gpu in cluster.gpus.values())
+        assert not function.learned.known
     posting.close()

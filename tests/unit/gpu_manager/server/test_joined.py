@@ -182,6 +182,33 @@ async def test_function_is_refused_when_the_token_is_not_its_own(
     await it.stop()
 
 
+async def test_second_process_is_refused_when_both_present_one_token_at_once(
+    tmp_path: Path,
+) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        one, image = await uploaded(node)
+        other = await node.client()
+        placement = await given(it, image)
+        shown = token(placement)
+
+        found = await asyncio.gather(
+            one.acquire(image.digest, token=shown, follow=True),
+            other.acquire(image.digest, token=shown, follow=True),
+            return_exceptions=True,
+        )
+
+        refused = [each for each in found if isinstance(each, ManagerRefused)]
+        granted = [each for each in found if isinstance(each, tuple)]
+        assert [each.failure for each in refused] == ["lease not in force"]
+        ((answer, (channel,)),) = granted
+        assert answer["lease"] == placement.lease
+        assert leases_of(it) == {placement.lease}
+        channel.close()
+        image.close()
+    await it.stop()
+
+
 async def test_function_asks_for_a_lease_of_its_own_when_the_token_came_late(
     tmp_path: Path,
 ) -> None:

@@ -1,4 +1,4 @@
-"""What functions ask of a manager: weights, leases, channels."""
+"""What functions ask of a manager: leases, channels."""
 
 import asyncio
 import os
@@ -9,108 +9,19 @@ import pytest
 from cache_manager.model.ids import MIB
 from common.addresses import TcpAddress, UnixAddress
 from gpu_manager.node.leases_in_force import LeaseTimes
-from testbed.nodes.manager_client import ManagerRefused, closed, manager, refusal, weights
+from testbed.nodes.manager_client import (
+    ManagerRefused,
+    closed,
+    manager,
+    refusal,
+    weights,
+)
 from tests.kit.waiting import eventually
 from torch_shim.wire.protocol import FrameKind
 
 pytestmark = pytest.mark.timeout(20, func_only=True)
 
 LOCALHOST = TcpAddress("127.0.0.1", 0)
-
-
-# -- weights ------------------------------------------------------------------------------------
-
-
-async def test_weights_are_uploaded_once_when_a_second_function_proves_that_it_has_them() -> None:
-    async with manager() as it:
-        image = weights(os.urandom(100_000))
-        first, second = await it.client("first"), await it.client("second")
-        assert (await first.ask(FrameKind.OFFER, image.offer))[0] == {"have": False}
-        await first.upload(image)
-        assert (await second.ask(FrameKind.OFFER, image.offer))[0] == {"have": True}
-
-        proof = {"digest": image.digest, "proof": image.proof(second.welcome["nonce"])}
-        answer, (copy,) = await second.ask(FrameKind.PROVE, proof)
-
-        assert answer == {}
-        assert os.pread(copy, 100_000, 0) == image.content
-        with pytest.raises(PermissionError):
-            os.pwrite(copy, b"x", 0)
-        os.close(copy)
-        image.close()
-
-
-async def test_weights_are_refused_when_the_proof_is_another_sessions() -> None:
-    async with manager() as it:
-        image = weights(b"secret")
-        first, second = await it.client("first"), await it.client("second")
-        await first.upload(image)
-
-        proof = {"digest": image.digest, "proof": image.proof(first.welcome["nonce"])}
-        assert await refusal(second.ask(FrameKind.PROVE, proof)) == "weights refused"
-        assert await refusal(second.acquire(image.digest)) == "unknown model"
-        image.close()
-
-
-async def test_model_is_unknown_when_another_function_uploaded_it() -> None:
-    async with manager() as it:
-        image = weights(b"secret")
-        await (await it.client("first")).upload(image)
-
-        for tenant, function in (("team", "second"), ("other", "first")):
-            client = await it.client(function, tenant)
-            assert await refusal(client.acquire(image.digest)) == "unknown model"
-        image.close()
-
-
-async def test_upload_is_refused_when_it_is_not_what_was_announced() -> None:
-    async with manager() as it:
-        image, other = weights(b"a" * 100), weights(b"b" * 100)
-        client = await it.client()
-
-        upload = client.ask(FrameKind.UPLOAD, other.offer, descriptors=[image.descriptor])
-
-        assert await refusal(upload) == "weights refused"
-        assert await refusal(client.acquire(image.digest)) == "unknown model"
-        image.close()
-        other.close()
-
-
-async def test_upload_is_refused_when_its_memory_could_still_change() -> None:
-    async with manager() as it:
-        image = weights(b"a" * 100)
-        client = await it.client()
-        open_memory = os.memfd_create("x", os.MFD_ALLOW_SEALING)
-        os.ftruncate(open_memory, image.table.total_bytes)
-
-        upload = client.ask(FrameKind.UPLOAD, image.offer, descriptors=[open_memory])
-
-        assert await refusal(upload) == "weights refused"
-        os.close(open_memory)
-        image.close()
-
-
-async def test_weights_come_in_pieces_when_the_client_is_elsewhere(tmp_path: Path) -> None:
-    listen = (UnixAddress(str(tmp_path / "node.sock")), LOCALHOST)
-    async with manager(listen=listen) as it:
-        image = weights(os.urandom(100_000))
-        client = await it.client(tcp=True)
-        assert client.welcome["local"] is False
-        await client.stream.send(FrameKind.UPLOAD, [7, image.offer])
-        piece = {"digest": image.digest, "offset": 0, "last": False}
-        await client.stream.send(FrameKind.CHUNK, [8, piece], [image.content[:60_000]])
-        last = {"digest": image.digest, "offset": 60_000, "last": True}
-        rest = image.content[60_000:] + bytes(image.table.total_bytes - 100_000)
-
-        await client.stream.send(FrameKind.CHUNK, [9, last], [rest])
-
-        frames = [await client.answer() for _ in range(3)]
-        assert [frame.kind for frame in frames] == [FrameKind.ANSWER] * 3
-        assert [frame.meta for frame in frames] == [[7, {}], [8, {}], [9, {"digest": image.digest}]]
-        answer, ends = await client.acquire(image.digest)
-        assert ends == []
-        assert answer["fresh"] == list(answer["workers"].values())
-        image.close()
 
 
 # -- leases -------------------------------------------------------------------------------------
@@ -128,6 +39,7 @@ async def test_lease_comes_with_a_channel_to_its_worker() -> None:
         assert answer["workers"] == {image.digest: worker.id}
         assert answer["hit"] is False
         assert worker.admitted == {answer["lease"]}
+        assert worker.holders == {answer["lease"]: "team/function/me"}
         (served,) = worker.channels
         assert served[:2] == ("team/function/me", "function")
         channel.sendall(b"hello")

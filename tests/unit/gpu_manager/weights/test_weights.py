@@ -13,7 +13,7 @@ import pytest
 from cache_manager.model.ids import Tier
 from cache_manager.tiers.tier_index import TierIndex
 from gpu_manager.errors import BadImage, ProofRefused, UnknownImage, WeightStoreFull
-from gpu_manager.weights.sealed_images import SEALS, read_table
+from gpu_manager.weights.sealed_images import SEALS, read_sizes, read_table
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore
 from tests.kit.fakes.sealed_images import content_of, open_files, open_images, sealed_image
@@ -22,8 +22,10 @@ from torch_shim.wire.image_digests import (
     image_digest,
     lay_out,
     new_nonce,
+    pack_sizes,
     possession_proof,
 )
+from torch_shim.wire.protocol import MAX_STORAGES
 
 KIB = 1024
 ALICE, BOB = "shop/alice", "shop/bob"
@@ -146,6 +148,17 @@ def test_image_is_refused_when_larger_than_the_store(store: WeightStore) -> None
 def test_table_is_refused_when_it_is_not_the_one_for_its_sizes(rows: object, total: int) -> None:
     with pytest.raises(BadImage):
         read_table(rows, total)
+
+
+@pytest.mark.parametrize("packed", [None, "text", bytes(7), bytes(8 * MAX_STORAGES + 8), bytes(8)])
+def test_sizes_are_refused_when_they_are_not_those_of_the_total(packed: object) -> None:
+    with pytest.raises(BadImage):
+        read_sizes(packed, 64)
+
+
+def test_sizes_are_read_when_they_are_right() -> None:
+    table = lay_out([3, 0, 64])
+    assert read_sizes(pack_sizes(table), table.total_bytes) == table
 
 
 def test_table_is_read_when_it_is_right() -> None:

@@ -40,13 +40,15 @@ def streams() -> Iterator[Streams]:
     assert open_descriptors() == before
 
 
+# Kinds whose frames may carry a body and descriptors.
+carrying = st.sampled_from([FrameKind.ARENA, FrameKind.CALL, FrameKind.DROP, FrameKind.RESULT])
 frames = st.lists(
-    st.tuples(st.sampled_from(FrameKind), st.lists(st.integers(0, 9)), st.binary(max_size=200)),
+    st.tuples(carrying, st.lists(st.integers(0, 9)), st.binary(max_size=200)),
     min_size=1,
     max_size=8,
 )
 frames_with_descriptors = st.lists(
-    st.tuples(st.sampled_from(FrameKind), st.integers(0, 3), st.integers(0, 2)), max_size=6
+    st.tuples(carrying, st.integers(0, 3), st.integers(0, 2)), max_size=6
 )
 
 
@@ -102,7 +104,7 @@ async def test_descriptors_of_whole_frames_are_closed_when_a_bad_frame_follows(
     streams: Streams,
 ) -> None:
     async def scene(ours: FrameStream, theirs: FrameStream) -> None:
-        whole = pack_frame(FrameKind.PING, [], 0, 1)
+        whole = pack_frame(FrameKind.UPLOAD, [], 0, 1)
         socket.send_fds(theirs.socket, [whole + b"no frame at all " * 4], [2])
         with pytest.raises(BadFrame):
             await ours.read()
@@ -116,10 +118,12 @@ async def test_stream_carries_a_body_when_it_is_of_any_size(streams: Streams, si
     body = body[:size]
 
     async def scene(ours: FrameStream, theirs: FrameStream) -> None:
-        sending = asyncio.create_task(ours.send(FrameKind.CHUNK, [1, {"a": b"x"}], (body, b"tail")))
+        sending = asyncio.create_task(
+            ours.send(FrameKind.RESULT, [1, {"a": b"x"}], (body, b"tail"))
+        )
         frame = await theirs.read()
         await sending
-        assert frame.kind is FrameKind.CHUNK
+        assert frame.kind is FrameKind.RESULT
         assert frame.meta == [1, {"a": b"x"}]
         assert frame.body == body + b"tail"
         await ours.send(FrameKind.DROP, [])
@@ -139,7 +143,8 @@ async def test_stream_speaks_with_a_blocking_wire_when_both_send_much() -> None:
 
     echo = asyncio.get_running_loop().run_in_executor(None, other)
     sending = [
-        asyncio.create_task(stream.send(FrameKind.CHUNK, [n], (bytes(100_000),))) for n in range(50)
+        asyncio.create_task(stream.send(FrameKind.RESULT, [n], (bytes(100_000),)))
+        for n in range(50)
     ]
     assert [(await stream.read()).meta for _ in range(50)] == [[n] for n in range(50)]
     await asyncio.gather(*sending)
@@ -236,7 +241,7 @@ async def test_limits_hold_for_the_next_frame_when_they_were_changed(streams: St
 
 async def test_memory_grows_with_bytes_when_a_frame_announces_much(streams: Streams) -> None:
     async def scene(ours: FrameStream, theirs: FrameStream) -> None:
-        ours.socket.send(pack_frame(FrameKind.CHUNK, [], body_bytes=8 << 30) + bytes(100_000))
+        ours.socket.send(pack_frame(FrameKind.RESULT, [], body_bytes=8 << 30) + bytes(100_000))
         reading = asyncio.create_task(theirs.read())
         await asyncio.sleep(0.05)
         assert theirs.held_bytes < 64 << 20
@@ -260,7 +265,7 @@ async def test_reader_is_woken_when_its_own_side_closes(streams: Streams) -> Non
 
 async def test_sender_is_woken_when_the_other_side_closes(streams: Streams) -> None:
     async def scene(ours: FrameStream, theirs: FrameStream) -> None:
-        sending = asyncio.create_task(ours.send(FrameKind.CHUNK, [], (bytes(10 << 20),)))
+        sending = asyncio.create_task(ours.send(FrameKind.RESULT, [], (bytes(10 << 20),)))
         await asyncio.sleep(0.01)
         theirs.close()
         with pytest.raises(WireError):
@@ -291,7 +296,7 @@ async def test_other_tasks_run_when_one_peer_never_pauses(streams: Streams) -> N
                 await asyncio.sleep(0)
 
         counting = asyncio.create_task(other())
-        sending = asyncio.create_task(ours.send(FrameKind.CHUNK, [], (bytes(20 << 20),)))
+        sending = asyncio.create_task(ours.send(FrameKind.RESULT, [], (bytes(20 << 20),)))
         await theirs.read()
         await sending
         counting.cancel()

@@ -16,7 +16,7 @@ EXAMPLES: list[worker_orders.WorkerOrder] = [
     worker_orders.ImageLoaded(0.25, 7),
     worker_orders.ImageLoadFailed(True, "why"),
     worker_orders.SetLimit(1, 0, False),
-    worker_orders.AdmitCalls(1),
+    worker_orders.AdmitCalls(1, "team/f/s"),
     worker_orders.EndCalls(2),
     worker_orders.CallsEnded(2),
     worker_orders.OpenChannel("s", "f"),
@@ -32,7 +32,8 @@ EXAMPLES: list[worker_orders.WorkerOrder] = [
 def test_order_is_the_same_when_it_has_travelled(order: worker_orders.WorkerOrder) -> None:
     packed = pack_frame(worker_orders.KINDS[type(order)], list(order))
     header = read_header(packed)
-    assert worker_orders.read(header.kind, unpack_meta(packed[-header.meta_bytes :])) == order
+    meta = unpack_meta(header.kind, packed[-header.meta_bytes :])
+    assert worker_orders.read(header.kind, meta) == order
 
 
 def test_every_order_has_an_example() -> None:

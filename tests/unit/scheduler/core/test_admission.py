@@ -2,10 +2,11 @@
 
 import pytest
 
+from cache_manager.model.ids import GpuId, ModelId
 from scheduler import policies
 from scheduler.model.actions import SetTimer
-from scheduler.model.events import GpuJoined
-from scheduler.model.values import CoreSettings, RequestOutcome
+from scheduler.model.events import GpuJoined, ModelRegistered
+from scheduler.model.values import CoreSettings, RequestId, RequestOutcome
 from tests.kit.cores.builders import GIB, a_core, gpu, model, request
 from tests.kit.cores.core_world import World, ended, only, placements
 
@@ -38,6 +39,25 @@ def test_queue_is_full_when_so_many_wait_in_any_queue(policy: str) -> None:
     assert ended(actions) == {"r3": RequestOutcome.QUEUE_FULL, "r4": RequestOutcome.QUEUE_FULL}
     world.free("g0")
     assert ended(world.arrive(request("r5"), request("r6"))) == {"r6": RequestOutcome.QUEUE_FULL}
+
+
+@pytest.mark.parametrize("policy", policies.available())
+def test_request_for_registered_models_fails_when_no_node_has_registered_one(policy: str) -> None:
+    """The neighbour's model stays, though it is idle and would have to make room."""
+    world = World(a_core(policy, gpus=[gpu("g0", memory_mb=1500)]))
+    world.arrive(request("r0"))
+    world.free("g0")
+    residents = dict(world.core.cluster.gpus[GpuId("g0")].cache.residents)
+    invented = request("r1", "bert", "invented")._replace(registered_only=True)
+
+    actions = world.arrive(invented)
+
+    assert ended(actions) == {"r1": RequestOutcome.FAILED}
+    assert len(actions) == 1
+    assert world.core.cluster.gpus[GpuId("g0")].cache.residents == residents
+    assert ModelId("invented") not in world.core.cluster.profiles.known()
+    world.send(ModelRegistered(model("invented", memory_mb=100)))
+    assert ("r2", "g0") in placements(world.arrive(invented._replace(id=RequestId("r2"))))
 
 
 def test_request_stays_when_the_timer_is_of_an_earlier_one_of_its_name() -> None:

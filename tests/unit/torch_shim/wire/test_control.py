@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from torch_shim.errors import ConnectionLost, ManagerUnreachable
+from tests.kit.fakes.sealed_images import open_files
+from tests.kit.waiting import wait_until
+from torch_shim.errors import ConnectionLost, ManagerUnreachable, RemoteFailure
 from torch_shim.wire import control_connection, dialing, manager_session
 from torch_shim.wire.control_connection import ControlConnection
 from torch_shim.wire.frame_socket import FrameSocket
@@ -179,6 +181,27 @@ def test_manager_may_be_silent_when_it_takes_a_piece_of_weights() -> None:
         found = connected(it)
         assert found.ask(FrameKind.CHUNK, {}).fields == {}
         found.close()
+
+
+def test_no_descriptor_stays_open_when_it_came_with_a_frame_that_needs_none() -> None:
+    def sends_descriptors(it: FakeManager, wire: FrameSocket) -> None:
+        number = it.receive(wire)
+        wire.send(FrameKind.LEASE_ENDED, [0, {"lease": 7}], (), [2])
+        wire.send(FrameKind.ANSWER, [0, {}], (), [2, 2])
+        wire.send(FrameKind.REFUSED, [number, "not allowed", "no", {}], (), [2])
+        it.receive(wire)
+        wire.send(FrameKind.ANSWER, [99, {}], (), [2, 2])
+        it.stays(wire)
+
+    before = open_files()
+    with fake_manager(sends_descriptors, knows=KNOWS) as it:
+        found = connected(it)
+        with pytest.raises(RemoteFailure):
+            found.ask(FrameKind.ACQUIRE, {})
+        with pytest.raises(ConnectionLost, match="without a request"):
+            found.ask(FrameKind.ACQUIRE, {})
+        found.close()
+    wait_until(lambda: open_files() == before, "every file is closed")
 
 
 def test_older_manager_is_waited_for_and_hears_nothing_that_it_does_not_know() -> None:

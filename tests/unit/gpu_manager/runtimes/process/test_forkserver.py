@@ -1,4 +1,4 @@
-"""The manager's side of one worker process, which may die at any moment."""
+"""The manager's side of one worker process, which may die at any moment, and of their server."""
 
 import asyncio
 import os
@@ -6,8 +6,14 @@ import signal
 import socket
 import subprocess
 
-from gpu_manager.runtimes.process.fork_client import ForkedWorker
+import pytest
+
+from gpu_manager.runtimes.process.fork_client import ForkedWorker, read_forked
+from gpu_manager.wire.frame_stream import FrameStream
 from gpu_manager.worker import worker_orders
+from tests.kit.fakes.sealed_images import open_files
+from torch_shim.errors import BadFrame
+from torch_shim.wire.protocol import FrameKind
 
 
 async def test_worker_that_is_dead_before_the_loop_has_seen_it_can_be_told_and_killed() -> None:
@@ -24,3 +30,29 @@ async def test_worker_that_is_dead_before_the_loop_has_seen_it_can_be_told_and_k
     assert worker.cause == "it does not read its orders"
     await asyncio.wait_for(worker.exited, 5.0)
     worker.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "meta", "descriptors"),
+    [
+        (FrameKind.FORKED, [7, 1], 0),
+        (FrameKind.FORKED, [7, 1], 2),
+        (FrameKind.FORKED, [8, 1], 1),
+        (FrameKind.FORKED, [7], 1),
+        (FrameKind.FORKED, "x", 3),
+        (FrameKind.ARENA, [1], 1),
+    ],
+)
+async def test_no_descriptor_stays_open_when_a_fork_is_answered_wrongly(
+    kind: FrameKind, meta: object, descriptors: int
+) -> None:
+    before = open_files()
+    ours, theirs = map(FrameStream, socket.socketpair())
+    await theirs.send(kind, meta, (), [2] * descriptors)
+
+    with pytest.raises(BadFrame):
+        read_forked(await ours.read(), 7)
+
+    ours.close()
+    theirs.close()
+    assert open_files() == before

@@ -196,7 +196,7 @@ def test_death_is_reported_when_a_signal_ends_the_worker(
             with pytest.raises(ConnectionLost):
                 await calling
         await hosted.end(7)
-        hosted.admit(8)
+        hosted.admit(8, "s")
         hosted.limit(5)
 
     with machine.connect(hosted) as caller:

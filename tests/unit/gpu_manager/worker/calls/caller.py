@@ -236,11 +236,11 @@ class LocalWorker:
             file = ImageFile(DIGEST, [list(entry) for entry in self.weights], total, descriptor)
             self.executor.images[DIGEST] = DeviceImage(file, self.device)
         self.executor.set_limit(limit_bytes)
-        self.leases.admit(LEASE)
         self._threads: list[threading.Thread] = []
 
     def connect(self, session: str = "s", arena_bytes: int = 0) -> Caller:
-        """A new channel."""
+        """A new channel of this session, which holds the lease from now on."""
+        self.leases.admit(LEASE, session)
         ours, theirs = socket.socketpair()
         reports = CallObservers(lambda lease, _: self.ran.append(lease), self._note)
         server = ChannelServer(theirs, session, self.executor, self.leases, self.programs, reports)

@@ -96,8 +96,9 @@ def test_kept_storage_belongs_to_a_session_when_it_has_several_channels() -> Non
     with worker.connect("one") as first, worker.connect("one") as second:
         first.call(look, torch.ones(4), keys=[42])
         assert second.call(look, kept).outputs[0].tolist() == [1.0] * 4
-        with worker.connect("two") as stranger, pytest.raises(CallFailed):
+        with worker.connect("two") as stranger, pytest.raises(CallFailed) as failed:
             stranger.call(look, kept)
+        assert failed.value.facts == {"missing": [42]}
 
 
 def test_kept_storages_leave_when_they_exceed_the_budget() -> None:

@@ -248,7 +248,7 @@ def test_call_sees_the_new_arena_when_it_was_replaced(worker: LocalWorker) -> No
 def test_lease_ends_when_its_call_has_been_answered(worker: LocalWorker) -> None:
     with worker.connect() as caller:
         caller.call(DOUBLE, torch.ones(4))
-        worker.leases.enter(LEASE)
+        worker.leases.enter(LEASE, "s")
         worker.leases.end(LEASE)
         assert worker.ended == []
         with pytest.raises(CallFailed):

@@ -1,0 +1,73 @@
+"""Bounds the connections of clients that have not sent HELLO, and those of each tenant."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gpu_manager.errors import ClientNotAllowed
+
+log = logging.getLogger(__name__)
+
+# The shares (1/N) of this process's descriptors, and the least numbers. A connection with uploads
+# under way may hold a dozen descriptors.
+_STRANGERS_SHARE, _LEAST_STRANGERS = 16, 32
+_TENANT_SHARE, _LEAST_OF_A_TENANT = 64, 32
+
+
+class ConnectionPlace:
+    """The place of one connection among those of strangers, later among its tenant's."""
+
+    def __init__(self, limits: "ConnectionLimits", hang_up: Callable[[], object]) -> None:
+        self.hang_up = hang_up
+        self._limits = limits
+        self.tenant: str | None = None
+
+    def identified(self, tenant: str) -> None:
+        """Record the client's tenant; raise ClientNotAllowed if it has too many connections."""
+        self._limits.identified(self, tenant)
+
+
+class ConnectionLimits:
+    """Counts the open connections.
+
+    Beyond the most strangers the one that has waited the longest is hung up on, so that a client
+    that sends HELLO at once is admitted however many others are silent.
+    """
+
+    def __init__(self, descriptors: int) -> None:
+        """`descriptors` is the number that this process may have open."""
+        self.most_strangers = max(_LEAST_STRANGERS, descriptors // _STRANGERS_SHARE)
+        self.most_of_a_tenant = max(_LEAST_OF_A_TENANT, descriptors // _TENANT_SHARE)
+        self._strangers: dict[ConnectionPlace, None] = {}  # the oldest first
+        self._clients: Counter[str] = Counter()
+
+    @contextmanager
+    def stranger(self, hang_up: Callable[[], object]) -> Iterator[ConnectionPlace]:
+        """Count a new connection until the end of the block; `hang_up` ends the connection."""
+        place = ConnectionPlace(self, hang_up)
+        self._strangers[place] = None
+        if len(self._strangers) > self.most_strangers:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            log.warning("closed the oldest of %d connections without HELLO", self.most_strangers)
+            oldest.hang_up()
+        try:
+            yield place
+        finally:
+            self._left(place)
+
+    def identified(self, place: ConnectionPlace, tenant: str) -> None:
+        """See ConnectionPlace."""
+        if self._clients[tenant] >= self.most_of_a_tenant:
+            raise ClientNotAllowed(f"{tenant} has {self._clients[tenant]} connections already")
+        self._strangers.pop(place, None)
+        place.tenant = tenant
+        self._clients[tenant] += 1
+
+    def _left(self, place: ConnectionPlace) -> None:
+        self._strangers.pop(place, None)
+        if place.tenant is not None:
+            self._clients[place.tenant] -= 1
+            if not self._clients[place.tenant]:
+                del self._clients[place.tenant]

@@ -1,0 +1,44 @@
+"""Turns and pace of tenants: one that asks for much waits, and its neighbours do not."""
+
+import asyncio
+
+from gpu_manager.sessions.tenant_turns import TenantTurns, TurnLimits
+from testbed.virtual_time import until, virtually
+
+
+@virtually
+async def test_tenant_waits_for_its_own_turns_and_no_neighbour_does() -> None:
+    turns = TenantTurns(TurnLimits(at_once=2))
+    began: list[str] = []
+
+    async def work(tenant: str) -> None:
+        async with turns.turn(tenant):
+            began.append(tenant)
+            await asyncio.sleep(1.0)
+
+    tasks = [asyncio.ensure_future(work("greedy")) for _ in range(5)]
+    tasks.append(asyncio.ensure_future(work("other")))
+    await until(0.5)
+    assert began == ["greedy", "greedy", "other"]
+    await until(1.5)
+    assert began.count("greedy") == 4
+    tasks[4].cancel()
+    await until(2.5)
+    async with turns.turn("greedy"):
+        assert began.count("greedy") == 4
+
+
+@virtually
+async def test_images_are_paced_after_a_burst_and_other_tenants_are_not() -> None:
+    turns = TenantTurns(TurnLimits(burst=3, images_per_s=2.0))
+    loop = asyncio.get_running_loop()
+    added: list[float] = []
+    for _ in range(5):
+        await turns.pace("greedy")
+        added.append(loop.time())
+    assert added == [0.0, 0.0, 0.0, 0.5, 1.0]
+    await turns.pace("other")
+    assert loop.time() == 1.0
+    await until(10.0)
+    await turns.pace("greedy")
+    assert loop.time() == 10.0
