@@ -33,7 +33,10 @@ class AfterLoss(StrEnum):
 
 
 class Request(NamedTuple):
-    """One request for GPU time; its `models` are placed together, on one GPU."""
+    """One request for GPU time; its `models` are placed together, on one GPU.
+
+    A request with `max_wait_s` is refused on arrival if it should wait for longer than this.
+    """
 
     id: RequestId
     function: str
@@ -46,6 +49,7 @@ class Request(NamedTuple):
     stage: str = ""
     slo_s: float | None = None
     near: NodeId | None = None
+    max_wait_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

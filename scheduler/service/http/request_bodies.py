@@ -21,6 +21,7 @@ _ACQUIRE = frozenset(
         "stage",
         "slo_s",
         "near",
+        "max_wait_s",
     }
 )
 _LONGEST_NAME = 512
@@ -50,6 +51,7 @@ def acquire(body: bytes, now_s: float) -> Request:
         stage=_text(fields, "stage", "") or "",
         slo_s=_seconds(fields, "slo_s"),
         near=None if near is None else NodeId(near),
+        max_wait_s=_seconds(fields, "max_wait_s"),
     )
 
 
