@@ -82,7 +82,11 @@ class Gateway:
         self._serving = False
         self.meters = GatewayMeters(most_names=settings.metric_names)
         self._scaler: Scaler | None = None
-        options_of = partial(function_options.of, default_timeout_s=settings.timeout_s)
+        options_of = partial(
+            function_options.of,
+            default_timeout_s=settings.timeout_s,
+            default_max_wait_s=settings.max_wait_s,
+        )
         self.functions = Functions(on_change=self._changed, options_of=options_of)
         self.credentials = _credentials(settings)
         self.address = ("", 0)

@@ -18,6 +18,7 @@ from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing
 from gateway_ext.errors import (
     BadRequest,
+    Busy,
     CallerGone,
     GatewayError,
     TooLarge,
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 PREFIX = "/function/"
 _PREFIX = PREFIX.encode()
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
-_SERVER_ERROR, _GONE = 500, 499
+_SERVER_ERROR, _GONE, _BUSY = 500, 499, 429
 _LENGTHS = (b"content-length", b"transfer-encoding")
 _BODILESS = (204, 304)
 
@@ -129,6 +130,10 @@ class Invoke:
         function, rest = self._find(path)
         if method not in METHODS:
             raise WrongMethod(method)
+        busy = function.refusal()
+        if busy is not None:  # before anything is made for the call: a refusal must cost little
+            self._count_refused(function)
+            raise busy
         asked = call_headers.read_request(headers)
         most_bytes = self._parts.settings.max_body_bytes
         if asked.length is not None and asked.length > most_bytes:
@@ -141,6 +146,12 @@ class Invoke:
     def _begin(self, call: FunctionCall) -> None:
         call.function.called()
         self._parts.meters.started(call.function.label)
+
+    def _count_refused(self, function: Function) -> None:
+        """Count the call as one that was asked for and answered: it is load to scale by."""
+        function.called()
+        self._parts.meters.started(function.label)
+        self._parts.meters.ended(function.label, _BUSY, 0.0)
 
     def _find(self, path: bytes) -> tuple[Function, bytes]:
         """The function that a path names, and the rest of the path."""
@@ -156,7 +167,8 @@ class Invoke:
 
     async def _refuse(self, send: Send, error: GatewayError) -> None:
         status = error_statuses.status_of(error)
-        self._parts.meters.refused(status)
+        if not isinstance(error, Busy):  # which is counted as an answer of its function
+            self._parts.meters.refused(status)
         await asgi.send_text(send, status, str(error), error_statuses.headers_of(error))
 
     def _loads(self) -> Iterable[FunctionLoad]:
@@ -321,7 +333,10 @@ def _back(call: FunctionCall, connection: HttpConnection) -> list[Header]:
     """The response's headers; learns the models that they report."""
     back, models, trace_report = call_headers.read_response(connection.headers)
     if trace_report:
-        call.journey.attempts[-1].keep_report(trace_report)
+        attempt = call.journey.attempts[-1]
+        attempt.keep_report(trace_report)
+        if attempt.ahead:
+            call.function.waits.saw_report(attempt.ahead, trace_report)
     if connection.status in _BODILESS:  # our server would treat a length without a body as broken
         back = [header for header in back if header[0] not in _LENGTHS]
     if models:
