@@ -69,8 +69,7 @@ def no_gpu(error: scheduler.SchedulerError) -> errors.NoGpu:
     """The caller's error for an error of the scheduler."""
     for kind, status, why in _OF_SCHEDULER:
         if isinstance(error, kind):
-            full = isinstance(error, scheduler.QueueFull)
-            later_s = max(_RETRY_AFTER_S, error.wait_s) if full else None
+            later_s = error.wait_s if isinstance(error, scheduler.QueueFull) else None
             return errors.NoGpu(status, f"{why}: {error}", later_s)
     return errors.NoGpu(_OTHER, f"the scheduler failed: {error}")
 

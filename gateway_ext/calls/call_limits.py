@@ -13,6 +13,7 @@ from gateway_ext.model import FunctionId
 
 Seat = TypeVar("Seat")
 
+
 @dataclass(frozen=True, slots=True)
 class InvokeSettings:
     """Bounds of the invocation path; a function's own bounds are in its options."""

@@ -52,9 +52,8 @@ class LeaseTimes:
 
     A call in flight may take `grace_s` if its lease was released, `orphan_s` if its session has
     ended, else `call_s`. A lease that no session claims, for example because the caller died, ends
-    after `unclaimed_s`. If other requests wait, a lease whose models are loaded ends `claim_s` after
-    that unless a session has asked for it: the function may be busy with something else than GPUs,
-    and then asks for another lease.
+    after `unclaimed_s`. If other requests wait, it ends `claim_s` after its models are loaded,
+    unless a session has asked for it: a function that comes later asks for another lease.
     """
 
     linger_s: float = 5.0

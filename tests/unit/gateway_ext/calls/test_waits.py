@@ -44,7 +44,7 @@ async def ended(tasks: list[asyncio.Task[object]]) -> None:
     await asyncio.wait(tasks)
 
 
-# -- waiting for an instance ------------------------------------------------------------------------
+# -- waiting for an instance -----------------------------------------------------------------------
 
 
 async def test_call_is_refused_when_those_that_wait_for_a_turn_need_too_long() -> None:
@@ -118,7 +118,7 @@ async def test_full_queue_names_the_expected_wait() -> None:
     await ended(calls)
 
 
-# -- waiting for a thread in the instance -----------------------------------------------------------
+# -- waiting for a thread in the instance ----------------------------------------------------------
 
 
 def test_reports_of_waits_for_a_thread_are_taken_in() -> None:
@@ -156,7 +156,7 @@ def test_pace_follows_the_function() -> None:
     assert waits.expected_s(0, 1000, 1, 0.0) < 0.1
 
 
-# -- waiting for a GPU ------------------------------------------------------------------------------
+# -- waiting for a GPU -----------------------------------------------------------------------------
 
 
 def test_refusal_by_the_scheduler_holds_until_its_queue_is_short_enough() -> None:
@@ -170,7 +170,7 @@ def test_refusal_by_the_scheduler_holds_until_its_queue_is_short_enough() -> Non
     assert waits.expected_s(0, 0, 1, 201.1) == 0.0
 
 
-# -- over HTTP --------------------------------------------------------------------------------------
+# -- over HTTP -------------------------------------------------------------------------------------
 
 
 async def overloaded(gateway: Gateway, function: Function, calls: int) -> list[int]:
@@ -250,7 +250,7 @@ async def test_calls_in_an_instance_are_refused_by_its_own_report() -> None:
         assert 5 <= statuses.count(200) <= 20
 
 
-# -- options ----------------------------------------------------------------------------------------
+# -- options ---------------------------------------------------------------------------------------
 
 
 def options(environment: dict[str, str], **annotations: str) -> function_options.FunctionOptions:
