@@ -48,16 +48,19 @@ class CallWaits:
         self.known = True
         self._turns.saw(ahead, waited_s * instances)
 
-    def saw_report(self, ahead: int, trace_report: bytes) -> None:
+    def saw_report(self, ahead: int, trace_report: bytes, answered_in_s: float = 0.0) -> None:
         """An instance reports a call that it was sent beside so many others.
 
-        The report is the function's own: a wrong one delays or refuses only that function's calls.
+        `answered_in_s` is the time from the whole request to the answer, if nobody else could make
+        it longer: a busy process also reads late, which its own report does not show. The report is
+        the function's own: a wrong one delays or refuses only that function's calls.
         """
         found = thread_wait(trace_report)
         if found is not None and ahead >= found.at_a_time:
             self.known = True
             self._at_a_time = found.at_a_time
-            self._threads.saw(ahead - found.at_a_time, found.waited_s)
+            waited_s = max(found.waited_s, answered_in_s - found.took_s)
+            self._threads.saw(ahead - found.at_a_time, waited_s)
 
     def saw_full_gpus(self, wait_s: float, most_s: float, now_s: float) -> None:
         """The scheduler refused a call, since its wait of `wait_s` would exceed `most_s`.

@@ -173,11 +173,13 @@ class Exchange:
                 call.asked.length, call.asked.chunked = len(upload.body), False
             data = self._head(instance) + upload.body
             await connection.ask(data, head_only=head_only)
+            attempt.answered_s = time.monotonic()
+            attempt.answered_in_s = attempt.answered_s - attempt.asked_s
         else:
             answered = connection.ask(self._head(instance), head_only=head_only)
             upload.pour(connection)
             await answered
-        attempt.answered_s = time.monotonic()
+            attempt.answered_s = time.monotonic()
         return connection
 
     def _may_lease(self) -> bool:

@@ -336,7 +336,7 @@ def _back(call: FunctionCall, connection: HttpConnection) -> list[Header]:
         attempt = call.journey.attempts[-1]
         attempt.keep_report(trace_report)
         if attempt.ahead:
-            call.function.waits.saw_report(attempt.ahead, trace_report)
+            call.function.waits.saw_report(attempt.ahead, trace_report, attempt.answered_in_s)
     if connection.status in _BODILESS:  # our server would treat a length without a body as broken
         back = [header for header in back if header[0] not in _LENGTHS]
     if models:

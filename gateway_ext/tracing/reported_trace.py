@@ -14,7 +14,7 @@ VERSION = "1"
 
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 _SPAN_ID = re.compile(r"(?!0{16})[0-9a-f]{16}", re.ASCII)
-_WAIT = re.compile(rb"1 h;\d{1,18};\d{1,18};q=(\d{1,12});t=([1-9]\d{0,5})(?: |\Z)", re.ASCII)
+_WAIT = re.compile(rb"1 h;\d{1,18};(\d{1,12});q=(\d{1,12});t=([1-9]\d{0,5})(?: |\Z)", re.ASCII)
 _MOST_ENTRIES = 200
 _MOST_CHARACTERS = 128
 
@@ -39,9 +39,11 @@ class CallTimes:
 
 
 class ThreadWait(NamedTuple):
-    """How long a call waited for a thread, and how many calls its instance serves at a time."""
+    """How long a call waited for a thread, how long its handler took, and how many calls its
+    instance serves at a time."""
 
     waited_s: float
+    took_s: float
     at_a_time: int
 
 
@@ -82,7 +84,10 @@ def read(header: bytes) -> ReportedTrace:
 def thread_wait(header: bytes) -> ThreadWait | None:
     """The wait in a report; None if its function does not say."""
     found = _WAIT.match(header)
-    return None if found is None else ThreadWait(int(found[1]) / 1e6, int(found[2]))
+    if found is None:
+        return None
+    took_us, waited_us, at_a_time = (int(number) for number in found.groups())
+    return ThreadWait(waited_us / 1e6, took_us / 1e6, at_a_time)
 
 
 def _times(letter: str, parts: list[str]) -> CallTimes | None:

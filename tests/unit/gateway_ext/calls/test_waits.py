@@ -148,6 +148,12 @@ def test_reports_without_a_wait_change_nothing(report: bytes) -> None:
     assert not waits.known
 
 
+def test_wait_before_the_instance_reads_the_request_counts_too() -> None:
+    waits = CallWaits()
+    waits.saw_report(11, b"1 h;1;1000000;q=500000;t=8", answered_in_s=9.0)
+    assert waits.expected_s(0, 8 + 4, 1, 0.0) == pytest.approx(8.0)
+
+
 def test_pace_follows_the_function() -> None:
     waits = CallWaits()
     waits.saw_report(11, WAITED)
