@@ -57,9 +57,7 @@ def main() -> None:
         print(f"\n{report.keep('overload')}")
 
 
-def _measured(
-    report: BenchReport, name: str, max_wait: str, seconds: float
-) -> list[OfferedLoad]:
+def _measured(report: BenchReport, name: str, max_wait: str, seconds: float) -> list[OfferedLoad]:
     with stack_of_builds(*_STACK) as running:
         function = _deployed(running, name, max_wait)
         path = f"/function/{function}"
