@@ -32,15 +32,19 @@ class WaitPace:
 
 
 class CallWaits:
-    """The waits of one function's calls; `known` once some call has waited."""
+    """The waits of one function's calls; `known` once some call has waited.
 
-    __slots__ = ("known", "_turns", "_threads", "_at_a_time", "_closed_until_s", "_gpu_wait_s")
+    `at_a_time` is how many calls an instance serves at a time, as it reports: only reports of calls
+    beside so many others say anything about waits.
+    """
+
+    __slots__ = ("known", "at_a_time", "_turns", "_threads", "_closed_until_s", "_gpu_wait_s")
 
     def __init__(self) -> None:
         self.known = False
+        self.at_a_time = 0
         self._turns = WaitPace()
         self._threads = WaitPace()
-        self._at_a_time = 0
         self._closed_until_s = self._gpu_wait_s = 0.0
 
     def saw_turn(self, ahead: int, waited_s: float, instances: int) -> None:
@@ -56,9 +60,11 @@ class CallWaits:
         the function's own: a wrong one delays or refuses only that function's calls.
         """
         found = thread_wait(trace_report)
-        if found is not None and ahead >= found.at_a_time:
+        if found is None:
+            return
+        self.at_a_time = found.at_a_time
+        if ahead >= found.at_a_time:
             self.known = True
-            self._at_a_time = found.at_a_time
             waited_s = max(found.waited_s, answered_in_s - found.took_s)
             self._threads.saw(ahead - found.at_a_time, waited_s)
 
@@ -76,5 +82,5 @@ class CallWaits:
         """The wait of a call that arrives now; `waiting` have no instance, `inflight` have one."""
         at_gpus_s = self._gpu_wait_s if now_s < self._closed_until_s else 0.0
         for_turn_s = self._turns.wait_s(waiting) / instances
-        for_thread_s = self._threads.wait_s(max(0, inflight // instances - self._at_a_time))
+        for_thread_s = self._threads.wait_s(max(0, inflight // instances - self.at_a_time))
         return at_gpus_s + for_turn_s + for_thread_s

@@ -236,8 +236,9 @@ class Exchange:
         attempt.ended_s, attempt.error = time.monotonic(), error
         if self._connection is not None and self._connection.trailer:
             attempt.keep_report(self._connection.trailer)
-            if attempt.ahead:
-                self.call.function.waits.saw_report(attempt.ahead, attempt.trace_report)
+            waits = self.call.function.waits
+            if attempt.ahead >= waits.at_a_time:
+                waits.saw_report(attempt.ahead, attempt.trace_report)
 
     def _may_repeat(self, *, sent: bool) -> bool:
         """Whether to retry: only a call that cannot have begun, or is declared repeatable."""

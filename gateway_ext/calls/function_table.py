@@ -93,8 +93,6 @@ class Function:
 
     def refusal(self) -> Busy | None:
         """The answer to a call that arrives now, if the call would wait for too long."""
-        if not self.waits.known:
-            return None
         wait_s = self.expected_wait_s
         if wait_s <= self.most_wait_s:
             return None

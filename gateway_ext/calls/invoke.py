@@ -130,10 +130,8 @@ class Invoke:
         function, rest = self._find(path)
         if method not in METHODS:
             raise WrongMethod(method)
-        busy = function.refusal()
-        if busy is not None:  # before anything is made for the call: a refusal must cost little
-            self._count_refused(function)
-            raise busy
+        if function.waits.known:
+            self._check_wait(function)  # first of all: a refusal must cost little
         asked = call_headers.read_request(headers)
         most_bytes = self._parts.settings.max_body_bytes
         if asked.length is not None and asked.length > most_bytes:
@@ -147,11 +145,14 @@ class Invoke:
         call.function.called()
         self._parts.meters.started(call.function.label)
 
-    def _count_refused(self, function: Function) -> None:
-        """Count the call as one that was asked for and answered: it is load to scale by."""
-        function.called()
-        self._parts.meters.started(function.label)
-        self._parts.meters.ended(function.label, _BUSY, 0.0)
+    def _check_wait(self, function: Function) -> None:
+        """Busy if the call would wait too long; counts it as a call, which is load to scale by."""
+        busy = function.refusal()
+        if busy is not None:
+            function.called()
+            self._parts.meters.started(function.label)
+            self._parts.meters.ended(function.label, _BUSY, 0.0)
+            raise busy
 
     def _find(self, path: bytes) -> tuple[Function, bytes]:
         """The function that a path names, and the rest of the path."""
@@ -335,8 +336,9 @@ def _back(call: FunctionCall, connection: HttpConnection) -> list[Header]:
     if trace_report:
         attempt = call.journey.attempts[-1]
         attempt.keep_report(trace_report)
-        if attempt.ahead:
-            call.function.waits.saw_report(attempt.ahead, trace_report, attempt.answered_in_s)
+        waits = call.function.waits
+        if attempt.ahead >= waits.at_a_time:
+            waits.saw_report(attempt.ahead, trace_report, attempt.answered_in_s)
     if connection.status in _BODILESS:  # our server would treat a length without a body as broken
         back = [header for header in back if header[0] not in _LENGTHS]
     if models:
