@@ -207,6 +207,8 @@ class Gateway:
 def _check(settings: GatewaySettings) -> None:
     if settings.role not in _ROLES:
         raise BadRequest(f"role: {settings.role!r}: one of {', '.join(sorted(_ROLES))} is expected")
+    if not settings.max_wait_s >= 0:  # nor is NaN
+        raise BadRequest(f"max_wait_s: {settings.max_wait_s}: a time from 0 is expected")
     try:
         host_and_port(settings.listen)
     except BadAddress as error:

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 PREFIX = "/function/"
 _PREFIX = PREFIX.encode()
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
-_SERVER_ERROR, _GONE, _BUSY = 500, 499, 429
+_SERVER_ERROR, _GONE = 500, 499
 _LENGTHS = (b"content-length", b"transfer-encoding")
 _BODILESS = (204, 304)
 
@@ -150,8 +150,7 @@ class Invoke:
         busy = function.refusal()
         if busy is not None:
             function.called()
-            self._parts.meters.started(function.label)
-            self._parts.meters.ended(function.label, _BUSY, 0.0)
+            self._parts.meters.busy(function.label)
             raise busy
 
     def _find(self, path: bytes) -> tuple[Function, bytes]:
@@ -174,8 +173,9 @@ class Invoke:
 
     def _loads(self) -> Iterable[FunctionLoad]:
         for function in self._functions:
-            ready = len(function.instances)
-            yield FunctionLoad(function.label, ready, function.inflight, function.waiting)
+            ready, inflight = len(function.instances), function.inflight
+            wait_s = function.expected_wait_s
+            yield FunctionLoad(function.label, ready, inflight, function.waiting, wait_s)
 
 
 class _Relay:

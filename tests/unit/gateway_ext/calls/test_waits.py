@@ -18,6 +18,7 @@ from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway
 pytestmark = pytest.mark.timeout(30, func_only=True)
 
 A, B = (Endpoint(name, f"unix:/{name}") for name in "ab")
+NAMED = 'function_name="echo.openfaas-fn"'
 # Eight calls at a time, of which this one has waited 2 s for its thread.
 WAITED = b"1 h;1;5;q=2000000;t=8"
 
@@ -214,6 +215,10 @@ async def test_refusal_says_when_to_come_again() -> None:
         refused = await gateway.call(body=b"x" * 100_000)
         assert (refused.status, refused.header("retry-after")) == (429, "10")
         assert b"busy" in refused.body
+        page = gateway.meters.text().decode()
+        assert f'gateway_function_invocation_total{{code="429",{NAMED}}} 1.0' in page
+        assert f"gpufaas_gateway_expected_wait_seconds{{{NAMED}}} 10.0" in page
+        assert "gateway_functions_seconds_count" not in page
         function.inflight -= 8 + 20
         assert (await gateway.call()).status == 200
 
