@@ -28,8 +28,8 @@ class GatewaySettings:
 
     # Calls: the default time limit of a call, and how long it waits for an instance, for the start
     # of one, and for a connection. A call that is expected to wait for its turn for longer than
-    # `max_wait_s` is refused at once (0: never). A function's own options take precedence over
-    # `timeout_s` and `max_wait_s`.
+    # `max_wait_s` (0: any time), or for half of its time limit, is refused at once. A function's
+    # own options take precedence over `timeout_s` and `max_wait_s`.
     max_body_bytes: int = 512 << 20
     timeout_s: float = 60.0
     max_wait_s: float = 5.0

@@ -11,6 +11,9 @@ from gateway_ext.errors import Busy, UnknownFunction
 from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, Endpoint, FunctionId
 from gateway_ext.openfaas import function_options
 
+# Were calls let in that wait for all of their time limit, all of them would be worked on in vain.
+_WAIT_SHARE = 0.5
+
 OptionsOf = Callable[[Deployment], function_options.FunctionOptions]
 
 
@@ -88,8 +91,8 @@ class Function:
 
     @property
     def most_wait_s(self) -> float:
-        """How long a call may wait for its turn."""
-        return min(self.options.max_wait_s, self.options.timeout_s)
+        """How long a call may wait for its turn; the rest of its time limit is for its answer."""
+        return min(self.options.max_wait_s, _WAIT_SHARE * self.options.timeout_s)
 
     def refusal(self) -> Busy | None:
         """The answer to a call that arrives now, if the call would wait for too long."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import secrets
 import time
 from typing import NamedTuple, Protocol
@@ -137,7 +136,7 @@ def _request(function: Function, call_id: str, deadline_s: float, *, own_id: boo
         deadline_s=deadline_s,
         priority=options.priority,
         slo_s=options.slo_s,
-        max_wait_s=None if math.isinf(options.max_wait_s) else options.max_wait_s,
+        max_wait_s=function.most_wait_s,
     )
 
 

@@ -41,7 +41,7 @@ class FunctionOptions:
 
     `scale_target` is the load of one replica (calls in flight, or calls a second if `scale_type` is
     `rps`); another replica starts once `scale_proportion` of it is used. A call that is expected to
-    wait longer than `max_wait_s` for its turn is refused at once.
+    wait for its turn longer than `max_wait_s`, or than half of `timeout_s`, is refused at once.
     """
 
     gpu: bool = False

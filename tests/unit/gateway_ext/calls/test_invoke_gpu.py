@@ -225,7 +225,7 @@ async def test_longest_wait_is_passed_on_to_the_scheduler() -> None:
         gateway.deploy(a_gpu_deployment(**{"max-wait": "0"}), fake)
         for _ in range(2):
             assert (await gateway.call()).status == 200
-        assert [request.max_wait_s for request in gateway.leases.asked] == [3.0, None]
+        assert [request.max_wait_s for request in gateway.leases.asked] == [3.0, 30.0]
 
 
 async def test_scheduler_is_not_asked_again_while_its_queue_is_known_to_be_too_long() -> None:

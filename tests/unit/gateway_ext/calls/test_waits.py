@@ -63,6 +63,17 @@ async def test_call_is_refused_when_those_that_wait_for_a_turn_need_too_long() -
     await ended(calls[1:])
 
 
+async def test_call_waits_for_half_of_its_time_limit_at_most() -> None:
+    function = deployed(Functions(), A, **{"concurrency": "1", "max-wait": "0", "timeout": "6s"})
+    function.take()
+    function.waits.saw_turn(0, 2.0, 1)
+    calls = await waiting(function, 1)
+    assert function.refusal() is None
+    calls += await waiting(function, 1)
+    assert function.refusal() is not None
+    await ended(calls)
+
+
 async def test_wait_for_a_turn_halves_with_twice_the_instances() -> None:
     functions = Functions()
     function = deployed(functions, A, **{"concurrency": "1", "max-wait": "5"})
