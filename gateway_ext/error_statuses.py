@@ -1,5 +1,6 @@
 """The one table of the HTTP status for each error, towards callers of functions and of the API."""
 
+import math
 from collections.abc import Sequence
 
 from common.http.asgi import Header
@@ -7,6 +8,8 @@ from gateway_ext import errors
 from scheduler.model import errors as scheduler
 
 _RETRY_AFTER_S = 1.0
+# Nobody is told to stay away for longer, whatever was measured.
+_MOST_RETRY_AFTER_S = 3600.0
 _OTHER = 500
 
 # The first class that an error is an instance of decides; special cases come before their bases.
@@ -55,7 +58,7 @@ def headers_of(error: errors.GatewayError) -> list[Header]:
     """Headers beside the status: when to retry, how to log in."""
     later = errors.Busy | errors.NoGpu | errors.QueueAway
     if isinstance(error, later) and error.retry_after_s is not None:
-        return [(b"retry-after", b"%d" % max(1, round(error.retry_after_s)))]
+        return [(b"retry-after", b"%d" % _whole_s(error.retry_after_s))]
     if isinstance(error, errors.TooSlow):
         return [(b"connection", b"close")]  # the unread body would be parsed as the next request
     if isinstance(error, errors.NotAllowed):
@@ -67,6 +70,10 @@ def no_gpu(error: scheduler.SchedulerError) -> errors.NoGpu:
     """The caller's error for an error of the scheduler."""
     for kind, status, why in _OF_SCHEDULER:
         if isinstance(error, kind):
-            later_s = _RETRY_AFTER_S if isinstance(error, scheduler.QueueFull) else None
+            later_s = error.wait_s if isinstance(error, scheduler.QueueFull) else None
             return errors.NoGpu(status, f"{why}: {error}", later_s)
     return errors.NoGpu(_OTHER, f"the scheduler failed: {error}")
+
+
+def _whole_s(retry_after_s: float) -> int:
+    return math.ceil(min(max(_RETRY_AFTER_S, retry_after_s), _MOST_RETRY_AFTER_S))

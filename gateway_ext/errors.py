@@ -19,7 +19,7 @@ GatewayError
 ├── Unsupported           this provider has no such operation
 ├── TooLarge              a body beyond the limit
 ├── TooSlow               a body that did not arrive in time
-├── Busy                  a function's queue is full: try again after `retry_after_s`
+├── Busy                  a function takes no more calls now: try again after `retry_after_s`
 ├── NoInstance            no instance of the function became ready
 ├── Unreachable           an instance broke off; `sent`: bytes of the call may have reached it
 ├── TimedOut              the function exceeded its time limit
@@ -152,10 +152,12 @@ class TooSlow(GatewayError):
 
 
 class Busy(GatewayError):
-    """A function's queue is full."""
+    """A function takes no more calls now: its queue is full, or the wait would be too long."""
 
-    def __init__(self, function: FunctionId, retry_after_s: float) -> None:
-        super().__init__(f"{function} has as many calls as it takes")
+    def __init__(
+        self, function: FunctionId, retry_after_s: float, why: str = "has as many calls as it takes"
+    ) -> None:
+        super().__init__(f"{function} {why}")
         self.retry_after_s = retry_after_s
 
 

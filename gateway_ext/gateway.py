@@ -88,7 +88,11 @@ class Gateway:
         self._serving = False
         self.meters = GatewayMeters(most_names=settings.metric_names)
         self._scaler: Scaler | None = None
-        options_of = partial(function_options.of, default_timeout_s=settings.timeout_s)
+        options_of = partial(
+            function_options.of,
+            default_timeout_s=settings.timeout_s,
+            default_max_wait_s=settings.max_wait_s,
+        )
         self.functions = Functions(on_change=self._changed, options_of=options_of)
         self.credentials = _credentials(settings)
         self.address = ("", 0)
@@ -218,6 +222,8 @@ class Gateway:
 def _check(settings: GatewaySettings) -> None:
     if settings.role not in _ROLES:
         raise BadRequest(f"role: {settings.role!r}: one of {', '.join(sorted(_ROLES))} is expected")
+    if not settings.max_wait_s >= 0:  # nor is NaN
+        raise BadRequest(f"max_wait_s: {settings.max_wait_s}: a time from 0 is expected")
     try:
         host_and_port(settings.listen)
     except BadAddress as error:

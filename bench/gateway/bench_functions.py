@@ -5,6 +5,7 @@ from pathlib import Path
 
 PLAIN = "noop"
 GPU = "gpu-noop"
+BUSY = "busy"
 WARM = b"warm"
 MODELS = 16
 
@@ -13,6 +14,18 @@ _PLAIN = '''"""Does nothing."""
 
 def handle(event, context):
     return "hello"
+'''
+
+_BUSY = '''"""Computes for 3 ms in each call."""
+
+import time
+
+
+def handle(event, context):
+    until_s = time.thread_time() + 0.003
+    while time.thread_time() < until_s:
+        pass
+    return "done"
 '''
 
 # Its calls get a GPU lease and do not use it; a call with the body `warm` uses the model, so
@@ -50,7 +63,7 @@ def handle(event, context):
 
 # The peers have one process as well; another would take its start's time from what is measured.
 _ONE = {"com.openfaas.scale.max": "1"}
-_HANDLERS: Mapping[str, str] = {PLAIN: _PLAIN, GPU: _GPU, "model": _MODEL}
+_HANDLERS: Mapping[str, str] = {PLAIN: _PLAIN, BUSY: _BUSY, GPU: _GPU, "model": _MODEL}
 
 
 def write_builds(folder: Path) -> None:
@@ -66,6 +79,11 @@ def plain() -> dict[str, object]:
     return {"service": PLAIN, "image": PLAIN, "labels": _ONE}
 
 
+def busy() -> dict[str, object]:
+    """The deployment of the function that computes."""
+    return {"service": BUSY, "image": BUSY, "labels": _ONE}
+
+
 def gpu() -> dict[str, object]:
     """The deployment of the function that does nothing with a GPU."""
     return {"service": GPU, "image": GPU, **_with_gpu()}
@@ -79,6 +97,13 @@ def model(number: int) -> dict[str, object]:
         "envVars": {"SEED": str(number)},
         **_with_gpu(),
     }
+
+
+def with_max_wait(deployment: Mapping[str, object], max_wait: str) -> dict[str, object]:
+    """The deployment with a longest wait for its calls."""
+    found = deployment.get("annotations")
+    annotations = dict(found) if isinstance(found, Mapping) else {}
+    return {**deployment, "annotations": annotations | {"com.gpufaas.max-wait": max_wait}}
 
 
 def model_name(number: int) -> str:

@@ -13,8 +13,6 @@ from gateway_ext.model import FunctionId
 
 Seat = TypeVar("Seat")
 
-_RETRY_AFTER_S = 1.0
-
 
 @dataclass(frozen=True, slots=True)
 class InvokeSettings:
@@ -57,10 +55,15 @@ class Turns(Generic[Seat]):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def wait(self, most: int, give_back: Callable[[Seat], None]) -> Seat:
-        """Wait until a seat is assigned; Busy if `most` calls wait already."""
+    async def wait(
+        self, most: int, give_back: Callable[[Seat], None], expected_s: float = 0.0
+    ) -> Seat:
+        """Wait until a seat is assigned; Busy if `most` calls wait already.
+
+        A call that is refused should come again after `expected_s`.
+        """
         if len(self._waiting) >= most:
-            raise Busy(self._function, _RETRY_AFTER_S)
+            raise Busy(self._function, expected_s)
         turn: asyncio.Future[Seat] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:

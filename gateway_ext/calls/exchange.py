@@ -14,14 +14,13 @@ from gateway_ext.calls.call_limits import InvokeSettings
 from gateway_ext.calls.function_table import Function, Instance
 from gateway_ext.calls.gpu_leasing import CallLease, GpuLeasing
 from gateway_ext.calls.upload import RequestBody
-from gateway_ext.errors import GatewayError, NoInstance, TimedOut, Unreachable
+from gateway_ext.errors import GatewayError, NoInstance, TimedOut, TooSlow, Unreachable
 from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.tracing.call_journey import Journey
 
 # The caller's disconnection is watched for only in calls that take longer than this.
 _WATCH_AFTER_S = 0.01
 _PAUSE_S = 0.05
-_UPLOAD_S = 0.5
 
 
 @dataclass(slots=True)
@@ -91,8 +90,10 @@ class Exchange:
         `broken_off` returns the reason.
         """
         await self._upload.begin()
-        if self.call.function.options.gpu:  # a slow caller must not hold a GPU
-            await self._upload.ahead(_UPLOAD_S)
+        options = self.call.function.options
+        # A slow caller must hold neither a GPU nor one of few places.
+        if options.gpu or options.concurrency is not None:
+            await self._upload.ahead()
         self.call.journey.received_s = time.monotonic()
         attempt = 1
         while True:
@@ -155,7 +156,8 @@ class Exchange:
             instance = await self._turn()
         self._instance = instance
         attempt.instance, attempt.seated_s = instance.address, time.monotonic()
-        if function.options.gpu and parts.leasing is not None and self._lease is None:
+        attempt.ahead = instance.inflight - 1
+        if function.options.gpu and parts.leasing is not None and self._may_lease():
             self._lease = await parts.leasing.acquire(
                 function, call.journey, self._deadline_s, own_id=call.own_id
             )
@@ -171,12 +173,23 @@ class Exchange:
                 call.asked.length, call.asked.chunked = len(upload.body), False
             data = self._head(instance) + upload.body
             await connection.ask(data, head_only=head_only)
+            attempt.answered_s = time.monotonic()
+            attempt.answered_in_s = attempt.answered_s - attempt.asked_s
         else:
             answered = connection.ask(self._head(instance), head_only=head_only)
             upload.pour(connection)
             await answered
-        attempt.answered_s = time.monotonic()
+            attempt.answered_s = time.monotonic()
         return connection
+
+    def _may_lease(self) -> bool:
+        """Whether the call takes a lease now: it has none, and nothing is waited for but the GPU.
+
+        A caller sends the rest of a body that exceeds the buffer as slowly as it likes. Such a call
+        goes without a lease, and the function asks for its GPU itself. Bodies of async calls are
+        here already.
+        """
+        return self._lease is None and (self._upload.complete or self.call.journey.by_gateway)
 
     async def _turn(self) -> Instance:
         """Wait for an instance; a start of one gets time beyond the call's own limit."""
@@ -223,6 +236,9 @@ class Exchange:
         attempt.ended_s, attempt.error = time.monotonic(), error
         if self._connection is not None and self._connection.trailer:
             attempt.keep_report(self._connection.trailer)
+            waits = self.call.function.waits
+            if attempt.ahead >= waits.at_a_time:
+                waits.saw_report(attempt.ahead, attempt.trace_report)
 
     def _may_repeat(self, *, sent: bool) -> bool:
         """Whether to retry: only a call that cannot have begun, or is declared repeatable."""
@@ -251,9 +267,10 @@ class Exchange:
         left_s = self._deadline_s - time.monotonic()
         if left_s > 0:
             self._timer = asyncio.get_running_loop().call_later(left_s, self._tick)
-        else:
-            function = self.call.function
-            self._interrupt(TimedOut(function.id, function.options.timeout_s))
+            return
+        function, timeout_s = self.call.function, self.call.function.options.timeout_s
+        received = self._upload.complete or self.call.journey.received_s
+        self._interrupt(TimedOut(function.id, timeout_s) if received else TooSlow(timeout_s))
 
     def _interrupt(self, error: GatewayError) -> None:
         if self._ended or self.interruption is not None:

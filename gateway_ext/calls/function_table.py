@@ -5,10 +5,14 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from gateway_ext.calls.call_limits import Turns
+from gateway_ext.calls.call_waits import CallWaits
 from gateway_ext.calls.learned_models import Learned
-from gateway_ext.errors import UnknownFunction
+from gateway_ext.errors import Busy, UnknownFunction
 from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, Endpoint, FunctionId
 from gateway_ext.openfaas import function_options
+
+# Were calls let in that wait for all of their time limit, all of them would be worked on in vain.
+_WAIT_SHARE = 0.5
 
 OptionsOf = Callable[[Deployment], function_options.FunctionOptions]
 
@@ -51,7 +55,7 @@ class Function:
 
     __slots__ = (
         "id", "label", "deployment", "options", "endpoints", "wanted", "inflight", "calls",
-        "last_call_s", "gone", "learned", "_instances", "_next", "_turns", "_ready",
+        "last_call_s", "gone", "learned", "waits", "_instances", "_next", "_turns", "_ready",
     )  # fmt: skip
 
     def __init__(self, deployment: Deployment, options: function_options.FunctionOptions) -> None:
@@ -66,6 +70,7 @@ class Function:
         self.last_call_s = time.monotonic()
         self.gone = False
         self.learned = Learned(self.id, options.models)
+        self.waits = CallWaits()
         self._instances: list[Instance] = []
         self._next = 0
         self._turns: Turns[Instance] = Turns(self.id)
@@ -75,6 +80,26 @@ class Function:
     def waiting(self) -> int:
         """Calls that have no instance yet."""
         return len(self._turns)
+
+    @property
+    def expected_wait_s(self) -> float:
+        """How long a call that arrives now should wait for its turn; 0 if that is not known."""
+        if not self.waits.known or not self._instances:
+            return 0.0
+        instances = len(self._instances)
+        return self.waits.expected_s(len(self._turns), self.inflight, instances, time.monotonic())
+
+    @property
+    def most_wait_s(self) -> float:
+        """How long a call may wait for its turn; the rest of its time limit is for its answer."""
+        return min(self.options.max_wait_s, _WAIT_SHARE * self.options.timeout_s)
+
+    def refusal(self) -> Busy | None:
+        """The answer to a call that arrives now, if the call would wait for too long."""
+        wait_s = self.expected_wait_s
+        if wait_s <= self.most_wait_s:
+            return None
+        return Busy(self.id, wait_s, f"is busy: calls before this one need {wait_s:.1f} s")
 
     def called(self) -> None:
         """Count a call that has arrived."""
@@ -101,8 +126,14 @@ class Function:
 
     async def turn(self, most_waking: int) -> Instance:
         """Wait for an instance behind all waiting calls; Busy if too many calls wait."""
-        most = self.options.queue if self._instances else most_waking
-        return await self._turns.wait(most, self.give_back)
+        if not self._instances:  # waits for a start say nothing about those for a turn
+            return await self._turns.wait(most_waking, self.give_back)
+        ahead, began_s = len(self._turns), time.monotonic()
+        most = self.options.queue
+        instance = await self._turns.wait(most, self.give_back, self.expected_wait_s)
+        waited_s = time.monotonic() - began_s
+        self.waits.saw_turn(ahead, waited_s, max(1, len(self._instances)))
+        return instance
 
     def give_back(self, instance: Instance) -> None:
         """Count the end of a call of this instance."""
@@ -126,6 +157,7 @@ class Function:
         """Adopt this deployment; returns the instances that take no new call."""
         if deployment != self.deployment:
             self.learned = Learned(self.id, options.models)
+            self.waits = CallWaits()
         self.deployment, self.options = deployment, options
         self.endpoints = tuple(endpoints)
         old = {instance.endpoint: instance for instance in self._instances}

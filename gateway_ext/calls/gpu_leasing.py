@@ -15,6 +15,7 @@ from gateway_ext.tracing.call_journey import LEASE, Journey
 from scheduler.api import (
     EventRefused,
     LeaseId,
+    QueueFull,
     Request,
     RequestFailed,
     RequestId,
@@ -91,6 +92,8 @@ class GpuLeasing:
             attempt.leased_s = time.monotonic()
             return None
         except SchedulerError as error:
+            if isinstance(error, QueueFull):
+                function.waits.saw_full_gpus(error.wait_s, function.most_wait_s, time.monotonic())
             self._meters.lease(type(error).__name__, time.monotonic() - asked_s)
             raise error_statuses.no_gpu(error) from error
         hit = "hit" if granted.placement.hit else "miss"
@@ -134,6 +137,7 @@ def _request(function: Function, call_id: str, deadline_s: float, *, own_id: boo
         priority=options.priority,
         slo_s=options.slo_s,
         registered_only=function.learned.reported,
+        max_wait_s=function.most_wait_s,
     )
 
 

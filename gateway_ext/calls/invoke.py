@@ -19,6 +19,7 @@ from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing
 from gateway_ext.errors import (
     BadRequest,
+    Busy,
     CallerGone,
     GatewayError,
     TooLarge,
@@ -133,6 +134,8 @@ class Invoke:
         function, rest = self._find(path)
         if method not in METHODS:
             raise WrongMethod(method)
+        if function.waits.known:
+            self._check_wait(function)  # first of all: a refusal must cost little
         asked = call_headers.read_request(headers)
         if asked.held:
             self.guard.admit(asked)
@@ -148,6 +151,14 @@ class Invoke:
         call.function.called()
         self._parts.meters.started(call.function.label)
 
+    def _check_wait(self, function: Function) -> None:
+        """Busy if the call would wait too long; counts it as a call, which is load to scale by."""
+        busy = function.refusal()
+        if busy is not None:
+            function.called()
+            self._parts.meters.busy(function.label)
+            raise busy
+
     def _find(self, path: bytes) -> tuple[Function, bytes]:
         """The function that a path names, and the rest of the path."""
         # If the prefix itself is written with escapes, no name can be found.
@@ -162,13 +173,15 @@ class Invoke:
 
     async def _refuse(self, send: Send, error: GatewayError) -> None:
         status = error_statuses.status_of(error)
-        self._parts.meters.refused(status)
+        if not isinstance(error, Busy):  # which is counted as an answer of its function
+            self._parts.meters.refused(status)
         await asgi.send_text(send, status, str(error), error_statuses.headers_of(error))
 
     def _loads(self) -> Iterable[FunctionLoad]:
         for function in self._functions:
-            ready = len(function.instances)
-            yield FunctionLoad(function.label, ready, function.inflight, function.waiting)
+            ready, inflight = len(function.instances), function.inflight
+            wait_s = function.expected_wait_s
+            yield FunctionLoad(function.label, ready, inflight, function.waiting, wait_s)
 
 
 class _Relay:
@@ -333,7 +346,11 @@ def _back(call: FunctionCall, connection: HttpConnection) -> list[Header]:
     """The response's headers; learns the models that they report."""
     back, models, trace_report = call_headers.read_response(connection.headers)
     if trace_report:
-        call.journey.attempts[-1].keep_report(trace_report)
+        attempt = call.journey.attempts[-1]
+        attempt.keep_report(trace_report)
+        waits = call.function.waits
+        if attempt.ahead >= waits.at_a_time:
+            waits.saw_report(attempt.ahead, trace_report, attempt.answered_in_s)
     if connection.status in _BODILESS:  # our server would treat a length without a body as broken
         back = [header for header in back if header[0] not in _LENGTHS]
     if models:

@@ -66,11 +66,11 @@ class RequestBody:
         if not self.complete:
             self._reader = asyncio.get_running_loop().create_task(self._read())
 
-    async def ahead(self, within_s: float) -> None:
-        """Wait until the body is complete or the bound is reached, for `within_s` at most."""
+    async def ahead(self) -> None:
+        """Wait until the body is complete or its bound is reached."""
         if not self.complete and not self._is_full():
             self._held = asyncio.get_running_loop().create_future()
-            await asyncio.wait((self._held,), timeout=within_s)
+            await self._held
 
     def watch(self) -> None:
         """Watch for the caller's disconnection from now on."""

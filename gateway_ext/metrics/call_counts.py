@@ -26,6 +26,7 @@ class FunctionLoad(NamedTuple):
     replicas: int
     inflight: int
     waiting: int
+    expected_wait_s: float = 0.0
 
 
 class GatewayMeters:
@@ -69,6 +70,13 @@ class GatewayMeters:
         self._answered[function] += 1
         self._invocations.add(labels)
         self._seconds.add(labels, seconds)
+
+    def busy(self, function: str) -> None:
+        """Count a call that was refused at once; its time would make the function look fast."""
+        label = self.functions.of(function)
+        self._answered[function] += 1
+        self._begun.add((label,))
+        self._invocations.add((_CODES[HTTPStatus.TOO_MANY_REQUESTS], label))
 
     def refused(self, code: int) -> None:
         """Count a call that names no known function."""
@@ -148,6 +156,8 @@ class GatewayMeters:
         yield gauge(gateway_metrics.REPLICAS, [(labels, load.replicas) for load, labels in loads])
         yield gauge(gateway_metrics.IN_FLIGHT, [(labels, load.inflight) for load, labels in loads])
         yield gauge(gateway_metrics.WAITING, [(labels, load.waiting) for load, labels in loads])
+        waits = [(labels, load.expected_wait_s) for load, labels in loads]
+        yield gauge(gateway_metrics.EXPECTED_WAIT, waits)
 
     def _counted(self) -> list[Values | Histogram]:
         return [each for each in vars(self).values() if isinstance(each, Values | Histogram)]

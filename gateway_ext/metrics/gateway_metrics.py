@@ -67,6 +67,11 @@ RETRIES = _counter("retries", "Calls tried once more", FUNCTION)
 CUT = _counter("cut_answers", "Answers broken off after their status", FUNCTION, "why")
 IN_FLIGHT = _gauge("calls_in_flight", "Calls that instances have", FUNCTION)
 WAITING = _gauge("calls_waiting", "Calls that wait for an instance", FUNCTION)
+EXPECTED_WAIT = _gauge(
+    "expected_wait_seconds",
+    "How long a call that arrives now should wait for its turn; calls beyond max_wait_s get 429",
+    FUNCTION,
+)
 WANTED = _gauge("replicas_wanted", "Replicas that were asked for", FUNCTION)
 WAKES = Metric(
     f"{_OURS}wake_seconds",

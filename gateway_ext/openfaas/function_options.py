@@ -18,14 +18,16 @@ KEYS = frozenset(
     OURS + name
     for name in (
         *("enabled", "model", "memory", "batch", "slo", "priority", "retry", "retries", "keep"),
-        *("timeout", "workers", "concurrency", "queue", "path", "trouble"),
+        *("timeout", "workers", "concurrency", "queue", "max-wait", "path", "trouble"),
     )
 )
 GPU_FLAG = "--gpu"  # in the template's fprocess, which arrives as envProcess
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "intel.com/gpu")
 _PROFILE = "com.openfaas.profile"
 _TIMEOUTS = ("exec_timeout", "write_timeout", "read_timeout")
+_MAX_WAIT = "max_wait"
 _TIMEOUT_S = 60.0
+_MAX_WAIT_S = 5.0
 _MOST = 5
 _NONE: tuple[str, ...] = ()
 _ALL_PERCENT = 100
@@ -38,7 +40,8 @@ class FunctionOptions:
     """What a deployment asks of the gateway, the scaler and the scheduler.
 
     `scale_target` is the load of one replica (calls in flight, or calls a second if `scale_type` is
-    `rps`); another replica starts once `scale_proportion` of it is used.
+    `rps`); another replica starts once `scale_proportion` of it is used. A call that is expected to
+    wait for its turn longer than `max_wait_s`, or than half of `timeout_s`, is refused at once.
     """
 
     gpu: bool = False
@@ -62,9 +65,14 @@ class FunctionOptions:
     workers: int = 1
     concurrency: int | None = None
     queue: int = 100
+    max_wait_s: float = _MAX_WAIT_S
 
 
-def of(deployment: Deployment, default_timeout_s: float = _TIMEOUT_S) -> FunctionOptions:
+def of(
+    deployment: Deployment,
+    default_timeout_s: float = _TIMEOUT_S,
+    default_max_wait_s: float = _MAX_WAIT_S,
+) -> FunctionOptions:
     """All options of a deployment; BadDeployment names the key and the value that is wrong."""
     _refuse_unknown(deployment)
     read = _AnnotationReader(deployment)
@@ -84,6 +92,7 @@ def of(deployment: Deployment, default_timeout_s: float = _TIMEOUT_S) -> Functio
         workers=read.ours("workers", _from_one, 1),
         concurrency=_concurrency(deployment, read),
         queue=read.ours("queue", _from_zero, 100),
+        max_wait_s=_max_wait_s(deployment, read, default_max_wait_s),
         scale_min=least,
         scale_max=_most(read, least),
         scale_factor=read.scaling("factor", _percent, 20),
@@ -176,6 +185,15 @@ def _timeout_s(deployment: Deployment, read: _AnnotationReader, default_s: float
     variables = (name for name in _TIMEOUTS if deployment.environment.get(name))
     times_s = (_read(name, deployment.environment[name], durations.seconds) for name in variables)
     return next((time_s for time_s in times_s if time_s > 0), default_s)
+
+
+def _max_wait_s(deployment: Deployment, read: _AnnotationReader, default_s: float) -> float:
+    """The annotation, else the variable, else the default; 0 means no bound."""
+    found_s = read.ours("max-wait", durations.seconds, None)
+    if found_s is None:
+        text = deployment.environment.get(_MAX_WAIT)
+        found_s = _read(_MAX_WAIT, text, durations.seconds) if text else default_s
+    return found_s or math.inf
 
 
 def _concurrency(deployment: Deployment, read: _AnnotationReader) -> int | None:

@@ -127,6 +127,7 @@ class FunctionServer:
             handle,
             self._settings.hostname,
             threads=self._settings.threads,
+            workers=self._settings.workers,
             timeout_s=self._settings.exec_timeout_s,
             gpu=placements(gpu=self._settings.gpu),
             exhausted=self._give_way,

@@ -33,6 +33,7 @@ class HandlerCalls:
         hostname: str,
         *,
         threads: int,
+        workers: int,
         timeout_s: float,
         gpu: NoPlacements,
         exhausted: Callable[[], None],
@@ -51,6 +52,8 @@ class HandlerCalls:
         self._threads = threads
         self._stuck = 0
         self._in_loop = runs_in_loop(handle)
+        # The calls that all processes behind this socket serve at a time; 0 for any number.
+        self.at_a_time = 0 if self._in_loop else threads * workers
 
     def begin(self, event: HandlerEvent, connection: ServerConnection) -> "HandlerCall":
         """Start a call whose answer goes to this connection."""
@@ -81,7 +84,7 @@ class HandlerCall:
         self._calls = calls
         self._event = event
         self._connection = connection
-        self._timing = Timing(event.headers)
+        self._timing = Timing(event.headers, calls.at_a_time)
         self._context = copy_context()
         self._over = False  # answered, given up or broken off: later results are dropped
         self._started = False  # a stream's head is out

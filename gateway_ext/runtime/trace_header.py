@@ -17,10 +17,12 @@ Pairs = list[tuple[str, str]]
 class Timing:
     """The times of one call, from its arrival on; reported only if the request names its trace."""
 
-    __slots__ = ("trace", "_arrived", "_began", "_began_ns", "_ended", "_below")
+    __slots__ = ("trace", "_arrived", "_began", "_began_ns", "_ended", "_below", "_at_a_time")
 
-    def __init__(self, headers: Headers) -> None:
+    def __init__(self, headers: Headers, at_a_time: int = 0) -> None:
+        """`at_a_time` is the number of calls that are served at a time, or 0 for any number."""
         self.trace = headers.get("traceparent", "")
+        self._at_a_time = at_a_time
         self._arrived = self._began = time.perf_counter_ns()
         self._began_ns = time.time_ns()
         self._ended = 0
@@ -53,4 +55,6 @@ class Timing:
         took_us = ((self._ended or time.perf_counter_ns()) - self._began) // 1_000
         queued_us = (self._began - self._arrived) // 1_000
         handler = f"{_VERSION} h;{self._began_ns // 1_000};{took_us};q={queued_us}"
+        if self._at_a_time:
+            handler = f"{handler};t={self._at_a_time}"
         return [(NAME, " ".join((handler, *self._below)) if self._below else handler)]

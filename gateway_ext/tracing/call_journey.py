@@ -17,12 +17,14 @@ TURN, LEASE, FUNCTION, HANDLER, BELOW, IN_ATTEMPT = 8, 9, 10, 11, 12, 4096
 class Attempt:
     """One attempt at an instance; times are those of `time.monotonic`, 0 for steps not reached.
 
-    `trace_report` is the function's report of its own time (`reported_trace.py`).
+    `trace_report` is the function's report of its own time (`reported_trace.py`); `ahead` is how
+    many calls the instance had when it was chosen, and `answered_in_s` the time from the whole
+    request to the head of the answer, 0 for a request that was sent while it arrived.
     """
 
     __slots__ = (
         "number", "began_s", "seated_s", "leased_s", "asked_s", "answered_s", "ended_s",
-        "instance", "request", "placement", "trace_report", "error",
+        "instance", "ahead", "answered_in_s", "request", "placement", "trace_report", "error",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -30,6 +32,8 @@ class Attempt:
         self.began_s = time.monotonic()
         self.seated_s = self.leased_s = self.asked_s = self.answered_s = self.ended_s = 0.0
         self.instance = ""
+        self.ahead = 0
+        self.answered_in_s = 0.0
         self.request: RequestId | None = None
         self.placement: Placement | None = None
         self.trace_report = b""

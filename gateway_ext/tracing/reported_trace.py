@@ -1,18 +1,20 @@
 """A function's report of its time in the header X-Gpu-Trace (docs/tracing.md). Pure.
 
 The report is not trusted: unreadable parts are left out, and it affects nothing but the trace that
-is shown.
+is shown, and how long further calls of the same function are expected to wait.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from urllib.parse import unquote
 
 VERSION = "1"
 
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 _SPAN_ID = re.compile(r"(?!0{16})[0-9a-f]{16}", re.ASCII)
+_WAIT = re.compile(rb"1 h;\d{1,18};(\d{1,12});q=(\d{1,12});t=([1-9]\d{0,5})(?: |\Z)", re.ASCII)
 _MOST_ENTRIES = 200
 _MOST_CHARACTERS = 128
 
@@ -34,6 +36,15 @@ class CallTimes:
     def number(self, name: str) -> int:
         """A numeric fact; 0 if it is missing or no number."""
         return _number(self.facts.get(name, "0")) or 0
+
+
+class ThreadWait(NamedTuple):
+    """How long a call waited for a thread, how long its handler took, and how many calls its
+    instance serves at a time."""
+
+    waited_s: float
+    took_s: float
+    at_a_time: int
 
 
 @dataclass(slots=True)
@@ -68,6 +79,15 @@ def read(header: bytes) -> ReportedTrace:
         elif letter == "a":
             found.acquires.append(times)
     return found
+
+
+def thread_wait(header: bytes) -> ThreadWait | None:
+    """The wait in a report; None if its function does not say."""
+    found = _WAIT.match(header)
+    if found is None:
+        return None
+    took_us, waited_us, at_a_time = (int(number) for number in found.groups())
+    return ThreadWait(waited_us / 1e6, took_us / 1e6, at_a_time)
 
 
 def _times(letter: str, parts: list[str]) -> CallTimes | None:

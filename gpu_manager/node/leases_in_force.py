@@ -52,7 +52,8 @@ class LeaseTimes:
 
     A call in flight may take `grace_s` if its lease was released, `orphan_s` if its session has
     ended, else `call_s`. A lease that no session claims, for example because the caller died, ends
-    after `unclaimed_s`.
+    after `unclaimed_s`. If other requests wait, it ends `claim_s` after its models are loaded,
+    unless a session has asked for it: a function that comes later asks for another lease.
     """
 
     linger_s: float = 5.0
@@ -64,6 +65,7 @@ class LeaseTimes:
     orphan_s: float = 1.5
     call_s: float = 120.0
     unclaimed_s: float = 120.0
+    claim_s: float = 1.0
 
     def grace(self, reason: EndReason) -> float:
         """Return the seconds that a call in flight has before its worker is killed."""
@@ -85,6 +87,8 @@ class LeaseInForce:
     models: tuple[ModelId, ...]
     granted_s: float | None = None  # None: no session will claim it
     requests: tuple[RequestId, ...] = ()
+    loaded_s: float | None = None  # since when its models are loaded
+    awaited: bool = False  # True once a session has asked for it
     holder: SessionKey | None = None
     given: bool = False  # True if the holder's caller acquired it, for one request
     claimed_s: float = 0.0
@@ -181,6 +185,8 @@ class LeasesInForce:
     def _end_of(self, held: LeaseInForce) -> tuple[float, EndReason]:
         times = self.times
         if held.holder is None and held.granted_s is not None:
+            if self.contended and held.loaded_s is not None and not held.awaited:
+                return held.loaded_s + times.claim_s, EndReason.UNCLAIMED
             return held.granted_s + times.unclaimed_s, EndReason.UNCLAIMED
         ends = [
             (held.used_s + times.linger_s, EndReason.IDLE),

@@ -104,6 +104,7 @@ class GpuNode:
             # No session sends the weights of a prefetch, so the load does not wait for them.
             over = _always if order.prefetch else partial(self.leases.is_over, order.lease)
             last = self._loader.load(gpu, load, order.lease, last, over)
+            last.add_done_callback(lambda _: self._note_loaded())
         if order.prefetch:
             models = tuple(load.model for load in order.loads)
             if self.leases.grant(order.lease, order.slot, order.gpu, models):
@@ -116,6 +117,7 @@ class GpuNode:
         if self.leases.grant(order.lease, order.slot, order.gpu, order.models, now_s, requests):
             names = ", ".join(requests)
             log.debug("lease %d on %s is granted to %s", order.lease, order.slot, names)
+        self._note_loaded()
         self.granted.notify()
         self._endings.watch()
 
@@ -140,6 +142,9 @@ class GpuNode:
 
     async def when_loaded(self, placement: Placement) -> dict[ModelId, HostedModel]:
         """Wait until the models of a lease are loaded; raise the error if loading fails."""
+        lease = self.leases.get(placement.lease)
+        if lease is not None:
+            lease.awaited = True
         residents = self.gpus[placement.gpu].residents
         found = {}
         for model in placement.models:
@@ -281,6 +286,12 @@ class GpuNode:
     def whole_state(self) -> list[NodeSnapshot | MemoryPressure]:
         """Return a snapshot, which clears the scheduler's shortages, and the lasting shortages."""
         return [self.snapshot(), *lasting_shortages(self.gpus.values())]
+
+    def _note_loaded(self) -> None:
+        """Note since when the models of leases are loaded: from then on a session may use them."""
+        for lease in self.leases:
+            if lease.loaded_s is None and self.loaded_now(lease, lease.models):
+                lease.loaded_s = self._loop.time()
 
     def _resync(self) -> None:
         self._resync_due = False

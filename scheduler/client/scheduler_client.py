@@ -326,6 +326,7 @@ def _fields(request: Request, arrived_s: float, now_s: float) -> Mapping[str, ob
         "slo_s": (request.slo_s, None),
         "near": (request.near, None),
         "registered_only": (request.registered_only, False),
+        "max_wait_s": (request.max_wait_s, None),
     }
     sent.update({name: value for name, (value, usual) in optional.items() if value != usual})
     return sent
@@ -357,7 +358,7 @@ def error_of(status: int, answer: Mapping[str, Any], request: RequestId) -> Sche
     code, message = answer.get("error"), str(answer.get("message", f"status {status}"))
     reason = message.removeprefix(f"request {request}: ")
     if code == "queue-full":
-        return QueueFull(request, reason, answer.get("waiting", 0))
+        return QueueFull(request, reason, answer.get("waiting", 0), answer.get("wait_s", 0.0))
     if code == "too-large":
         needed_bytes, largest_bytes = answer.get("needed_bytes", 0), answer.get("largest_bytes", 0)
         return ModelsTooLarge(request, reason, needed_bytes, largest_bytes)

@@ -67,31 +67,48 @@ class Lifecycle:
         seq = int(arrived_s * 1e6) * _SEQ_STEP + self._arrivals
         bundle = self._cluster.bundle(request.models)
         pending = Pending(request, bundle, seq, arrived_s)
-        limit = self._max_waiting
         if self._cluster.too_large(bundle):
             self._refuse_too_large(pending, out)
-        elif limit is not None and self._placer.queued >= limit:
-            reason = f"{limit} requests wait already"
+        elif reason := self._full(request, now):
             out.append(Finish(request.id, RequestOutcome.QUEUE_FULL, reason))
         elif request.deadline_s is not None and request.deadline_s <= now:
             out.append(Finish(request.id, RequestOutcome.EXPIRED, "its deadline had passed"))
         else:
-            if request.deadline_s is not None:
-                out.append(
-                    SetTimer(request.deadline_s, DeadlinePassed(request.id, request.deadline_s))
-                )
-            self._placer.latest_seq = max(seq, self._placer.latest_seq)
-            self.requests[request.id] = pending
-            pending.number = self._cluster.accepted
-            self._cluster.accepted += 1
-            for model in bundle.models:
-                self._cluster.index.count_request(model, now)
-                self._cluster.profiles.used(model)
-            lease = self._placer.promised(pending)
-            if lease is None:
-                self._placer.wait(pending)
-            else:
-                self._placer.rejoin(pending, lease, out)
+            self._accept(pending, now, out)
+
+    def _full(self, request: Request, now: float) -> str:
+        """Why the queue takes no such request now; empty if it does.
+
+        The wait of a request that names no longest wait is not bounded.
+        """
+        placer, limit = self._placer, self._max_waiting
+        if limit is not None and placer.queued >= limit:
+            return f"{limit} requests wait already"
+        if request.max_wait_s is None or placer.is_promised(request.id):
+            return ""
+        most_s, wait_s = request.max_wait_s, placer.expected_wait_s()
+        if request.deadline_s is not None:
+            most_s = min(most_s, max(0.0, request.deadline_s - now))
+        if wait_s <= most_s:
+            return ""
+        return f"{placer.queued} requests wait, which takes {wait_s:.1f} s"
+
+    def _accept(self, pending: Pending, now: float, out: list[Action]) -> None:
+        request = pending.request
+        if request.deadline_s is not None:
+            out.append(SetTimer(request.deadline_s, DeadlinePassed(request.id, request.deadline_s)))
+        self._placer.latest_seq = max(pending.seq, self._placer.latest_seq)
+        self.requests[request.id] = pending
+        pending.number = self._cluster.accepted
+        self._cluster.accepted += 1
+        for model in pending.models:
+            self._cluster.index.count_request(model, now)
+            self._cluster.profiles.used(model)
+        lease = self._placer.promised(pending)
+        if lease is None:
+            self._placer.wait(pending)
+        else:
+            self._placer.rejoin(pending, lease, out)
 
     def _stranger(self, request: Request) -> ModelId | None:
         """The first model that no node has registered, if the request is for registered ones."""

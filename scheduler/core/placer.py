@@ -7,6 +7,7 @@ from cache_manager.residency.cache_index import LoadPlan
 from scheduler.core.placement_reasons import Reasons, explain
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.pending import Bundle, Pending, Standing
+from scheduler.core.state.queue_pace import QueuePace
 from scheduler.core.state.slots import ActiveLease, Slot
 from scheduler.core.state.visits import Visits
 from scheduler.model.actions import Action, Dispatch, EnqueueLocally, Prepare, SetTimer
@@ -34,6 +35,7 @@ class Placer:
         self.latest_seq = 0
         self._watched = watched
         self.queued = 0
+        self.pace = QueuePace()
         self.disturbed = False
         self._last_lease = first_lease - 1
         self._promised: dict[RequestId, LeaseId] = {}
@@ -76,6 +78,8 @@ class Placer:
         explanation = self._explain(first, slot, rule, now, plan)
         for pending in chosen:
             self.take(pending)
+        if self.queued:
+            self.pace.placed(len(chosen), now)
         batch = first.request.batch if len(chosen) == 1 else sum(p.request.batch for p in chosen)
         load_s, run_s = self.cluster.estimate(bundle, batch, slot)
         lease = self._lease(slot, bundle.models)
@@ -125,6 +129,10 @@ class Placer:
         if lease is None or lease.released or lease.models != pending.bundle.models:
             return None
         return lease
+
+    def is_promised(self, request: RequestId) -> bool:
+        """Whether an earlier leader gave this request a lease that may be in force."""
+        return request in self._promised
 
     def rejoin(self, pending: Pending, lease: ActiveLease, out: list[Action]) -> None:
         """Give a request that is in no queue its lease again."""
@@ -213,6 +221,8 @@ class Placer:
     def take(self, pending: Pending) -> None:
         """Take a request out of its queue, global or local."""
         self.queued -= 1
+        if not self.queued:
+            self.pace.emptied()
         if pending.standing is Standing.WAITING:
             self.cluster.waiting.remove(pending)
             return
@@ -233,6 +243,10 @@ class Placer:
         pending.lease = None
         self.queued += 1
         self.cluster.wait(pending)
+
+    def expected_wait_s(self) -> float:
+        """The seconds that a request that arrives now should wait for a lease."""
+        return 0.0 if self.cluster.idle_slots else self.pace.wait_s(self.queued)
 
     def recall(self, slot: Slot) -> None:
         """Move a whole local queue back to the global queue, each request to its old place."""

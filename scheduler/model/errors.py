@@ -133,10 +133,11 @@ class RequestEnded(SchedulerError):
 
 
 class QueueFull(RequestEnded):
-    """The queue is full: no further request is accepted."""
+    """The queue is full: requests that wait now need `wait_s`, or an unknown time if that is 0."""
 
-    def __init__(self, request: RequestId, reason: str, waiting: int) -> None:
+    def __init__(self, request: RequestId, reason: str, waiting: int, wait_s: float = 0.0) -> None:
         self.waiting = waiting
+        self.wait_s = wait_s
         super().__init__(request, reason)
 
 

@@ -37,6 +37,7 @@ class Request(NamedTuple):
 
     With `registered_only` it fails at once if no node has registered one of the models: its caller
     has their names from a function, which could invent names to have memory reserved for them.
+    A request with `max_wait_s` is refused on arrival if it should wait for longer than this.
     """
 
     id: RequestId
@@ -51,6 +52,7 @@ class Request(NamedTuple):
     slo_s: float | None = None
     near: NodeId | None = None
     registered_only: bool = False
+    max_wait_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,8 +126,12 @@ def asked_wait_s(headers: Sequence[Header], now_s: float) -> float:
 
 
 def _tried(answer: FunctionAnswer, now_s: float) -> AttemptOutcome:
-    asked_s = asked_wait_s(answer.headers, now_s)
-    return AttemptOutcome(answer.status, f"it answered {answer.status}", retry_after_s=asked_s)
+    return AttemptOutcome(
+        status=answer.status,
+        why=f"it answered {answer.status}",
+        taken=answer.status != _TOO_MANY,
+        retry_after_s=asked_wait_s(answer.headers, now_s),
+    )
 
 
 def _unanswered(error: GatewayError) -> AttemptOutcome:

@@ -33,7 +33,8 @@ class BackOff:
 class AttemptOutcome:
     """How an attempt ended.
 
-    `taken` is False where the function was not called, because it is at its concurrency limit.
+    `taken` is False where the call was put off: the gateway, the scheduler or the function itself
+    has too many calls now.
     """
 
     status: int

@@ -229,7 +229,8 @@ class Driver:
     def _error(self, request: Request, ended: AcquireEnded) -> RequestEnded:
         outcome, reason = ended.outcome, ended.reason
         if outcome is RequestOutcome.QUEUE_FULL:
-            return QueueFull(request.id, reason, self._core.placer.queued)
+            placer = self._core.placer
+            return QueueFull(request.id, reason, placer.queued, placer.expected_wait_s())
         if outcome is RequestOutcome.TOO_LARGE:
             cluster = self._core.cluster
             needed_bytes = cluster.bundle(request.models).bytes

@@ -1,5 +1,6 @@
 """The one table of errors: the HTTP status of each, and its code in the body."""
 
+import math
 from typing import Any, NamedTuple
 
 from scheduler.model.errors import (
@@ -83,7 +84,8 @@ def headers(error: SchedulerError) -> dict[str, str]:
     answer = failure(error)
     found = {}
     if answer.again_s is not None:
-        found["retry-after"] = str(answer.again_s)
+        wait_s = error.wait_s if isinstance(error, QueueFull) else 0.0
+        found["retry-after"] = str(max(answer.again_s, math.ceil(wait_s)))
     if answer.status == _UNKNOWN_CALLER.status:
         found["www-authenticate"] = 'Basic realm="gpufaas", charset="UTF-8"'
     if isinstance(error, NotLeading) and error.leader is not None:
@@ -91,4 +93,4 @@ def headers(error: SchedulerError) -> dict[str, str]:
     return found
 
 
-_FACTS = ("request", "leader", "waiting", "needed_bytes", "largest_bytes")
+_FACTS = ("request", "leader", "waiting", "wait_s", "needed_bytes", "largest_bytes")

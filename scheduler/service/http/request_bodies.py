@@ -22,6 +22,7 @@ _ACQUIRE = frozenset(
         "slo_s",
         "near",
         "registered_only",
+        "max_wait_s",
     }
 )
 _LONGEST_NAME = 512
@@ -56,6 +57,7 @@ def acquire(body: bytes, now_s: float) -> Request:
         slo_s=_seconds(fields, "slo_s"),
         near=None if near is None else NodeId(near),
         registered_only=registered_only,
+        max_wait_s=_seconds(fields, "max_wait_s"),
     )
 
 

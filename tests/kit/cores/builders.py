@@ -62,6 +62,7 @@ def request(
     deadline_s: float | None = None,
     arrived_s: float | None = None,
     priority: int = 0,
+    max_wait_s: float | None = None,
 ) -> Request:
     """A request for these models (for bert, where none is named)."""
     return Request(
@@ -72,6 +73,7 @@ def request(
         deadline_s=deadline_s,
         arrived_s=arrived_s,
         priority=priority,
+        max_wait_s=max_wait_s,
     )
 
 

@@ -82,9 +82,15 @@ class Chaos:
         wanted = [MODELS[(who + who * each) % len(MODELS)] for each in range(1, count + 1)]
         deadline_s = self.world.now + how / 10 if how % 7 == 0 else None
         arrived_s = max(0.0, self.world.now - who / 10) if who % 11 == 0 else None
-        name = f"r{len(self.world.sent)}"
         return events.RequestArrived(
-            request(name, *wanted, batch=1 + how % 3, deadline_s=deadline_s, arrived_s=arrived_s)
+            request(
+                f"r{len(self.world.sent)}",
+                *wanted,
+                batch=1 + how % 3,
+                deadline_s=deadline_s,
+                arrived_s=arrived_s,
+                max_wait_s=how / 20 if how % 3 == 0 else None,
+            )
         )
 
     def _again(self, who: int, how: int) -> Event | None:

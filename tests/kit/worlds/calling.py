@@ -15,7 +15,7 @@ from common.http.server import listen, serving
 from common.telemetry.traces import TraceContext
 from gateway_ext.calls.call_limits import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
-from gateway_ext.calls.gpu_leasing import GpuLeasing
+from gateway_ext.calls.gpu_leasing import GpuLeasing, LeaseSource
 from gateway_ext.calls.invoke import Invoke
 from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, FunctionId
@@ -119,13 +119,13 @@ async def chunk_of(reader: asyncio.StreamReader) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def a_gateway(**settings: Any) -> AsyncIterator[Gateway]:
-    """An invocation path that serves HTTP, without functions."""
+async def a_gateway(source: LeaseSource | None = None, **settings: Any) -> AsyncIterator[Gateway]:
+    """An invocation path that serves HTTP, without functions; `source` replaces the fake leases."""
     bounds = InvokeSettings(**settings)
     functions, meters, leases = Functions(), GatewayMeters(), FakeLeases()
     client = HttpClient(bounds.client)
     woken: list[Function] = []
-    leasing = GpuLeasing(leases, meters)
+    leasing = GpuLeasing(source or leases, meters)
     invoke = Invoke(functions, client, leasing, bounds, meters, wake=woken.append)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -104,6 +104,12 @@ def test_an_unknown_role_or_provider_is_refused(tmp_path: Path) -> None:
         make_provider(GatewaySettings(provider="elsewhere"))
 
 
+@pytest.mark.parametrize("wait_s", [-1.0, float("nan")])
+def test_wait_below_zero_is_refused(wait_s: float, tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="max_wait_s"):
+        Gateway(GatewaySettings(max_wait_s=wait_s, state_dir=str(tmp_path)), MemoryProvider())
+
+
 def test_the_provider_is_the_one_that_the_settings_name(tmp_path: Path) -> None:
     settings = GatewaySettings(
         provider="upstream", upstream_url="http://f/", state_dir=str(tmp_path)

@@ -45,7 +45,8 @@ def test_every_error_is_in_the_table() -> None:
 
 
 def test_headers_name_the_time_to_retry_and_the_way_to_log_in() -> None:
-    assert error_statuses.headers_of(errors.Busy(F, 2.4)) == [(b"retry-after", b"2")]
+    assert error_statuses.headers_of(errors.Busy(F, 2.4)) == [(b"retry-after", b"3")]
+    assert error_statuses.headers_of(errors.Busy(F, 1e12)) == [(b"retry-after", b"3600")]
     assert error_statuses.headers_of(errors.NoGpu(429, "x", 0.1)) == [(b"retry-after", b"1")]
     assert error_statuses.headers_of(errors.NoGpu(503, "x")) == []
     ((name, _),) = error_statuses.headers_of(errors.NotAllowed())

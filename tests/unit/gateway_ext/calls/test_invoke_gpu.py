@@ -1,9 +1,11 @@
 """Calls of GPU functions: their leases, their headers, and the release of their leases."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
+from gateway_ext.calls.invoke import Streamed
 from gateway_ext.calls.learned_models import Learned
 from gateway_ext.model import Deployment, FunctionId
 from scheduler.model.errors import (
@@ -162,6 +164,80 @@ async def test_gpu_is_asked_for_once_the_body_has_come() -> None:
         writer.write(b"cd")
         assert (await answer_of(reader)).status == 200
         assert (fake.got[1].body, len(gateway.leases.asked)) == (b"abcd", 1)
+
+
+async def test_caller_that_never_sends_its_body_is_given_no_gpu_and_told_why() -> None:
+    async with a_gateway() as gateway, a_function(USES_BERT) as fake:
+        await a_learned_function(gateway, fake, timeout="1s")
+        function = gateway.functions.by_path(b"echo")
+        assert function is not None
+        reader, writer = await gateway.connect()
+        writer.write(b"POST /function/echo HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nab")
+        await asyncio.sleep(0.7)
+        assert (gateway.leases.asked, function.inflight) == ([], 0)
+        assert (await answer_of(reader)).status == 408
+        assert len(fake.got) == 1
+
+
+async def test_body_beyond_the_buffer_goes_without_a_lease_however_slowly_it_comes() -> None:
+    async with a_gateway(read_ahead_bytes=1000) as gateway, a_function(USES_BERT) as fake:
+        await a_learned_function(gateway, fake)
+        reader, writer = await gateway.connect()
+        writer.write(b"POST /function/echo HTTP/1.1\r\nhost: x\r\ncontent-length: 4000\r\n\r\n")
+        writer.write(b"x" * 3900)
+        await eventually(lambda: len(fake.got) == 2)
+        assert not gateway.leases.asked
+        writer.write(b"x" * 100)
+        assert (await answer_of(reader)).status == 200
+        assert fake.got[1].header("x-gpu-lease") is None
+        assert not gateway.leases.asked
+
+
+async def test_large_body_of_an_async_call_is_here_already_and_gets_its_lease() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(4):
+            yield 1000 * b"x"
+
+    async with a_gateway(read_ahead_bytes=1000) as gateway, a_function(USES_BERT) as fake:
+        await a_learned_function(gateway, fake)
+        answer = await gateway.invoke.direct(
+            "POST", b"/function/echo", b"", [], Streamed(4000, pieces())
+        )
+        assert answer.status == 200
+        async for _ in answer.body:
+            pass
+        assert fake.got[1].header("x-gpu-lease") == "token1"
+
+
+async def test_caller_that_never_sends_its_body_takes_none_of_few_places() -> None:
+    async with a_gateway() as gateway, a_function(says()) as fake:
+        function = gateway.deploy(a_deployment(concurrency="1"), fake)
+        _, writer = await gateway.connect()
+        writer.write(b"POST /function/echo HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nab")
+        await eventually(lambda: function.calls == 1)
+        assert (await gateway.call(body=b"whole")).status == 200
+
+
+async def test_longest_wait_is_passed_on_to_the_scheduler() -> None:
+    async with a_gateway() as gateway, a_function(USES_BERT) as fake:
+        await a_learned_function(gateway, fake, **{"max-wait": "3s"})
+        await gateway.call()
+        gateway.deploy(a_gpu_deployment(**{"max-wait": "0"}), fake)
+        for _ in range(2):
+            assert (await gateway.call()).status == 200
+        assert [request.max_wait_s for request in gateway.leases.asked] == [3.0, 30.0]
+
+
+async def test_scheduler_is_not_asked_again_while_its_queue_is_known_to_be_too_long() -> None:
+    async with a_gateway() as gateway, a_function(USES_BERT) as fake:
+        await a_learned_function(gateway, fake, **{"max-wait": "5s"})
+        gateway.leases.errors.append(QueueFull(R, "full", 9, 5.4))
+        first, second = await gateway.call(), await gateway.call()
+        assert [first.status, second.status] == [429, 429]
+        assert [first.header("retry-after"), second.header("retry-after")] == ["6", "6"]
+        assert len(gateway.leases.asked) == 1
+        await asyncio.sleep(0.4)
+        assert (await gateway.call()).status == 200
 
 
 async def test_models_are_forgotten_when_function_is_updated() -> None:

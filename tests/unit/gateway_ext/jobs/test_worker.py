@@ -179,6 +179,19 @@ async def test_busy_function_costs_no_attempts(tmp_path: Path) -> None:
         assert await queue.dead_letters(0, 10) == []
 
 
+async def test_function_that_answers_that_it_is_busy_costs_no_attempts(tmp_path: Path) -> None:
+    busy = ScriptedAnswer(429, headers=[(b"retry-after", b"0")])
+
+    def behave(_one: AsyncCall, _body: bytes, before: int) -> ScriptedAnswer:
+        return ScriptedAnswer() if before >= 8 else busy
+
+    async with working(tmp_path, behave) as (queue, functions):
+        await put(queue, now())
+        await idle(queue)
+        assert functions.times("c1") == 9
+        assert await queue.dead_letters(0, 10) == []
+
+
 async def test_slow_function_does_not_block_another(tmp_path: Path) -> None:
     settings = replace(SETTINGS, calls=LaneLimits(overall=8, per_lane=8))
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import torch_shim
+from gateway_ext.tracing.reported_trace import thread_wait
 from tests.kit.processes.runtime_process import Running, runtime
 from tests.kit.waiting import wait_until
 
@@ -204,6 +205,19 @@ def test_calls_beyond_max_inflight_are_asked_to_retry() -> None:
         answer = running.call()
         assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
         assert running.call("/_/ready", method="GET").status == 200
+
+
+def test_reports_say_how_many_calls_are_served_at_a_time() -> None:
+    trace = {"traceparent": f"00-{32 * '1'}-{16 * '2'}-01"}
+    with runtime(SLEEP, GPUFAAS_THREADS="3") as running:
+        report = running.call(headers=trace).headers["X-Gpu-Trace"]
+        waited = thread_wait(report.encode())
+        assert waited is not None
+        assert waited.at_a_time == 3
+        assert waited.waited_s < 5.0
+    with runtime(ASYNC) as running:
+        report = running.call(headers=trace).headers["X-Gpu-Trace"]
+        assert (thread_wait(report.encode()), report[:4]) == (None, "1 h;")
 
 
 def test_health_is_answered_before_the_handler_is_there() -> None:

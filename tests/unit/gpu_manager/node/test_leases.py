@@ -155,3 +155,36 @@ def test_last_call_is_cut_short_only_when_nobody_wants_its_answer(why: EndReason
     )
 
     assert (TIMES.grace(why) > 2.0) == wanted
+
+
+def unclaimed(leases: LeasesInForce, *, loaded_s: float | None = 0.0) -> LeaseInForce:
+    assert leases.grant(LeaseId(1), SlotId("g0"), GpuId("g0"), (BERT,), 0.0)
+    held = leases.get(LeaseId(1))
+    assert held is not None
+    held.loaded_s = loaded_s
+    return held
+
+
+def test_unclaimed_lease_ends_soon_when_others_wait() -> None:
+    leases = LeasesInForce(TIMES, contended=True)
+    unclaimed(leases, loaded_s=10.0)
+
+    assert due(leases, 10.9) == []
+    assert due(leases, 11.0) == [EndReason.UNCLAIMED]
+
+
+def test_unclaimed_lease_stays_when_nobody_waits() -> None:
+    leases = LeasesInForce(TIMES)
+    unclaimed(leases)
+
+    assert due(leases, 119.0) == []
+    assert due(leases, 120.0) == [EndReason.UNCLAIMED]
+
+
+def test_unclaimed_lease_stays_while_its_models_load_or_a_session_waits_for_it() -> None:
+    leases = LeasesInForce(TIMES, contended=True)
+    held = unclaimed(leases, loaded_s=None)
+    assert due(leases, 119.0) == []
+
+    held.loaded_s, held.awaited = 20.0, True
+    assert due(leases, 119.0) == []

@@ -177,3 +177,30 @@ async def test_request_that_waits_ends_when_the_scheduler_stops() -> None:
         with pytest.raises(RequestWithdrawn, match="stopping"):
             await waiting
         assert not isinstance(waiting.exception(), RequestFailed)
+
+
+@virtually
+async def test_lease_that_no_session_asks_for_passes_on_once_loaded_when_others_wait() -> None:
+    async with world(times=LeaseTimes(claim_s=1.0)) as it:
+        model = it.add(16)
+        await it.acquire(model)
+        await until(30.0)  # nobody else waits: it may stay
+        assert not it.idle()
+
+        held, _ = await it.hold(model)
+
+        assert held.holder == SessionKey("s")
+        assert asyncio.get_running_loop().time() < 30.2
+
+
+@virtually
+async def test_lease_passes_on_no_sooner_than_its_function_could_have_used_it() -> None:
+    async with world(times=LeaseTimes(claim_s=1.0)) as it:
+        model = it.add(16)
+        await it.acquire(model)
+        loaded = asyncio.get_running_loop().time() + it.runtime.load_s
+        waiting = asyncio.ensure_future(it.hold(model))
+        await until(loaded + 0.9)
+        assert not waiting.done()
+        await until(loaded + 1.3)
+        assert waiting.done()

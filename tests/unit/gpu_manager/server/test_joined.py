@@ -263,6 +263,26 @@ async def test_lease_ends_when_nobody_comes_for_it(tmp_path: Path) -> None:
     await it.stop()
 
 
+async def test_lease_that_nobody_comes_for_passes_on_to_a_session_that_waits(
+    tmp_path: Path,
+) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url, leases=LeaseTimes(claim_s=0.2)) as node:
+        client, image = await uploaded(node)
+        placement = await given(it, image)  # and its function computes for long
+        answer, (channel,) = await client.acquire(image.digest)
+        assert leases_of(it) == {answer["lease"]} != {placement.lease}
+        late = await node.client(session="late")
+        asking = asyncio.ensure_future(late.acquire(image.digest, token=token(placement)))
+        await client.tell(FrameKind.RELEASE, {"lease": answer["lease"]})
+        another, (its,) = await asking  # the one that comes late gets a lease of its own
+        assert leases_of(it) == {another["lease"]}
+        channel.close()
+        its.close()
+        image.close()
+    await it.stop()
+
+
 # -- breaks, restarts, the end ---------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Which requests are accepted, and which expire: bounds, GPUs yet to join, old timers."""
+"""Which requests are accepted, and which expire: bounds, waits, GPUs yet to join, old timers."""
 
 import pytest
 
@@ -75,3 +75,59 @@ def test_request_stays_when_the_timer_is_of_one_that_had_a_deadline_and_it_has_n
     world.free("g0", at=1.0)
     world.arrive(request("r0"), at=5.0)
     assert world.send(timer.event, at=10.0) == []
+
+
+def one_a_second(policy: str, waiting: int) -> World:
+    """A busy GPU that has served two requests, one a second; so many others wait."""
+    world = World(a_core(policy))
+    world.arrive(*(request(f"w{number}") for number in range(waiting + 3)))
+    for second in (1.0, 2.0):
+        world.free("g0", at=second)
+    return world
+
+
+@pytest.mark.parametrize("policy", policies.available())
+def test_request_is_refused_when_those_before_it_need_longer_than_it_may_wait(policy: str) -> None:
+    world = one_a_second(policy, waiting=6)
+    late, in_time = request("late", max_wait_s=5.5), request("in_time", max_wait_s=6.5)
+    assert ended(world.arrive(late)) == {"late": RequestOutcome.QUEUE_FULL}
+    assert ended(world.arrive(in_time)) == {}
+    assert ended(world.arrive(request("patient"))) == {}
+
+
+@pytest.mark.parametrize("policy", policies.available())
+def test_request_is_refused_when_its_deadline_passes_before_its_turn(policy: str) -> None:
+    world = one_a_second(policy, waiting=6)
+    hasty = request("hasty", max_wait_s=60.0, deadline_s=world.now + 5.0)
+    assert ended(world.arrive(hasty)) == {"hasty": RequestOutcome.QUEUE_FULL}
+
+
+def test_burst_is_accepted_when_nothing_has_been_measured() -> None:
+    world = World(a_core("lalbo3"))
+    burst = [request(f"r{number}", max_wait_s=0.5) for number in range(50)]
+    assert ended(world.arrive(*burst)) == {}
+
+
+def test_times_without_waiting_requests_do_not_count_as_slowness() -> None:
+    """Hours between two requests show that few were sent, not that the GPU is slow."""
+    world = one_a_second("lalbo3", waiting=0)
+    world.free("g0", at=3.0)
+    world.arrive(*(request(f"r{number}") for number in range(3)), at=7200.0)
+    world.free("g0", at=7201.0)
+    soon = request("soon", max_wait_s=1.5)
+    assert ended(world.arrive(soon)) == {}
+
+
+def test_request_is_accepted_beside_one_that_fits_nowhere_when_a_gpu_is_idle() -> None:
+    world = one_a_second("lalbo3", waiting=1)
+    world.free("g0", at=30.0)
+    world.free("g0", at=60.0)
+    world.send(GpuJoined(gpu("g1")))
+    assert ended(world.arrive(request("soon", max_wait_s=0.1))) == {}
+
+
+def test_wait_is_measured_anew_when_the_gpus_become_slower() -> None:
+    world = one_a_second("lalbo3", waiting=12)
+    for at in (12.0, 22.0, 32.0):
+        world.free("g0", at=at)
+    assert world.core.placer.expected_wait_s() > 5 * world.core.placer.queued

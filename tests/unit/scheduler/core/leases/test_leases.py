@@ -3,18 +3,21 @@
 import pytest
 
 from cache_manager.model.ids import ModelId
+from scheduler import policies
 from scheduler.model.actions import Dispatch, EndLease, Refuse
 from scheduler.model.events import (
     GpuLost,
     LeaseReleased,
     LeaseWanted,
     LoadFailed,
+    RequestArrived,
     RunFailed,
     SlotFreed,
 )
 from scheduler.model.values import AfterLoss, LeaseId, RequestId, RequestOutcome, SlotId
 from tests.kit.cores.builders import a_core, gpu, holding, request
 from tests.kit.cores.core_world import World, ended, only, placements, refused
+from tests.kit.cores.invariants import Invariants
 
 R0 = RequestId("r0")
 G0 = gpu("g0").id
@@ -25,6 +28,24 @@ def running(*also_waiting: str) -> World:
     world = World(a_core("lb"))
     world.arrive(request("r0"), *(request(name) for name in also_waiting))
     return world
+
+
+@pytest.mark.parametrize("policy", policies.available())
+def test_lease_that_its_manager_took_back_goes_to_the_next_whatever_its_function_says_later(
+    policy: str,
+) -> None:
+    world = World(a_core(policy))
+    invariants = Invariants(world)
+    for name in ("r0", "r1"):
+        invariants.step(RequestArrived(request(name)))
+    taken = world.lease_on("g0")
+    actions = invariants.step(SlotFreed(SlotId("g0"), taken))
+    assert ended(actions) == {"r0": RequestOutcome.COMPLETED}
+    assert placements(actions) == [("r1", "g0")]
+    assert ended(invariants.step(LeaseReleased(taken))) == {}
+    assert refused(invariants.step(LeaseWanted(R0))) == ["this request has ended"]
+    assert ended(invariants.step(RequestArrived(request("again")))) == {}
+    assert placements(world.free("g0")) == [("again", "g0")]
 
 
 # -- release and end ------------------------------------------------------------------------------
