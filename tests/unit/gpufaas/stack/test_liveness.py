@@ -1,0 +1,115 @@
+"""A frozen process is told from a busy, a starved, a debugged and a jointly suspended one."""
+
+import asyncio
+import logging
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from gpufaas.stack.liveness import LivenessRecord, LivenessTimes, ProcessLook
+from gpufaas.stack.supervisor import Supervisor
+from tests.kit.waiting import eventually
+from tests.unit.gpufaas.stack.test_supervisor import alive, at_once, noting, part, pids
+
+LOG = logging.getLogger(__name__)
+TIMES = LivenessTimes()
+SOON = LivenessTimes(look_s=0.05, ask_s=0.05, stopped_s=0.3, blocked_s=0.3)
+
+
+def verdicts(record: LivenessRecord, state: str, *, seconds: float, ticks: bool = False) -> str:
+    """The last verdict of looks at a process in this state; `ticks` has it compute meanwhile."""
+    verdict = ""
+    count = round(seconds / TIMES.look_s)
+    for number in range(count):
+        look = ProcessLook(state, number if ticks else 7)
+        verdict = verdict or record.look(look, (number + 1) * TIMES.look_s)
+    return verdict
+
+
+def answered_once() -> LivenessRecord:
+    record = LivenessRecord(TIMES, 0.0)
+    record.answered(0.0)
+    return record
+
+
+def test_stopped_process_is_frozen_after_three_seconds() -> None:
+    assert not verdicts(answered_once(), "T", seconds=2.0)
+    assert "stopped" in verdicts(answered_once(), "T", seconds=3.5)
+
+
+def test_stopped_process_is_frozen_even_if_it_never_answered() -> None:
+    assert "stopped" in verdicts(LivenessRecord(TIMES, 0.0), "T", seconds=3.5)
+
+
+def test_blocked_process_is_frozen_when_it_neither_answers_nor_computes() -> None:
+    assert "neither answered nor computed" in verdicts(answered_once(), "S", seconds=6)
+
+
+@pytest.mark.parametrize("state", ["R", "D", "t"])
+def test_process_is_alive_while_it_runs_waits_for_a_disk_or_is_debugged(state: str) -> None:
+    assert not verdicts(answered_once(), state, seconds=60)
+
+
+def test_process_is_alive_while_it_computes_without_answering() -> None:
+    assert not verdicts(answered_once(), "S", seconds=60, ticks=True)
+
+
+def test_starting_process_is_alive_until_its_start_takes_too_long() -> None:
+    assert not verdicts(LivenessRecord(TIMES, 0.0), "S", seconds=60)
+    assert "start" in verdicts(LivenessRecord(TIMES, 0.0), "S", seconds=120, ticks=True)
+
+
+def test_waits_begin_again_when_the_watching_process_was_held_up_itself() -> None:
+    record = answered_once()
+    assert not record.look(ProcessLook("T", 7), 0.5)
+    for look_s in (60.0, 60.5, 61.0, 61.5, 62.0):  # the machine, or the whole stack, was suspended
+        assert not record.look(ProcessLook("T", 7), look_s)
+    assert "stopped" in record.look(ProcessLook("T", 7), 62.5)
+
+
+async def test_frozen_part_is_killed_and_started_again_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Supervisor(LOG, SOON) as supervisor:
+        await supervisor.start(part(tmp_path, noting(tmp_path, "time.sleep(60)")))
+        await eventually(lambda: len(pids(tmp_path)) == 1)
+        os.kill(pids(tmp_path)[0], signal.SIGSTOP)
+        await eventually(lambda: len(pids(tmp_path)) == 2)
+        assert not alive(pids(tmp_path)[0])
+    assert "toy was stopped by a signal" in caplog.text
+
+
+async def test_part_that_hangs_after_it_answered_is_killed_and_started_again(
+    tmp_path: Path,
+) -> None:
+    async def answers() -> bool:
+        return not (tmp_path / "hangs").exists()
+
+    toy = part(tmp_path, noting(tmp_path, "time.sleep(60)"), at_once, answers=answers)
+    async with Supervisor(LOG, SOON) as supervisor:
+        await supervisor.start(toy)
+        await eventually(lambda: len(pids(tmp_path)) == 1)
+        await asyncio.sleep(2 * SOON.blocked_s)
+        assert len(pids(tmp_path)) == 1  # it answers, though it does nothing else
+        (tmp_path / "hangs").touch()
+        await eventually(lambda: len(pids(tmp_path)) == 2)
+
+
+async def test_frozen_part_is_woken_to_end_by_itself_when_the_stack_ends(tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    ending = f"""
+import signal
+def end(*_):
+    open({str(ended)!r}, "w").close()
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+open({str(tmp_path / "set")!r}, "w").close()
+time.sleep(60)
+"""
+    async with Supervisor(LOG) as supervisor:
+        await supervisor.start(part(tmp_path, noting(tmp_path, ending), stop_s=30.0))
+        await eventually((tmp_path / "set").exists)
+        os.kill(pids(tmp_path)[0], signal.SIGSTOP)
+    assert ended.exists()
