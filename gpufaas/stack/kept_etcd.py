@@ -6,10 +6,11 @@ from contextlib import asynccontextmanager
 from logging import Logger
 from pathlib import Path
 
+from common.liveness import Answers, LivenessTimes
 from gpufaas.errors import EtcdFailed
 from gpufaas.etcd.own_password import http_answer
 from gpufaas.etcd.own_server import etcd_server
-from gpufaas.stack.liveness import Answers, LivenessTimes, until_ended
+from gpufaas.stack.process_end import until_ended
 
 # An etcd that does not start, or ends right after its start, is tried again after this time.
 _PAUSE_S = 1.0

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from common.liveness import Answers
 from gpufaas.etcd.own_password import USER
 from gpufaas.local.stack_folder import StackFolder
 from gpufaas.options.configuration import AllSettings
 from gpufaas.options.http_url import http_url
 from gpufaas.remote.http_request import NoAnswer, open_response
-from gpufaas.stack.liveness import Answers
 from gpufaas.stack.supervisor import Part
 
 _OK = 200

@@ -14,9 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from common.liveness import Answers, LivenessTimes
 from gpufaas.errors import StackFailed
 from gpufaas.local.child_programs import dies_with_us
-from gpufaas.stack.liveness import Answers, LivenessTimes, exit_text, until_ended
+from gpufaas.stack.process_end import exit_text, until_ended
 
 # A process that ran for a while is restarted at once; the others after growing pauses.
 _STABLE_S = 10.0

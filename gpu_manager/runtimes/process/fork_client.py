@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import gpu_manager
+from common.liveness import LivenessTimes, until_frozen
 from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.wire.frame_stream import FrameStream
 from gpu_manager.worker import worker_orders
 from torch_shim.errors import BadFrame, ConnectionLost, WireError
+from torch_shim.wire.frame_socket import Frame
 
 log = logging.getLogger(__name__)
 
@@ -104,8 +106,14 @@ class ForkedWorker:
 class ForkServer:
     """Creates workers. If the server's process has died, the next fork starts another one."""
 
-    def __init__(self, *, emulated: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        emulated: bool = False,
+        liveness: LivenessTimes = LivenessTimes(),  # noqa: B008 - it never changes
+    ) -> None:
         """`emulated` means that no worker will use CUDA."""
+        self._liveness = liveness
         self._devices = "cpu" if emulated else "cuda"
         self._process: subprocess.Popen[bytes] | None = None
         self._stream: FrameStream | None = None
@@ -165,8 +173,7 @@ class ForkServer:
                 await stream.send(
                     worker_orders.KINDS[worker_orders.Fork], list(order), (), [theirs.fileno()]
                 )
-            async with asyncio.timeout(_FORK_TIMEOUT_S):
-                frame = await stream.read()
+            frame = await self._answer(stream, _FORK_TIMEOUT_S)
         except BaseException:
             ours.close()
             raise
@@ -194,11 +201,26 @@ class ForkServer:
                 start_new_session=True,  # the manager handles a Ctrl-C at the terminal
             )
         stream = self._stream = FrameStream(ours, _MAX_ORDER_BYTES, 0)
-        async with asyncio.timeout(_START_TIMEOUT_S):
-            frame = await stream.read()
+        frame = await self._answer(stream, _START_TIMEOUT_S)
         for missing in frame.meta[0]:
             log.warning("workers run without this protection: %s", missing)
         return stream
+
+    async def _answer(self, stream: FrameStream, within_s: float) -> Frame:
+        """The server's next frame; ConnectionLost if the server freezes meanwhile."""
+        assert self._process is not None, "a running server has a process"
+        reading = asyncio.ensure_future(stream.read())
+        frozen = asyncio.ensure_future(until_frozen(self._process.pid, None, self._liveness))
+        try:
+            async with asyncio.timeout(within_s):
+                await asyncio.wait({reading, frozen}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                raise ConnectionLost(f"it {frozen.result()}")
+            return reading.result()
+        finally:
+            for task in (reading, frozen):
+                task.cancel()
+            await asyncio.gather(reading, frozen, return_exceptions=True)
 
     async def _stop(self) -> None:
         if self._stream is not None:

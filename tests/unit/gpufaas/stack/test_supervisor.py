@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from common.liveness import Answers
 from gpufaas.cli import main
 from gpufaas.errors import AlreadyUp, StackFailed
 from gpufaas.local.stack_folder import RunningStack, StackFolder, stack_folder
-from gpufaas.stack.liveness import Answers
 from gpufaas.stack.supervisor import Part, Supervisor
 from tests.kit.waiting import eventually
 
