@@ -49,7 +49,8 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
         self.record = record
         self._orders = _orders(record, python, parts)
         memory = _memory_bytes(record.deployment)
-        self._place = ChildPlace(parts.sockets, log, parts.mark, memory)
+        timeout_s = function_options.of(record.deployment).timeout_s
+        self._place = ChildPlace(parts.sockets, log, parts.mark, memory, timeout_s)
 
     @property
     def deployment(self) -> Deployment:
