@@ -29,7 +29,7 @@ _INTERVALS = PollIntervals(first_s=0.02, first_phase_s=2.0)
 _DRAIN_OUTPUT_S = 0.5
 # A function that is stopped is replaced soon. One that only does not answer may have a handler that
 # blocks its event loop, which no call may do for longer than the function's time limit.
-_LIVENESS = LivenessTimes(look_s=0.75, ask_s=10.0)
+LIVENESS = LivenessTimes(look_s=0.75, ask_s=10.0)
 _BLOCKED_S = 30.0
 
 
@@ -159,7 +159,7 @@ class ChildInstance:
 
     async def _kill_if_frozen(self) -> None:
         blocked_s = self._place.timeout_s + _BLOCKED_S
-        times = replace(_LIVENESS, blocked_s=blocked_s, start_s=math.inf)
+        times = replace(LIVENESS, blocked_s=blocked_s, start_s=math.inf)
         why = await until_frozen(self.pid, self._answers, times)
         self.kill(f"was killed: it {why}")
 

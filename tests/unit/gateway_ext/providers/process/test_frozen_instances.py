@@ -1,6 +1,5 @@
 """Instances that are stopped by a signal are replaced; those with a slow handler are not."""
 
-import asyncio
 import os
 import signal
 
@@ -35,7 +34,6 @@ async def test_instance_lives_while_its_handler_blocks_it() -> None:
         there.build("f", SLOW)
         f = await there.deploy()
         (endpoint,) = await there.ready(f)
-        slow_s = 1.5 * child_instance._LIVENESS.stopped_s
-        calling = asyncio.create_task(call(endpoint, f"/?s={slow_s}"))
-        assert await calling == b"done"
+        slow_s = 1.5 * child_instance.LIVENESS.stopped_s
+        assert await call(endpoint, f"/?s={slow_s}") == b"done"
         assert there.heard.endpoints[f] == [endpoint]
