@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 # If the event loop wakes later than this, the loop itself was delayed: an answer may be unread.
 _DELAYED_S = 0.05
+# A worker is asked for an answer while it has leases; its calls do not delay the answer.
+_LIVENESS = LivenessTimes(ask_s=1.0, blocked_s=5.0)
 # A lease that no scheduler gives: a worker answers its end at once, whatever its calls do.
 _NO_LEASE = 0
 # Users that workers of different tenants run as: a range that fits a container's 16 bits too.
@@ -37,7 +39,7 @@ class ProcessSettings:
     processes: int = 8192
     load_timeout_s: float = 120.0
     change_user: bool = True
-    liveness: LivenessTimes = field(default_factory=LivenessTimes)
+    liveness: LivenessTimes = _LIVENESS
 
 
 class HostedProcess:
@@ -184,7 +186,7 @@ class HostedProcess:
         self._worker.kill(f"it {why}")
 
     async def _answers(self) -> bool:
-        """Whether the worker answers, if calls may wait for it; its calls do not delay that."""
+        """Whether the worker answers, if calls may wait for it."""
         if self._admitted and not self._closed.done():
             await asyncio.wait({self._end_calls(_NO_LEASE)})
         return True

@@ -33,7 +33,7 @@ def test_stopped_process_is_frozen_even_if_it_never_answered() -> None:
 
 
 def test_blocked_process_is_frozen_when_it_neither_answers_nor_computes() -> None:
-    assert "neither answered nor computed" in verdicts(answered_once(), "S", seconds=6)
+    assert "neither answered nor computed" in verdicts(answered_once(), "S", seconds=10)
 
 
 @pytest.mark.parametrize("state", ["R", "D", "t"])
