@@ -94,23 +94,32 @@ async def until_frozen(pid: int, answers: Answers | None, times: LivenessTimes) 
             await asyncio.sleep(times.look_s)
             if asking.done():
                 asking.result()
-            look = process_look(pid)
-            if look is not None and (why := record.look(look, time.monotonic())):
+            look, now_s = process_look(Path("/proc", str(pid))), time.monotonic()
+            if look is None or not (why := record.look(look, now_s)):
+                continue
+            if look.state == _STOPPED or not _has_busy_thread(pid):
                 return why
+            record.answered(now_s)
     finally:
         asking.cancel()
         with suppress(asyncio.CancelledError):
             await asking
 
 
-def process_look(pid: int) -> ProcessLook | None:
-    """A look at a process; None if it has ended."""
+def process_look(folder: Path) -> ProcessLook | None:
+    """A look at the process or thread of a folder in /proc; None if it has ended."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = (folder / "stat").read_text()
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()
     return ProcessLook(fields[_STATE], int(fields[_UTIME]) + int(fields[_STIME]))
+
+
+def _has_busy_thread(pid: int) -> bool:
+    """Whether a thread of the process computes, or waits for a disk, while the first one sleeps."""
+    looks = [process_look(folder) for folder in Path(f"/proc/{pid}/task").glob("*")]
+    return any(look is not None and look.state not in _SLEEPING for look in looks)
 
 
 async def _never() -> bool:

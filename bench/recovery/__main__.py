@@ -47,7 +47,7 @@ _EVENTS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 def main() -> int:
     """Measure, print a table, and write the figures."""
     options = _options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every stack is ended
+    signal.signal(signal.SIGTERM, _end)
     command = " ".join(["python -m bench.recovery", *sys.argv[1:]])
     report = BenchReport("What callers notice of a lost process", command)
     report.add(
@@ -66,6 +66,12 @@ def main() -> int:
     if options.keep:
         print(report.keep("recovery"))
     return 0
+
+
+def _end(*_: object) -> None:
+    """End by an exception, so that every process that was started is ended, and only once."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(128 + signal.SIGTERM)
 
 
 def _options() -> argparse.Namespace:

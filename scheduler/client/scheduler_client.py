@@ -76,8 +76,8 @@ class SchedulerClient:
     arrival, until a leader answers or no scheduler has answered for `patience_s`. The next leader
     also receives the last releases again: the earlier leader may have died before it applied them.
     A leader that neither answers nor goes away is left once another one leads. The leases end with
-    this process, by the connection of `Presence`. All times of
-    requests are those of `time.monotonic` in this process. `post` replaces sending by aiohttp.
+    this process (`Presence`). All times of requests are those of `time.monotonic` in this process.
+    `post` replaces sending by aiohttp.
     """
 
     def __init__(

@@ -28,9 +28,9 @@ _BACKLOG = 1024
 _INTERVALS = PollIntervals(first_s=0.02, first_phase_s=2.0)
 _DRAIN_OUTPUT_S = 0.5
 # A function that is stopped is replaced soon. One that only does not answer may have a handler that
-# blocks its event loop, which no call may do for longer than the function's time limit.
+# blocks its event loop, which no call should do for much longer than the function's time limit.
 LIVENESS = LivenessTimes(look_s=0.75, ask_s=10.0)
-_BLOCKED_S = 30.0
+_BLOCKED_S = 600.0
 
 
 class ChildPlace(NamedTuple):

@@ -14,7 +14,7 @@ _SPARE = 1_000
 
 
 class CallerLeases:
-    """Who acquired which lease, for callers that are present; others keep theirs as they like."""
+    """Who acquired which lease; those of a caller end once the caller was present and is not."""
 
     def __init__(self) -> None:
         self._present: Counter[str] = Counter()
@@ -39,11 +39,12 @@ class CallerLeases:
             asyncio.get_running_loop().call_later(RETURN_S, self._left, office, caller)
 
     def granted(self, office: Office, caller: str, lease: LeaseId) -> None:
-        """Note that this caller has the lease, if the caller is present."""
-        if caller not in self._present:
-            return
+        """Note that this caller has the lease; a caller without a name keeps it without presence.
+
+        A caller may connect a moment after its first leases.
+        """
         in_force = office.core.placer.leases
-        if lease in in_force:
+        if caller and lease in in_force:
             self._callers[lease] = caller
         if len(self._callers) > 2 * len(in_force) + _SPARE:
             self._callers = {one: who for one, who in self._callers.items() if one in in_force}
