@@ -2,6 +2,7 @@
 
 CommandError             an unusable value, or a missing program, package or server
 ├── EtcdFailed           no etcd could be started
+│   └── PortTaken        another program listens on its port
 ├── AlreadyUp            a stack is up in this folder
 └── StackFailed          a part of the stack did not come up
 """
@@ -13,6 +14,10 @@ class CommandError(Exception):
 
 class EtcdFailed(CommandError):
     """No etcd is installed, or it did not start; the text says why."""
+
+
+class PortTaken(EtcdFailed):
+    """Another program listens on the port that etcd was given."""
 
 
 class AlreadyUp(CommandError):

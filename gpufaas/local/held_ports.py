@@ -1,8 +1,13 @@
-"""Loopback ports that are reserved for a server until their release."""
+"""Ports for servers: any loopback port, held until its release, and claims on given ports."""
 
+import contextlib
 import socket
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
+
+from common.addresses import host_and_port
+from gpufaas.errors import CommandError
 
 LOOPBACK = "127.0.0.1"
 
@@ -50,3 +55,43 @@ class HeldPort:
         trace: TracebackType | None,
     ) -> None:
         self.release()
+
+
+def free_address(listen: str, usual: str, whose: str, ports: contextlib.ExitStack) -> str:
+    """The address for a server, claimed as long as `ports` lasts.
+
+    It is a held port instead, if the address is the usual one and not free. CommandError if another
+    address is not free.
+    """
+    try:
+        ports.enter_context(claimed_port(listen, whose, "another address"))
+    except CommandError:
+        if listen != usual:
+            raise
+        return ports.enter_context(HeldPort()).address
+    return listen
+
+
+@contextlib.contextmanager
+def claimed_port(listen: str, whose: str, remedy: str) -> Iterator[None]:
+    """Claim a given address; CommandError if another program listens there, or claims the port.
+
+    A server listens some time after its port was found to be free: the claim keeps other stacks,
+    which start at the same time, from finding it free as well. The claim is the name of a socket,
+    which the kernel forgets when our process ends.
+    """
+    host, port = host_and_port(listen)
+    with socket.socket(socket.AF_UNIX) as claim:
+        try:
+            claim.bind(f"\0gpufaas-port-{port}")
+            _check_free(host, port)
+        except OSError as error:
+            problem = f"{listen} is not free for {whose} ({error.strerror}); try {remedy}"
+            raise CommandError(problem) from error
+        yield
+
+
+def _check_free(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from common.liveness import Answers
 from gpufaas.etcd.own_password import USER
 from gpufaas.local.stack_folder import StackFolder
 from gpufaas.options.configuration import AllSettings
@@ -59,7 +60,7 @@ class StackPlan:
         async def ready() -> bool:
             return bool((await _health(self.scheduler_url)).get("leading"))
 
-        return self._part("scheduler", options, ready)
+        return self._part("scheduler", options, ready, answers=_alive_at(self.scheduler_url))
 
     def node(self) -> Part:
         """The GPU manager."""
@@ -78,7 +79,8 @@ class StackPlan:
         async def ready() -> bool:
             return int((await _health(self.scheduler_url)).get("gpus", 0)) > 0
 
-        return self._part("gpu-manager", options, ready, configured=False)
+        answers = _alive_at(f"http://{self.node_metrics}") if self.node_metrics else None
+        return self._part("gpu-manager", options, ready, configured=False, answers=answers)
 
     def gateway(self) -> Part:
         """The gateway."""
@@ -92,7 +94,8 @@ class StackPlan:
             return (await _get(self.gateway_url, "/readyz"))[0] == _OK
 
         stop_s = self.settings.gateway.drain_s + 10.0
-        return self._part("gateway", options, ready, stop_s=stop_s)
+        answers = _alive_at(self.gateway_url)
+        return self._part("gateway", options, ready, stop_s=stop_s, answers=answers)
 
     def _part(
         self,
@@ -102,12 +105,24 @@ class StackPlan:
         *,
         configured: bool = True,
         stop_s: float = 10.0,
+        answers: Answers | None,
     ) -> Part:
         config = ["--config", self.config] if configured and self.config else []
         secret = ["--secret-file", str(self.folder.secret_file)]
         command = (sys.executable, "-P", "-m", "gpufaas.cli", name, *config, *options, *secret)
         environment = {**self.environment, "PYTHONUNBUFFERED": "1"}
-        return Part(name, command, self.folder.log(name), ready, environment, stop_s)
+        return Part(
+            *(name, command, self.folder.log(name), ready, environment, stop_s), answers=answers
+        )
+
+
+def _alive_at(url: str) -> Answers:
+    """Whether the part at this URL answers at all, ready or not."""
+
+    async def answers() -> bool:
+        return (await _get(url, "/healthz"))[0] != 0
+
+    return answers
 
 
 async def _health(url: str) -> Mapping[str, Any]:

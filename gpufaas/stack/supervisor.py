@@ -8,16 +8,20 @@ from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from logging import Logger
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from common.liveness import Answers, LivenessTimes
 from gpufaas.errors import StackFailed
 from gpufaas.local.child_programs import dies_with_us
+from gpufaas.stack.process_end import exit_text, until_ended
 
+# A process that ran for a while is restarted at once; the others after growing pauses.
+_STABLE_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
-_STABLE_S = 30.0  # a process that ran this long is restarted after a short pause again
 _POLL_S = 0.05
 _LOG_BYTES = 16 << 20
 _LAST_LINES = 5
@@ -25,7 +29,10 @@ _LAST_LINES = 5
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One program of the stack; it is up once `ready` is true, and has `stop_s` to end."""
+    """One program of the stack; it is up once `ready` is true, and has `stop_s` to end.
+
+    `answers` asks it for a sign of life; None if it has no way to answer.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -34,13 +41,18 @@ class Part:
     environment: Mapping[str, str]
     stop_s: float = 10.0
     start_s: float = 60.0
+    answers: Answers | None = None
 
 
 class Supervisor:
-    """Runs parts within its context; a part that ends is restarted after growing pauses."""
+    """Runs parts within its context; a part that ends is restarted, a frozen one is killed first.
 
-    def __init__(self, log: Logger) -> None:
+    Parts that end again and again are restarted after growing pauses.
+    """
+
+    def __init__(self, log: Logger, times: LivenessTimes = LivenessTimes()) -> None:  # noqa: B008 - it never changes
         self._log = log
+        self._times = times
         self._running: list[tuple[Part, asyncio.Task[None]]] = []
 
     async def __aenter__(self) -> Self:
@@ -71,25 +83,22 @@ class Supervisor:
         self._running.append((part, keeping))
 
     async def _keep(self, part: Part, process: Process) -> None:
-        pause_s = _FIRST_PAUSE_S
+        pause_s = 0.0
         while True:
             began_s = time.monotonic()
             try:
-                status = await process.wait()
+                kill = partial(_kill_group, process)
+                why = await until_ended(process, part.answers, self._times, kill)
             except asyncio.CancelledError:
                 await _stop(part, process)
                 raise
             if time.monotonic() - began_s > _STABLE_S:
-                pause_s = _FIRST_PAUSE_S
-            self._log.warning(
-                "%s %s; it is started again in %g s; its log is %s",
-                part.name,
-                _exit_text(status),
-                pause_s,
-                part.log,
-            )
+                pause_s = 0.0
+            when = f"in {pause_s:g} s" if pause_s else "now"
+            text = "%s %s; it is started again %s; its log is %s"
+            self._log.warning(text, part.name, why, when, part.log)
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
             process = await self._restart(part)
 
     async def _restart(self, part: Part) -> Process:
@@ -123,7 +132,7 @@ async def _wait_until_up(part: Part, process: Process) -> None:
         async with asyncio.timeout(part.start_s):
             while not await part.ready():
                 if process.returncode is not None:
-                    raise StackFailed(part.name, _exit_text(process.returncode), _log_end(part))
+                    raise StackFailed(part.name, exit_text(process.returncode), _log_end(part))
                 await asyncio.sleep(_POLL_S)
     except TimeoutError as error:
         late = f"is not ready after {part.start_s:g} s"
@@ -134,18 +143,17 @@ async def _stop(part: Part, process: Process) -> None:
     """Terminate the part, then kill its whole process group."""
     if process.returncode is None:
         process.terminate()
+        process.send_signal(signal.SIGCONT)  # a stopped process would not notice
         with suppress(TimeoutError):
             async with asyncio.timeout(part.stop_s):
                 await process.wait()
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    _kill_group(process)
     await process.wait()
 
 
-def _exit_text(status: int) -> str:
-    if status < 0:
-        return f"was ended by {signal.Signals(-status).name}"
-    return f"ended with status {status}"
+def _kill_group(process: Process) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _log_end(part: Part) -> str:

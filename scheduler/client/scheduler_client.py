@@ -19,6 +19,7 @@ import aiohttp
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 from common.tcp import notice_silence
 from common.telemetry.traces import TraceContext, headers_of
+from scheduler.client.presence import CALLER, Presence
 from scheduler.client.waits import Waits
 from scheduler.model.errors import (
     CallerNotAllowed,
@@ -74,8 +75,9 @@ class SchedulerClient:
     A request whose leader goes away is sent again to the next leader, with its id and its time of
     arrival, until a leader answers or no scheduler has answered for `patience_s`. The next leader
     also receives the last releases again: the earlier leader may have died before it applied them.
-    A leader that neither answers nor goes away is left once another one leads. All times of
-    requests are those of `time.monotonic` in this process. `post` replaces sending by aiohttp.
+    A leader that neither answers nor goes away is left once another one leads. The leases end with
+    this process (`Presence`). All times of requests are those of `time.monotonic` in this process.
+    `post` replaces sending by aiohttp.
     """
 
     def __init__(
@@ -89,7 +91,8 @@ class SchedulerClient:
     ) -> None:
         self._urls = [url.rstrip("/") for url in urls]
         self._at = self._urls[0]
-        self._headers = {"Authorization": f"Bearer {token}"}
+        self._presence = Presence(lambda: self._at)
+        self._headers = {"Authorization": f"Bearer {token}", CALLER: self._presence.caller}
         self._patience_s = patience_s
         self._connections = connections
         self._post: Post = self._post_by_aiohttp if post is None else post
@@ -117,6 +120,7 @@ class SchedulerClient:
             self._repeating.cancel()
             await asyncio.wait({self._repeating})
         await self._waits.close()
+        await self._presence.close()
         if self._session is not None:
             await self._session.close()
 
@@ -131,14 +135,15 @@ class SchedulerClient:
         def fields() -> Mapping[str, object]:
             return _fields(request, arrived_s, time.monotonic())
 
-        return _granted(await self._insist("/acquire", fields, request.id, trace))
+        return self._noted(await self._insist("/acquire", fields, request.id, trace))
 
     async def wanted(self, request: RequestId) -> GrantedLease:
         """Wait for another lease after one that was released with `may_return`."""
-        return _granted(await self._insist("/wanted", lambda: {"request": request}, request))
+        return self._noted(await self._insist("/wanted", lambda: {"request": request}, request))
 
     async def release(self, lease: LeaseId, *, may_return: bool = False) -> None:
         """The holder no longer needs the GPU, or (with `may_return`) may need it again later."""
+        self._presence.released(lease)
         fields = {"lease": lease, "may_return": may_return}
         await self._insist("/release", lambda: fields, RequestId(""))
         self._released.append((time.monotonic(), fields))
@@ -146,6 +151,13 @@ class SchedulerClient:
     async def cancel(self, request: RequestId) -> None:
         """End the request, wherever it is."""
         await self._insist("/cancel", lambda: {"request": request}, request)
+
+    def _noted(self, answer: Mapping[str, Any]) -> GrantedLease:
+        """The lease of an answer, which ends with this process from now on."""
+        granted = _granted(answer)
+        assert self._session is not None, "use it as a context"
+        self._presence.acquired(granted.placement.lease, self._session, self._headers)
+        return granted
 
     # -- orders that need the administrator's token -----------------------------------------------
 

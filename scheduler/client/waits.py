@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,9 +15,9 @@ _Answer = TypeVar("_Answer")
 class LeaderPolling(NamedTuple):
     """When and how often to look for another leader; a frozen leader keeps its connections open."""
 
-    long_s: float = 3.0
-    every_s: float = 2.0
-    answers_within_s: float = 2.0
+    long_s: float = 2.0
+    every_s: float = 1.0
+    answers_within_s: float = 1.0
 
 
 class _Leader(NamedTuple):
@@ -52,7 +51,7 @@ class Waits:
         if len(self._urls) == 1:
             return await asking
         async with asyncio.timeout(None) as limit:
-            self._waiting[limit] = url, time.monotonic()
+            self._waiting[limit] = url, asyncio.get_running_loop().time()
             if self._watching is None or self._watching.done():
                 self._watching = asyncio.create_task(self._watch(), name="leader lookup")
             try:
@@ -81,7 +80,7 @@ class Waits:
                     self._break_off(leader)
 
     def _long_waited_at(self) -> list[str]:
-        before_s = time.monotonic() - self._pace.long_s
+        before_s = asyncio.get_running_loop().time() - self._pace.long_s
         return [url for url, since_s in self._waiting.values() if since_s < before_s]
 
     async def _leader(self, urls: Sequence[str]) -> _Leader | None:

@@ -44,6 +44,28 @@ def test_service_returns_when_any_part_is_killed(own: Stack) -> None:
     )
 
 
+def test_service_returns_when_any_part_is_frozen(own: Stack) -> None:
+    own.start()
+    rest = Rest(own)
+    rest.deploy("greets", annotations={**write(own.work, "greets", GREETING), **PLAIN})
+    gpu = {"com.gpufaas.enabled": "true"}
+    rest.deploy("computes", annotations={**write(own.work, "computes", ON_GPU), **gpu})
+    warm(own, rest, Asked("computes"))
+    for words in PARTS:
+        before = own.part(words)
+        assert before, words
+        os.kill(before, signal.SIGSTOP)
+        wait_until(lambda: own.part(words) not in {0, before}, f"{words} again", instead=own.said)  # noqa: B023 - it ends in this round
+        for name in ("greets", "computes"):
+            wait_until(lambda: _answers(rest, name), f"{name} after {words}", instead=own.said)  # noqa: B023 - as above
+    assert own.output.read_text().count("was stopped by a signal") == len(PARTS)
+    assert own.instances("greets")
+    os.kill(own.instances("greets")[0], signal.SIGSTOP)
+    wait_until(lambda: _answers(rest, "greets"), "an answer of another instance", instead=own.said)
+    assert own.run("down", "--state", str(own.state)).returncode == 0
+    wait_until(lambda: not own.left(), "nothing is left", instead=lambda: str(own.left()))
+
+
 def test_functions_are_there_again_when_it_was_interrupted_and_started_anew(own: Stack) -> None:
     process = own.start()
     rest = Rest(own)

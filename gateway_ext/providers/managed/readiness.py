@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 _ANSWER_S = 5.0
-_REQUEST = b"GET /_/ready HTTP/1.1\r\nHost: function\r\nConnection: close\r\n\r\n"
+_REQUEST = b"GET /_/%b HTTP/1.1\r\nHost: function\r\nConnection: close\r\n\r\n"
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -40,13 +40,22 @@ async def answers_ready(connecting: Awaitable[Connection], *, has_our_runtime: b
 
     Our runtime answers the readiness route; of another image an open port is enough.
     """
+    return await _answers_fine(connecting, b"ready" if has_our_runtime else b"")
+
+
+async def answers_health(connecting: Awaitable[Connection]) -> bool:
+    """Whether an instance of our runtime answers, whatever its calls do."""
+    return await _answers_fine(connecting, b"health")
+
+
+async def _answers_fine(connecting: Awaitable[Connection], route: bytes) -> bool:
     try:
         async with asyncio.timeout(_ANSWER_S):
             reader, writer = await connecting
             try:
-                if not has_our_runtime:
+                if not route:
                     return True
-                writer.write(_REQUEST)
+                writer.write(_REQUEST % route)
                 return b" 200 " in await reader.readline()
             finally:
                 writer.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import secrets
 import signal
@@ -10,11 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from common.liveness import LivenessTimes, until_frozen
 from gateway_ext.model import Endpoint
 from gateway_ext.providers.managed.logs.function_log import FunctionLog
 from gateway_ext.providers.managed.logs.output_pipe import OutputPipe
 from gateway_ext.providers.managed.readiness import (
     PollIntervals,
+    answers_health,
     answers_ready,
     wait_until_ready,
 )
@@ -24,6 +27,10 @@ from gateway_ext.providers.process.process_launch import MARK, LaunchOrders, lau
 _BACKLOG = 1024
 _INTERVALS = PollIntervals(first_s=0.02, first_phase_s=2.0)
 _DRAIN_OUTPUT_S = 0.5
+# A function that is stopped is replaced soon. One that only does not answer may have a handler that
+# blocks its event loop, which no call should do for much longer than the function's time limit.
+LIVENESS = LivenessTimes(look_s=0.75, ask_s=10.0)
+_BLOCKED_S = 600.0
 
 
 class ChildPlace(NamedTuple):
@@ -37,6 +44,7 @@ class ChildPlace(NamedTuple):
     mark: str
     leaders: set[int]
     memory_bytes: int | None
+    timeout_s: float
 
 
 class ChildInstance:
@@ -78,12 +86,14 @@ class ChildInstance:
     async def collect_output(self) -> None:
         """Store its output until it has ended; then kill all processes that it has started."""
         pipe = OutputPipe(self._output, lambda lines: self._place.log.write(self.name, *lines))
+        watching = asyncio.create_task(self._kill_if_frozen())
         try:
-            await self.exited
+            await asyncio.shield(self.exited)
             await asyncio.to_thread(process_table.end_marked, self._mark)
             with contextlib.suppress(TimeoutError):  # a process without the mark holds the pipe
                 await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
         finally:
+            watching.cancel()
             pipe.close()
 
     async def until_ready(self, within_s: float) -> bool:
@@ -148,6 +158,17 @@ class ChildInstance:
         self.ready = False
         self._path.unlink(missing_ok=True)
         self.exited.set_result(self._why or _described(status))
+
+    async def _kill_if_frozen(self) -> None:
+        blocked_s = self._place.timeout_s + _BLOCKED_S
+        times = replace(LIVENESS, blocked_s=blocked_s, start_s=math.inf)
+        why = await until_frozen(self.pid, self._answers, times)
+        self.kill(f"was killed: it {why}")
+
+    async def _answers(self) -> bool:
+        if not self.ready:
+            return False
+        return await answers_health(asyncio.open_unix_connection(str(self._path)))
 
     async def _is_ready(self) -> bool:
         connecting = asyncio.open_unix_connection(str(self._path))

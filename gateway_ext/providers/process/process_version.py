@@ -53,7 +53,8 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
         self.record = record
         self._orders = _orders(record, python, parts)
         memory = memory_limit_bytes(record.deployment)
-        self._place = ChildPlace(parts.sockets, log, parts.mark, parts.leaders, memory)
+        timeout_s = function_options.of(record.deployment).timeout_s
+        self._place = ChildPlace(parts.sockets, log, parts.mark, parts.leaders, memory, timeout_s)
 
     @property
     def deployment(self) -> Deployment:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import gpu_manager
+from common.liveness import LivenessTimes, until_frozen
 from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.wire.frame_stream import FrameStream
 from gpu_manager.worker import worker_orders
@@ -104,8 +105,14 @@ class ForkedWorker:
 class ForkServer:
     """Creates workers. If the server's process has died, the next fork starts another one."""
 
-    def __init__(self, *, emulated: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        emulated: bool = False,
+        liveness: LivenessTimes = LivenessTimes(),  # noqa: B008 - it never changes
+    ) -> None:
         """`emulated` means that no worker will use CUDA."""
+        self._liveness = liveness
         self._devices = "cpu" if emulated else "cuda"
         self._process: subprocess.Popen[bytes] | None = None
         self._stream: FrameStream | None = None
@@ -165,8 +172,7 @@ class ForkServer:
                 await stream.send(
                     worker_orders.KINDS[worker_orders.Fork], list(order), (), [theirs.fileno()]
                 )
-            async with asyncio.timeout(_FORK_TIMEOUT_S):
-                pid, pidfd = read_forked(await stream.read(), number)
+            pid, pidfd = read_forked(await self._answer(stream, _FORK_TIMEOUT_S), number)
         except BaseException:
             ours.close()
             raise
@@ -189,8 +195,7 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # the manager handles a Ctrl-C at the terminal
             )
-        async with asyncio.timeout(_START_TIMEOUT_S):
-            frame = await stream.read()
+        frame = await self._answer(stream, _START_TIMEOUT_S)
         frame.close_descriptors()
         ready = worker_orders.read(frame.kind, frame.meta)
         if not isinstance(ready, worker_orders.Ready):
@@ -198,6 +203,26 @@ class ForkServer:
         for missing in ready.missing:
             log.warning("workers run without this protection: %s", missing)
         return stream
+
+    async def _answer(self, stream: FrameStream, within_s: float) -> Frame:
+        """The server's next frame; ConnectionLost if the server freezes meanwhile."""
+        assert self._process is not None, "a running server has a process"
+        reading = asyncio.ensure_future(stream.read())
+        frozen = asyncio.ensure_future(until_frozen(self._process.pid, None, self._liveness))
+        try:
+            async with asyncio.timeout(within_s):
+                await asyncio.wait({reading, frozen}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                raise ConnectionLost(f"it {frozen.result()}")
+            return reading.result()
+        except TimeoutError:
+            if reading.done() and not reading.exception():
+                reading.result().close_descriptors()  # it came in the same moment
+            raise
+        finally:
+            for task in (reading, frozen):
+                task.cancel()
+            await asyncio.gather(reading, frozen, return_exceptions=True)
 
     async def _stop(self) -> None:
         if self._stream is not None:

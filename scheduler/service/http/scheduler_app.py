@@ -40,7 +40,8 @@ _ABOUT = """Places requests on GPUs. Programs call `POST /acquire` (JSON: `reque
 `models`, and optionally `batch`, `deadline_in_s`, `waited_s`, `priority`, `application`, `stage`,
 `slo_s`, `near`), which waits and answers with a lease, its GPU, its node's addresses and a signed
 token; `?progress=1` streams JSON lines meanwhile. `POST /wanted` and `/cancel` take `request`,
-`POST /release` takes `lease` and `may_return`. Going away cancels the request.
+`POST /release` takes `lease` and `may_return`. Going away cancels the request. The leases of a
+caller who keeps `POST /presence` open end with that connection.
 
 Credentials: `Authorization: Bearer TOKEN`, or basic with the user `admin` or `caller` and the
 token as password; `gpufaas token` prints it. Errors have `error`, `message` and facts."""

@@ -4,14 +4,17 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
 
-from gpufaas.errors import EtcdFailed
+from gpufaas.errors import EtcdFailed, PortTaken
+from gpufaas.etcd import own_server
 from gpufaas.etcd.own_server import etcd_server, etcd_version, find_etcd
+from gpufaas.local.held_ports import HeldPort
 from scheduler.store.etcd_channel import EtcdSettings
 from scheduler.store.etcd_store import EtcdStore
 from tests.kit.engines.real_etcd import needs_etcd
@@ -86,6 +89,42 @@ async def test_an_etcd_says_why_when_it_does_not_start(tmp_path: Path) -> None:
         with pytest.raises(EtcdFailed):
             async with etcd_server(tmp_path, LOG, options=["--nonsense"]):
                 pass
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+async def test_an_etcd_takes_another_port_when_its_own_choice_is_taken(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    guarded: bool,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        chosen = iter([_Chosen(taken.getsockname()[1]), HeldPort()])
+        monkeypatch.setattr(own_server, "HeldPort", lambda: next(chosen))
+        async with etcd_server(tmp_path / "new", LOG, guarded=guarded) as server:
+            assert not server.url.endswith(f":{taken.getsockname()[1]}")
+    assert "is taken by another program" in caplog.text
+
+
+async def test_an_etcd_says_at_once_that_the_port_that_it_was_given_is_taken(
+    tmp_path: Path,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortTaken, match=f"{port} is taken.*address already in use"):
+            async with etcd_server(tmp_path / "new", LOG, port=port):
+                pass
+
+
+class _Chosen:
+    """A port that another program took although it was held."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def release(self) -> None:
+        """Nothing is held."""
 
 
 async def test_the_version_is_said_and_the_wheels_is_called_a_trial(

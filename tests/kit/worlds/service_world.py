@@ -56,7 +56,8 @@ class World:
     async def acquire(self, request: str, *models: str, query: str = "", **more: Any) -> Said:
         """Ask for a lease for these models (for bert, where none is named)."""
         body = {"request": request, "function": "team/reader", "models": models or ("bert",)}
-        return await self.ask("POST", f"/acquire{query}", body | more)
+        headers = more.pop("headers", {})
+        return await self.ask("POST", f"/acquire{query}", body | more, headers=headers)
 
     async def release(self, lease: int, **more: Any) -> Said:
         return await self.ask("POST", "/release", {"lease": lease} | more)

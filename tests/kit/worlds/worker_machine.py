@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from common.liveness import LivenessTimes
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.process.worker_pool import PoolSettings
 from gpu_manager.runtimes.runtime import HostedModel, LoadOrder, PressureAnswer
@@ -67,10 +68,11 @@ class Watcher:
 class Machine:
     """A runtime on a loop that runs when it is asked something."""
 
-    def __init__(self) -> None:
+    def __init__(self, liveness: LivenessTimes = LivenessTimes()) -> None:  # noqa: B008 - it never changes
         self.runner = asyncio.Runner()
         self.watcher = Watcher()
-        settings = ProcessSettings(pool=PoolSettings(refill_delay_s=0.0), load_timeout_s=20)
+        pool = PoolSettings(refill_delay_s=0.0)
+        settings = ProcessSettings(pool=pool, load_timeout_s=20, liveness=liveness)
         self.runtime = self.run(self._start(settings))
         self.weights = torch.arange(1 << 20, dtype=torch.float32)
         self.image, self.table, self.total = sealed_image(self.weights)

@@ -7,7 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from gpufaas.local.held_ports import LOOPBACK, HeldPort
+from gpufaas.errors import CommandError
+from gpufaas.local.held_ports import LOOPBACK, HeldPort, claimed_port, free_address
 
 _MANY = 300
 
@@ -65,3 +66,27 @@ def test_port_is_free_again_when_it_is_released() -> None:
     port.release()
     with socket.socket() as other:  # without reuse, which a held port would refuse
         other.bind((LOOPBACK, port.number))
+
+
+def test_two_stacks_that_start_at_once_get_different_addresses(port: HeldPort) -> None:
+    usual = port.address
+    with ExitStack() as first, ExitStack() as second:
+        assert free_address(usual, usual, "metrics", first) == usual
+        assert free_address(usual, usual, "metrics", second) != usual
+    with ExitStack() as third:
+        assert free_address(usual, usual, "metrics", third) == usual
+
+
+def test_usual_address_is_replaced_when_a_server_listens_there(port: HeldPort) -> None:
+    with server(port), ExitStack() as stack:
+        assert free_address(port.address, port.address, "metrics", stack) != port.address
+
+
+def test_chosen_address_is_refused_when_another_stack_claims_it(port: HeldPort) -> None:
+    refusal = f"{port.address} is not free for the scheduler"
+    with (
+        claimed_port(port.address, "the gateway", "--port N"),
+        ExitStack() as stack,
+        pytest.raises(CommandError, match=refusal),
+    ):
+        free_address(port.address, "127.0.0.1:7700", "the scheduler", stack)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from common.liveness import Answers
 from gpufaas.cli import main
 from gpufaas.errors import AlreadyUp, StackFailed
 from gpufaas.local.stack_folder import RunningStack, StackFolder, stack_folder
@@ -34,10 +35,11 @@ def part(
     ready: Callable[[], Awaitable[bool]] = at_once,
     stop_s: float = 5.0,
     start_s: float = 5.0,
+    answers: Answers | None = None,
 ) -> Part:
     """A Python program as a part."""
     command = (sys.executable, "-c", program)
-    return Part("toy", command, folder / "toy.log", ready, {}, stop_s, start_s)
+    return Part("toy", command, folder / "toy.log", ready, {}, stop_s, start_s, answers)
 
 
 def pids(folder: Path) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler.client.waits import LeaderPolling, Waits
+from testbed.virtual_time import virtually
 from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
@@ -56,6 +57,17 @@ async def test_a_call_is_broken_off_when_another_one_leads_with_a_higher_term() 
         await waits.answer(A, forever())
     assert cluster.found == [B]
     assert set(cluster.asked) == {A, B}
+    await waits.close()
+
+
+@virtually
+async def test_a_frozen_leader_is_left_four_seconds_after_a_call_came_to_it() -> None:
+    cluster = Cluster({A: FROZEN, B: leads(B, 2)})
+    waits = Waits((A, B), cluster.look, cluster.found.append)
+    waits.led(A, 1)
+    with pytest.raises(TimeoutError):
+        await waits.answer(A, forever())
+    assert asyncio.get_running_loop().time() <= 4.0
     await waits.close()
 
 

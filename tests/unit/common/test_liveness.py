@@ -1,0 +1,58 @@
+"""A frozen process is told from a busy, a starved, a debugged and a jointly suspended one."""
+
+import pytest
+
+from common.liveness import LivenessRecord, LivenessTimes, ProcessLook
+
+TIMES = LivenessTimes()
+
+
+def verdicts(record: LivenessRecord, state: str, *, seconds: float, ticks: bool = False) -> str:
+    """The last verdict of looks at a process in this state; `ticks` has it compute meanwhile."""
+    verdict = ""
+    count = round(seconds / TIMES.look_s)
+    for number in range(count):
+        look = ProcessLook(state, number if ticks else 7)
+        verdict = verdict or record.look(look, (number + 1) * TIMES.look_s)
+    return verdict
+
+
+def answered_once() -> LivenessRecord:
+    record = LivenessRecord(TIMES, 0.0)
+    record.answered(0.0)
+    return record
+
+
+def test_stopped_process_is_frozen_within_three_seconds() -> None:
+    assert not verdicts(answered_once(), "T", seconds=1.5)
+    assert "stopped" in verdicts(answered_once(), "T", seconds=3.0)
+
+
+def test_stopped_process_is_frozen_even_if_it_never_answered() -> None:
+    assert "stopped" in verdicts(LivenessRecord(TIMES, 0.0), "T", seconds=3.5)
+
+
+def test_blocked_process_is_frozen_when_it_neither_answers_nor_computes() -> None:
+    assert "neither answered nor computed" in verdicts(answered_once(), "S", seconds=10)
+
+
+@pytest.mark.parametrize("state", ["R", "D", "t"])
+def test_process_is_alive_while_it_runs_waits_for_a_disk_or_is_debugged(state: str) -> None:
+    assert not verdicts(answered_once(), state, seconds=60)
+
+
+def test_process_is_alive_while_it_computes_without_answering() -> None:
+    assert not verdicts(answered_once(), "S", seconds=60, ticks=True)
+
+
+def test_starting_process_is_alive_until_its_start_takes_too_long() -> None:
+    assert not verdicts(LivenessRecord(TIMES, 0.0), "S", seconds=60)
+    assert "start" in verdicts(LivenessRecord(TIMES, 0.0), "S", seconds=120, ticks=True)
+
+
+def test_waits_begin_again_when_the_watching_process_was_held_up_itself() -> None:
+    record = answered_once()
+    assert not record.look(ProcessLook("T", 7), 0.5)
+    for look_s in (60.0, 60.5, 61.0, 61.5):  # the machine, or the whole stack, was suspended
+        assert not record.look(ProcessLook("T", 7), look_s)
+    assert "stopped" in record.look(ProcessLook("T", 7), 62.0)

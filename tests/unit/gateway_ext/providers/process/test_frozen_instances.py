@@ -1,0 +1,39 @@
+"""Instances that are stopped by a signal are replaced; those with a slow handler are not."""
+
+import os
+import signal
+
+from gateway_ext.providers.process import child_instance
+from tests.kit.processes.process_functions import call, marked, world
+from tests.kit.waiting import eventually
+
+# It blocks the event loop of its handler, as many do that are only slow.
+SLOW = """
+import time
+async def handle(event, context):
+    time.sleep(float(event.query.get("s", 0)))
+    return "done"
+"""
+
+
+async def test_stopped_instance_is_killed_and_replaced_and_the_log_says_so() -> None:
+    async with world() as there:
+        there.build("f")
+        f = await there.deploy()
+        (endpoint,) = await there.ready(f)
+        os.kill(marked(endpoint.instance)[0], signal.SIGSTOP)
+        await eventually(lambda: endpoint not in there.heard.endpoints[f], "its end")
+        (other,) = await there.ready(f)
+        assert await call(other) == b"hello"
+        lines = [line.text for line in await there.log(f) if line.instance == endpoint.instance]
+        assert any("was stopped by a signal" in line for line in lines), lines
+
+
+async def test_instance_lives_while_its_handler_blocks_it() -> None:
+    async with world() as there:
+        there.build("f", SLOW)
+        f = await there.deploy()
+        (endpoint,) = await there.ready(f)
+        slow_s = 1.5 * child_instance.LIVENESS.stopped_s
+        assert await call(endpoint, f"/?s={slow_s}") == b"done"
+        assert there.heard.endpoints[f] == [endpoint]

@@ -1,0 +1,123 @@
+"""Leases end with the process that acquired them, and not while it is only reconnecting."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+
+import pytest
+
+from scheduler.model.values import Request, RequestId
+from scheduler.service.http import caller_leases
+from scheduler.service.http.access import ApiRole, token
+from tests.kit.places import ROOT
+from tests.kit.waiting import eventually
+from tests.kit.worlds.service_world import SECRET, World, leading
+
+pytestmark = pytest.mark.timeout(60, func_only=True)
+
+_HOLDER = """
+import asyncio, sys
+from scheduler.client.scheduler_client import SchedulerClient
+from scheduler.model.values import Request, RequestId
+
+async def main():
+    async with SchedulerClient([sys.argv[1]], sys.argv[2]) as client:
+        await client.acquire(Request(RequestId("r"), "team/reader", ("bert",)))
+        print("acquired", flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+_WHO = {"X-Gpufaas-Caller": "one"}
+
+
+def leases(world: World) -> int:
+    assert world.office is not None
+    return len(world.office.core.placer.leases)
+
+
+@contextlib.asynccontextmanager
+async def present(world: World, *held: int) -> AsyncIterator[None]:
+    """The connection of a caller, from the leader's first line on."""
+    fields = {"caller": "one", "leases": held}
+    async with world.session.post(f"{world.url}/presence", json=fields) as answer:
+        assert answer.status == 200
+        await answer.content.readany()
+        yield
+
+
+async def test_lease_ends_when_the_process_of_its_caller_is_killed() -> None:
+    async with leading() as world:
+        bearer = token(SECRET, ApiRole.CALLER)
+        holder = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _HOLDER, world.url, bearer), stdout=PIPE, cwd=ROOT
+        )
+        assert holder.stdout is not None
+        assert await holder.stdout.readline() == b"acquired\n"
+        assert leases(world) == 1
+        holder.send_signal(signal.SIGKILL)
+        await holder.wait()
+        await eventually(lambda: leases(world) == 0, "the lease has ended")
+
+
+async def test_lease_stays_while_its_caller_lives_and_goes_on_without_the_request() -> None:
+    async with leading() as world, world.client() as client:
+        await client.acquire(Request(RequestId("r"), "team/reader", ("bert",)))
+        await asyncio.sleep(2 * caller_leases.RETURN_S)
+        assert leases(world) == 1
+
+
+async def test_lease_stays_when_its_caller_connects_again_at_once() -> None:
+    async with leading() as world:
+        async with present(world):
+            await world.acquire("r", headers=_WHO)
+        async with present(world):
+            await asyncio.sleep(2 * caller_leases.RETURN_S)
+            assert leases(world) == 1
+        await eventually(lambda: leases(world) == 0, "the lease has ended")
+
+
+async def test_lease_of_an_earlier_leader_ends_with_its_caller_too() -> None:
+    async with leading() as world:
+        lease = (await world.acquire("r")).body["lease"]
+        async with present(world, lease):
+            pass
+        await eventually(lambda: leases(world) == 0, "the lease has ended")
+
+
+async def test_lease_of_another_caller_stays() -> None:
+    async with leading() as world:
+        await world.acquire("r", headers={"X-Gpufaas-Caller": "two"})
+        async with present(world):
+            pass
+        await asyncio.sleep(2 * caller_leases.RETURN_S)
+        assert leases(world) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"caller": ""},
+        {"caller": "one", "leases": "1"},
+        {"caller": "one", "leases": ["1"]},
+        {"caller": "one", "leases": list(range(5_000))},
+        {"caller": "one", "more": 1},
+    ],
+)
+async def test_presence_is_refused_when_its_body_is_malformed(fields: dict[str, object]) -> None:
+    async with leading() as world:
+        answer = await world.ask("POST", "/presence", fields)
+        assert (answer.status, answer.body["error"]) == (400, "bad-request")
+
+
+async def test_presence_ends_with_the_leaders_term() -> None:
+    async with leading() as world:
+        assert world.office is not None
+        async with world.session.post(f"{world.url}/presence", json={"caller": "one"}) as answer:
+            await answer.content.readany()
+            world.office.close()
+            await answer.content.read()
