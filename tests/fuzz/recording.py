@@ -27,7 +27,7 @@ from torch_shim.capture.encode import FunctionNames
 importlib.import_module("torchvision")  # registers its operators
 SEEDS = Path(__file__).with_name("seeds.jsonl")
 _SAMPLES = 6  # of each operator
-_SEEDS = 3  # of each name
+_SEEDS = 3  # of each name, where torch's samples give as many
 _MOST_CHARACTERS = 1200
 
 
@@ -130,12 +130,27 @@ def _more_samples() -> Iterator[Callable[[], Any]]:
         packed = nn.utils.rnn.pack_padded_sequence(sequence, torch.tensor([3, 2]))
         yield functools.partial(kind(4, 5), packed)
         yield functools.partial(nn.utils.rnn.pad_packed_sequence, packed)
+    yield functools.partial(nn.LSTM(4, 5, proj_size=3, num_layers=2), sequence)
+    yield functools.partial(nn.RNN(4, 5, nonlinearity="relu"), sequence)
+    yield from map(_encoder_layer, ((None, None), ((2, 2), 0), ((3, 2), 1), ((3, 2, 2, 2), 2)))
     for cell in (nn.LSTMCell(4, 5), nn.GRUCell(4, 5), nn.RNNCell(4, 5)):
         yield functools.partial(cell, torch.randn(2, 4))
     yield functools.partial(nn.MultiheadAttention(4, 2), sequence, sequence, sequence)
     words, starts = torch.tensor([1, 2, 0, 3, 1]), torch.tensor([0, 2])
     for mode in ("sum", "mean", "max"):
         yield functools.partial(nn.EmbeddingBag(4, 3, mode=mode), words, starts)
+    table, scale = torch.randn(4, 3), torch.rand(5)
+    for number in range(3):
+        plain = (table, words, starts, False, number, False, None)
+        yield functools.partial(torch.embedding_bag, *plain)
+    yield functools.partial(torch.embedding_bag, table, words, starts, per_sample_weights=scale)
+    numbers, channels = torch.randn(2, 4, 3, 3), torch.rand(4)
+    four = (channels, channels, channels, channels)
+    yield functools.partial(torch.batch_norm, numbers, *four, False, 0.1, 1e-5, False)
+    yield functools.partial(torch.instance_norm, numbers, *four, True, 0.1, 1e-5, False)
+    yield functools.partial(torch.group_norm, numbers, 2, channels, channels)
+    grid = torch.rand(2, 3, 3, 2)
+    yield functools.partial(torch.grid_sampler, numbers, grid, 0, 0, False)
     image, boxes = torch.randn(1, 4, 8, 8), torch.tensor([[0.0, 1, 1, 4, 4], [0, 2, 2, 6, 6]])
     vision = torch.ops.torchvision
     yield functools.partial(vision.nms, boxes[:, 1:], torch.tensor([0.5, 0.7]), 0.5)
@@ -147,6 +162,17 @@ def _more_samples() -> Iterator[Callable[[], Any]]:
     weight, bias = torch.randn(2, 4, 3, 3), torch.randn(2)
     sizes = (1, 1, 0, 0, 1, 1, 1, 1, True)
     yield functools.partial(vision.deform_conv2d, image, weight, offset, mask, bias, *sizes)
+
+
+def _encoder_layer(masked: tuple[Any, Any]) -> Callable[[], Any]:
+    """The one call that `nn.TransformerEncoderLayer` makes where nobody watches it."""
+    shape, kind = masked
+    mask = None if shape is None else torch.zeros(shape, dtype=torch.bool)
+    found = [torch.randn(3, 2, 4), 4, 2]
+    found += [torch.randn(size) for size in ((12, 4), (12,), (4, 4), (4,))]
+    found += [False, False, 1e-5, *(torch.randn(4) for _ in range(4))]
+    found += [torch.randn(size) for size in ((8, 4), (8,), (4, 8), (4,))]
+    return functools.partial(torch._transformer_encoder_layer_fwd, *found, mask, kind)  # noqa: SLF001 - as torch's module does
 
 
 if __name__ == "__main__":

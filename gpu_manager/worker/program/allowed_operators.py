@@ -89,8 +89,7 @@ class OperatorTable:
         replaced = Replacements(device)
         self.reset = replaced.reset
         replacements = replaced.table()
-        checks = {name: checked(name, found) for name, found in replacements.items()}
-        self._named = {**_common(), **checks}
+        self._named = {**_common(), **_checked(replacements)}
         self.device = device
         self._registered: dict[str, Operator] = {}
 
@@ -136,7 +135,11 @@ def preload() -> None:
 @functools.cache
 def _common() -> dict[str, Operator]:
     listed = {**dict(_listed()), **dict(_functions()), **dict(_methods())}
-    return {name: checked(name, found) for name, found in listed.items()}
+    return _checked(listed)
+
+
+def _checked(operators: dict[str, Operator]) -> dict[str, Operator]:
+    return {name: checked(name, found) for name, found in operators.items()}
 
 
 def _is_allowed(namespace: str, short: str) -> bool:

@@ -1,14 +1,12 @@
-"""Checks in front of operators whose kernels believe their arguments.
-
-Each check raises ValueError for arguments with which the kernel would leave the memory of its
-tensors, or leave memory that it gives as it found it.
-"""
+"""Operators as programs get them: behind checks of their arguments, giving no memory unwritten."""
 
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from gpu_manager.worker.program.value_checks import CHECKS
 
 Operator = Callable[..., Any]
 
@@ -20,7 +18,7 @@ def checked(name: str, operator: Operator) -> Operator:
     short = _short(name)
     if short in _FACTORIES:
         operator = _zero_filled(operator)
-    check = _CHECKS.get(short)
+    check = CHECKS.get(name[2:]) or CHECKS.get(short)
     if check is not None:
         operator = _behind(check, operator)
     if name.startswith("a:"):
@@ -105,52 +103,3 @@ def _schemas(operator: Operator) -> Iterator[Any]:
     elif isinstance(operator, torch._ops.OpOverloadPacket):  # noqa: SLF001 - as above
         for overload in operator.overloads():
             yield getattr(operator, overload)._schema  # noqa: SLF001 - as above
-
-
-# --- Values and shapes ------------------------------------------------------------------------
-
-
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise ValueError(what)
-
-
-_INTERPOLATIONS = _PADDINGS = range(3)
-
-
-def _grid_sampler(
-    input: Any,  # noqa: A002 - torch's name
-    grid: Any,
-    interpolation_mode: int,
-    padding_mode: int,
-    align_corners: Any,
-) -> None:
-    del input, grid, align_corners
-    _require(interpolation_mode in _INTERPOLATIONS, f"no interpolation {interpolation_mode}")
-    _require(padding_mode in _PADDINGS, f"no padding {padding_mode}")
-
-
-def _batch_norm(
-    input: torch.Tensor,  # noqa: A002 - torch's name
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    running_mean: torch.Tensor | None = None,
-    running_var: torch.Tensor | None = None,
-    *_: Any,
-    **__: Any,
-) -> None:
-    channels = input.size(1) if input.dim() > 1 else -1
-    for tensor in (weight, bias, running_mean, running_var):
-        if isinstance(tensor, torch.Tensor):
-            _require(tuple(tensor.shape) == (channels,), f"not one number a channel: {tensor.shape}")
-
-
-_CHECKS: dict[str, Operator] = {
-    "grid_sampler_2d": _grid_sampler,
-    "grid_sampler_3d": _grid_sampler,
-    "native_batch_norm": _batch_norm,
-    "_native_batch_norm_legit": _batch_norm,
-    "_native_batch_norm_legit_functional": _batch_norm,
-    "_native_batch_norm_legit_no_training": _batch_norm,
-    "_batch_norm_with_update": _batch_norm,
-}

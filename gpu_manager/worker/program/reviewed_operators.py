@@ -58,7 +58,7 @@ PUBLIC = _words(
     is_floating_point is_grad_enabled is_inference is_inference_mode_enabled is_leaf is_neg
     is_nonzero is_same_size is_signed is_tensor isclose isfinite isin isinf isnan isneginf
     isposinf isreal istft item kaiming_normal_ kaiming_uniform_ kaiser_window kl_div kron kthvalue
-    l1_loss laguerre_polynomial_l layer_norm lcm ldexp ldl_factor ldl_factor_ex ldl_solve le
+    l1_loss laguerre_polynomial_l layer_norm ldexp ldl_factor ldl_factor_ex ldl_solve le
     leaky_relu legendre_polynomial_p lerp less less_equal lgamma linalg__powsum linalg_cholesky
     linalg_cholesky_ex linalg_cond linalg_cross linalg_det linalg_diagonal linalg_eig linalg_eigh
     linalg_eigvals linalg_eigvalsh linalg_householder_product linalg_inv linalg_inv_ex
@@ -147,14 +147,13 @@ INTERNAL = {
     _convolution _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _local_scalar_dense _log_softmax _native_batch_norm_legit
     _native_batch_norm_legit_functional _native_batch_norm_legit_no_training _neg_view
     _pdist_forward _prelu_kernel _safe_softmax _scaled_dot_product_attention_math
-    _softmax _stack _to_copy _trilinear _unique2
+    _softmax _to_copy _trilinear _unique2
     _unsafe_view _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d _weight_norm_interface
     _batch_norm_with_update _embedding_bag _embedding_bag_forward_only"""
     ),
     "what torch's own modules call: layers, attention and masks": _words(
-        """_canonical_mask _fused_rms_norm _native_multi_head_attention _shape_as_tensor
-    _transformer_encoder_layer_fwd _weight_norm _cast_Float _cast_Half"""
+        """_canonical_mask _fused_rms_norm _shape_as_tensor _transformer_encoder_layer_fwd _weight_norm _cast_Float _cast_Half"""
     ),
     "assertions and symbolic numbers, which Dynamo adds": _words(
         """_assert _assert_async _assert_scalar _assert_tensor_metadata _check _check_is_size
