@@ -19,7 +19,7 @@ _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/sys
 _LOADER = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "nvidia")
 _DRIVERS = ("/run/opengl-driver", "/run/nvidia/driver")  # where some systems put the driver
 _DEVICES = ("null", "zero", "full", "random", "urandom", "dxg")
-_TEMPORARY = ("/tmp", "/dev/shm")  # noqa: S108 - what a worker finds there is its own
+_TEMPORARY = ("/tmp", "/dev/shm")
 _TEMPORARY_OPTIONS = "mode=1777,size=64m"
 _INSTALLED = ("site-packages", "dist-packages")
 _PACKAGES = ("gpu_manager", "torch_shim")
@@ -33,7 +33,7 @@ def narrow() -> None:
     wanted = _wanted()
     links = {link for path in wanted for link in _links(path)}
     handles = [(path, os.open(path, os.O_PATH)) for path in _outermost(wanted)]
-    root = Path("/tmp")  # noqa: S108 - only this process sees what is mounted there
+    root = Path("/tmp")  # what is mounted there only this process sees
     mask = os.umask(0o022)
     _mount("tmpfs", root, "tmpfs", _NO_SETUID, "mode=0755,size=1m")
     try:

@@ -200,9 +200,7 @@ def _clone_of_thread() -> list[bytes]:
 
 def _one_of(values: Iterable[int]) -> list[bytes]:
     allowed = [
-        word
-        for value in values
-        for word in (_word(_EQUAL, value, 0, 1), _word(_RETURN, _ALLOW))
+        word for value in values for word in (_word(_EQUAL, value, 0, 1), _word(_RETURN, _ALLOW))
     ]
     return [*allowed, _word(_RETURN, _FAIL | errno.EPERM)]
 

@@ -19,6 +19,7 @@ import torch
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from tests.fuzz.cases import Case, Cases
 from tests.fuzz.children import Outcome, run
+from tests.fuzz.planted import PlantedTable
 from tests.kit.cache import made_once
 
 _SOURCE = Path(__file__).with_name("guarded_memory.c")
@@ -28,22 +29,20 @@ _QUICK_CASES, _AT_ONCE = 6, 30_000
 def main() -> int:
     """Run the cases; 0 if nothing was found."""
     options = _parser().parse_args()
-    if "GUARDED" not in os.environ:  # noqa: TID251 - of this command
+    if "GUARDED" not in os.environ:
         return subprocess.call(
             [sys.executable, "-m", "tests.fuzz", *sys.argv[1:]],
-            env={**os.environ, "LD_PRELOAD": str(guard()), "GUARDED": "1", "OMP_NUM_THREADS": "1"},  # noqa: TID251 - of this command
+            env={**os.environ, "LD_PRELOAD": str(guard()), "GUARDED": "1", "OMP_NUM_THREADS": "1"},
         )
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    cases = Cases(OperatorTable(torch.device("cpu")))
+    cases = Cases(PlantedTable() if options.planted else OperatorTable(torch.device("cpu")))
     names = [name for name in cases.names if options.only in name]
     first, begun_s, found = options.first, time.monotonic(), 0
     works: set[str] = set()
     while True:
         chosen = [
-            Case(name, number)
-            for name in names
-            for number in range(first, first + options.cases)
+            Case(name, number) for name in names for number in range(first, first + options.cases)
         ]
         outcome = run(cases, chosen, options.limit)
         _report(outcome)
@@ -76,7 +75,10 @@ def _report(outcome: Outcome) -> None:
         by_name[finding.case.name].append(finding)
     for name, findings in by_name.items():
         one = findings[0]
-        print(f"{name} ({len(findings)}; case {one.case.number}): {one.what}\n    {one.arguments}", flush=True)
+        print(
+            f"{name} ({len(findings)}; case {one.case.number}): {one.what}\n    {one.arguments}",
+            flush=True,
+        )
     if outcome.slow:
         print("slow:", " ".join(sorted({case.name for case in outcome.slow})))
 
@@ -88,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--only", default="", help="operators whose name has this in it")
     parser.add_argument("--limit", type=float, default=5.0, help="seconds that a case may take")
+    parser.add_argument("--planted", action="store_true", help="call faulty operators instead")
     parser.add_argument("--idle", action="store_true", help="name operators that always failed")
     return parser
 

@@ -91,19 +91,20 @@ def stored(value: Any) -> Any:
         return value if math.isfinite(value) else {"float": str(value)}
     if isinstance(value, (list, tuple, torch.Size)):
         return [stored(item) for item in value]
-    if isinstance(value, complex):
-        return {"complex": [value.real, value.imag]}
-    if isinstance(value, slice):
-        return {"slice": [stored(part) for part in (value.start, value.stop, value.step)]}
-    if isinstance(value, torch.dtype):
-        return {"dtype": str(value)[len("torch.") :]}
-    if isinstance(value, torch.memory_format):
-        return {"format": str(value)[len("torch.") :]}
-    if isinstance(value, torch.device) and value.type == "cpu":
-        return {"device": "cpu"}
-    if value is ...:
-        return {"ellipsis": True}
+    for kind, (name, parts) in _NAMED.items():
+        if isinstance(value, kind):
+            return {name: parts(value)}
     raise NotStorable(type(value).__name__)
+
+
+_NAMED: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    complex: ("complex", lambda value: [value.real, value.imag]),
+    slice: ("slice", lambda value: [value.start, value.stop, value.step]),
+    torch.dtype: ("dtype", lambda value: str(value)[len("torch.") :]),
+    torch.memory_format: ("format", lambda value: str(value)[len("torch.") :]),
+    torch.device: ("device", lambda value: value.type),
+    type(...): ("ellipsis", lambda _: True),
+}
 
 
 def _stored_tensor(tensor: torch.Tensor) -> Any:
@@ -162,6 +163,7 @@ _DTYPES = (
     "float32 float64 int64 int32 uint8 int8 int16 bool float16 bfloat16 complex64".split()  # noqa: SIM905 - reads better
 )
 _WORDS = ("", "mean", "sum", "none", "constant", "reflect", "zeros", "bilinear", "amax", "x")
+_SOME_TENSOR = TensorArgument("float32", (3,))
 _CONTENTS = ("random", "nan", "inf", "-inf", "0", "-1", "1e30")
 
 
@@ -195,23 +197,8 @@ def _replaced(value: Any, path: tuple[Any, ...], chance: random.Random) -> Any:
 
 
 def _other(value: Any, chance: random.Random) -> Any:
-    if isinstance(value, TensorArgument):
-        return _other_tensor(value, chance)
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int):
-        return chance.choice(_NUMBERS if chance.random() < 0.8 else _MORE_NUMBERS)
-    if isinstance(value, float):
-        return chance.choice(_FLOATS)
-    if isinstance(value, str):
-        return chance.choice(_WORDS)
-    if isinstance(value, list):
-        return _other_list(value, chance)
-    if isinstance(value, torch.dtype):
-        return DTYPES[chance.choice(_DTYPES)]
-    if value is None:
-        return chance.choice([None, 1, 0, -1, TensorArgument("float32", (3,)), True, 2.0])
-    return value
+    change = _CHANGES.get(type(value))
+    return value if change is None else change(value, chance)
 
 
 def _other_list(value: list[Any], chance: random.Random) -> list[Any]:
@@ -254,3 +241,15 @@ def _other_shape(shape: tuple[int, ...], chance: random.Random) -> tuple[int, ..
         return shape[:where] + shape[where + 1 :]
     size = max(0, chance.choice((0, 1, 2, 3, shape[where] - 1, shape[where] + 1, 17)))
     return (*shape[:where], size, *shape[where + 1 :])
+
+
+_CHANGES: dict[type, Callable[[Any, random.Random], Any]] = {
+    TensorArgument: _other_tensor,
+    list: _other_list,
+    bool: lambda value, _: not value,
+    int: lambda _, chance: chance.choice(_NUMBERS if chance.random() < 0.8 else _MORE_NUMBERS),
+    float: lambda _, chance: chance.choice(_FLOATS),
+    str: lambda _, chance: chance.choice(_WORDS),
+    torch.dtype: lambda _, chance: DTYPES[chance.choice(_DTYPES)],
+    type(None): lambda _, chance: chance.choice([None, 1, 0, -1, _SOME_TENSOR, True, 2.0]),
+}

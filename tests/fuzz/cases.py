@@ -1,4 +1,4 @@
-"""What is called with what: every name that programs may use, with cases that follow from numbers."""
+"""What is called with what: every name that programs may use; cases follow from numbers."""
 
 import functools
 import importlib
@@ -6,13 +6,12 @@ import inspect
 import json
 import random
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.overrides import get_testing_overrides
 
-from gpu_manager.worker.program.allowed_operators import OperatorTable
 from tests.fuzz.arguments import TensorArgument, changed, made, restored
 from tests.fuzz.recording import SEEDS
 
@@ -30,10 +29,23 @@ class Case(NamedTuple):
     number: int
 
 
+class Table(Protocol):
+    """What names operators, as a worker's table does."""
+
+    def names(self) -> list[str]:
+        """Every name."""
+
+    def find(self, name: str) -> Callable[..., Any] | None:
+        """What one stands for."""
+
+    def reset(self) -> None:
+        """Leave what an operator entered."""
+
+
 class Cases:
     """The names of a table, and the arguments of their cases."""
 
-    def __init__(self, table: OperatorTable) -> None:
+    def __init__(self, table: Table) -> None:
         self.table = table
         self.names = sorted(name for name in table.names() if name[0] in "tmao")
         self._seeds: dict[str, list[Any]] = defaultdict(list)
@@ -80,7 +92,7 @@ def _short(name: str) -> str:
     return rest if rest.startswith("__") else rest.rstrip("_")
 
 
-def _from_signature(name: str, table: OperatorTable, chance: random.Random) -> Any:
+def _from_signature(name: str, table: Table, chance: random.Random) -> Any:
     schema = _schema_of(name, chance)
     if schema is not None:
         return _by_schema(schema, chance)
@@ -94,7 +106,7 @@ def _schema_of(name: str, chance: random.Random) -> Any:
     packet = getattr(getattr(torch.ops, space[2:] or "aten"), short, None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):  # noqa: SLF001 - torch has no other name
         return None
-    chosen = overload or chance.choice(packet.overloads())
+    chosen = overload or chance.choice(packet.overloads())  # type: ignore[no-untyped-call] # torch gives it no types
     return getattr(packet, chosen)._schema  # noqa: SLF001 - as above
 
 
@@ -166,7 +178,17 @@ def _parameters(found: Any) -> Iterator[str]:
 
 
 def _by_name(name: str, chance: random.Random) -> Any:
-    if name in {"dim", "size", "n", "k", "axis", "kernel_size", "num_classes", "groups", "diagonal"}:
+    if name in {
+        "dim",
+        "size",
+        "n",
+        "k",
+        "axis",
+        "kernel_size",
+        "num_classes",
+        "groups",
+        "diagonal",
+    }:
         return chance.choice((0, 1, 2, -1, [1, 2]))
     if chance.random() < 0.2:
         return chance.choice((None, 1, 2.0, True))

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from gpu_manager.worker.calls.executor import OPERATOR_ERRORS
+from tests.fuzz.arguments import NotStorable
 from tests.fuzz.cases import Case, Cases
 
 PATTERNS = (0xA5, 0x5A)
@@ -25,7 +27,7 @@ _MALLOC_PATTERN = -6  # M_PERTURB of mallopt
 _MOST_BYTES = 64 << 20  # of one tensor
 _PROCESS_BYTES = 2 << 30
 _WORD = struct.Struct("<Q")
-_FAILED, _SKIPPED = 1, 2
+_FAILED, _FAILED_OTHERWISE = 1, 2
 _POLL_S = 0.02
 
 
@@ -139,8 +141,10 @@ def _limit() -> None:
 def _digest(cases: Cases, case: Case) -> int:
     try:
         given, arguments = cases.call(case)
-    except Exception:  # noqa: BLE001 - whatever an operator raises is well: it did not crash
+    except (*OPERATOR_ERRORS, MemoryError, NotStorable):
         return _FAILED
+    except BaseException:  # noqa: BLE001 - that is what is looked for
+        return _FAILED_OTHERWISE
     finally:
         cases.table.reset()
     found = hashlib.blake2b(digest_size=8)
@@ -183,6 +187,9 @@ def _compared(cases: Cases, chosen: Sequence[Case], lanes: Sequence[_Lane]) -> O
             outcome.findings.append(Finding(case, what, _arguments(cases, case)))
         elif ends:
             outcome.slow.append(case)
+        elif _FAILED_OTHERWISE in results:
+            what = "it raises what the worker does not expect of an operator"
+            outcome.findings.append(Finding(case, what, _arguments(cases, case)))
         elif results[0] != results[1]:
             what = "its result depends on what memory held before"
             outcome.findings.append(Finding(case, what, _arguments(cases, case)))

@@ -70,9 +70,9 @@ class _Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Registered(TorchDispatchMode):
+class _Registered(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch gives it no types
     def __init__(self, recorded: Recorded) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # as above
         self._recorded = recorded
 
     def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -95,10 +95,8 @@ def _samples() -> Iterator[tuple[Any, Any]]:
         known = sorted(operator.dtypes, key=str)
         dtype = torch.float32 if torch.float32 in known or not known else known[0]
         try:
-            yield from (
-                (operator, sample)
-                for sample in itertools.islice(operator.sample_inputs("cpu", dtype), _SAMPLES)
-            )
+            given = operator.sample_inputs("cpu", dtype)  # type: ignore[no-untyped-call] # as above
+            yield from ((operator, sample) for sample in itertools.islice(given, _SAMPLES))
         except RuntimeError:
             continue
 
@@ -164,15 +162,16 @@ def _more_samples() -> Iterator[Callable[[], Any]]:
     yield functools.partial(vision.deform_conv2d, image, weight, offset, mask, bias, *sizes)
 
 
-def _encoder_layer(masked: tuple[Any, Any]) -> Callable[[], Any]:
+def _encoder_layer(masked: tuple[Any, Any]) -> "functools.partial[Any]":
     """The one call that `nn.TransformerEncoderLayer` makes where nobody watches it."""
     shape, kind = masked
     mask = None if shape is None else torch.zeros(shape, dtype=torch.bool)
-    found = [torch.randn(3, 2, 4), 4, 2]
+    found: list[Any] = [torch.randn(3, 2, 4), 4, 2]
     found += [torch.randn(size) for size in ((12, 4), (12,), (4, 4), (4,))]
     found += [False, False, 1e-5, *(torch.randn(4) for _ in range(4))]
     found += [torch.randn(size) for size in ((8, 4), (8,), (4, 8), (4,))]
-    return functools.partial(torch._transformer_encoder_layer_fwd, *found, mask, kind)  # noqa: SLF001 - as torch's module does
+    operator: Any = torch._transformer_encoder_layer_fwd  # noqa: SLF001 - as torch's module does
+    return functools.partial(operator, *found, mask, kind)
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ def _is_allowed(namespace: str, short: str) -> bool:
 
 
 def _is_unusual(overload: torch._ops.OpOverload) -> bool:
-    """Overloads that no graph has: written to an output that is given, and with named dimensions."""
+    """Overloads that no graph has: those with an output that is given, or named dimensions."""
     arguments = overload._schema.arguments  # noqa: SLF001 - torch has no public way to ask
     return any(argument.is_out or "Dimname" in str(argument.type) for argument in arguments)
 
@@ -173,13 +173,28 @@ def _listed() -> Iterator[tuple[str, Operator]]:
     for name in _MATH:
         yield f"M:{name}", getattr(math, name)
     for name in _ATTRIBUTES:
-        yield f"g:{name}", operator.attrgetter(name)
+        yield f"g:{name}", _attribute(name)
     for path, names in _MORE_FUNCTIONS.items():
         space = _resolve(path)
         for name in names:
             found = getattr(space, name, None)
             if found is not None:
                 yield f"t:{path}.{name}", found
+
+
+def _attribute(name: str) -> Operator:
+    """Reads the attribute, which is a value: of what is a method on tensors, only another's."""
+    getter = operator.attrgetter(name)
+    if not callable(getattr(torch.Tensor, name, None)):
+        return getter
+
+    def read(value: Any) -> Any:
+        found = getter(value)
+        if callable(found):
+            raise TypeError(f"{name} is a method")
+        return found
+
+    return read
 
 
 def _functions() -> Iterator[tuple[str, Operator]]:

@@ -101,5 +101,5 @@ def _schemas(operator: Operator) -> Iterator[Any]:
     if isinstance(operator, torch._ops.OpOverload):  # noqa: SLF001 - torch.ops gives no public name
         yield operator._schema  # noqa: SLF001 - as above
     elif isinstance(operator, torch._ops.OpOverloadPacket):  # noqa: SLF001 - as above
-        for overload in operator.overloads():
+        for overload in operator.overloads():  # type: ignore[no-untyped-call] # torch gives it no types
             yield getattr(operator, overload)._schema  # noqa: SLF001 - as above

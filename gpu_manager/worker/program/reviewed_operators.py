@@ -144,7 +144,8 @@ DUNDERS = _words(
 INTERNAL = {
     "what torch.export and its decompositions leave of public operators": _words(
         """_adaptive_avg_pool2d _adaptive_avg_pool3d _cdist_forward _conj _conj_copy _conj_physical
-    _convolution _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _local_scalar_dense _log_softmax _native_batch_norm_legit
+    _convolution _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd
+    _local_scalar_dense _log_softmax _native_batch_norm_legit
     _native_batch_norm_legit_functional _native_batch_norm_legit_no_training _neg_view
     _pdist_forward _prelu_kernel _safe_softmax _scaled_dot_product_attention_math
     _softmax _to_copy _trilinear _unique2
@@ -153,7 +154,8 @@ INTERNAL = {
     _batch_norm_with_update _embedding_bag _embedding_bag_forward_only"""
     ),
     "what torch's own modules call: layers, attention and masks": _words(
-        """_canonical_mask _fused_rms_norm _shape_as_tensor _transformer_encoder_layer_fwd _weight_norm _cast_Float _cast_Half"""
+        """_canonical_mask _fused_rms_norm _shape_as_tensor
+    _transformer_encoder_layer_fwd _weight_norm _cast_Float _cast_Half"""
     ),
     "assertions and symbolic numbers, which Dynamo adds": _words(
         """_assert _assert_async _assert_scalar _assert_tensor_metadata _check _check_is_size

@@ -117,11 +117,11 @@ def embedding_bag(
     mode: Any = None,
     sparse: Any = None,
     per_sample_weights: torch.Tensor | None = None,
-    include_last_offset: Any = None,
-    padding_idx: Any = None,
+    *_more: Any,
+    **_: Any,
 ) -> None:
     """Indices lie in the table, and offsets in the indices, in order."""
-    del scale_grad_by_freq, mode, sparse, include_last_offset, padding_idx
+    del scale_grad_by_freq, mode, sparse
     _bags(weight, indices, offsets, per_sample_weights)
 
 
@@ -230,7 +230,7 @@ def _recurrent(gates: int, arguments: Sequence[Any]) -> None:
     for number, weight in enumerate(weights):
         layer, place = number // (each * directions), number % each
         inputs = out * directions if layer else data.size(-1)
-        expected = [(gates * hidden, inputs), (gates * hidden, out)]
+        expected: list[tuple[int, ...]] = [(gates * hidden, inputs), (gates * hidden, out)]
         expected += [(gates * hidden,)] * (plain - 2) + [(out, hidden)]
         _require(weight.shape == expected[place], f"weights of shape {weight.shape}")
     for state, size in zip(states, (out, hidden), strict=False):
@@ -261,7 +261,7 @@ def _sizes(weights: Sequence[torch.Tensor], gates: int, *, projected: bool) -> t
 
 
 CHECKS: dict[str, Callable[..., None]] = {
-    **dict.fromkeys(("grid_sampler_2d", "grid_sampler_3d"), grid_sampler),
+    **dict.fromkeys(("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"), grid_sampler),
     **dict.fromkeys(
         (
             "native_batch_norm",
