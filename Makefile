@@ -27,7 +27,7 @@ export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpufaas/mypy
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test tools soak lint format compat simulate reproduce bench bench-full pictures lock clean FORCE
+.PHONY: help setup run test tools soak lint format compat fuzz simulate reproduce bench bench-full pictures lock clean FORCE
 
 help: ## List the targets
 	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.12]'
@@ -67,6 +67,10 @@ format: setup ## Rewrite the code in the project's style
 
 compat: setup ## Run every compatibility program and write docs/compatibility.md
 	$(BIN)/python -m tests.compat --all --write docs/compatibility.md $(ARGS)
+
+# ARGS="--seconds 600 --first 0": for ten minutes, other cases the further --first is.
+fuzz: setup ## Call every operator that programs may name with absurd arguments (ARGS=--help)
+	@nice -n 19 $(BIN)/python -m tests.fuzz --cases 20 --seconds 300 $(ARGS)
 
 simulate: setup ## Run the simulator (ARGS goes to gpufaas simulate)
 	@$(BIN)/gpufaas simulate $(ARGS)

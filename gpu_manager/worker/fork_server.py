@@ -20,7 +20,7 @@ import torch
 
 from gpu_manager.worker import worker_orders
 from gpu_manager.worker.program.allowed_operators import preload
-from gpu_manager.worker.sandbox import die_with
+from gpu_manager.worker.sandbox import die_with, separate
 from gpu_manager.worker.worker_life import live
 from torch_shim.errors import BadFrame, WireError
 from torch_shim.wire.frame_socket import FrameSocket
@@ -114,6 +114,6 @@ def _begin(descriptor: int, parent: int, missing: list[str]) -> NoReturn:
             os.dup2(nothing, stream)
         os.closerange(3, descriptor)
         os.closerange(descriptor + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        live(socket.socket(fileno=descriptor), parent, missing)
+        live(socket.socket(fileno=descriptor), parent, missing + separate(missing))
     finally:
         os._exit(1)

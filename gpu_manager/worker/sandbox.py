@@ -11,21 +11,37 @@ import resource
 import signal
 from collections.abc import Callable
 
+from gpu_manager.worker.file_view import narrow, own_temporary_folders
+from gpu_manager.worker.system_calls import refuse_system_calls
+
 _SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_NO_NEW_PRIVILEGES = 1, 4, 38
 _NEW_NETWORK, _NEW_USER = 0x40000000, 0x10000000
 _CAPABILITY_VERSION = 0x20080522
+_FILES = "no files but the system's"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def isolate() -> list[str]:
-    """For this process and those it forks: no network, and no rights by executing a file."""
+    """For this process and those it forks: no network, few files, no rights by executing a file."""
     missing: list[str] = []
     _attempt(missing, "no new privileges", lambda: _control(_SET_NO_NEW_PRIVILEGES, 1))
+    _attempt(missing, _FILES, narrow)
     _attempt(missing, "no network", _leave_network)
     # A new user namespace makes the process undumpable, which closes its own /proc files to it.
     _control(_SET_DUMPABLE, 1)
     return missing
+
+
+def separate(missing: list[str]) -> list[str]:
+    """For one of the forked processes: temporary files that the others do not see.
+
+    `missing` is what `isolate` returned. Without files of their own there is nothing to separate.
+    """
+    found: list[str] = []
+    if not any(what.startswith(_FILES) for what in missing):
+        _attempt(found, "temporary files of its own", own_temporary_folders)
+    return found
 
 
 def die_with(parent: int) -> None:
@@ -36,7 +52,10 @@ def die_with(parent: int) -> None:
 
 
 def give_up_rights(uid: int, descriptors: int, processes: int, parent: int) -> list[str]:
-    """Become an unprivileged user (unless `uid` is 0) within limits, closed to inspection."""
+    """Become an unprivileged user (unless `uid` is 0) within limits, closed to inspection.
+
+    From then on the system refuses what a worker never asks for.
+    """
     missing: list[str] = []
     limits = (
         ("no core file", resource.RLIMIT_CORE, 0),
@@ -51,6 +70,7 @@ def give_up_rights(uid: int, descriptors: int, processes: int, parent: int) -> l
         missing.append("a user of its own")
     _attempt(missing, "not dumpable", lambda: _control(_SET_DUMPABLE, 0))
     die_with(parent)  # a change of user forgets it
+    _attempt(missing, "few system calls", refuse_system_calls)
     return missing
 
 

@@ -28,7 +28,7 @@ from gpu_manager.worker.program.tensor_specs import DTYPES
 from torch_shim.wire.protocol import FailureKind
 
 # What a program can raise that is its own doing: a wrong argument, a failed assertion of torch.
-_OPERATOR_ERRORS = (
+OPERATOR_ERRORS = (
     RuntimeError,
     ValueError,
     TypeError,
@@ -277,7 +277,7 @@ class Executor:
                 lambda: self.graphs.run(call.program, call.binding, inputs, options.mode()),
                 measure=known is None,
             )
-        except _OPERATOR_ERRORS as error:
+        except OPERATOR_ERRORS as error:
             detail = f"{type(error).__name__}: {error}"
             raise CallRefused(FailureKind.OPERATOR, detail[:2000]) from error
         finally:

@@ -1,21 +1,22 @@
 """Which operators a program may name, and what they stand for: a closed list.
 
-It is made of torch's own table of overridable functions, less what touches files, addresses,
-processes, hooks or pickles, plus the factories and helpers that Dynamo puts into graphs.
+It is made of the operators that `reviewed_operators.py` names, wherever torch has them, and of the
+helpers that Dynamo puts into graphs.
 """
 
 import builtins
 import functools
 import math
 import operator
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.overrides import get_overridable_functions
 
+from gpu_manager.worker.program.argument_checks import checked
 from gpu_manager.worker.program.replacements import Replacements
+from gpu_manager.worker.program.reviewed_operators import OF_TORCHVISION, is_reviewed
 
 Operator = Callable[..., Any]
 
@@ -24,28 +25,9 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# Tensor methods that reach beyond the tensor's own values, or that make no sense in a graph.
-_DENIED_METHODS = frozenset(
-    _words(
-        """__array__ __array_wrap__ __deepcopy__ __dlpack__ __dlpack_device__ __format__
-    __reduce_ex__
-    __repr__ __setstate__ _clear_non_serializable_cached_data apply_ backward const_data_ptr
-    data_ptr ipu is_distributed is_pinned is_set_to is_shared map2_ map_ module_load mtia numpy
-    pin_memory record_stream register_hook register_post_accumulate_grad_hook requires_grad_
-    resize resize_ resize_as resize_as_ resize_as_sparse_ retain_grad set_ share_memory_
-    sparse_resize_ sparse_resize_and_clear_ storage storage_type tolist untyped_storage xpu"""
-    )
-)
+# Methods that torch's table of overridable functions leaves out.
 _MORE_METHODS = _words(
-    """new_empty new_empty_strided new_full new_ones new_tensor new_zeros stride unflatten
-    to_padded_tensor _is_all_true _is_any_true _conj _neg_view"""
-)
-
-_DENIED_FUNCTIONS = frozenset(
-    _words(
-        """autocast boolean_dispatch handle_torch_function has_torch_function
-    triplet_margin_with_distance_loss"""
-    )
+    "new_empty new_empty_strided new_full new_ones new_tensor new_zeros stride unflatten"
 )
 # Functions that torch's table leaves out because no argument of theirs decides who handles them.
 _MORE_FUNCTIONS: dict[str, tuple[str, ...]] = {
@@ -53,7 +35,7 @@ _MORE_FUNCTIONS: dict[str, tuple[str, ...]] = {
         """arange as_strided as_tensor asarray bartlett_window blackman_window can_cast empty
     empty_permuted empty_strided eye fill full hamming_window hann_window is_tensor kaiser_window
     linspace logspace normal ones promote_types rand rand_like randint randint_like randn
-    randn_like randperm range result_type scalar_tensor sparse_coo_tensor sym_constrain_range
+    randn_like randperm range result_type scalar_tensor sym_constrain_range
     sym_constrain_range_for_size sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt
     sym_sum _sym_sqrt sym_acos sym_asin sym_atan sym_cos sym_cosh sym_sin sym_sinh sym_tan
     sym_tanh sym_log2 tensor tril_indices triu_indices vander zeros _assert _assert_async _check
@@ -64,8 +46,8 @@ _MORE_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "torch.functional": _words("broadcast_shapes"),
     "torch.fft": _words("fftfreq rfftfreq"),
     "torch.nn.functional": _words(
-        """hardsigmoid hardswish sigmoid tanh upsample upsample_bilinear upsample_nearest grouped_mm
-    scaled_mm scaled_grouped_mm _canonical_mask"""
+        """hardsigmoid hardswish sigmoid tanh upsample upsample_bilinear upsample_nearest
+    _canonical_mask"""
     ),
     "torch.nn.init": _words(
         """constant_ eye_ dirac_ kaiming_normal_ kaiming_uniform_ normal_ ones_ orthogonal_
@@ -74,17 +56,12 @@ _MORE_FUNCTIONS: dict[str, tuple[str, ...]] = {
     ),
     "torch.autograd.graph": _words("increment_version"),
 }
-# Of these modules everything computes on tensors, less what begins like this.
-_WHOLE_NAMESPACES = {
-    "torch._C._nn": ("_test", "_parse_to", "__"),
-    "torch._C._linalg": ("__",),
-    "torch._C._fft": ("__",),
-    "torch._C._special": ("__",),
-}
+# Modules with functions of tensors that the same table has, and modules that it leaves out.
 _TABLE_NAMESPACES = _words(
     """torch torch.functional torch.nn.functional torch.nn.init torch.linalg torch.fft
-    torch.special torch._foreach"""
+    torch.special"""
 )
+_NATIVE_NAMESPACES = _words("torch._C._nn torch._C._linalg torch._C._fft torch._C._special")
 
 _OPERATOR_FUNCTIONS = _words(
     """abs add and_ concat contains eq floordiv ge getitem gt iadd iand iconcat ifloordiv ilshift
@@ -104,14 +81,6 @@ _ATTRIBUTES = _words(
     exponent counts inverse_indices P X min max eps tiny smallest_normal resolution bits"""
 )
 
-_NAMESPACES_OF_LIBRARIES = frozenset({"aten", "prims", "torchvision", "quantized_decomposed"})
-_DENIED_REGISTERED = re.compile(
-    "resize|_test|_print|pin_memory|is_pinned|from_file|record_stream|set_data|is_set_to|plan_cache"
-    "|^set_?$|nested|mkldnn|mps_|miopen|vulkan|_foobar|_backward$|unsafe$|dropout_state|prepack"
-    "|^data$|^warn$|^_version$|retain_grad|requires_grad|^rename|^_make_dual|^_unpack_dual"
-    "|_dep_token|_propagate_xla|_copy_from|_cslt|_triton"
-)
-
 
 class OperatorTable:
     """Every operator that programs may name. Made once in a process, for one device."""
@@ -119,7 +88,8 @@ class OperatorTable:
     def __init__(self, device: torch.device) -> None:
         replaced = Replacements(device)
         self.reset = replaced.reset
-        self._named = {**_common(), **replaced.table()}
+        replacements = replaced.table()
+        self._named = {**_common(), **_checked(replacements)}
         self.device = device
         self._registered: dict[str, Operator] = {}
 
@@ -131,31 +101,30 @@ class OperatorTable:
             if found is None:
                 found = self._overload(name[2:])
                 if found is not None:
-                    self._registered[name] = found
+                    found = self._registered[name] = checked(name, found)
         return found
 
     def names(self) -> list[str]:
-        """Every name but those of registered operators, which are looked up when first named."""
-        return list(self._named)
+        """Every name; of registered operators that with the name of the overload."""
+        registered = (f"a:{name}" for name in _registered_names() if "." in name)
+        found = {name for name in registered if self.find(name) is not None}
+        return sorted({*self._named, *found})
 
     def _overload(self, name: str) -> Operator | None:
         """A registered operator: `aten::add.Tensor`, or `aten::add` for whichever fits."""
         namespace, _, rest = name.partition("::")
         short, _, overload = rest.partition(".")
-        if namespace not in _NAMESPACES_OF_LIBRARIES or _DENIED_REGISTERED.search(short):
+        if not _is_allowed(namespace, short):
             return None
-        registered = f"{namespace}::{short}"
-        if overload not in ("", "default"):
-            registered += f".{overload}"
-        if registered not in _registered_names():
+        if name not in _registered_names():
             _registered_names.cache_clear()  # a library may have been loaded since
-            if registered not in _registered_names():
+            if name not in _registered_names():
                 return None
         packet = getattr(getattr(torch.ops, namespace), short, None)
-        found: Operator | None = packet
-        if overload:
-            found = getattr(packet, overload, None)
-        return found
+        if not overload:
+            return packet
+        found = getattr(packet, overload, None)
+        return None if found is None or _is_unusual(found) else found
 
 
 def preload() -> None:
@@ -165,14 +134,34 @@ def preload() -> None:
 
 @functools.cache
 def _common() -> dict[str, Operator]:
-    return {**dict(_listed()), **dict(_functions()), **dict(_methods())}
+    listed = {**dict(_listed()), **dict(_functions()), **dict(_methods())}
+    return _checked(listed)
+
+
+def _checked(operators: dict[str, Operator]) -> dict[str, Operator]:
+    return {name: checked(name, found) for name, found in operators.items()}
+
+
+def _is_allowed(namespace: str, short: str) -> bool:
+    return is_reviewed(short) if namespace == "aten" else short in _of_library(namespace)
+
+
+def _is_unusual(overload: torch._ops.OpOverload) -> bool:
+    """Overloads that no graph has: those with an output that is given, or named dimensions."""
+    arguments = overload._schema.arguments  # noqa: SLF001 - torch has no public way to ask
+    return any(argument.is_out or "Dimname" in str(argument.type) for argument in arguments)
+
+
+def _of_library(namespace: str) -> frozenset[str]:
+    return OF_TORCHVISION if namespace == "torchvision" else frozenset()
 
 
 @functools.cache
 def _registered_names() -> frozenset[str]:
     """Every operator that torch's dispatcher knows, with and without the name of its overload."""
     names = torch._C._dispatch_get_all_op_names()  # noqa: SLF001 - torch has no public list
-    return frozenset(names) | {name.partition(".")[0] for name in names}
+    full = {name if "." in name else f"{name}.default" for name in names}
+    return frozenset(full) | {name.partition(".")[0] for name in names}
 
 
 def _listed() -> Iterator[tuple[str, Operator]]:
@@ -184,7 +173,7 @@ def _listed() -> Iterator[tuple[str, Operator]]:
     for name in _MATH:
         yield f"M:{name}", getattr(math, name)
     for name in _ATTRIBUTES:
-        yield f"g:{name}", operator.attrgetter(name)
+        yield f"g:{name}", _attribute(name)
     for path, names in _MORE_FUNCTIONS.items():
         space = _resolve(path)
         for name in names:
@@ -193,32 +182,45 @@ def _listed() -> Iterator[tuple[str, Operator]]:
                 yield f"t:{path}.{name}", found
 
 
+def _attribute(name: str) -> Operator:
+    """Reads the attribute, which is a value: of what is a method on tensors, only another's."""
+    getter = operator.attrgetter(name)
+    if not callable(getattr(torch.Tensor, name, None)):
+        return getter
+
+    def read(value: Any) -> Any:
+        found = getter(value)
+        if callable(found):
+            raise TypeError(f"{name} is a method")
+        return found
+
+    return read
+
+
 def _functions() -> Iterator[tuple[str, Operator]]:
     """Functions under torch that torch itself lists as functions of tensors."""
     table = get_overridable_functions()
-    allowed = {id(found) for space, listed in table.items() for found in listed}
+    listed = {id(found) for functions in table.values() for found in functions}
     for path in _TABLE_NAMESPACES:
         space = _resolve(path)
-        for name in dir(space):
+        for name in filter(is_reviewed, dir(space)):
             found = getattr(space, name)
-            if id(found) in allowed and name not in _DENIED_FUNCTIONS:
+            if id(found) in listed:
                 yield f"t:{path}.{name}", found
-    for name in dir(torch._C._VariableFunctions):  # noqa: SLF001 - torch.* functions written in C++
-        known = not name.startswith("__") and f"aten::{name}" in _registered_names()
-        if known and hasattr(torch, name) and not _DENIED_REGISTERED.search(name):
+    for name in filter(is_reviewed, dir(torch._C._VariableFunctions)):  # noqa: SLF001 - in C++
+        if hasattr(torch, name):
             yield f"t:torch.{name}", getattr(torch, name)
-    for path, denied in _WHOLE_NAMESPACES.items():
+    for path in _NATIVE_NAMESPACES:
         space = _resolve(path)
-        for name in dir(space):
-            if not name.startswith(denied):
-                yield f"t:{path}.{name}", getattr(space, name)
+        for name in filter(is_reviewed, dir(space)):
+            yield f"t:{path}.{name}", getattr(space, name)
 
 
 def _methods() -> Iterator[tuple[str, Operator]]:
     for listed in get_overridable_functions()[torch.Tensor]:
         name = getattr(listed, "__name__", "__get__")
         found = getattr(torch.Tensor, name, None)
-        if found is listed and name not in _DENIED_METHODS:
+        if found is listed and is_reviewed(name):
             yield f"m:{name}", found
     for name in _MORE_METHODS:
         found = getattr(torch.Tensor, name, None)

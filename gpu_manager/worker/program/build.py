@@ -29,7 +29,7 @@ from torch_shim.wire.programs import (
 )
 from torch_shim.wire.protocol import FailureKind
 
-_LAYOUTS = {"strided": torch.strided, "sparse_coo": torch.sparse_coo}
+_LAYOUTS = {"strided": torch.strided}
 _MEMORY_FORMATS = {
     "contiguous_format": torch.contiguous_format,
     "channels_last": torch.channels_last,
@@ -42,6 +42,8 @@ _NAMED: dict[str, Any] = {
     "memory_format": _MEMORY_FORMATS,
 }
 _MAX_INPUTS = 1 << 20
+_MAX_SIZE = 1 << 48
+_DEVICES = ("cpu", "cuda")  # where tensors of a program may be
 _AUTOCAST = "t:torch.amp.autocast_mode._enter_autocast"  # tells the devices apart itself
 
 Run = Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]
@@ -196,6 +198,8 @@ class _Writer:
         if isinstance(value, Ellipse):
             return ...
         if isinstance(value, DeviceName):
+            if str(value.kind).partition(":")[0] not in _DEVICES:
+                raise CallRefused(FailureKind.PROGRAM, f"device {value.kind!r:.40}")
             return torch.device(self._device_of(str(value.kind)))
         if isinstance(value, Named):
             found = _NAMED.get(str(value.kind), {}).get(str(value.name))
@@ -205,7 +209,10 @@ class _Writer:
 
     def _device_of(self, name: str) -> str:
         """A text that names the function's GPU names the worker's here."""
-        return str(self._device) if name.partition(":")[0] == "cuda" else name
+        kind = name.partition(":")[0]
+        if kind not in _DEVICES and _is_device(name):
+            raise CallRefused(FailureKind.PROGRAM, f"device {name!r:.40}")
+        return str(self._device) if kind == "cuda" else name
 
     def _leaves(self, output: Any) -> list[str]:
         if isinstance(output, list):
@@ -228,6 +235,15 @@ def _references(value: Any) -> list[int]:
     return []
 
 
+def _is_device(name: str) -> bool:
+    """Whether torch takes the text for a device: tensors of such a one have no memory here."""
+    try:
+        torch.device(name)
+    except RuntimeError:
+        return False
+    return True
+
+
 def _pairs(mapping: Mapping) -> list[tuple[Any, Any]]:
     items = mapping.items
     if len(items) % 2:
@@ -238,7 +254,8 @@ def _pairs(mapping: Mapping) -> list[tuple[Any, Any]]:
 def _constant(constant: Constant, device: torch.device) -> torch.Tensor:
     dtype = DTYPES.get(constant.dtype, torch.uint8)
     count = math.prod(constant.shape)
-    if constant.dtype not in DTYPES or count * dtype.itemsize != len(constant.data):
+    known = constant.dtype in DTYPES and all(0 <= size < _MAX_SIZE for size in constant.shape)
+    if not known or count * dtype.itemsize != len(constant.data):
         raise CallRefused(
             FailureKind.PROGRAM, f"constant {constant.dtype:.20} of {constant.shape!r:.60}"
         )

@@ -133,6 +133,8 @@ def _noting(name: str, mean: int, variance: int) -> dict[str, Operator]:
     packet = getattr(torch.ops.aten, name.rpartition("::")[2])
     table = {name: _noted(packet, mean, variance)}
     for overload in packet.overloads():
+        if overload.endswith("out"):
+            continue  # no graph has these
         table[f"{name}.{overload}"] = _noted(getattr(packet, overload), mean, variance)
     return table
 

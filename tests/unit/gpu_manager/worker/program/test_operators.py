@@ -14,6 +14,7 @@ from torch import nn
 from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
+from gpu_manager.worker.program.reviewed_operators import DUNDERS, INTERNAL
 from tests.unit.gpu_manager.worker.calls.caller import program, step
 from torch_shim.capture.encode import encode
 from torch_shim.wire.programs import Ref
@@ -51,6 +52,16 @@ def test_operator_is_found_when_it_computes(name: str) -> None:
     a:aten::from_file a:aten::set_.source_Storage a:aten::resize_ a:aten::_print a:aten::data_ptr
     a:aten::__class__ a:aten::save a:inductor::_alloc_from_pool a:image::read_file a:aten::warn
     a:c10d::send a:profiler::_record_function_enter a:aten::_pin_memory a:: a:aten a:aten::
+    t:torch.sparse_coo_tensor m:to_dense m:to_sparse m:coalesce a:aten::sparse_coo_tensor.size
+    a:aten::_sparse_coo_tensor_with_dims_and_tensors a:aten::_convert_indices_from_csr_to_coo
+    t:torch.sparse_csr_tensor a:aten::_sparse_compressed_tensor_unsafe a:aten::_reshape_alias
+    t:torch.fbgemm_pack_quantized_matrix a:aten::fbgemm_pack_gemm_matrix_fp16
+    t:torch.segment_reduce a:aten::segment_reduce t:torch.ctc_loss a:aten::_ctc_loss
+    t:torch.quantize_per_tensor a:aten::_empty_affine_quantized a:aten::_index_put_impl_
+    a:aten::_unsafe_index.Tensor a:aten::_cudnn_rnn a:aten::_efficient_attention_forward
+    a:aten::_fft_c2c a:aten::_weight_int4pack_mm a:aten::_foreach_add.Scalar a:prims::as_strided
+    a:aten::add.out a:aten::empty.out a:aten::empty.names a:aten::native_batch_norm.out
+    a:torchvision::qroi_align a:torchvision::_roi_align_backward t:torch.lcm m:lcm_
     o:attrgetter o:methodcaller o:call o:setattr b:eval b:exec b:open b:getattr b:__import__
     b:type b:print b:input M:__loader__ g:__class__ g:__dict__ g:grad_fn g:_base
     g:__init__ x:add add m: t:""".split(),  # noqa: SIM905 - reads better
@@ -77,7 +88,7 @@ def test_no_operator_leads_to_the_system_when_all_are_walked() -> None:
         torch.from_file,
     }
     found = {name: TABLE.find(name) for name in TABLE.names()}
-    assert len(found) > 1500
+    assert len(found) > 2500
     modules = {type(builtins), type(TABLE)}
     for name, target in found.items():
         assert callable(target), name
@@ -214,6 +225,26 @@ def test_vmap_is_left_when_a_program_never_leaves_it() -> None:
     TABLE.reset()
     functorch = torch._C._functorch  # noqa: SLF001 - the only way to see it
     assert functorch.get_dynamic_layer_stack_depth() == 0
+
+
+def test_names_with_an_underscore_are_those_that_were_reviewed() -> None:
+    listed = frozenset().union(*INTERNAL.values(), DUNDERS)
+    replaced = ("_enter_", "_exit_", "_set_grad", "_vmap_", "_add_batch", "_remove_batch")
+    for name in TABLE.names():
+        short = name[2:].rpartition("::")[2]
+        short = short.partition(".")[0] if name[0] == "a" else short.rpartition(".")[2]
+        if short.startswith("_") and not short.startswith(replaced):
+            assert short in listed, name
+
+
+def test_registered_operators_have_no_output_that_is_given() -> None:
+    registered = [name for name in TABLE.names() if name.startswith("a:") and "." in name]
+    assert len(registered) > 1000
+    for name in registered:
+        space, _, rest = name[2:].partition("::")
+        short, _, overload = rest.partition(".")
+        schema = getattr(getattr(getattr(torch.ops, space), short), overload)._schema  # noqa: SLF001 - torch has no public way to ask
+        assert not any(argument.is_out for argument in schema.arguments), name
 
 
 def test_explicit_lists_name_what_their_modules_have() -> None:
