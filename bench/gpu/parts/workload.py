@@ -63,7 +63,7 @@ class _Load:
 
 
 _REAL = _Load(functions=15, minutes=6, within_s=45.0, gpu_mb=_GPU_MB, batch=32)
-_EMULATED = _Load(functions=3, minutes=1, within_s=3.0, gpu_mb=64, batch=1)
+_EMULATED = _Load(functions=3, minutes=1, within_s=3.0, gpu_mb=160, batch=1)
 
 
 def measure(asked: PartOptions, say: Say) -> None:
@@ -106,6 +106,7 @@ def _start(running: WholeStack, found: Workload, load: _Load, *, small: bool) ->
                     "MODEL": "linear" if small else _original(model.id).replace(".", "_"),
                     "BATCH": str(load.batch),
                     "SEED": str(number),
+                    "GPUFAAS_TRACING": "wait",  # else first calls run on the processor
                 },
             }
         )
@@ -140,7 +141,10 @@ def _live(running: WholeStack, found: Workload, policy: str) -> dict[str, object
             pool.submit(call, model, at_s)
     if failures:
         raise MeasurementFailed(f"{len(failures)} calls failed, the first: {failures[0]}")
-    return _figures("live", policy, latencies, running.cache().since(before).hit_ratio)
+    counts = running.cache().since(before)
+    if not counts.hits + counts.misses:
+        raise MeasurementFailed(f"{policy}: no request had a lease, so functions ran without GPU")
+    return _figures("live", policy, latencies, counts.hit_ratio)
 
 
 def _simulated(

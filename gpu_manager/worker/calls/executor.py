@@ -140,11 +140,32 @@ class Executor:
         self._gate = threading.Lock()
         self.graphs = Graphs(device)
         self._needs: dict[tuple[Any, ...], int] = {}
+        self._more_held = False  # perhaps more than the limit, since this was last looked at
 
     def set_limit(self, limit_bytes: int) -> None:
         """Use no more than this from the next call on."""
         self.limit_bytes = limit_bytes
         self.device.limit(limit_bytes)
+        self._more_held = True
+        # A call under way gives back what is too much at its end. To wait for it would be to wait
+        # for ever: it may be waiting for this very limit.
+        if self._gate.acquire(blocking=False):
+            try:
+                self._keep_within_limit()
+            finally:
+                self._gate.release()
+
+    def _keep_within_limit(self) -> None:
+        """Give back what is kept for later calls only, the recordings last."""
+        if not self._more_held or not self.device.keeps_memory:
+            return
+        self._more_held = False
+        if self.device.used_bytes() <= self.limit_bytes:
+            return
+        self.device.release()
+        if self.device.used_bytes() > self.limit_bytes:
+            self.graphs.clear()
+            self.device.release()
 
     def bind(
         self, number: Any, described: Any, program: BuiltProgram, kept: KeptStorages
@@ -171,9 +192,17 @@ class Executor:
         with self._gate, self.turns:
             self._leases.check(call.lease)
             begun_s = time.perf_counter()
-            inputs = self._inputs(call, channel, body)
+            try:
+                inputs = self._inputs(call, channel, body)
+            except OutOfMemory as short:
+                self._make_room(call.lease, short)
+                inputs = self._inputs(call, channel, body)
             times = [begun_s - asked_s, time.perf_counter() - begun_s, 0.0, 0.0]
-            return self._answer(call, inputs, channel, times, deliver)
+            try:
+                return self._answer(call, inputs, channel, times, deliver)
+            finally:
+                del inputs
+                self._keep_within_limit()
 
     def _inputs(self, call: GraphCall, channel: ChannelState, body: memoryview) -> Inputs:
         prepared: Inputs | None = channel.prepared(call.number, call.inputs, call.binding)
@@ -236,10 +265,7 @@ class Executor:
         try:
             run, need_bytes = self._attempt(call, inputs, shapes)
         except OutOfMemory as short:
-            self.sessions.clear()
-            self.graphs.clear()
-            self.device.release()
-            self._relieve(call.lease, short)
+            self._make_room(call.lease, short)
             if inputs.changed():
                 detail = "inputs were written to when memory ran out; send them again"
                 raise CallRefused(FailureKind.MISSING, detail, {"missing": []}) from short
@@ -270,6 +296,7 @@ class Executor:
         options = call.options
         if options.rng is not None:
             self._seed(options.rng)
+        recorded = self.graphs.recorded
         default = torch.get_default_dtype()
         torch.set_default_dtype(options.default_dtype)
         try:
@@ -282,16 +309,30 @@ class Executor:
             raise CallRefused(FailureKind.OPERATOR, detail[:2000]) from error
         finally:
             torch.set_default_dtype(default)
+        if known is None or self.graphs.recorded != recorded:
+            self._note_memory(need_bytes)
         if known is None and len(self._needs) < _MOST_SHAPES:
             self._needs[shapes] = need_bytes
-            self.peak_bytes = max(self.peak_bytes, need_bytes)
         return run, need_bytes
+
+    def _note_memory(self, need_bytes: int) -> None:
+        """Remember what a call took; what stays allocated afterwards is no other model's either."""
+        held_bytes = self.device.used_bytes() if self.device.keeps_memory else 0
+        self.peak_bytes = max(self.peak_bytes, need_bytes, held_bytes)
+        self._more_held = True
 
     def _seed(self, state: bytes) -> None:
         try:
             self.device.seed(state)
         except (RuntimeError, TypeError) as error:
             raise CallRefused(FailureKind.BAD_FRAME, f"generator's state: {error}") from error
+
+    def _make_room(self, lease: int, short: OutOfMemory) -> None:
+        """Give back everything that is kept for later, and ask for more."""
+        self.sessions.clear()
+        self.graphs.clear()
+        self.device.release()
+        self._relieve(lease, short)
 
     def _relieve(self, lease: int, short: OutOfMemory) -> None:
         with self.turns.yielded():  # their calls may end what has to leave

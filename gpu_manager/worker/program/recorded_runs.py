@@ -57,6 +57,7 @@ class Graphs:
 
     def __init__(self, device: WorkerDevice, runs_before: int = _RUNS_BEFORE) -> None:
         self.replayed = 0
+        self.recorded = 0  # recordings made so far, those given up too
         self.refused: dict[str, int] = {}  # recordings that failed, by reason
         self._device = device
         self._runs_before = runs_before
@@ -83,7 +84,13 @@ class Graphs:
         except CannotRecord as error:
             self._refuse(program, str(error))
             return self._step_by_step(program, inputs, mode)
+        except torch.OutOfMemoryError:
+            # No other model should leave for a recording: its program runs without one.
+            self._refuse(program, "no memory for a recording")
+            self._device.release()
+            return self._step_by_step(program, inputs, mode)
         self._recorded[key] = recorded
+        self.recorded += 1
         if len(self._recorded) > _MOST_RECORDINGS:
             self._recorded.popitem(last=False)
         return self._replay(recorded, inputs)

@@ -73,6 +73,10 @@ class FakeNvml:
         if self.init_error is not None:
             raise NvmlError(self.init_error)
 
+    def nvmlShutdown(self) -> None:
+        if self.init_error is not None:
+            raise NvmlError(self.init_error)
+
     def nvmlDeviceGetCount(self) -> int:
         return len(self.gpus)
 
