@@ -98,6 +98,9 @@ class _WorkerLife:
         if device != "cpu":  # CUDA reads the variable when it is first touched, just below
             uuid = device.removeprefix("cuda:")
             os.environ["CUDA_VISIBLE_DEVICES"] = uuid  # noqa: TID251 - this process's own
+            # Without it cuBLAS refuses a function that asks for deterministic algorithms. It is
+            # read once, and is what torch uses on newer cards anyway.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # noqa: TID251 - as above
             self._device = CudaContext(uuid)
         self._device.warm()
         table = self._table = OperatorTable(self._device.device)

@@ -88,6 +88,8 @@ class FrameKind(IntEnum):
 LATER_REQUESTS = (FrameKind.PING, FrameKind.WHERE, FrameKind.CLAIMED)
 # A manager adds this to the list if its workers accept a trace in a call's options.
 TRACE = "TRACE"
+# The same for the settings of a function's arithmetic (`arithmetic.py`).
+ARITHMETIC = "ARITHMETIC"
 
 
 class FailureKind(StrEnum):

@@ -25,6 +25,7 @@ from gpu_manager.worker.program.channel_state import (
 from gpu_manager.worker.program.inputs import InputReader, Inputs
 from gpu_manager.worker.program.recorded_runs import Graphs, Mode, ProgramRun
 from gpu_manager.worker.program.tensor_specs import DTYPES
+from torch_shim.wire.arithmetic import Arithmetic, read_arithmetic, use_arithmetic
 from torch_shim.wire.protocol import FailureKind
 
 # What a program can raise that is its own doing: a wrong argument, a failed assertion of torch.
@@ -39,8 +40,9 @@ _OPERATOR_ERRORS = (
     AssertionError,
     NameError,
 )
+_OPTIONAL = (None, None, None, None, "", None)  # what a field that is left out is
 _MOST_SHAPES = 4096  # whose memory need is remembered
-_CALL_FIELDS, _OPTION_FIELDS = 5, (4, 5)
+_CALL_FIELDS, _OPTION_FIELDS = 5, (4, 5, 6)
 _TRACE_CHARACTERS = 128
 
 # Copies a result's bytes to where the shim will read them.
@@ -58,10 +60,11 @@ class Options(NamedTuple):
     keys: list[int]
     default_dtype: torch.dtype
     trace: str = ""
+    arithmetic: Arithmetic = Arithmetic()
 
     def mode(self) -> Mode:
         """What of it changes the numbers that a program computes."""
-        return Mode(self.autocast, self.default_dtype)
+        return Mode(self.autocast, self.default_dtype, self.arithmetic)
 
 
 class GraphCall(NamedTuple):
@@ -101,8 +104,12 @@ def read_call(meta: Any, channel: ChannelState) -> GraphCall:
 def read_options(options: Any) -> Options:
     """Check a call's options."""
     if not isinstance(options, list) or len(options) not in _OPTION_FIELDS:
-        raise CallRefused(FailureKind.BAD_FRAME, "options have four fields, or five")
-    autocast, rng, keys, default, trace = (*options, "")[:5]
+        raise CallRefused(FailureKind.BAD_FRAME, "options have four to six fields")
+    fields: tuple[Any, ...] = (*options, *_OPTIONAL[len(options) :])
+    autocast, rng, keys, default, trace, sent = fields
+    arithmetic = Arithmetic() if sent is None else read_arithmetic(sent)
+    if arithmetic is None:
+        raise CallRefused(FailureKind.BAD_FRAME, f"no settings of arithmetic: {sent!r:.80}")
     if not isinstance(trace, str) or len(trace) > _TRACE_CHARACTERS:
         raise CallRefused(FailureKind.BAD_FRAME, "a trace is a short text")
     if autocast is not None:
@@ -114,7 +121,7 @@ def read_options(options: Any) -> Options:
     if not isinstance(keys, list) or not all(type(key) is int for key in keys):
         raise CallRefused(FailureKind.BAD_FRAME, "keys are numbers")
     dtype = torch.float32 if default is None else _dtype(default)
-    return Options(autocast, rng, keys, dtype, trace)
+    return Options(autocast, rng, keys, dtype, trace, arithmetic)
 
 
 class Executor:
@@ -140,6 +147,7 @@ class Executor:
         self._gate = threading.Lock()
         self.graphs = Graphs(device)
         self._needs: dict[tuple[Any, ...], int] = {}
+        self._arithmetic = Arithmetic()  # that is in force in this process
         self._more_held = False  # perhaps more than the limit, since this was last looked at
 
     def set_limit(self, limit_bytes: int) -> None:
@@ -296,6 +304,9 @@ class Executor:
         options = call.options
         if options.rng is not None:
             self._seed(options.rng)
+        if options.arithmetic != self._arithmetic:
+            use_arithmetic(options.arithmetic)
+            self._arithmetic = options.arithmetic
         recorded = self.graphs.recorded
         default = torch.get_default_dtype()
         torch.set_default_dtype(options.default_dtype)

@@ -17,6 +17,7 @@ from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import Binding, InputStorage, TensorInput
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.tensor_specs import TensorSpec, identity, view
+from torch_shim.wire.arithmetic import Arithmetic
 
 # Runs step by step before a recording: libraries pick their kernels, and many calls never recur.
 _RUNS_BEFORE = 2
@@ -29,6 +30,7 @@ class Mode(NamedTuple):
 
     autocast: tuple[torch.dtype, bool] | None
     default_dtype: torch.dtype
+    arithmetic: Arithmetic = Arithmetic()
 
 
 class ProgramRun(NamedTuple):
