@@ -27,7 +27,7 @@ export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpufaas/mypy
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test tools soak lint format compat fuzz simulate reproduce bench bench-full pictures lock clean FORCE
+.PHONY: help setup run test tools soak lint format compat fuzz simulate reproduce bench bench-full gpu gpu-kit pictures lock clean FORCE
 
 help: ## List the targets
 	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.12]'
@@ -93,6 +93,16 @@ bench-full: setup ## Measure everything (downloads Ray Serve and LitServe into o
 	@$(BIN)/python -m bench.gateway --full
 	@$(BIN)/python -m bench.page --keep
 	@$(BIN)/python -m bench.page.drawing --keep
+
+# On a machine with a GPU there may be no .venv: then it is that machine's Python and the kit.
+GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
+KIT_PIP ?= $(BIN)/python -m pip
+
+gpu: ## Measure and check everything that needs a GPU, in parts (docs/gpu.md; ARGS=--emulate tries it)
+	@$(GPU_PYTHON) -m bench.gpu.kit run $(ARGS)
+
+gpu-kit: $(VENV)/.installed ## Download into out/gpu-kit what a machine with a GPU may lack
+	@$(BIN)/python -m bench.gpu.kit build --pip "$(KIT_PIP)" $(ARGS)
 
 pictures: setup tools ## Take the pictures of the page that README and docs show (needs Chromium)
 	@$(BIN)/python -m bench.page.screenshots

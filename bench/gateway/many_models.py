@@ -1,7 +1,5 @@
 """16 models on 4 GPUs with room for 4 each, through HTTP: ours beside Ray Serve's multiplexing."""
 
-import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +10,6 @@ from bench.measure.load_figures import LoadFigures, figures_of, http_post, load_
 from bench.measure.peers import peer_servers
 from bench.measure.peers.peer_servers import PeerSystem
 from bench.measure.whole_stack import StackNotReady, WholeStack
-from gpufaas.remote.scheduler_api import SchedulerApi, in_path
-from scheduler.service.http.access import ApiRole, token
 from testbed.live.live_load import ZIPF_GPUS, ZIPF_MODELS, ZIPF_ROOM, zipf, zipf_models
 from testbed.live.live_runs import ZIPF_CALLERS, ZIPF_MEASURED, ZIPF_WARMING
 
@@ -21,7 +17,6 @@ from testbed.live.live_runs import ZIPF_CALLERS, ZIPF_MEASURED, ZIPF_WARMING
 _GPU_MEMORY_BYTES = 88 << 20
 _LOAD_S, _RUN_S = 0.25, 0.02
 _MISS = "201"
-_REST_S, _ASK_S = 10.0, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +49,7 @@ def warm_stack() -> Iterator[WholeStack]:
 
 def ours(running: WholeStack, seed: int) -> ZipfRun:
     """Cold caches: all models leave the GPUs first."""
-    _evict_all(running)
+    running.evict_all()
     calls = [
         http_post(f"/function/{bench_functions.model_name(number)}")
         for number in range(ZIPF_MODELS)
@@ -88,37 +83,9 @@ def chosen(seed: int) -> list[int]:
     return [numbers[each] for each in zipf(models, ZIPF_WARMING + ZIPF_MEASURED, seed)]
 
 
-def _evict_all(running: WholeStack) -> None:
-    _at_rest(running)
-    administrator = _administrator(running)
-    for gpu in running.cluster()["gpus"]:
-        for resident in gpu["residents"]:
-            administrator.post(f"/models/{in_path(resident['model'])}/evict", gpu=gpu["id"])
-    left = [gpu["residents"] for gpu in running.cluster()["gpus"] if gpu["residents"]]
-    if left:
-        raise StackNotReady(f"not evicted: {json.dumps(left)}")
-
-
-def _at_rest(running: WholeStack) -> None:
-    """Wait until every lease has been given back, which happens after the answer."""
-    patience_s = time.monotonic() + _REST_S
-    while any(slot["leases"] for gpu in running.cluster()["gpus"] for slot in gpu["slots"]):
-        if time.monotonic() > patience_s:
-            raise StackNotReady(f"leases are held for {_REST_S:g} s after the last answer")
-        time.sleep(_ASK_S)
-
-
 def _check_room(running: WholeStack) -> None:
     """Four models fit on a GPU, and five do not."""
     sizes = [model["memory_bytes"] for model in running.scheduler.get("/models")]
     most, least = max(sizes) * ZIPF_ROOM, min(sizes) * (ZIPF_ROOM + 1)
     if len(sizes) != ZIPF_MODELS or not most <= _GPU_MEMORY_BYTES < least:
         raise StackNotReady(f"{len(sizes)} models of {min(sizes)} to {max(sizes)} bytes")
-
-
-def _administrator(running: WholeStack) -> SchedulerApi:
-    bearer = token(running.folder.secret_file.read_bytes(), ApiRole.ADMIN)
-    state = running.folder.running()
-    if state is None:
-        raise StackNotReady("the stack has ended")
-    return SchedulerApi((state.scheduler,), bearer)

@@ -1,54 +1,45 @@
-"""What the benches for a real GPU share: the node, the functions, the kept figures.
+"""What the parts of `make gpu` share: their options, the node, and the functions under measure.
 
-With `--devices cpu:1` they run on an emulated GPU to show that they work; its figures mean
-nothing.
+On an emulated GPU the parts show that they work; their figures mean nothing.
 """
 
-import argparse
-import json
-import os
-import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-from bench.measure.function_process import (
-    FunctionProcess,
-    function_process,
-)
-from bench.measure.report import (
-    RESULTS,
-    MeasurementFailed,
-    load_average,
-)
-from bench.measure.worker_node import (
-    WorkerNode,
-    worker_node,
-)
-from common.sizes import parse_size
-from gpu_manager.api import GpuManagerError
+from bench.gpu.results_file import Row
+from bench.measure.function_process import FunctionProcess, function_process
+from bench.measure.report import MeasurementFailed
+from bench.measure.worker_node import WorkerNode, worker_node
 
 _EMULATED_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class GpuBenchOptions:
-    """The options of the command line."""
+class PartOptions:
+    """What a part is told; it should begin nothing new after `deadline_s` of the steady clock."""
 
     devices: str
-    gpu_memory_bytes: int | None
-    models: tuple[str, ...]
-    rounds: int
+    gpu_type: str
+    output: Path
+    deadline_s: float
     environment: Mapping[str, str]
+    gpu_memory_bytes: int | None = None
 
     @property
     def emulated(self) -> bool:
         """Whether the GPU is emulated."""
         return self.devices.startswith("cpu")
+
+    def left_s(self) -> float:
+        """The seconds that are left."""
+        return self.deadline_s - time.monotonic()
+
+
+# Takes one row as soon as it is measured.
+Say = Callable[[Row], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,36 +51,9 @@ class GpuBench:
     native: FunctionProcess
 
 
-Measure = Callable[[GpuBenchOptions], dict[str, Any]]
-
-
-def main(name: str, about: str, models: tuple[str, ...], measure: Measure) -> int:
-    """Measure, and keep the figures in bench/results/; one line of error where there is no GPU."""
-    parser = argparse.ArgumentParser(prog=f"bench.{name}", description=about)
-    add = parser.add_argument
-    add("--devices", default="cuda", help="cuda, cuda:0 or, to try the script, cpu:1 (cuda)")
-    add("--gpu-memory", metavar="SIZE", help="bytes of the GPU to use, as in 8GiB (all)")
-    add("--models", nargs="*", default=models, help="torchvision's names")
-    add("--rounds", type=int, default=5, help="loads and pairs of measurements (5)")
-    add("--output", type=Path, default=RESULTS, help="the folder to keep the JSON in")
-    options = parser.parse_args()
-    size = None if options.gpu_memory is None else parse_size(options.gpu_memory)
-    environment = dict(os.environ)  # noqa: TID251 - an entry point
-    asked = GpuBenchOptions(
-        options.devices, size, tuple(options.models), options.rounds, environment
-    )
-    try:
-        found = measure(asked)
-    except (GpuManagerError, MeasurementFailed) as error:
-        print(f"bench.{name}: {error}", file=sys.stderr)
-        return 1
-    _keep(name, options.output, asked, found)
-    return 0
-
-
 @contextmanager
 def gpu_bench(
-    asked: GpuBenchOptions, *, native: bool = True, linger_s: float | None = None
+    asked: PartOptions, *, native: bool = True, linger_s: float | None = 0.05
 ) -> Iterator[GpuBench]:
     """Start the node and the functions; MeasurementFailed where the node has no such GPU."""
     size = asked.gpu_memory_bytes or (_EMULATED_BYTES if asked.emulated else None)
@@ -101,25 +65,15 @@ def gpu_bench(
         yield GpuBench(found, ours, enter(function_process(asked.environment)) if native else ours)
 
 
-def check_native(asked: GpuBenchOptions, device: str) -> None:
+def check_native(asked: PartOptions, device: str) -> None:
     """Raise MeasurementFailed unless native figures are those of a GPU."""
     if not asked.emulated and device != "cuda":
         raise MeasurementFailed("native PyTorch finds no GPU: install its CUDA build")
 
 
-def _keep(name: str, folder: Path, asked: GpuBenchOptions, found: dict[str, Any]) -> None:
-    today = datetime.now(tz=UTC).date().isoformat()
-    facts = {
-        "bench": name,
-        "date": today,
-        "command": f"python -m bench.{name} {' '.join(sys.argv[1:])}".strip(),
-        "devices": asked.devices,
-        "emulated": asked.emulated,
-        "torch": version("torch"),
-        "load_average": load_average(),
-    }
-    folder.mkdir(exist_ok=True, parents=True)
-    kind = "emulated-" if asked.emulated else ""
-    path = folder / f"{today}-{kind}{name.replace('.', '-')}.json"
-    path.write_text(json.dumps(facts | found, indent=1) + "\n", encoding="utf-8")
-    print(path)
+def while_time_is_left(asked: PartOptions, names: tuple[str, ...], each_s: float) -> Iterator[str]:
+    """The names, as long as `each_s` are left; MeasurementFailed for those that are not reached."""
+    for number, name in enumerate(names):
+        if asked.left_s() < each_s:
+            raise MeasurementFailed(f"no time was left for {', '.join(names[number:])}")
+        yield name

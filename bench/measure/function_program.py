@@ -15,10 +15,20 @@ from typing import Any
 import torch
 import torchvision  # type: ignore[import-untyped] # it comes without types
 
-from bench.measure.function_orders import COPY, LINEAR, PIXELS, WIDE, FunctionOrder, OrderResult
+from bench.measure.function_orders import (
+    COPY,
+    LAYERS,
+    LINEAR,
+    PIXELS,
+    WIDE,
+    FunctionOrder,
+    OrderResult,
+)
 
 _WIDE_LAYERS, _WIDE_FEATURES = 30, 2048
 _COPY_BYTES = 256 << 20
+_HEADS, _WIDER, _TOKENS = 32, 2.6875, 16  # of a block: 11,008 features inside where 4,096 go in
+_RANDOM_VALUES = 1 << 22
 _WITHOUT_INITIALISATION = {"googlenet", "inception_v3"}  # initial weights take a minute
 
 Module = torch.nn.Module
@@ -78,6 +88,8 @@ class MeasuredFunction:
         host = make_input(order.model, order.batch)
         there = host.to(self._device)
         waits = self._device.type == "cuda"
+        if order.how == "graph" and waits:
+            return _replayed(model, there)
         grad = order.how == "grad"
 
         def call() -> float:
@@ -94,6 +106,44 @@ class MeasuredFunction:
                 return time.perf_counter() - began_s
 
         return call
+
+
+class Block(Module):
+    """One block of a language model: attention, and a gated layer, each added to its input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        inside = int(width * _WIDER)
+        self.heads = min(_HEADS, width // 8)
+        self.query, self.key, self.value, self.out = (_linear(width, width) for _ in range(4))
+        self.gate, self.up, self.down = (
+            _linear(width, inside),
+            _linear(width, inside),
+            _linear(inside, width),
+        )
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """As a decoder does it, without its positions and its cache."""
+        batch, tokens, width = x.shape
+        normed = torch.nn.functional.layer_norm(x, (width,))
+        shape = (batch, tokens, self.heads, width // self.heads)
+        query, key, value = (
+            each(normed).view(shape).transpose(1, 2) for each in (self.query, self.key, self.value)
+        )
+        mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        normed = torch.nn.functional.layer_norm(x, (width,))
+        return x + self.down(torch.nn.functional.silu(self.gate(normed)) * self.up(normed))
+
+
+def _linear(inputs: int, outputs: int) -> torch.nn.Linear:
+    """Random weights in half precision, made by repetition: a number at a time takes minutes."""
+    made = torch.nn.Linear(inputs, outputs, bias=False, device="meta", dtype=torch.float16)
+    count = inputs * outputs
+    some = torch.randn(min(_RANDOM_VALUES, count)).mul_(inputs**-0.5).half()
+    repeated = some.repeat(-(-count // some.numel()))[:count]
+    made.weight = torch.nn.Parameter(repeated.view(outputs, inputs), requires_grad=False)
+    return made
 
 
 class Copy(Module):
@@ -118,6 +168,9 @@ def make_model(name: str) -> Module:
         return Copy()
     if name == PIXELS:
         return Pixels()
+    if name.startswith(LAYERS):
+        count, width = map(int, name.removeprefix(LAYERS).split("x"))
+        return torch.nn.Sequential(*(Block(width) for _ in range(count)))
     if name == WIDE:
         layers = [torch.nn.Linear(_WIDE_FEATURES, _WIDE_FEATURES) for _ in range(_WIDE_LAYERS)]
         return torch.nn.Sequential(*layers)
@@ -130,8 +183,32 @@ def make_input(name: str, batch: int) -> torch.Tensor:
     """An input on the host."""
     if name in (LINEAR, WIDE, COPY):
         return torch.rand(batch, _WIDE_FEATURES if name == WIDE else 4)
+    if name.startswith(LAYERS):
+        return torch.rand(batch, _TOKENS, int(name.rpartition("x")[2])).half()
     side = 299 if name == "inception_v3" else 224
     return torch.rand(batch, 3, side, side)
+
+
+def _replayed(model: Module, there: torch.Tensor) -> Callable[[], float]:
+    """A call of the model, recorded natively as a CUDA graph: a function that replays it."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch gives it no types
+    with torch.no_grad():
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                model(there)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            model(there)
+
+    def call() -> float:
+        began_s = time.perf_counter()
+        graph.replay()
+        torch.cuda.synchronize()
+        return time.perf_counter() - began_s
+
+    return call
 
 
 def _bytes(model: Module) -> int:
@@ -183,7 +260,7 @@ def _add_counts(answer: OrderResult, before: Any) -> None:
         for reason, count in after["local_calls"].items()
         if count > earlier.get(reason, 0)
     }
-    for name in ("queue_s", "transfer_s", "compute_s"):
+    for name in ("trace_s", "queue_s", "transfer_s", "compute_s"):
         setattr(answer, name, after[name] - before[name])
 
 

@@ -17,12 +17,12 @@ from typing import Any
 from gpufaas.load.statistics import CacheCounts
 from gpufaas.local.held_ports import HeldPort
 from gpufaas.local.stack_folder import StackFolder
-from gpufaas.remote.scheduler_api import SchedulerApi
+from gpufaas.remote.scheduler_api import SchedulerApi, in_path
 from scheduler.service.http.access import ApiRole, token
 
 _UP_S, _DOWN_S, _READY_S = 90.0, 60.0, 300.0
 _ASK_S = 0.1
-_CALL_S = 120.0
+_CALL_S, _REST_S = 120.0, 10.0
 _OK, _ACCEPTED = 200, 202
 
 
@@ -75,6 +75,36 @@ class WholeStack:
         """The cluster, as the scheduler shows it."""
         found: dict[str, Any] = self.scheduler.get("/cluster")
         return found
+
+    def evict_all(self) -> None:
+        """Wait until every lease has been given back, and have all models leave the GPUs."""
+        self._rest()
+        for gpu in self.cluster()["gpus"]:
+            for resident in gpu["residents"]:
+                path = f"/models/{in_path(resident['model'])}/evict"
+                self._administrator().post(path, gpu=gpu["id"])
+        left = [gpu["residents"] for gpu in self.cluster()["gpus"] if gpu["residents"]]
+        if left:
+            raise StackNotReady(f"not evicted: {json.dumps(left)}")
+
+    def set_policy(self, policy: str) -> None:
+        """Have the scheduler use this policy from now on."""
+        self._administrator().put("/policy", {"policy": policy, "parameters": {}})
+
+    def _rest(self) -> None:
+        """Leases are given back after the answer."""
+        patience_s = time.monotonic() + _REST_S
+        while any(slot["leases"] for gpu in self.cluster()["gpus"] for slot in gpu["slots"]):
+            if time.monotonic() > patience_s:
+                raise StackNotReady(f"leases are held for {_REST_S:g} s after the last answer")
+            time.sleep(_ASK_S)
+
+    def _administrator(self) -> SchedulerApi:
+        bearer = token(self.folder.secret_file.read_bytes(), ApiRole.ADMIN)
+        state = self.folder.running()
+        if state is None:
+            raise StackNotReady("the stack has ended")
+        return SchedulerApi((state.scheduler,), bearer)
 
     def _system(
         self, method: str, path: str, content: Mapping[str, object] | None = None

@@ -12,8 +12,10 @@ from bench.measure.function_process import Environment
 from bench.measure.report import MeasurementFailed
 from cache_manager.model.ids import ModelId
 from common.addresses import UnixAddress
+from common.telemetry.metrics import Values
 from gpu_manager.api import NodeSettings
 from gpu_manager.devices.gpu_device import GpuDevice
+from gpu_manager.metrics import manager_metrics
 from gpu_manager.node.leases_in_force import LeaseTimes
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime
 from gpu_manager.runtimes.runtime import HostedModel, Observer, Runtime
@@ -69,6 +71,17 @@ class WorkerNode:
     def process_bytes(self) -> Mapping[int, int]:
         """The bytes of the first GPU that each process takes, where the driver reports them."""
         return self._node.manager.devices[0].process_bytes()
+
+    def load_phases_s(self) -> dict[str, float]:
+        """The seconds that all loads so far have spent in each of their stages."""
+
+        def found(node: EmbeddedNode) -> dict[str, float]:
+            counters = list(node.manager.node.meters.families())
+            (phases,) = (each for each in counters if each.metric is manager_metrics.LOAD_PHASES)
+            assert isinstance(phases, Values)
+            return {phase: spent_s for (phase,), spent_s in phases.values.items()}
+
+        return self._thread.run(found)
 
     def evictions(self) -> int:
         """The number of models evicted so far."""

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import pynvml  # type: ignore[import-untyped]  # pynvml has no annotations
 
@@ -16,6 +17,7 @@ from gpu_manager.errors import NoDriver, NoSuchDevice
 
 _log = logging.getLogger(__name__)
 _MOST_EMULATED = 1024
+_OPEN_TO_ALL = 0o006  # read and write, of others
 
 
 def choose(
@@ -42,9 +44,34 @@ def choose(
         found = _named(choice, rest, _confined(nvidia_gpu.find(node, nvml), visible))
     else:
         raise NoSuchDevice(choice, "use auto, cuda, cuda:0,2 or cpu:N")
+    _check_shareable(choice, found)
+    for path in closed_device_files():
+        _log.warning(
+            "%s is not open to all users: workers have users of their own, and CUDA opens it again "
+            "while they run (chmod 0666, or the driver's option NVreg_DeviceFileMode)",
+            path,
+        )
     limited = [_limited(choice, device, memory_bytes) for device in found]
     nvidia_gpu.start_watching(limited)
     return list(limited)
+
+
+def _check_shareable(choice: str, found: list[NvidiaGpu]) -> None:
+    """Raise NoSuchDevice for a GPU that only one process may use: each model has its own."""
+    for device in found:
+        if device.compute_mode:
+            raise NoSuchDevice(
+                choice,
+                f"{device.id} is in compute mode {device.compute_mode}, in which several processes "
+                f"cannot use it: nvidia-smi -i {device.index} -c DEFAULT",
+            )
+
+
+def closed_device_files(root: Path = Path("/")) -> list[Path]:
+    """The driver's device files that not every user may read and write."""
+    names = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm")
+    found = [path for name in names for path in sorted((root / "dev").glob(name))]
+    return [path for path in found if path.stat().st_mode & _OPEN_TO_ALL != _OPEN_TO_ALL]
 
 
 def _find_quietly(node: NodeId, visible: str | None, nvml: Nvml) -> list[NvidiaGpu]:

@@ -33,6 +33,7 @@ class NvidiaGpu:
     nvml: Nvml
     watch: HealthWatch
     instance: int | None = None  # of a MIG slice
+    compute_mode: str = ""  # one that lets no two processes use the GPU; empty for the usual one
     kind: str = "cuda"
 
     @property
@@ -120,6 +121,7 @@ def start_watching(devices: list[NvidiaGpu]) -> None:
 def _devices(nvml: Nvml, node: NodeId, index: int, watch: HealthWatch) -> Iterator[NvidiaGpu]:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     parent = nvml.nvmlDeviceGetUUID(handle)
+    mode = _compute_mode(nvml, handle)
     for suffix, slice_handle, instance in _slices(nvml, handle):
         total, _ = _memory(nvml, slice_handle)
         yield NvidiaGpu(
@@ -134,6 +136,7 @@ def _devices(nvml: Nvml, node: NodeId, index: int, watch: HealthWatch) -> Iterat
             nvml=nvml,
             watch=watch,
             instance=instance,
+            compute_mode=mode,
         )
 
 
@@ -152,6 +155,20 @@ def _slices(nvml: Nvml, handle: Any) -> Iterator[tuple[str, Any, int | None]]:
         except nvml.NVMLError:  # an unused slice number
             continue
         yield f".{number}", mig, nvml.nvmlDeviceGetGpuInstanceId(mig)
+
+
+def _compute_mode(nvml: Nvml, handle: Any) -> str:
+    """The mode in which a second worker could not use the GPU, as nvidia-smi names it."""
+    try:
+        mode = nvml.nvmlDeviceGetComputeMode(handle)
+    except nvml.NVMLError:  # a virtual GPU: it has none
+        return ""
+    names = {
+        nvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD: "Exclusive_Thread",
+        nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "Exclusive_Process",
+        nvml.NVML_COMPUTEMODE_PROHIBITED: "Prohibited",
+    }
+    return names.get(mode, "")
 
 
 def _memory(nvml: Nvml, handle: Any) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from gpu_manager.sessions.sessions import ClientSession
 from gpu_manager.wire import request_fields as read
 from gpu_manager.wire.request_fields import Fields
 from torch_shim.errors import BadFrame
-from torch_shim.wire.protocol import LATER_REQUESTS, SIZES, TRACE, VERSION
+from torch_shim.wire.protocol import ARITHMETIC, LATER_REQUESTS, SIZES, TRACE, VERSION
 
 _PEER = struct.Struct("3i")  # process, user, group
 _SESSION_CHARACTERS = 64
@@ -87,5 +87,5 @@ def welcome(node: GpuNode, session: ClientSession, *, local: bool) -> dict[str, 
         "gpus": gpus,
         "nonce": session.nonce,
         "local": local,
-        "knows": [*(kind.name for kind in LATER_REQUESTS), TRACE, SIZES],
+        "knows": [*(kind.name for kind in LATER_REQUESTS), TRACE, SIZES, ARITHMETIC],
     }

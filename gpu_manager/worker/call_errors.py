@@ -28,3 +28,15 @@ class OutOfMemory(GpuManagerError):
 
 class CannotRecord(GpuManagerError):
     """Work that cannot be recorded and replayed; the text is the driver's reason."""
+
+
+class ContextLost(GpuManagerError):
+    """A fault after which every call of this process on the GPU fails: only its end helps.
+
+    `of_program` where the program itself has caused it (an index out of bounds on the GPU): then
+    another worker would come to the same end.
+    """
+
+    def __init__(self, detail: str, *, of_program: bool) -> None:
+        self.of_program = of_program
+        super().__init__(detail)

@@ -19,6 +19,7 @@ from typing import NoReturn
 import torch
 
 from gpu_manager.worker import worker_orders
+from gpu_manager.worker.device.cuda_libraries import open_libraries
 from gpu_manager.worker.program.allowed_operators import preload
 from gpu_manager.worker.sandbox import die_with, separate
 from gpu_manager.worker.worker_life import live
@@ -68,6 +69,8 @@ def main(descriptor: int, missing: list[str], *, emulated: bool) -> None:
     manager = FrameSocket(socket.socket(fileno=descriptor))
     _load_torchvision()
     preload()
+    if not emulated:
+        open_libraries()
     gc.collect()
     gc.freeze()  # so that a worker's collector writes to no page that it shares with the others
     if emulated:

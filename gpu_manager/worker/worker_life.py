@@ -52,7 +52,9 @@ class _WorkerLife:
         self._relief = MemoryRequests(self._tell)
         self._ran = CallSums(self._tell)
         self._reports = CallObservers(
-            self._after_call, lambda text, trace: self._tell(worker_orders.Note(text, trace))
+            self._after_call,
+            lambda text, trace: self._tell(worker_orders.Note(text, trace)),
+            lambda: os._exit(1),
         )
         self._table: OperatorTable | None = None
         self._executor: Executor | None = None
@@ -82,9 +84,24 @@ class _WorkerLife:
                 handlers[type(order)](order)
 
     def _warm(self, order: worker_orders.Warm) -> None:
-        if order.device != "cpu":  # CUDA reads the variable when it is first touched, just below
-            os.environ["CUDA_VISIBLE_DEVICES"] = order.device.removeprefix("cuda:")  # noqa: TID251 - this process's own
-            self._device = CudaContext("cuda:0")
+        try:
+            self._get_ready(order.device)
+        except (RuntimeError, OSError) as error:
+            # The manager reads it when it wants to use this worker: until then the pool has one
+            # worker that waits, and does not make another and another.
+            text = f"the GPU cannot be used: {type(error).__name__}: {error}"
+            self._tell(
+                worker_orders.ImageLoadFailed(isinstance(error, torch.OutOfMemoryError), text[:500])
+            )
+
+    def _get_ready(self, device: str) -> None:
+        if device != "cpu":  # CUDA reads the variable when it is first touched, just below
+            uuid = device.removeprefix("cuda:")
+            os.environ["CUDA_VISIBLE_DEVICES"] = uuid  # noqa: TID251 - this process's own
+            # Without it cuBLAS refuses a function that asks for deterministic algorithms. It is
+            # read once, and is what torch uses on newer cards anyway.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # noqa: TID251 - as above
+            self._device = CudaContext(uuid)
         self._device.warm()
         table = self._table = OperatorTable(self._device.device)
         self._executor = Executor(self._device, table, self._leases, self._relief.ask)

@@ -20,6 +20,8 @@ _TUNING = UseRule(
     UseOutcome.LOCAL, "not passed on: the worker sets what suits its GPU", "leave it out"
 )
 
+_ARITHMETIC = UseRule(UseOutcome.REDIRECTED, "the worker computes so too", "")
+
 _NO_KERNELS = "needs a GPU in the function itself"
 _OTHER_LIBRARY = "uses the GPU without PyTorch"
 _UNKNOWN = UseRule(UseOutcome.CANNOT, "the shim does not know it", "leave it out")
@@ -145,11 +147,13 @@ _TABLE: tuple[tuple[UseRule, str, str], ...] = (
         get_rng_state_all set_rng_state_all""",
     ),
     (
-        _TUNING,
+        _ARITHMETIC,
         "torch.",
-        """backends.cuda backends.cudnn cuda.tunable set_float32_matmul_precision
-        use_deterministic_algorithms nn.attention.sdpa_kernel""",
+        """backends.cudnn.allow_tf32 backends.cudnn.benchmark backends.cudnn.deterministic
+        backends.cuda.matmul.allow_tf32 set_float32_matmul_precision
+        use_deterministic_algorithms""",
     ),
+    (_TUNING, "torch.", "backends.cuda backends.cudnn cuda.tunable nn.attention.sdpa_kernel"),
     (
         _GRAPHS,
         "torch.cuda.",

@@ -1,16 +1,20 @@
 """The thesis's models (Table 1), and how functions are spread over them."""
 
 import csv
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import count
+from pathlib import Path
 
 from cache_manager.model.ids import MIB, ModelId, Tier
+from scheduler.model.errors import BadWorkload
 from scheduler.model.values import ANY_GPU_TYPE, ModelSpec
 
 MOST_USED = ("vgg19", "densenet161", "resnet152", "resnet18", "alexnet")
 BATCH = 32
+THESIS = "thesis"  # the profile that the thesis prints: an RTX 2080
+_TABLE = "-table1.csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +37,54 @@ class SimModel:
         )
 
 
-def table1() -> dict[str, SimModel]:
-    """The 22 models of Table 1, by name, in the table's order."""
-    text = files("scheduler.sim").joinpath("data/thesis-table1.csv").read_text(encoding="utf-8")
+def profiles() -> list[str]:
+    """The GPUs on which Table 1 was measured: `thesis`, and those of our own measurements."""
+    names = (entry.name for entry in files("scheduler.sim").joinpath("data").iterdir())
+    return sorted(name.removesuffix(_TABLE) for name in names if name.endswith(_TABLE))
+
+
+def table1(profile: str = THESIS) -> dict[str, SimModel]:
+    """The 22 models of Table 1, by name, in the table's order.
+
+    `profile` is one of `profiles()`, or the path of such a table (`*.csv`).
+    """
+    text = _table_text(profile)
+    try:
+        return _models_of(text)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadWorkload(f"profile {profile}: no table of models: {error!r}") from error
+
+
+def on_profile(models: Iterable[SimModel], profile: str) -> tuple[SimModel, ...]:
+    """The same models with the sizes and times of this profile."""
+    if profile == THESIS:
+        return tuple(models)
+    table = table1(profile)
+    missing = sorted({_original(model.id) for model in models} - table.keys())
+    if missing:
+        raise BadWorkload(f"profile {profile} lacks {', '.join(missing)}")
+    return tuple(replace(table[_original(model.id)], id=model.id) for model in models)
+
+
+def _original(model: ModelId) -> str:
+    """The name in the table of a model or of one of its copies."""
+    return model.partition("#")[0]
+
+
+def _table_text(profile: str) -> str:
+    try:
+        if profile.endswith(".csv"):
+            return Path(profile).read_text(encoding="utf-8")
+        if profile in profiles():
+            table = files("scheduler.sim").joinpath(f"data/{profile}{_TABLE}")
+            return table.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadWorkload(f"profile {profile}: {error}") from error
+    known = ", ".join(profiles())
+    raise BadWorkload(f"no profile {profile}; there are {known}, and tables of your own (*.csv)")
+
+
+def _models_of(text: str) -> dict[str, SimModel]:
     return {
         row["model"]: SimModel(
             ModelId(row["model"]),

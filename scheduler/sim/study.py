@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cache_manager import eviction
 from cache_manager.model.ids import MIB
@@ -13,6 +13,7 @@ from scheduler.model.errors import BadWorkload
 from scheduler.model.values import CoreSettings, Explanation, RequestId
 from scheduler.sim import azure_trace, workload
 from scheduler.sim.engine import Engine, Hardware, Progress
+from scheduler.sim.model_catalogue import THESIS, on_profile
 from scheduler.sim.simulation_tally import Summary
 from scheduler.sim.workload import Pattern, Workload
 
@@ -30,8 +31,14 @@ class Traffic:
     trace: str | None = None
     trace_start: int = 0
     without_top: int = 0
+    profile: str = THESIS
 
     def build(self, seed: int) -> Workload:
+        """The requests, and the models with the profile's sizes and times."""
+        found = self._build(seed)
+        return replace(found, models=on_profile(found.models, self.profile))
+
+    def _build(self, seed: int) -> Workload:
         if self.trace is None:
             return workload.thesis(self.working_set, self.rate, self.minutes, self.pattern, seed)
         window = azure_trace.Window(

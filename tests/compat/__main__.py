@@ -3,6 +3,7 @@
 # ruff: noqa: T201  a command that talks to a person
 
 import argparse
+import json
 import math
 import os
 import platform
@@ -35,9 +36,14 @@ def main() -> int:
         limit_s=options.limit,
     )
     with tempfile.TemporaryDirectory(prefix="compat-") as folder:
-        reports = _run_all(
+        reports = []
+        for report in _run_all(
             entries, Path(folder), settings, options.parallel, options.within or math.inf
-        )
+        ):
+            reports.append(report)
+            if options.json is not None:
+                with options.json.open("a", encoding="utf-8") as kept:
+                    kept.write(json.dumps(_facts(report)) + "\n")
     print(*summary(reports), sep="\n")
     if options.write is not None:
         options.write.write_text(page(reports, options.tracing, _machine(options)), "utf-8")
@@ -51,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         "--all", action="store_true", help="run every entry, not just the quick ones"
     )
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the page")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="add a line for each program")
     parser.add_argument("--devices", default="cpu:1", help="for gpufaas exec (%(default)s)")
     parser.add_argument("--tracing", default="wait", choices=["wait", "background"])
     parser.add_argument("--parallel", type=int, default=1, help="programs at once (%(default)s)")
@@ -71,9 +78,8 @@ def _chosen(words: Sequence[str], *, everything: bool) -> Iterator[Entry]:
 
 def _run_all(
     entries: Sequence[Entry], folder: Path, settings: Settings, parallel: int, within_s: float
-) -> list[Report]:
+) -> Iterator[Report]:
     """Every entry's report in the order given, each printed as soon as it is there."""
-    reports = []
     run = partial(_run_one, folder=folder, settings=settings, until_s=time.monotonic() + within_s)
     with ThreadPoolExecutor(parallel) as pool:
         for entry, report in zip(entries, pool.map(run, enumerate(entries)), strict=True):
@@ -81,8 +87,7 @@ def _run_all(
                 print(f"{entry.name:<50}not run: the time is over", flush=True)
                 continue
             print(_line(report), flush=True)
-            reports.append(report)
-    return reports
+            yield report
 
 
 def _run_one(
@@ -106,6 +111,21 @@ def _line(report: Report) -> str:
         *(f"\n    {line}" for line in report.found[:4]),
     ]
     return " ".join(cells)
+
+
+def _facts(report: Report) -> dict[str, object]:
+    remote = report.remote
+    stats = None if remote is None else remote.stats
+    return {
+        "program": report.entry.name,
+        "verdict": str(report.verdict),
+        "right": report.right,
+        "in_graphs": None if stats is None else stats.share_in_graphs,
+        "local": {} if stats is None else dict(stats.local_calls),
+        "native_s": round(report.native.took_s, 2),
+        "exec_s": None if remote is None else round(remote.took_s, 2),
+        "words": "; ".join(report.found)[:600],
+    }
 
 
 def _machine(options: argparse.Namespace) -> str:

@@ -15,6 +15,7 @@ from torch_shim.remote.transfer import IMAGE, NAME_OF, Results, Shipment, alias,
 from torch_shim.tensors import write_epochs
 from torch_shim.weights.model_weights import ModelImage
 from torch_shim.wire.arena import tensor_over
+from torch_shim.wire.arithmetic import Arithmetic, arithmetic_in_force
 from torch_shim.wire.call_timings import CallTiming
 from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.frame_socket import Frame
@@ -29,6 +30,8 @@ MOST_CRASHES = 2
 
 # A worker keeps results of at least this size, so that they are not resent as inputs.
 KEEP_RESULTS_FROM_BYTES = 16 << 10
+
+_USUAL = Arithmetic()
 
 _programs = itertools.count(1)
 _bindings = itertools.count(1)
@@ -138,7 +141,9 @@ class RemoteProgram:
             found.begin_call()
             try:
                 trace = timing.header if timing is not None and session.traces else None
-                outputs, times = self._once(args, model, channel, lease, rng, trace)
+                settings = arithmetic_to_send(taken=session.takes_arithmetic)
+                more = [trace or "", settings] if settings else [trace] if trace else []
+                outputs, times = self._once(args, model, channel, lease, rng, more)
                 answered = True
                 if timing is not None:
                     timing.answered(lease.number, model.digest, batch, times)
@@ -174,7 +179,7 @@ class RemoteProgram:
         channel: DataChannel,
         lease: ModelLease,
         rng: bytes | None,
-        trace: str | None,
+        more: list[Any],
     ) -> tuple[list[Any], list[float]]:
         kept = lease.peer.kept
         bound = self._binding(args, model)
@@ -183,7 +188,7 @@ class RemoteProgram:
         unbound = [(position, args[position]) for position in bound.others]
         shipment = Shipment(unbound, len(args), kept)
         keys = [write_epochs.new_key() if keep else 0 for keep in self._worth_keeping]
-        options = [_autocast(), rng, keys, _default_dtype(), *([trace] if trace else [])]
+        options = [_autocast(), rng, keys, _default_dtype(), *more]
         meta = [lease.number, self.number, bound.number, shipment.inputs, options]
         if channel.wire.local:
             arena = channel.room(shipment.size_bytes + self._result_bytes)
@@ -271,6 +276,20 @@ def _autocast() -> list[Any] | None:
     if not torch.is_autocast_enabled("cuda"):
         return None
     return [NAME_OF[torch.get_autocast_dtype("cuda")], torch.is_autocast_cache_enabled()]
+
+
+def arithmetic_to_send(*, taken: bool) -> list[Any] | None:
+    """The settings to send with a call; RemoteFailure where no worker would compute so."""
+    try:
+        found = arithmetic_in_force()
+    except RuntimeError as error:  # torch says so where both of its interfaces are used
+        raise RemoteFailure(FailureKind.OPERATOR, f"tf32: {error}", {}) from error
+    if found == _USUAL:
+        return None
+    if not taken:
+        detail = "this node's workers take no settings of tf32, cuDNN or determinism"
+        raise RemoteFailure(FailureKind.OPERATOR, detail, {})
+    return list(found)
 
 
 def _default_dtype() -> str | None:

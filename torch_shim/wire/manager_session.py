@@ -17,7 +17,7 @@ from torch_shim.wire.control_connection import ControlConnection, ManagerAnswer
 from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.dialing import CONNECT_TIMEOUT_S, connect
 from torch_shim.wire.frame_socket import FrameSocket
-from torch_shim.wire.protocol import TRACE, VERSION, FailureKind, FrameKind
+from torch_shim.wire.protocol import ARITHMETIC, TRACE, VERSION, FailureKind, FrameKind
 from torch_shim.wire.worker_memory import WorkerStorages
 
 log = logging.getLogger("gpufaas")
@@ -139,6 +139,12 @@ class ManagerSession:
         """Whether the manager's workers accept a trace with calls."""
         control = self._control
         return control is not None and TRACE in control.welcome.get("knows", ())
+
+    @property
+    def takes_arithmetic(self) -> bool:
+        """Whether the manager's workers compute with the settings that come with a call."""
+        control = self._control
+        return control is not None and ARITHMETIC in control.welcome.get("knows", ())
 
     def holds(self, lease: ModelLease) -> bool:
         """Whether this process believes the lease to be in force."""

@@ -93,6 +93,8 @@ LATER_REQUESTS = (FrameKind.PING, FrameKind.WHERE, FrameKind.CLAIMED)
 # sizes of an image's storages as binary data, and of OFFER only the digest.
 TRACE = "TRACE"
 SIZES = "SIZES"
+# The same for the settings of a function's arithmetic (`arithmetic.py`).
+ARITHMETIC = "ARITHMETIC"
 
 
 class FailureKind(StrEnum):

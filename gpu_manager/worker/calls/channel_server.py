@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpu_manager.worker.call_errors import CallRefused
+from gpu_manager.worker.call_errors import CallRefused, ContextLost
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.executor import CallAnswer, Executor, read_call
 from gpu_manager.worker.calls.results import offsets_behind
@@ -66,6 +66,7 @@ class CallObservers(NamedTuple):
 
     ran: Callable[[int, CallAnswer], None]
     note: Callable[[str, str], None]  # and the trace that it is about, if that is known
+    lost: Callable[[], object] = lambda: None  # the worker cannot use its GPU any more
 
 
 class ChannelServer:
@@ -123,9 +124,22 @@ class ChannelServer:
             handler(frame)
         except CallRefused as refused:
             self._wire.send(FrameKind.FAILED, [refused.failure, refused.detail, refused.facts])
+        except (ContextLost, RuntimeError) as error:
+            lost = _lost_context(error)
+            if lost is None:
+                raise
+            self._end_worker(lost)
+            raise ConnectionLost("the worker ends") from error
         finally:
             for descriptor in frame.descriptors:
                 os.close(descriptor)
+
+    def _end_worker(self, lost: ContextLost) -> None:
+        """End the worker. Without an answer the shim repeats the call in another one."""
+        if lost.of_program:
+            self._wire.send(FrameKind.FAILED, [FailureKind.OPERATOR, str(lost), {}])
+        self._reports.note(f"the GPU's context is lost: {lost}", self._trace)
+        self._reports.lost()
 
     def _take_arena(self, frame: Frame) -> None:
         match frame.meta:
@@ -216,6 +230,13 @@ class _Delivery:
         self.descriptors = [descriptor]
         os.ftruncate(descriptor, max(size_bytes, 1))
         return memoryview(mmap.mmap(descriptor, max(size_bytes, 1)))
+
+
+def _lost_context(error: BaseException | None) -> ContextLost | None:
+    """That the context is lost, be it that something else failed thereafter."""
+    while error is not None and not isinstance(error, ContextLost):
+        error = error.__context__
+    return error
 
 
 def _map_arena(descriptor: int, size_bytes: int) -> memoryview:

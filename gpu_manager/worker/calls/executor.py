@@ -25,6 +25,7 @@ from gpu_manager.worker.program.channel_state import (
 from gpu_manager.worker.program.inputs import InputReader, Inputs
 from gpu_manager.worker.program.recorded_runs import Graphs, Mode, ProgramRun
 from gpu_manager.worker.program.tensor_specs import DTYPES
+from torch_shim.wire.arithmetic import Arithmetic, read_arithmetic, use_arithmetic
 from torch_shim.wire.protocol import FailureKind
 
 # What a program can raise that is its own doing: a wrong argument, a failed assertion of torch.
@@ -39,8 +40,9 @@ OPERATOR_ERRORS = (
     AssertionError,
     NameError,
 )
+_OPTIONAL = (None, None, None, None, "", None)  # what a field that is left out is
 _MOST_SHAPES = 4096  # whose memory need is remembered
-_CALL_FIELDS, _OPTION_FIELDS = 5, (4, 5)
+_CALL_FIELDS, _OPTION_FIELDS = 5, (4, 5, 6)
 _TRACE_CHARACTERS = 128
 
 # Copies a result's bytes to where the shim will read them.
@@ -58,10 +60,11 @@ class Options(NamedTuple):
     keys: list[int]
     default_dtype: torch.dtype
     trace: str = ""
+    arithmetic: Arithmetic = Arithmetic()
 
     def mode(self) -> Mode:
         """What of it changes the numbers that a program computes."""
-        return Mode(self.autocast, self.default_dtype)
+        return Mode(self.autocast, self.default_dtype, self.arithmetic)
 
 
 class GraphCall(NamedTuple):
@@ -101,8 +104,12 @@ def read_call(meta: Any, channel: ChannelState) -> GraphCall:
 def read_options(options: Any) -> Options:
     """Check a call's options."""
     if not isinstance(options, list) or len(options) not in _OPTION_FIELDS:
-        raise CallRefused(FailureKind.BAD_FRAME, "options have four fields, or five")
-    autocast, rng, keys, default, trace = (*options, "")[:5]
+        raise CallRefused(FailureKind.BAD_FRAME, "options have four to six fields")
+    fields: tuple[Any, ...] = (*options, *_OPTIONAL[len(options) :])
+    autocast, rng, keys, default, trace, sent = fields
+    arithmetic = Arithmetic() if sent is None else read_arithmetic(sent)
+    if arithmetic is None:
+        raise CallRefused(FailureKind.BAD_FRAME, f"no settings of arithmetic: {sent!r:.80}")
     if not isinstance(trace, str) or len(trace) > _TRACE_CHARACTERS:
         raise CallRefused(FailureKind.BAD_FRAME, "a trace is a short text")
     if autocast is not None:
@@ -114,7 +121,7 @@ def read_options(options: Any) -> Options:
     if not isinstance(keys, list) or not all(type(key) is int for key in keys):
         raise CallRefused(FailureKind.BAD_FRAME, "keys are numbers")
     dtype = torch.float32 if default is None else _dtype(default)
-    return Options(autocast, rng, keys, dtype, trace)
+    return Options(autocast, rng, keys, dtype, trace, arithmetic)
 
 
 class Executor:
@@ -140,11 +147,33 @@ class Executor:
         self._gate = threading.Lock()
         self.graphs = Graphs(device)
         self._needs: dict[tuple[Any, ...], int] = {}
+        self._arithmetic = Arithmetic()  # that is in force in this process
+        self._more_held = False  # perhaps more than the limit, since this was last looked at
 
     def set_limit(self, limit_bytes: int) -> None:
         """Use no more than this from the next call on."""
         self.limit_bytes = limit_bytes
         self.device.limit(limit_bytes)
+        self._more_held = True
+        # A call under way gives back what is too much at its end. To wait for it would be to wait
+        # for ever: it may be waiting for this very limit.
+        if self._gate.acquire(blocking=False):
+            try:
+                self._keep_within_limit()
+            finally:
+                self._gate.release()
+
+    def _keep_within_limit(self) -> None:
+        """Give back what is kept for later calls only, the recordings last."""
+        if not self._more_held or not self.device.keeps_memory:
+            return
+        self._more_held = False
+        if self.device.used_bytes() <= self.limit_bytes:
+            return
+        self.device.release()
+        if self.device.used_bytes() > self.limit_bytes:
+            self.graphs.clear()
+            self.device.release()
 
     def bind(
         self, number: Any, described: Any, program: BuiltProgram, kept: KeptStorages
@@ -171,9 +200,17 @@ class Executor:
         with self._gate, self.turns:
             self._leases.check(call.lease)
             begun_s = time.perf_counter()
-            inputs = self._inputs(call, channel, body)
+            try:
+                inputs = self._inputs(call, channel, body)
+            except OutOfMemory as short:
+                self._make_room(call.lease, short)
+                inputs = self._inputs(call, channel, body)
             times = [begun_s - asked_s, time.perf_counter() - begun_s, 0.0, 0.0]
-            return self._answer(call, inputs, channel, times, deliver)
+            try:
+                return self._answer(call, inputs, channel, times, deliver)
+            finally:
+                del inputs
+                self._keep_within_limit()
 
     def _inputs(self, call: GraphCall, channel: ChannelState, body: memoryview) -> Inputs:
         prepared: Inputs | None = channel.prepared(call.number, call.inputs, call.binding)
@@ -236,10 +273,7 @@ class Executor:
         try:
             run, need_bytes = self._attempt(call, inputs, shapes)
         except OutOfMemory as short:
-            self.sessions.clear()
-            self.graphs.clear()
-            self.device.release()
-            self._relieve(call.lease, short)
+            self._make_room(call.lease, short)
             if inputs.changed():
                 detail = "inputs were written to when memory ran out; send them again"
                 raise CallRefused(FailureKind.MISSING, detail, {"missing": []}) from short
@@ -270,6 +304,10 @@ class Executor:
         options = call.options
         if options.rng is not None:
             self._seed(options.rng)
+        if options.arithmetic != self._arithmetic:
+            use_arithmetic(options.arithmetic)
+            self._arithmetic = options.arithmetic
+        recorded = self.graphs.recorded
         default = torch.get_default_dtype()
         torch.set_default_dtype(options.default_dtype)
         try:
@@ -282,16 +320,30 @@ class Executor:
             raise CallRefused(FailureKind.OPERATOR, detail[:2000]) from error
         finally:
             torch.set_default_dtype(default)
+        if known is None or self.graphs.recorded != recorded:
+            self._note_memory(need_bytes)
         if known is None and len(self._needs) < _MOST_SHAPES:
             self._needs[shapes] = need_bytes
-            self.peak_bytes = max(self.peak_bytes, need_bytes)
         return run, need_bytes
+
+    def _note_memory(self, need_bytes: int) -> None:
+        """Remember what a call took; what stays allocated afterwards is no other model's either."""
+        held_bytes = self.device.used_bytes() if self.device.keeps_memory else 0
+        self.peak_bytes = max(self.peak_bytes, need_bytes, held_bytes)
+        self._more_held = True
 
     def _seed(self, state: bytes) -> None:
         try:
             self.device.seed(state)
         except (RuntimeError, TypeError) as error:
             raise CallRefused(FailureKind.BAD_FRAME, f"generator's state: {error}") from error
+
+    def _make_room(self, lease: int, short: OutOfMemory) -> None:
+        """Give back everything that is kept for later, and ask for more."""
+        self.sessions.clear()
+        self.graphs.clear()
+        self.device.release()
+        self._relieve(lease, short)
 
     def _relieve(self, lease: int, short: OutOfMemory) -> None:
         with self.turns.yielded():  # their calls may end what has to leave

@@ -4,11 +4,12 @@ Weights are views of the image's pages, which every process of the node shares; 
 full, as they would on a GPU.
 """
 
+import contextlib
 import ctypes
 import os
 import re
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
@@ -32,6 +33,7 @@ class CpuArithmetic:
     """Counts from its creation: memory that the process had taken before is not counted."""
 
     reads_areas = True
+    keeps_memory = False
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -91,23 +93,16 @@ class CpuArithmetic:
         if not size_bytes:
             return torch.empty(0).untyped_storage()
         found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
-        return found.clone().untyped_storage() if keep else found.untyped_storage()
+        with self._shortage_told():
+            return found.clone().untyped_storage() if keep else found.untyped_storage()
 
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
         """Do the work, watching the process's highest anonymous memory if asked to."""
         if measure:
             self.limit(self._limit_bytes)
             os.write(self._peak, b"5")
-        try:
+        with self._shortage_told():
             result = work()
-        except MemoryError as error:
-            raise OutOfMemory(self._limit_bytes + 1, "the host has no more memory") from error
-        except RuntimeError as error:
-            if "allocate memory" not in str(error):
-                raise
-            asked = _ASKED.search(str(error))
-            need = self.used_bytes() + (int(asked[1]) if asked else 0)
-            raise OutOfMemory(max(need, self._limit_bytes + 1), str(error)) from error
         return result, self._peak_bytes() if measure else 0
 
     def seed(self, state: bytes) -> None:
@@ -130,6 +125,20 @@ class CpuArithmetic:
     def share(self, area: memoryview) -> None:  # noqa: ARG002 - it is the device's memory already
         """Take the new mapping into account."""
         self.limit(self._limit_bytes)
+
+    @contextlib.contextmanager
+    def _shortage_told(self) -> Iterator[None]:
+        """Turn each way in which memory can be short into OutOfMemory."""
+        try:
+            yield
+        except MemoryError as error:
+            raise OutOfMemory(self._limit_bytes + 1, "the host has no more memory") from error
+        except RuntimeError as error:
+            if "allocate memory" not in str(error):
+                raise
+            asked = _ASKED.search(str(error))
+            need = self.used_bytes() + (int(asked[1]) if asked else 0)
+            raise OutOfMemory(max(need, self._limit_bytes + 1), str(error)) from error
 
     def _anonymous_bytes(self) -> int:
         _, resident, shared, *_ = os.pread(self._sizes, 256, 0).split()

@@ -1,86 +1,98 @@
 """A real GPU: one CUDA context, used on torch's current stream."""
 
-import mmap
-import os
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
 
-from gpu_manager.worker.call_errors import CannotRecord, OutOfMemory
+from gpu_manager.worker.call_errors import ContextLost, OutOfMemory
+from gpu_manager.worker.device.cuda_graphs import CudaRecorder, end_allocation
+from gpu_manager.worker.device.cuda_runtime import CudaRuntime, loaded_runtime
+from gpu_manager.worker.device.driver_account import DriverAccount, context_bytes, read_account
 from gpu_manager.worker.device.image_file import ImageFile
+from gpu_manager.worker.device.staged_copy import StagingBuffers
 from gpu_manager.worker.device.worker_device import WorkRecorder
 
 Result = TypeVar("Result")
 
-# Pinned and copied at a time, so that the copy of one piece overlaps the pinning of the next.
-_PIECE_BYTES = 64 << 20
-_PIN_READ_ONLY, _PIN_SHARED = 8, 1
+# Areas of functions that one worker pins: a function may share more than the host has.
+MOST_PINNED_BYTES = 1 << 30
 _ASKED = re.compile(r"allocate ([\d.]+) ([KMGT]?i?B)")
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_OF_PROGRAM = "device-side assert"
+
+_FIRST = torch.device("cuda", 0)
+
+Account = Callable[[str], DriverAccount]
 
 
 class CudaContext:
-    """One GPU by torch's name for it (`cuda:0`)."""
+    """The only GPU that this process sees, by the UUID under which the driver knows it."""
 
     reads_areas = False
+    keeps_memory = True
 
-    def __init__(self, name: str) -> None:
-        self.device = torch.device(name)
-        self.recorder: WorkRecorder | None = CudaRecorder()
-        self._overhead_bytes = 0
-        self._limit_bytes = 0
+    def __init__(
+        self,
+        uuid: str,
+        device: torch.device = _FIRST,
+        cuda: Any = torch.cuda,
+        runtime: CudaRuntime | None = None,
+        account: Account = read_account,
+        end_allocation: Callable[[int, Any], None] = end_allocation,
+    ) -> None:
+        """All but the UUID stand in for a GPU in tests."""
+        self.device = device
+        self._uuid = uuid
+        self._cuda = cuda
+        self._runtime = runtime or loaded_runtime()
+        self._account = account
+        self._staging: StagingBuffers | None = None
+        self._overhead_bytes = self._limit_bytes = self._pinned_bytes = 0
+        self._total_bytes = 1
+        self.recorder: WorkRecorder | None = CudaRecorder(cuda, self._runtime, end_allocation)
 
     def warm(self) -> None:
-        """Make the context, the allocator's first block and the libraries' handles."""
-        free_bytes, total_bytes = torch.cuda.mem_get_info(self.device)
-        torch.cuda.set_device(self.device)
-        small = torch.ones(16, 16, device=self.device)
-        torch.nn.functional.conv2d(small.view(1, 1, 16, 16), small[:3, :3].reshape(1, 1, 3, 3))
-        (small @ small).sum().item()
-        torch.cuda.synchronize(self.device)
-        reserved_bytes = torch.cuda.memory_reserved(self.device)
-        now_bytes, _ = torch.cuda.mem_get_info(self.device)
-        # Others may allocate at the same moment; a context never takes less than nothing.
-        self._overhead_bytes = max(0, min(free_bytes, total_bytes) - now_bytes - reserved_bytes)
+        """Make the context, the libraries' handles, and the buffers that weights come through."""
+        before = self._account(self._uuid)  # the first call to CUDA makes the context
+        self._cuda.set_device(self.device)
+        _, self._total_bytes = self._cuda.mem_get_info(self.device)
+        use_libraries(self.device)
+        self._staging = StagingBuffers(self._cuda, self._runtime)
+        self._cuda.synchronize()
+        self._cuda.empty_cache()
+        taken_bytes = context_bytes(before, self._account(self._uuid))
+        self._overhead_bytes = max(0, taken_bytes - self._cuda.memory_reserved(self.device))
 
     def overhead_bytes(self) -> int:
         """What the context takes beside torch's allocator."""
         return self._overhead_bytes
 
     def used_bytes(self) -> int:
-        """The context and what torch has allocated."""
-        return self._overhead_bytes + torch.cuda.memory_allocated(self.device)
+        """The context and what torch's allocator has, be it in use or not."""
+        return int(self._overhead_bytes + self._cuda.memory_reserved(self.device))
 
     def limit(self, limit_bytes: int) -> None:
         """Have torch's allocator refuse more than the limit leaves beside the context."""
         self._limit_bytes = limit_bytes
-        _, total_bytes = torch.cuda.mem_get_info(self.device)
-        share = max(0, limit_bytes - self._overhead_bytes) / total_bytes
-        torch.cuda.set_per_process_memory_fraction(min(1.0, share), self.device)
+        share = max(0, limit_bytes - self._overhead_bytes) / self._total_bytes
+        self._cuda.set_per_process_memory_fraction(min(1.0, share), self.device)
 
     def release(self) -> None:
         """Give the allocator's free blocks back."""
-        torch.cuda.empty_cache()
+        self._cuda.empty_cache()
 
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
         """Copy the whole image at once; its storages are parts of one allocation."""
         whole = torch.empty(max(image.total_bytes, 1), dtype=torch.uint8, device=self.device)
-        memory = _shared_mapping(image)
-        source = torch.frombuffer(memory, dtype=torch.uint8) if image.total_bytes else None
-        pinned: list[int] = []
+        staging = self._staging or StagingBuffers(self._cuda, self._runtime)
         try:
-            for start in range(0, image.total_bytes, _PIECE_BYTES):
-                assert source is not None
-                piece = source[start : start + _PIECE_BYTES]
-                if _pin(piece.data_ptr(), piece.numel(), _PIN_READ_ONLY):
-                    pinned.append(piece.data_ptr())
-                whole[start : start + piece.numel()].copy_(piece, non_blocking=True)
-            torch.cuda.synchronize(self.device)
+            staging.copy(image.descriptor, image.total_bytes, whole)
         finally:
-            for address in pinned:
-                _runtime().cudaHostUnregister(address)
+            self._staging = None
+            staging.close()  # a worker loads one image, and pinned memory is scarce
         storage = whole.untyped_storage()
         return [storage[offset : offset + size] for offset, size in image.table]
 
@@ -100,28 +112,26 @@ class CudaContext:
         if not size_bytes:
             return torch.empty(0, device=self.device).untyped_storage()
         found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
-        return found.to(self.device, non_blocking=True).untyped_storage()
+        with self._faults_told():
+            there = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
+            return there.copy_(found, non_blocking=True).untyped_storage()
 
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
         """Do the work and wait for the GPU."""
         if measure:
-            torch.cuda.reset_peak_memory_stats(self.device)
-        try:
+            self._cuda.reset_peak_memory_stats(self.device)
+        with self._faults_told():
             result = work()
-            torch.cuda.synchronize(self.device)
-        except torch.OutOfMemoryError as error:
-            peak_bytes = torch.cuda.max_memory_allocated(self.device)
-            need_bytes = self._overhead_bytes + peak_bytes + _asked_bytes(str(error))
-            raise OutOfMemory(max(need_bytes, self._limit_bytes + 1), str(error)) from error
+            self._cuda.synchronize()
         if not measure:
             return result, 0
-        return result, self._overhead_bytes + torch.cuda.max_memory_allocated(self.device)
+        return result, self._overhead_bytes + self._cuda.max_memory_allocated(self.device)
 
     def seed(self, state: bytes) -> None:
         """Seed the GPU's generator with what the CPU's would draw next."""
         generator = _generator(state)
         number = torch.randint(1 << 62, (), generator=generator)
-        torch.cuda.default_generators[self.device.index or 0].manual_seed(int(number))
+        self._cuda.default_generators[self.device.index or 0].manual_seed(int(number))
 
     def seeded(self, state: bytes) -> bytes:
         """The CPU generator's state after that one number."""
@@ -131,77 +141,79 @@ class CudaContext:
 
     def send(self, parts: list[torch.Tensor], places: list[memoryview]) -> None:
         """Copy to the host, all at once, and wait."""
-        for part, place in zip(parts, places, strict=True):
-            if part.numel():
-                target = torch.frombuffer(place, dtype=torch.uint8)
-                target.copy_(part, non_blocking=True)
-        torch.cuda.synchronize(self.device)
+        with self._faults_told():
+            for part, place in zip(parts, places, strict=True):
+                if part.numel():
+                    target = torch.frombuffer(place, dtype=torch.uint8)
+                    target.copy_(part, non_blocking=True)
+            self._cuda.synchronize()
 
-    def share(self, area: memoryview) -> "_Pinned | None":
-        """Pin the area, so that copies need no detour."""
-        view = torch.frombuffer(area, dtype=torch.uint8)
-        if not _pin(view.data_ptr(), view.numel(), _PIN_SHARED):
+    def share(self, area: memoryview) -> "_PinnedArea | None":
+        """Pin the area, so that copies need no detour; not where the worker has pinned much."""
+        if self._pinned_bytes + len(area) > MOST_PINNED_BYTES:
             return None
-        return _Pinned(view)
+        view = torch.frombuffer(area, dtype=torch.uint8)
+        if not self._runtime.pin(view.data_ptr(), view.numel()):
+            return None
+        self._pinned_bytes += view.numel()
+        return _PinnedArea(view, self._unpin)
 
+    def _unpin(self, view: torch.Tensor) -> None:
+        self._cuda.synchronize()  # a call that failed may have left a copy under way
+        self._runtime.unpin(view.data_ptr())
+        self._pinned_bytes -= view.numel()
 
-class CudaRecorder:
-    """CUDA graphs, which share one pool of memory: the results of one are read before the next."""
-
-    def __init__(self) -> None:
-        self._pool: Any = None
-
-    def record(self, work: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
-        """Run the work once on a stream of its own, then record it there."""
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch gives it no types
-        stream.wait_stream(torch.cuda.current_stream())
-        graph = torch.cuda.CUDAGraph()
+    @contextlib.contextmanager
+    def _faults_told(self) -> Iterator[None]:
+        """Turn a lack of memory into OutOfMemory, and a fault that lasts into ContextLost."""
         try:
-            with torch.cuda.stream(stream):
-                work()
-            torch.cuda.current_stream().wait_stream(stream)
-            torch.cuda.synchronize()
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
-            ):
-                result = work()
-        except torch.OutOfMemoryError:
-            raise
+            yield
+        except torch.OutOfMemoryError as error:
+            peak_bytes = self._cuda.max_memory_allocated(self.device)
+            need_bytes = self._overhead_bytes + peak_bytes + _asked_bytes(str(error))
+            raise OutOfMemory(max(need_bytes, self._limit_bytes + 1), str(error)) from error
         except RuntimeError as error:
-            torch.cuda.synchronize()
-            raise CannotRecord(str(error)[:200]) from error
-        return graph, result
+            lasting = self._lasting_fault()
+            if lasting:
+                detail = f"{error} ({lasting})"[:500]
+                raise ContextLost(detail, of_program=_OF_PROGRAM in detail) from error
+            raise
+
+    def _lasting_fault(self) -> str:
+        """What the driver says of every call from now on; empty if the context is sound."""
+        try:
+            self._cuda.synchronize()
+        except RuntimeError as error:
+            return str(error) or type(error).__name__
+        return ""
 
 
-class _Pinned:
-    """Host memory that stays pinned until this is dropped."""
+class _PinnedArea:
+    """Host memory that stays mapped and pinned until this is dropped."""
 
-    def __init__(self, view: torch.Tensor) -> None:
+    def __init__(self, view: torch.Tensor, unpin: Callable[[torch.Tensor], None]) -> None:
         self._view = view
+        self._unpin = unpin
 
     def __del__(self) -> None:
-        _runtime().cudaHostUnregister(self._view.data_ptr())
+        # A lasting fault of the GPU: its pages are given back with the process, which is about to
+        # end.
+        with contextlib.suppress(RuntimeError):
+            self._unpin(self._view)
 
 
-def _shared_mapping(image: ImageFile) -> mmap.mmap:
-    """The image's own pages: pinning a private mapping would copy every one of them."""
-    size = max(image.total_bytes, 1)
-    descriptor = os.open(f"/proc/self/fd/{image.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-    finally:
-        os.close(descriptor)
-
-
-def _pin(address: int, size: int, flags: int) -> bool:
-    """Whether the driver has pinned these pages."""
-    return int(_runtime().cudaHostRegister(address, size, flags)) == 0
-
-
-def _runtime() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call] # torch gives it no types
+def use_libraries(device: torch.device) -> None:
+    """Use each library of CUDA once, so that it opens and allocates while it has the rights to."""
+    functional = torch.nn.functional
+    small = torch.ones(16, 16, device=device)
+    half = small.half()
+    functional.conv2d(small.view(1, 1, 16, 16), small[:3, :3].reshape(1, 1, 3, 3))
+    functional.conv2d(half.view(1, 1, 16, 16), half[:3, :3].reshape(1, 1, 3, 3))
+    functional.linear(half, half, half[0])
+    heads = half.view(1, 1, 16, 16)
+    functional.scaled_dot_product_attention(heads, heads, heads)
+    torch.rand(4, device=device).sort()
+    (small @ small).sum().item()
 
 
 def _generator(state: bytes) -> torch.Generator:

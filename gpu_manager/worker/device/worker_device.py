@@ -31,6 +31,7 @@ class WorkerDevice(Protocol):
     device: torch.device
     recorder: "WorkRecorder | None"  # where work can be recorded and replayed
     reads_areas: bool  # whether what `receive` gives without `keep` is the area itself
+    keeps_memory: bool  # whether memory that a call took stays with the process for the next one
 
     def warm(self) -> None:
         """Do ahead what the first use would have to do."""
@@ -39,7 +40,8 @@ class WorkerDevice(Protocol):
         """GPU memory that the process takes without any model."""
 
     def used_bytes(self) -> int:
-        """GPU memory in use now: overhead, weights and whatever calls left."""
+        """GPU memory that others lack now: overhead, weights, recordings, and what is kept for the
+        next call."""
 
     def limit(self, limit_bytes: int) -> None:
         """Let nothing be allocated beyond this, as far as the system can enforce it."""
@@ -56,12 +58,16 @@ class WorkerDevice(Protocol):
     def receive(
         self, area: memoryview, offset: int, size_bytes: int, *, keep: bool
     ) -> torch.UntypedStorage:
-        """Bytes of an area as a storage on the device; a copy of its own if it is to be kept."""
+        """Bytes of an area as a storage on the device; a copy of its own if it is to be kept.
+
+        Raises OutOfMemory where there is no room for it.
+        """
 
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
         """Do some work; with `measure`, also the most memory in use during it, else 0.
 
-        Raises OutOfMemory where the work failed for want of memory.
+        Raises OutOfMemory where the work failed for want of memory, ContextLost where no further
+        work can be done.
         """
 
     def seed(self, state: bytes) -> None:

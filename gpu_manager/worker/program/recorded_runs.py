@@ -17,6 +17,7 @@ from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import Binding, InputStorage, TensorInput
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.tensor_specs import TensorSpec, identity, view
+from torch_shim.wire.arithmetic import Arithmetic
 
 # Runs step by step before a recording: libraries pick their kernels, and many calls never recur.
 _RUNS_BEFORE = 2
@@ -29,6 +30,7 @@ class Mode(NamedTuple):
 
     autocast: tuple[torch.dtype, bool] | None
     default_dtype: torch.dtype
+    arithmetic: Arithmetic = Arithmetic()
 
 
 class ProgramRun(NamedTuple):
@@ -57,6 +59,7 @@ class Graphs:
 
     def __init__(self, device: WorkerDevice, runs_before: int = _RUNS_BEFORE) -> None:
         self.replayed = 0
+        self.recorded = 0  # recordings made so far, those given up too
         self.refused: dict[str, int] = {}  # recordings that failed, by reason
         self._device = device
         self._runs_before = runs_before
@@ -83,7 +86,13 @@ class Graphs:
         except CannotRecord as error:
             self._refuse(program, str(error))
             return self._step_by_step(program, inputs, mode)
+        except torch.OutOfMemoryError:
+            # No other model should leave for a recording: its program runs without one.
+            self._refuse(program, "no memory for a recording")
+            self._device.release()
+            return self._step_by_step(program, inputs, mode)
         self._recorded[key] = recorded
+        self.recorded += 1
         if len(self._recorded) > _MOST_RECORDINGS:
             self._recorded.popitem(last=False)
         return self._replay(recorded, inputs)

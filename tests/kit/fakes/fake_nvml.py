@@ -31,6 +31,7 @@ class FakeGpu:
     instance: int | None = None
     partitioned: bool | None = False  # None: cannot be
     lost: bool = False
+    compute_mode: int | None = 0
     processes: tuple[tuple[int, int | None], ...] = ()
 
 
@@ -44,6 +45,9 @@ class FakeNvml:
     NVML_ERROR_TIMEOUT = 10
     NVML_ERROR_LIBRARY_NOT_FOUND = 12
     NVML_ERROR_GPU_IS_LOST = 15
+    NVML_COMPUTEMODE_EXCLUSIVE_THREAD = 1
+    NVML_COMPUTEMODE_PROHIBITED = 2
+    NVML_COMPUTEMODE_EXCLUSIVE_PROCESS = 3
     NVML_DEVICE_MIG_ENABLE = 1
     nvmlMemory_v2 = 2
     nvmlEventTypeDoubleBitEccError = 2
@@ -73,6 +77,10 @@ class FakeNvml:
         if self.init_error is not None:
             raise NvmlError(self.init_error)
 
+    def nvmlShutdown(self) -> None:
+        if self.init_error is not None:
+            raise NvmlError(self.init_error)
+
     def nvmlDeviceGetCount(self) -> int:
         return len(self.gpus)
 
@@ -87,6 +95,11 @@ class FakeNvml:
 
     def nvmlDeviceGetName(self, gpu: FakeGpu) -> str:
         return gpu.name
+
+    def nvmlDeviceGetComputeMode(self, gpu: FakeGpu) -> int:
+        if gpu.compute_mode is None:
+            raise NvmlError(self.NVML_ERROR_NOT_SUPPORTED)
+        return gpu.compute_mode
 
     def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> tuple[int, int]:
         if gpu.partitioned is None:

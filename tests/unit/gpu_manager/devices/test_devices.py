@@ -8,7 +8,7 @@ import pynvml  # type: ignore[import-untyped]  # NVIDIA gives it no types
 import pytest
 
 from cache_manager.model.ids import NodeId
-from gpu_manager.devices.device_choice import choose
+from gpu_manager.devices.device_choice import choose, closed_device_files
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.devices.host_memory import available_bytes
 from gpu_manager.errors import NoDriver, NoSuchDevice
@@ -275,3 +275,35 @@ def test_available_memory_is_read_from_an_old_control_group(tmp_path: Path) -> N
         memory__memory_dot_stat="total_inactive_file 20000\n",
     )
     assert available_bytes(root) == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "name"), [(1, "Exclusive_Thread"), (2, "Prohibited"), (3, "Exclusive_Process")]
+)
+@pytest.mark.parametrize("choice", ["auto", "cuda", "cuda:0"])
+def test_gpu_is_refused_when_only_one_process_may_use_it(choice: str, mode: int, name: str) -> None:
+    nvml = FakeNvml(FakeGpu("GPU-a", compute_mode=mode))
+    with pytest.raises(NoSuchDevice, match=f"{name}.*nvidia-smi -i 0 -c DEFAULT"):
+        choose(choice, NODE, nvml=nvml)
+
+
+def test_gpu_is_used_when_another_one_is_exclusive_or_it_has_no_mode() -> None:
+    nvml = FakeNvml(FakeGpu("GPU-a", compute_mode=3), FakeGpu("GPU-b", compute_mode=None))
+    with chosen("cuda:1", nvml) as devices:
+        assert ids(devices) == ["n1/cuda:1"]
+    with chosen("cuda", nvml, visible="GPU-b") as devices:
+        assert ids(devices) == ["n1/cuda:1"]
+
+
+def test_device_files_are_named_when_workers_users_cannot_open_them(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    for name, mode in (
+        ("nvidia0", 0o666),
+        ("nvidia1", 0o660),
+        ("nvidiactl", 0o600),
+        ("nvidia-uvm", 0o666),
+        ("nvidia-modeset", 0o600),
+    ):
+        (tmp_path / "dev" / name).touch()
+        (tmp_path / "dev" / name).chmod(mode)
+    assert [path.name for path in closed_device_files(tmp_path)] == ["nvidia1", "nvidiactl"]

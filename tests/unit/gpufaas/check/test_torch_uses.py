@@ -135,7 +135,8 @@ def test_name_means_nothing_when_it_was_not_imported() -> None:
     [
         ("torch.cuda.is_available()", LOCAL, False),
         ("torch.cuda.memory_allocated()", LOCAL, False),
-        ("torch.backends.cudnn.benchmark = True", LOCAL, False),
+        ("torch.backends.cudnn.benchmark = True", REDIRECTED, False),
+        ("torch.backends.cudnn.enabled = False", LOCAL, False),
         ("torch.distributed.is_available()", LOCAL, False),
         ("torch.jit.script(model)", LOCAL, True),
         ("torch.compiler.disable(model)", LOCAL, True),

@@ -224,6 +224,7 @@ class LocalWorker:
         self.ran: list[int] = []
         self.notes: list[str] = []
         self.traces: list[str] = []  # that the notes are about
+        self.lost = threading.Event()  # a worker process would end now
         self.pressures: list[int] = []
         self.relief: tuple[int | None, bool] = (None, False)
         self.device = CpuArithmetic()
@@ -242,7 +243,7 @@ class LocalWorker:
         """A new channel of this session, which holds the lease from now on."""
         self.leases.admit(LEASE, session)
         ours, theirs = socket.socketpair()
-        reports = CallObservers(lambda lease, _: self.ran.append(lease), self._note)
+        reports = CallObservers(lambda lease, _: self.ran.append(lease), self._note, self.lost.set)
         server = ChannelServer(theirs, session, self.executor, self.leases, self.programs, reports)
         thread = threading.Thread(target=server.serve, daemon=True)
         thread.start()

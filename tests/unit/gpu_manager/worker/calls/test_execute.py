@@ -18,6 +18,7 @@ from tests.unit.gpu_manager.worker.calls.caller import (
     step,
     weight,
 )
+from torch_shim.wire.arithmetic import Arithmetic, arithmetic_in_force
 from torch_shim.wire.programs import Constant, DeviceName, Named, Ref, Slice
 from torch_shim.wire.protocol import FrameKind
 
@@ -340,3 +341,24 @@ def test_worker_forgets_a_channel_when_it_closes() -> None:
         caller.call(program(output=[1]), 0)
     worker.join()
     assert worker.notes == []
+
+
+def test_program_computes_with_the_settings_that_come_with_the_call() -> None:
+    worker = LocalWorker()
+    found: list[Arithmetic] = []
+    run = worker.device.run
+
+    def noting(work: Any, *, measure: bool) -> Any:
+        found.append(arithmetic_in_force())
+        return run(work, measure=measure)
+
+    worker.device.run = noting  # type: ignore[method-assign]
+    what = program(step("o:mul", Ref(0), 2), output=[Ref(1)])
+    exact = Arithmetic("highest", False, False, True, 2)
+    with worker.connect() as caller:
+        for sent in (exact, exact, None):
+            options = (None, None, [], None, *(("", list(sent)) if sent else ()))
+            caller.call(what, torch.ones(2), options=options)
+        with pytest.raises(CallFailed, match="no settings of arithmetic"):
+            caller.call(what, torch.ones(2), options=(None, None, [], None, "", ["fast"]))
+    assert found == [exact, exact, Arithmetic()]

@@ -197,3 +197,17 @@ def test_recordings_are_given_up_when_memory_is_short() -> None:
         for _ in range(4):
             assert caller.call(DOUBLE, torch.ones(4)).outputs[0].tolist() == [2.0] * 4
     assert [one.replays for one in recorder.recordings] == [2, 2]
+
+
+def test_program_runs_without_a_recording_when_there_is_no_memory_for_one() -> None:
+    worker, recorder = recording()
+
+    def short(work: Callable[[], Any]) -> tuple[Replayed, Any]:
+        raise torch.OutOfMemoryError(f"Tried to allocate 2.00 MiB for {work}.")
+
+    recorder.record = short  # type: ignore[method-assign]
+    with worker.connect() as caller:
+        for _ in range(5):
+            assert caller.call(DOUBLE, torch.ones(4)).outputs[0].tolist() == [2.0] * 4
+    assert worker.executor.graphs.refused == {"no memory for a recording": 1}
+    assert worker.pressures == []  # no other model has to leave for it

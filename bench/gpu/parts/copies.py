@@ -1,0 +1,116 @@
+"""Ways to bring weights to the GPU: staged as workers do it, pinned in place, and plainly."""
+
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+
+from bench.gpu.gpu_bench import PartOptions, Say
+from bench.gpu.results_file import Row
+from bench.measure.report import MeasurementFailed
+from gpu_manager.worker.device.cuda_runtime import PORTABLE, READ_ONLY, CudaRuntime, loaded_runtime
+from gpu_manager.worker.device.staged_copy import StagingBuffers
+
+_BYTES, _EMULATED_BYTES = 2 << 30, 64 << 20
+_TIMES = 3
+_PIECE_BYTES = 64 << 20
+_PIECES = tuple(mib << 20 for mib in (8, 16, 32, 64))
+# Aimed at: the share of the link that the copy alone reaches.
+_OF_LINK = 0.8
+
+
+def measure(asked: PartOptions, say: Say) -> None:
+    """One row a way, each with its share of the link; the link is a copy from pinned memory."""
+    device = torch.device("cpu" if asked.emulated else "cuda")
+    size = _EMULATED_BYTES if asked.emulated else _BYTES
+    target = torch.empty(size, dtype=torch.uint8, device=device)
+    link = link_bytes_s(target)
+    say({"way": "from pinned memory, the link", "gb_s": link / 1e9, "of_link": 1.0, "note": ""})
+    with _image(size) as (descriptor, source):
+
+        def row(way: str, copy: Callable[[], None], note: str = "") -> Row:
+            seconds = size / _best_s(copy)
+            return {"way": way, "gb_s": seconds / 1e9, "of_link": seconds / link, "note": note}
+
+        say(row("plainly", lambda: _synchronized(lambda: target.copy_(source))))
+        if asked.emulated:
+            return
+        runtime = loaded_runtime()
+        note = f"read-only pages can be pinned: {runtime.pins_read_only()}"
+        for way, flags in (("pinned in pieces", PORTABLE), ("pinned read-only", READ_ONLY)):
+            if runtime.pin(source.data_ptr(), mmap.PAGESIZE, flags):
+                runtime.unpin(source.data_ptr())
+                say(row(way, lambda: _registered(runtime, source, target), note))
+            else:
+                say({"way": way, "gb_s": None, "of_link": None, "note": f"refused; {note}"})
+        best = 0.0
+        for piece_bytes in _PIECES:
+            began_s = time.perf_counter()
+            staging = StagingBuffers(torch.cuda, runtime, piece_bytes)
+            made_ms = 1e3 * (time.perf_counter() - began_s)
+            found = row(
+                f"staged, {piece_bytes >> 20} MiB",
+                partial(staging.copy, descriptor, size, target),
+                f"buffers made in {made_ms:.1f} ms, pinned: {staging.pinned}",
+            )
+            staging.close()
+            say(found)
+            best = max(best, found["of_link"])
+    if best < _OF_LINK:
+        raise MeasurementFailed(f"staged copies reach {best:.0%} of the link, not {_OF_LINK:.0%}")
+
+
+def link_bytes_s(target: torch.Tensor) -> float:
+    """The bytes a second of a copy from memory that torch pinned."""
+    size = min(target.numel(), 256 << 20)
+    source = torch.ones(size, dtype=torch.uint8)
+    pinned = source.pin_memory() if target.is_cuda else source
+    return size / _best_s(
+        lambda: _synchronized(lambda: target[:size].copy_(pinned, non_blocking=True))
+    )
+
+
+def _registered(runtime: CudaRuntime, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Each piece pinned where it is while the one before is copied."""
+    pinned = []
+    for start in range(0, source.numel(), _PIECE_BYTES):
+        piece = source[start : start + _PIECE_BYTES]
+        if runtime.pin(piece.data_ptr(), piece.numel()):
+            pinned.append(piece.data_ptr())
+        target[start : start + piece.numel()].copy_(piece, non_blocking=True)
+    torch.cuda.synchronize()
+    for address in pinned:
+        runtime.unpin(address)
+
+
+def _synchronized(copy: Callable[[], object]) -> None:
+    copy()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _best_s(copy: Callable[[], None]) -> float:
+    times = []
+    for _ in range(_TIMES):
+        began_s = time.perf_counter()
+        copy()
+        times.append(time.perf_counter() - began_s)
+    return min(times)
+
+
+@contextmanager
+def _image(size: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """A file in memory, as the store has weights, and its pages."""
+    descriptor = os.memfd_create("bench-image", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, size)
+        memory = mmap.mmap(descriptor, size)
+        source = torch.frombuffer(memory, dtype=torch.uint8)
+        source.random_(0, 255, generator=torch.Generator().manual_seed(0))
+        yield descriptor, source
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,281 @@
+"""The worker's side of CUDA, over stand-ins that keep the driver's rules."""
+
+import mmap
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_manager.worker.call_errors import CannotRecord, ContextLost, OutOfMemory
+from gpu_manager.worker.device.cuda_context import MOST_PINNED_BYTES, CudaContext
+from gpu_manager.worker.device.cuda_graphs import CudaRecorder
+from gpu_manager.worker.device.cuda_runtime import READ_ONLY, CudaRuntime, loaded_runtime
+from gpu_manager.worker.device.driver_account import (
+    LEAST_BYTES,
+    MOST_BYTES,
+    USUAL_BYTES,
+    DriverAccount,
+    context_bytes,
+    read_account,
+)
+from gpu_manager.worker.device.image_file import ImageFile
+from gpu_manager.worker.device.staged_copy import StagingBuffers
+from tests.kit.fakes.fake_cuda import MIB, FakeRuntimeLibrary, FakeTorchCuda
+from tests.kit.fakes.fake_nvml import GIB, FakeGpu, FakeNvml
+
+CPU = torch.device("cpu")
+INVALIDATED = 901  # cudaErrorStreamCaptureInvalidated
+
+
+def context(
+    cuda: FakeTorchCuda,
+    library: FakeRuntimeLibrary | None = None,
+    account: Callable[[str], Any] | None = None,
+) -> CudaContext:
+    """A context whose tensors lie on the CPU."""
+    return CudaContext(  # the stand-in's account has what is read of the real one
+        "GPU-a",
+        CPU,
+        cuda,
+        CudaRuntime(library or FakeRuntimeLibrary()),
+        account or (lambda _: cuda.account(os.getpid())),
+        cuda.end_allocation,
+    )
+
+
+# -- memory of the context ------------------------------------------------------------------------
+
+
+def test_overhead_has_the_whole_context_when_the_first_question_makes_it() -> None:
+    cuda = FakeTorchCuda(context_bytes=500 * MIB)
+    device = context(cuda)
+
+    device.warm()
+
+    assert device.overhead_bytes() == 500 * MIB
+    cuda.reserved_bytes = 40 * MIB
+    assert device.used_bytes() == 540 * MIB
+
+
+def test_overhead_is_of_the_whole_gpu_when_the_driver_names_no_process() -> None:
+    cuda = FakeTorchCuda(context_bytes=500 * MIB)
+    cuda.others_bytes = 900 * MIB
+    device = context(cuda, account=lambda _: cuda.account())
+
+    device.warm()
+
+    assert device.overhead_bytes() == 500 * MIB
+
+
+def account(used: int | None = None, **by_process: int) -> DriverAccount:
+    return DriverAccount(used, {int(pid[1:]): size for pid, size in by_process.items()})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (account(GIB, p7=5), account(2 * GIB, p7=5, p9=6 * MIB), 6 * MIB),
+        (account(GIB, p7=5), account(2 * GIB, p7=5, p8=4 * MIB, p9=6 * MIB), GIB),
+        (account(GIB), account(3 * GIB + 1), MOST_BYTES),  # another one loaded a model meanwhile
+        (account(3 * GIB), account(GIB), LEAST_BYTES),  # or left
+        (account(), account(), USUAL_BYTES),
+        (account(GIB, p3=1), account(9 * GIB, p3=77), 77),
+    ],
+)
+def test_context_is_found_in_the_drivers_account(
+    before: DriverAccount, after: DriverAccount, expected: int
+) -> None:
+    assert context_bytes(before, after, pid=3) == expected
+
+
+def test_account_is_read_without_cuda_when_there_is_a_driver_or_none() -> None:
+    gpu = FakeGpu("MIG-a", used_bytes=3 * GIB, processes=((5, 70), (6, None)))
+    assert read_account("MIG-a", FakeNvml(gpu)) == DriverAccount(3 * GIB, {5: 70})
+    missing = FakeNvml(init_error=FakeNvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    assert read_account("MIG-a", missing) == DriverAccount()
+
+
+# -- pinning and copying --------------------------------------------------------------------------
+
+
+def test_refused_pin_leaves_no_error_for_the_next_launch() -> None:
+    library = FakeRuntimeLibrary()
+    runtime = CudaRuntime(library)
+
+    assert not runtime.pins_read_only()
+    assert not runtime.pin(1 << 20, 4096, READ_ONLY)
+
+    library.check_launch()
+    runtime.unpin(77)
+    library.check_launch()
+
+
+def test_runtime_is_the_library_that_torch_has_loaded() -> None:
+    found = loaded_runtime()
+    if torch.version.cuda is None:
+        assert not found.pin(0, 4096)
+        return
+    found.pin(1, 4096)  # without a driver it fails, and the error is taken back
+    assert found.clear_error() in {0, 35}  # 35: asking itself needs a driver
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_image_arrives_whole_when_it_is_staged_in_pieces(*, refuses: bool) -> None:
+    cuda, library = FakeTorchCuda(), FakeRuntimeLibrary(refuses=refuses)
+    content = os.urandom(3 * MIB + 17)
+    descriptor = os.memfd_create("image")
+    os.write(descriptor, content)
+    target = torch.zeros(len(content), dtype=torch.uint8)
+
+    staging = StagingBuffers(cuda, CudaRuntime(library), piece_bytes=MIB)
+    assert staging.pinned is not refuses
+    staging.copy(descriptor, len(content), target)
+
+    assert target.numpy().tobytes() == content
+    # The third piece waits for the first one's copy: both use one buffer.
+    assert cuda.log == ["record", "record", "wait", "record", "wait", "record"]
+    staging.close()
+    assert library.pinned == {}
+    library.check_launch()
+    os.close(descriptor)
+
+
+def test_image_that_ends_early_is_an_error_and_no_copy_is_under_way() -> None:
+    cuda, library = FakeTorchCuda(), FakeRuntimeLibrary()
+    descriptor = os.memfd_create("image")
+    os.write(descriptor, b"short")
+    staging = StagingBuffers(cuda, CudaRuntime(library), piece_bytes=4096)
+
+    with pytest.raises(OSError, match="ends at 5"):
+        staging.copy(descriptor, 4096, torch.zeros(4096, dtype=torch.uint8))
+
+    staging.close()
+    assert library.pinned == {}
+    os.close(descriptor)
+
+
+def test_loaded_image_holds_no_pinned_memory() -> None:
+    cuda, library = FakeTorchCuda(), FakeRuntimeLibrary()
+    device = context(cuda, library)
+    device.warm()
+    assert len(library.pinned) == 2  # made while nobody waits
+    descriptor = os.memfd_create("image")
+    os.write(descriptor, bytes(range(200)))
+
+    first, second = device.load(ImageFile("d", [[0, 64], [128, 8]], 200, descriptor))
+
+    assert bytes(first) == bytes(range(64))
+    assert bytes(second) == bytes(range(128, 136))
+    assert library.pinned == {}
+
+
+def test_area_is_unpinned_when_dropped_and_not_pinned_when_too_large() -> None:
+    cuda, library = FakeTorchCuda(), FakeRuntimeLibrary()
+    device = context(cuda, library)
+    area = memoryview(mmap.mmap(-1, 1 << 20))
+
+    shared = device.share(area)
+    assert list(library.pinned.values()) == [1 << 20]
+    assert device.share(area) is None  # pinned already
+    library.check_launch()
+    del shared
+    assert library.pinned == {}
+
+    huge = memoryview(mmap.mmap(-1, MOST_PINNED_BYTES + mmap.PAGESIZE, flags=mmap.MAP_PRIVATE))
+    assert device.share(huge) is None
+    kept = device.share(area)
+    assert kept is not None
+
+
+# -- recordings -----------------------------------------------------------------------------------
+
+
+def recorder(cuda: FakeTorchCuda, library: FakeRuntimeLibrary) -> CudaRecorder:
+    return CudaRecorder(cuda, CudaRuntime(library), cuda.end_allocation)
+
+
+def test_failed_recording_leaves_stream_allocator_and_generator_as_they_were() -> None:
+    cuda, library = FakeTorchCuda(), FakeRuntimeLibrary()
+    runs = []
+
+    def work() -> None:
+        runs.append(cuda.current.number)
+        if len(runs) == 2:
+            library.last_error = INVALIDATED
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    found = recorder(cuda, library)
+    with pytest.raises(CannotRecord, match="invalidated"):
+        found.record(work)
+
+    assert cuda.current is cuda.streams[0]
+    assert cuda.recording_pool is None
+    cuda.default_generators[0].draw()
+    library.check_launch()
+    graph, result = found.record(lambda: "again")
+    assert result == "again"
+    assert cuda.pools == 2  # the pool of the failed one is not used again
+    graph.replay()
+
+
+def test_recording_without_memory_says_so_whatever_its_end_says() -> None:
+    cuda = FakeTorchCuda()
+    runs = []
+
+    def work() -> None:
+        runs.append(1)
+        if len(runs) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        recorder(cuda, FakeRuntimeLibrary()).record(work)
+    assert cuda.current is cuda.streams[0]
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+def failing(text: str, kind: type[RuntimeError] = RuntimeError) -> Callable[[], None]:
+    def work() -> None:
+        raise kind(text)
+
+    return work
+
+
+def test_error_of_an_operator_stays_its_own_when_the_context_is_sound() -> None:
+    with pytest.raises(RuntimeError, match="shapes"):
+        context(FakeTorchCuda()).run(failing("shapes do not match"), measure=False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "of_program"),
+    [
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("CUDA error: device-side assert triggered", True),
+        ("CUDA error: uncorrectable ECC error encountered", False),
+    ],
+)
+def test_context_is_lost_when_every_call_fails_from_now_on(fault: str, *, of_program: bool) -> None:
+    cuda = FakeTorchCuda()
+    device = context(cuda)
+
+    def work() -> None:
+        cuda.fault = fault
+        raise RuntimeError(fault)
+
+    with pytest.raises(ContextLost) as lost:
+        device.run(work, measure=False)
+    assert lost.value.of_program is of_program
+
+
+def test_lack_of_memory_names_the_bytes_that_are_needed() -> None:
+    cuda = FakeTorchCuda(context_bytes=500 * MIB)
+    device = context(cuda)
+    device.warm()
+    cuda.reserved_bytes = 100 * MIB
+
+    with pytest.raises(OutOfMemory) as short:
+        device.run(failing("Tried to allocate 300.00 MiB.", torch.OutOfMemoryError), measure=True)
+    assert short.value.need_bytes == 900 * MIB
