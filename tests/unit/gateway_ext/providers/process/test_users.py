@@ -1,5 +1,6 @@
 """Users of functions and builds: one gateway's at a time, and empty when they are given back."""
 
+import json
 import os
 import pwd
 import subprocess
@@ -170,3 +171,21 @@ async def test_function_gets_another_user_when_its_own_was_given_to_another_gate
         assert int(await call(endpoint)) != before
         assert outside.stat().st_gid == 0
         another.close()
+
+
+async def test_two_functions_never_have_one_user_whatever_their_records_say() -> None:
+    async with world() as there:
+        handler = "import os\ndef handle(event, context):\n    return str(os.getuid())\n"
+        for name in ("f", "g"):
+            there.build(name, handler)
+        f, g = await there.deploy("f"), await there.deploy("g")
+        (endpoint,) = await there.ready(f)
+        uid = int(await call(endpoint))
+        await there.provider.close()
+        for path in (there.state / "functions").glob("*/record.json"):
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"uid": uid}))
+        there.heard.endpoints.clear()
+        there.provider = there.new_provider()
+        await there.provider.start(there.heard)
+        (one,), (two,) = await there.ready(f), await there.ready(g)
+        assert int(await call(one)) != int(await call(two))
