@@ -9,13 +9,15 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MOST_LEVELS = 100
-_MOST_ENTRIES = 1_000_000
+_MOST_ENTRIES = 300_000
+_DELETED_AT_ONCE = 10_000
 
 
 class TreeRefused(OSError):
@@ -82,7 +84,7 @@ def entries(
     are nested more than `levels` deep, or if one is replaced, unless the tree may be `changing`.
     """
     count = 0
-    opened = [("", os.dup(top), _names(top))]
+    opened = [("", os.dup(top), _names(top, most + 1))]
     try:
         while opened:
             prefix, folder, names = opened[-1]
@@ -104,7 +106,7 @@ def entries(
                         raise TreeRefused(f"there are more than {levels} levels of folders")
                     with contextlib.suppress(*_CHANGES if changing else ()):
                         below = entry.opened()
-                        opened.append((f"{entry.path}/", below, _names(below)))
+                        opened.append((f"{entry.path}/", below, _names(below, most + 1)))
     finally:
         for _, folder, _ in opened:
             os.close(folder)
@@ -196,23 +198,28 @@ def _check_maker(status: os.stat_result, made_by: int, path: str) -> None:
 
 def _empty(top: int) -> None:
     """Delete all in an open folder: what is in a folder below moves up, until none is deep."""
-    while names := _names(top):
+    while names := _names(top, _DELETED_AT_ONCE):
         for name in names:
             if not _is_folder(name, top):
                 os.unlink(name, dir_fd=top)
                 continue
             below = _open_to_delete(name, top)
             try:
-                for inner in _names(below):
-                    if _is_folder(inner, below):
-                        os.close(_open_to_delete(inner, below))
-                        moved = secrets.token_hex(8)
-                        os.rename(inner, moved, src_dir_fd=below, dst_dir_fd=top)
-                    else:
-                        os.unlink(inner, dir_fd=below)
+                _move_up(below, top)
             finally:
                 os.close(below)
             os.rmdir(name, dir_fd=top)
+
+
+def _move_up(folder: int, top: int) -> None:
+    """Delete the files in a folder, and move the folders in it to the top."""
+    while names := _names(folder, _DELETED_AT_ONCE):
+        for name in names:
+            if _is_folder(name, folder):
+                os.close(_open_to_delete(name, folder))
+                os.rename(name, secrets.token_hex(8), src_dir_fd=folder, dst_dir_fd=top)
+            else:
+                os.unlink(name, dir_fd=folder)
 
 
 def _open_to_delete(name: str, parent: int) -> int:
@@ -222,9 +229,10 @@ def _open_to_delete(name: str, parent: int) -> int:
     return os.open(name, _FOLDER, dir_fd=parent)
 
 
-def _names(folder: int) -> list[str]:
-    """Names in an open folder, the last one first."""
-    return sorted(os.listdir(folder), reverse=True)
+def _names(folder: int, most: int) -> list[str]:
+    """Names in an open folder, at most so many, the last one first."""
+    with os.scandir(folder) as found:
+        return sorted((entry.name for entry in islice(found, most)), reverse=True)
 
 
 def _is_folder(name: str, parent: int) -> bool:

@@ -48,6 +48,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         mark = hashlib.sha256(os.fsencode(self._store.folder)).hexdigest()[:12]
         self._parts = ProcessParts(settings, self._store.sockets, injection, mark)
         self._users: MachineUsers | None = None  # without root's rights there are none
+        self._kept_users: set[int] = set()  # those of records whose functions are not started yet
         self._checking_memory: asyncio.Task[None] | None = None
         self._environments: PythonEnvironments
 
@@ -134,18 +135,19 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
             log.warning("functions and builds run as this gateway's own user: %s", refused)
             users.close()
             return
-        wanted = {record.uid for record in records}
+        self._users = users
         left = {uid for uid in self._store.left_users if users.functions.keep(uid)}
         users.end(left)
-        for uid in left - wanted:
+        self._kept_users = left & {record.uid for record in records if record.uid is not None}
+        for uid in left - self._kept_users:
             users.functions.give_back(uid)
-        self._users = users
 
     def _with_user(self, record: BuildRecord) -> BuildRecord:
         """The record with a user, or without, as this gateway's rights allow."""
         if self._users is None:
             return replace(record, uid=None)
-        if record.uid in self._users.functions.held:
+        if record.uid is not None and record.uid in self._kept_users:
+            self._kept_users.remove(record.uid)  # a second record of this user gets another one
             return record
         given = replace(record, uid=self._users.functions.take())
         # What its processes wrote is theirs, whoever they were, and must not become another's.

@@ -85,6 +85,24 @@ async def test_container_has_no_more_rights_than_it_needs(
         assert config["PidsLimit"] == 4096
 
 
+async def test_engine_takes_limits_that_are_smaller_or_larger_than_its_own(
+    docker_engine: Engine, images: Images, tmp_path: Path
+) -> None:
+    async with world(docker_engine, tmp_path) as there:
+        large = Resources("1Ti", "1000")
+        function = await there.deploy(images("f:1"), name="large", limits=large)
+        endpoint = (await there.ready(function))[0]
+        config = docker_engine.inspect(endpoint.instance)["HostConfig"]
+        assert isinstance(config, dict)
+        assert 10**9 <= config["NanoCpus"] < 1000 * 10**9
+        asked = Resources("5Mi")
+        small = await there.deploy(
+            images("f:1"), name="small", limits=asked, requests=Resources("1", "1n")
+        )
+        assert "memory" in await there.trouble(small, "was killed")
+        assert (await there.provider.function(small, usage=False)).deployment.limits == asked
+
+
 async def test_log_has_both_streams_and_outlives_its_containers(
     docker_engine: Engine, images: Images, tmp_path: Path
 ) -> None:

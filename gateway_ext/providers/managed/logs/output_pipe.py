@@ -9,6 +9,7 @@ from gateway_ext.providers.managed.logs.limited_output import LimitedOutput
 
 # Read in one turn of the event loop, so that no writer makes the others wait.
 PART_BYTES = 16 << 10
+_MOST_PARTS_LEFT = 4  # the system keeps 64 KiB in a pipe
 
 
 class OutputPipe:
@@ -29,9 +30,13 @@ class OutputPipe:
         self._resume()
 
     def close(self) -> None:
-        """Read no more; what was read is stored."""
+        """Read no more than what the pipe holds, and store what was read."""
         if self._pipe < 0:
             return
+        for _ in range(_MOST_PARTS_LEFT):
+            if not (part := self._part()):
+                break
+            self._take(part)
         if self._resuming is not None:
             self._resuming.cancel()
         self._loop.remove_reader(self._pipe)
@@ -48,22 +53,28 @@ class OutputPipe:
         self._loop.add_reader(self._pipe, self._read)
 
     def _read(self) -> None:
-        try:
-            part = os.read(self._pipe, PART_BYTES)
-        except BlockingIOError:
-            return
-        if not part:
+        part = self._part()
+        if part == b"":
             self.close()
-            return
+        elif part is not None and (pause_s := self._take(part)):
+            self._loop.remove_reader(self._pipe)
+            self._resuming = self._loop.call_later(pause_s, self._resume)
+
+    def _part(self) -> bytes | None:
+        """What can be read at once, empty at the end of the output; None if nothing can."""
+        try:
+            return os.read(self._pipe, PART_BYTES)
+        except BlockingIOError:
+            return None
+
+    def _take(self, part: bytes) -> float:
+        """Store the lines that are complete; returns for how long nothing should be read."""
         *whole, rest = (self._rest + part).split(b"\n")
         while len(rest) > MAX_LINE_BYTES:
             whole.append(rest[:MAX_LINE_BYTES])
             rest = rest[MAX_LINE_BYTES:]
         self._rest = rest
-        pause_s = self._limited.add(whole, len(part))
-        if pause_s:
-            self._loop.remove_reader(self._pipe)
-            self._resuming = self._loop.call_later(pause_s, self._resume)
+        return self._limited.add(whole, len(part))
 
     def _store_raw(self, lines: Sequence[bytes]) -> None:
         self._store([line[:MAX_LINE_BYTES].decode(errors="replace").rstrip("\r") for line in lines])

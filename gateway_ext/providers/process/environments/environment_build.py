@@ -34,8 +34,9 @@ Note = Callable[[str], None]
 
 _PROGRAM = Path(__file__).with_name("environment_program.py")
 _SCRATCH = "tmp"
-_CHECK_EVERY_S = 0.5
-_CHECKS_OF_SIZE = 10  # its folder is measured at every tenth check only, as that takes longer
+_CHECK_EVERY_S = 1.0
+# Its folder is measured less often, and for a small share of the time, however many files it has.
+_MEASURE_EVERY_S, _MEASURE_SHARE = 5.0, 20
 _DRAIN_OUTPUT_S = 0.5
 _MOST_OPEN_FILES = 4096
 
@@ -101,13 +102,15 @@ class EnvironmentBuilds:
                 f"its environment takes longer than {self._limits.timeout_s:g} s"
             ) from error
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(started.process.pid, signal.SIGKILL)
-            status = await asyncio.shield(exited)
-            await asyncio.to_thread(self._end_all, wanted, uid)
-            with contextlib.suppress(TimeoutError):  # of the gateway's user something may be left
-                await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
-            pipe.close()
+            try:
+                if not exited.done():
+                    os.killpg(started.process.pid, signal.SIGKILL)
+                status = await asyncio.shield(exited)
+                await asyncio.to_thread(self._end_all, wanted, uid)
+                with contextlib.suppress(TimeoutError):  # without users something may be left
+                    await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
+            finally:
+                pipe.close()
         if status:
             raise EnvironmentFailed(f"its environment cannot be made ({status}): {last}")
 
@@ -119,14 +122,17 @@ class EnvironmentBuilds:
         exited: asyncio.Task[int],
     ) -> None:
         """Wait for the end of the program; EnvironmentFailed if it uses too much."""
-        checks = 0
+        now_s = asyncio.get_running_loop().time
+        measured_s = now_s() + _MEASURE_EVERY_S
         while not exited.done():
             await asyncio.wait([exited], timeout=_CHECK_EVERY_S)
             used = await asyncio.to_thread(_memory_bytes, uid, started.process.pid)
             _check_amount("memory", used, self._limits.memory_bytes)
-            checks += 1
-            if checks % _CHECKS_OF_SIZE == 0:
+            begun_s = now_s()
+            if begun_s >= measured_s:
                 await asyncio.to_thread(self._check_size, wanted.folder)
+                took_s = now_s() - begun_s
+                measured_s = now_s() + max(_MEASURE_EVERY_S, took_s * _MEASURE_SHARE)
 
     def _end_all(self, wanted: WantedEnvironment, uid: int | None) -> None:
         """Kill every process of the build, also those that left its session and environment."""

@@ -5,6 +5,7 @@ import fcntl
 import os
 import pwd
 import struct
+import threading
 from pathlib import Path
 from secrets import randbelow
 
@@ -29,6 +30,7 @@ class UserIds:
         self._first, self._count = first, count
         self._next = randbelow(count)
         self._held: set[int] = set()
+        self._one_at_a_time = threading.Lock()  # the file's locks do not tell threads apart
 
     @property
     def held(self) -> frozenset[int]:
@@ -38,29 +40,31 @@ class UserIds:
     def take(self) -> int:
         """An id that is nobody's and has no process; ProviderFailed if there is none."""
         busy = process_table.users()
-        for step in range(self._count):
-            position = (self._next + step) % self._count
-            uid = self._first + position
-            if uid not in busy and not _has_a_name(uid) and self.keep(uid):
-                self._next = (position + 1) % self._count
+        for _ in range(self._count):
+            with self._one_at_a_time:
+                uid = self._first + self._next
+                self._next = (self._next + 1) % self._count
+            if uid not in busy and self.keep(uid):
                 return uid
         last = self._first + self._count - 1
         raise ProviderFailed(f"all user ids from {self._first} to {last} are in use")
 
     def keep(self, uid: int) -> bool:
         """Take this id, which may have processes; False if it is another's or out of the range."""
-        if uid in self._held or uid not in range(self._first, self._first + self._count):
+        if uid not in range(self._first, self._first + self._count) or _has_a_name(uid):
             return False
-        if not self._lock(fcntl.F_WRLCK, uid):
-            return False
-        self._held.add(uid)
+        with self._one_at_a_time:
+            if uid in self._held or not self._lock(fcntl.F_WRLCK, uid):
+                return False
+            self._held.add(uid)
         return True
 
     def give_back(self, uid: int) -> None:
         """Let others have an id that no process has any more; `close` has done so for all."""
-        self._held.discard(uid)
-        if self._file >= 0:
-            self._lock(fcntl.F_UNLCK, uid)
+        with self._one_at_a_time:
+            self._held.discard(uid)
+            if self._file >= 0:
+                self._lock(fcntl.F_UNLCK, uid)
 
     def close(self) -> None:
         """Give all ids back."""

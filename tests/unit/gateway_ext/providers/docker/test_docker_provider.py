@@ -234,3 +234,17 @@ async def test_state_folder_is_one_gateways(tmp_path: Path) -> None:
         with pytest.raises(ProviderFailed, match="another gateway has its state"):
             await there.another().start(there.heard)
         there.provider = before
+
+
+async def test_endless_output_is_kept_within_its_budget_and_the_log_says_so(tmp_path: Path) -> None:
+    async with world(tmp_path) as there:
+        line = b"2026-01-02T03:04:05.1Z y\n"
+        there.engine.output = (b"\1\0\0\0" + len(line).to_bytes(4, "big") + line) * 30_000
+        await there.deploy()
+        await there.ready()
+
+        async def is_told() -> bool:
+            return any("were dropped" in text for text in await there.log_texts())
+
+        await eventually(is_told, "the notice")
+        assert 5_000 <= (await there.log_texts()).count("y") < 30_000

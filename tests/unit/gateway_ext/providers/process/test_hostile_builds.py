@@ -234,3 +234,44 @@ async def test_builds_of_one_namespace_leave_turns_for_others() -> None:
             await there.deploy(f"s{number}", id=FunctionId("greedy", f"s{number}"))
         there.build("b", ASK, "tiny-thing\n")
         await there.ready(await there.deploy("b"))
+
+
+@as_root
+async def test_root_follows_no_link_that_a_build_left() -> None:
+    leave = """
+    def act():
+        mark = f"{{sys.prefix}}/.made"
+        if not os.path.lexists(mark):
+            os.symlink({outside!r}, mark)
+            os.symlink({folder!r}, f"{{sys.prefix}}/folder")
+    """
+    async with world() as there:
+        links = await offline(there)
+        folder = there.folder / "outside"
+        folder.mkdir(mode=0o700)
+        (folder / "file").write_text("root's")
+        outside = folder / "made by root"
+        add_source(links, "hostile", leave.format(outside=str(outside), folder=str(folder)))
+        there.build("a", ASK, "hostile\n")
+        await there.ready(await there.deploy("a"))
+        assert [path.name for path in folder.iterdir()] == ["file"]
+        assert folder.stat().st_uid == 0
+
+
+async def test_what_keeps_its_mark_ends_with_its_build_where_builds_have_no_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leave = """
+    def act():
+        import subprocess
+        command = ["/bin/sh", "-c", "sleep 1000; true", {name!r}]
+        subprocess.Popen(command, start_new_session=True, stdout=-3, stderr=-3)  # both closed
+    """
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)  # as the provider sees it
+    async with world() as there:
+        links, name = await offline(there), token_hex(8)
+        add_source(links, "hostile", leave.format(name=name))
+        there.build("a", ASK, "hostile\n")
+        (endpoint,) = await there.ready(await there.deploy("a"))
+        assert await call(endpoint) == b"nothing"
+        assert processes_named(name) == []

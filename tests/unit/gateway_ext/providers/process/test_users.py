@@ -1,8 +1,11 @@
 """Users of functions and builds: one gateway's at a time, and empty when they are given back."""
 
+import json
 import os
+import pwd
 import subprocess
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,30 @@ def test_id_that_was_given_back_is_given_again_only_after_the_others(tmp_path: P
         seen.append(ids.take())
         ids.give_back(seen[-1])
     assert sorted(seen) == list(range(FIRST, FIRST + 4))
+    ids.close()
+
+
+def test_threads_are_never_given_the_same_id(tmp_path: Path) -> None:
+    ids = UserIds(tmp_path / "locks", FIRST + 50, 64)
+    with ThreadPoolExecutor(16) as threads:
+        taken = list(threads.map(lambda _: ids.take(), range(64)))
+    assert len(set(taken)) == 64
+    ids.close()
+
+
+def test_id_of_a_user_whom_the_machine_knows_is_never_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = pwd.getpwuid(0)
+    unknown = pwd.getpwuid
+
+    def with_a_user(uid: int) -> pwd.struct_passwd:
+        return known if uid == FIRST + 15 else unknown(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", with_a_user)
+    ids = UserIds(tmp_path / "locks", FIRST + 15, 2)
+    assert ids.take() == FIRST + 16
+    assert not ids.keep(FIRST + 15), "not even if a record names it"
     ids.close()
 
 
@@ -144,3 +171,21 @@ async def test_function_gets_another_user_when_its_own_was_given_to_another_gate
         assert int(await call(endpoint)) != before
         assert outside.stat().st_gid == 0
         another.close()
+
+
+async def test_two_functions_never_have_one_user_whatever_their_records_say() -> None:
+    async with world() as there:
+        handler = "import os\ndef handle(event, context):\n    return str(os.getuid())\n"
+        for name in ("f", "g"):
+            there.build(name, handler)
+        f, g = await there.deploy("f"), await there.deploy("g")
+        (endpoint,) = await there.ready(f)
+        uid = int(await call(endpoint))
+        await there.provider.close()
+        for path in (there.state / "functions").glob("*/record.json"):
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"uid": uid}))
+        there.heard.endpoints.clear()
+        there.provider = there.new_provider()
+        await there.provider.start(there.heard)
+        (one,), (two,) = await there.ready(f), await there.ready(g)
+        assert int(await call(one)) != int(await call(two))
