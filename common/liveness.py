@@ -117,8 +117,14 @@ def process_look(folder: Path) -> ProcessLook | None:
 
 
 def _has_busy_thread(pid: int) -> bool:
-    """Whether a thread of the process computes, or waits for a disk, while the first one sleeps."""
-    looks = [process_look(folder) for folder in Path(f"/proc/{pid}/task").glob("*")]
+    """Whether a thread of the process computes, or waits for a disk, while the first one sleeps.
+
+    A process that has just ended is not frozen either.
+    """
+    try:
+        looks = [process_look(folder) for folder in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return True
     return any(look is not None and look.state not in _SLEEPING for look in looks)
 
 

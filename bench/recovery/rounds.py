@@ -92,14 +92,16 @@ def _until_quiet(callers: SteadyCallers, functions: Sequence[str]) -> None:
 
 
 def _leases_held(stack: RunningStack) -> frozenset[int]:
-    """The leases shown now, as soon as there are some."""
+    """The leases shown as soon as there is a new one, which its function hardly uses yet."""
     deadline_s = time.monotonic() + _LEASE_S
+    before = frozenset(stack.leases())
     while time.monotonic() < deadline_s:
         held = frozenset(stack.leases())
-        if held:
+        if held - before:
             return held
-        time.sleep(_POLL_S / 5)
-    return frozenset()
+        before = held
+        time.sleep(_POLL_S / 10)
+    return before
 
 
 def _watch(

@@ -89,7 +89,7 @@ class Supervisor:
             try:
                 kill = partial(_kill_group, process)
                 why = await until_ended(process, part.answers, self._times, kill)
-            except asyncio.CancelledError:
+            except BaseException:
                 await _stop(part, process)
                 raise
             if time.monotonic() - began_s > _STABLE_S:
@@ -130,9 +130,12 @@ async def _spawn(part: Part) -> Process:
 async def _wait_until_up(part: Part, process: Process) -> None:
     try:
         async with asyncio.timeout(part.start_s):
-            while not await part.ready():
-                if process.returncode is not None:
+            while True:
+                ready = await part.ready()
+                if process.returncode is not None:  # whoever answered was another program
                     raise StackFailed(part.name, exit_text(process.returncode), _log_end(part))
+                if ready:
+                    return
                 await asyncio.sleep(_POLL_S)
     except TimeoutError as error:
         late = f"is not ready after {part.start_s:g} s"

@@ -12,6 +12,7 @@ from typing import TypeVar
 import pytest
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
 
+from gpufaas.errors import PortTaken
 from gpufaas.etcd.own_password import USER
 from gpufaas.etcd.own_server import EtcdServer, etcd_server, find_etcd
 from gpufaas.local.held_ports import HeldPort
@@ -46,7 +47,16 @@ class EtcdWorld:
 
     async def start(self) -> None:
         """Start it, again at the same address."""
-        port = HeldPort().keep() if self._server is None else self.port
+        if self._server is not None:
+            await self._start_on(self.port)
+            return
+        try:
+            await self._start_on(HeldPort().keep())
+        except PortTaken as error:  # nobody knows the port yet, so that another one will do
+            LOG.warning("%s; another port is tried", error)
+            await self._start_on(HeldPort().keep())
+
+    async def _start_on(self, port: int) -> None:
         server = etcd_server(
             self.data, LOG, port=port, options=self._options, guarded=self._guarded
         )

@@ -1,8 +1,11 @@
 """A frozen process is told from a busy, a starved, a debugged and a jointly suspended one."""
 
+import asyncio
+import sys
+
 import pytest
 
-from common.liveness import LivenessRecord, LivenessTimes, ProcessLook
+from common.liveness import LivenessRecord, LivenessTimes, ProcessLook, until_frozen
 
 TIMES = LivenessTimes()
 
@@ -56,3 +59,38 @@ def test_waits_begin_again_when_the_watching_process_was_held_up_itself() -> Non
     for look_s in (60.0, 60.5, 61.0, 61.5):  # the machine, or the whole stack, was suspended
         assert not record.look(ProcessLook("T", 7), look_s)
     assert "stopped" in record.look(ProcessLook("T", 7), 62.0)
+
+
+_WORKS_ASIDE = """
+import sys, threading, time
+def work():
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        pass
+if sys.argv[1] == "busy":
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("kind", "frozen"), [("idle", True), ("busy", False)])
+async def test_process_that_stops_answering_is_frozen_unless_one_of_its_threads_works(
+    kind: str,
+    frozen: bool,  # noqa: FBT001  # pytest passes parameters by name
+) -> None:
+    times = LivenessTimes(look_s=0.05, ask_s=0.05, blocked_s=0.5)
+    answers = iter([True])
+
+    async def once() -> bool:
+        return next(answers, False)
+
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", _WORKS_ASIDE, kind)
+    try:
+        watching = asyncio.create_task(until_frozen(process.pid, once, times))
+        done, _ = await asyncio.wait({watching}, timeout=30.0 if frozen else 3.0)
+        assert bool(done) is frozen
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    finally:
+        process.kill()
+        await process.wait()

@@ -1,5 +1,6 @@
 """What `gpufaas up` keeps and runs."""
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -130,6 +131,22 @@ async def test_child_that_ends_before_it_is_up_fails_the_start_with_its_last_wor
     async with Supervisor(LOG) as children:
         with pytest.raises(StackFailed, match=r"(?s)status 3.*no luck"):
             await children.start(part(tmp_path, "print('no luck'); raise SystemExit(3)", never))
+
+
+async def test_child_that_ends_fails_the_start_though_another_program_answers_for_it(
+    tmp_path: Path,
+) -> None:
+    ended = tmp_path / "ended"
+
+    async def answers_then() -> bool:
+        await eventually(ended.exists)
+        await asyncio.sleep(0.2)  # until it is known that it has ended
+        return True
+
+    program = f"open({str(ended)!r}, 'w').close(); raise SystemExit(3)"
+    async with Supervisor(LOG) as children:
+        with pytest.raises(StackFailed, match="status 3"):
+            await children.start(part(tmp_path, program, answers_then))
 
 
 async def test_child_that_is_never_ready_fails_the_start_and_is_gone(tmp_path: Path) -> None:
