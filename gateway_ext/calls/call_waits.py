@@ -20,9 +20,13 @@ class WaitPace:
     def __init__(self) -> None:
         self.each_s: float | None = None
 
-    def saw(self, ahead: int, waited_s: float) -> None:
-        """Take in the wait of a call that came behind so many waiting ones."""
-        each_s = waited_s / (ahead + 1)
+    def saw(self, ahead: int, waited_s: float, at_a_time: int) -> None:
+        """Take in the wait of a call that came behind so many waiting ones.
+
+        Of calls that are served so many at a time, as many waiting ones may begin together: after a
+        slow start of all of them the first one has waited no less than the last one.
+        """
+        each_s = waited_s / max(ahead + 1, at_a_time)
         known_s = self.each_s
         self.each_s = each_s if known_s is None else known_s + _WEIGHT * (each_s - known_s)
 
@@ -47,10 +51,10 @@ class CallWaits:
         self._threads = WaitPace()
         self._closed_until_s = self._gpu_wait_s = 0.0
 
-    def saw_turn(self, ahead: int, waited_s: float, instances: int) -> None:
-        """A call has waited for an instance, behind so many others."""
+    def saw_turn(self, ahead: int, waited_s: float, instances: int, places: int = 1) -> None:
+        """A call has waited for one of the places of the instances, behind so many others."""
         self.known = True
-        self._turns.saw(ahead, waited_s * instances)
+        self._turns.saw(ahead, waited_s * instances, places)
 
     def saw_report(self, ahead: int, trace_report: bytes, answered_in_s: float = 0.0) -> None:
         """An instance reports a call that it was sent beside so many others.
@@ -66,7 +70,7 @@ class CallWaits:
         if ahead >= found.at_a_time:
             self.known = True
             waited_s = max(found.waited_s, answered_in_s - found.took_s)
-            self._threads.saw(ahead - found.at_a_time, waited_s)
+            self._threads.saw(ahead - found.at_a_time, waited_s, found.at_a_time)
 
     def saw_full_gpus(self, wait_s: float, most_s: float, now_s: float) -> None:
         """The scheduler refused a call, since its wait of `wait_s` would exceed `most_s`.

@@ -131,8 +131,9 @@ class Function:
         ahead, began_s = len(self._turns), time.monotonic()
         most = self.options.queue
         instance = await self._turns.wait(most, self.give_back, self.expected_wait_s)
-        waited_s = time.monotonic() - began_s
-        self.waits.saw_turn(ahead, waited_s, max(1, len(self._instances)))
+        waited_s, instances = time.monotonic() - began_s, max(1, len(self._instances))
+        places = instances * (self.options.concurrency or 1)
+        self.waits.saw_turn(ahead, waited_s, instances, places)
         return instance
 
     def give_back(self, instance: Instance) -> None:
