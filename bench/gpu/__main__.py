@@ -8,12 +8,13 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench.gpu.part_process import run_part
-from bench.gpu.results_file import ResultsFile
+from bench.gpu.results_file import ResultsFile, Row
 from bench.measure.report import RESULTS
 from cache_manager.model.ids import NodeId
 from gpu_manager.devices.device_choice import choose
@@ -47,7 +48,14 @@ PARTS = (
 )
 
 
-def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+RunPart = Callable[
+    [Sequence[str], Mapping[str, str], float, Callable[[Row], None]], str
+]  # the command, its environment, its limit, and who takes its rows; what failed
+
+
+def main(
+    arguments: Sequence[str], environment: Mapping[str, str], run_part: RunPart = run_part
+) -> int:
     """Run the parts that are not done; 0 when all are, else 1 with a word on each that is not."""
     options = _parser(environment).parse_args(arguments)
     devices = "cpu:1" if options.emulate else options.devices
@@ -65,7 +73,14 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         elif time.monotonic() + part.limit_s * options.scale > deadline_s:
             unbegun.append(part.name)
         else:
-            _run(part, results, devices, options, environment)
+            command = _command(part, results, devices, options)
+            limit_s = part.limit_s * options.scale
+            print(f"\n{part.name}: {part.about}; at most {limit_s:.0f} s", flush=True)
+            results.begin(part.name)
+            began_s = time.monotonic()
+            failed = run_part(command, environment, limit_s, partial(results.add, part.name))
+            results.end(part.name, time.monotonic() - began_s, failed)
+            print(f"{part.name}: {failed or 'done'}", flush=True)
     return _verdict(results, options.only, unbegun)
 
 
@@ -98,23 +113,13 @@ def _gpu_type(devices: str, visible: str | None) -> str:
             device.close()
 
 
-def _run(
-    part: Part,
-    results: ResultsFile,
-    devices: str,
-    options: argparse.Namespace,
-    environment: Mapping[str, str],
-) -> None:
-    limit_s = part.limit_s * options.scale
-    print(f"\n{part.name}: {part.about}; at most {limit_s:.0f} s", flush=True)
+def _command(
+    part: Part, results: ResultsFile, devices: str, options: argparse.Namespace
+) -> list[str]:
+    within_s = max(1.0, (part.limit_s - _REST_S) * options.scale)
     command = [sys.executable, "-m", "bench.gpu.part", part.name, "--devices", devices]
-    command += ["--within", str(max(1.0, limit_s - _REST_S * options.scale))]
-    command += ["--gpu-type", results.gpu_type, "--output", str(options.output)]
-    results.begin(part.name)
-    began_s = time.monotonic()
-    failed = run_part(command, environment, limit_s, lambda row: results.add(part.name, row))
-    results.end(part.name, time.monotonic() - began_s, failed)
-    print(f"{part.name}: {failed or 'done'}", flush=True)
+    command += ["--within", str(within_s), "--gpu-type", results.gpu_type]
+    return [*command, "--output", str(options.output)]
 
 
 def _verdict(results: ResultsFile, only: Sequence[str], unbegun: Sequence[str]) -> int:

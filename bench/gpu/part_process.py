@@ -72,8 +72,9 @@ def _read_ahead(output: IO[str]) -> "queue.Queue[str | None]":
     lines: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:
-        for line in output:
-            lines.put(line.rstrip("\n"))
+        with output:
+            for line in output:
+                lines.put(line.rstrip("\n"))
         lines.put(None)
 
     threading.Thread(target=read, name="part-output", daemon=True).start()

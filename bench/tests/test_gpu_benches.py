@@ -1,4 +1,4 @@
-"""The benches for a real GPU on an emulated one: whether they measure, not what."""
+"""The parts of `make gpu` on an emulated GPU: whether they measure, not what."""
 
 import json
 import os
@@ -9,60 +9,57 @@ from typing import Any
 
 import pytest
 
+from bench.gpu.__main__ import PARTS
+from bench.gpu.part import MEASURES
+
 ROOT = Path(__file__).parents[2]
-LINEAR_BYTES = (4 * 4 + 4) * 4
 RESNET18_BYTES = 11_689_512 * 4  # its parameters; buffers come on top
 
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}  # noqa: TID251 - for a child
-    program = [sys.executable, "-m", f"bench.{name}", *arguments]
+    program = [sys.executable, "-m", "bench.gpu.part", name, *arguments]
     return subprocess.run(
         program, cwd=ROOT, env=environment, text=True, capture_output=True, check=False
     )
 
 
-def kept(name: str, folder: Path, *arguments: str) -> Any:
-    found = run(name, "--devices", "cpu:1", "--output", str(folder), *arguments)
+def rows_of(name: str, *arguments: str) -> list[dict[str, Any]]:
+    found = run(name, "--devices", "cpu:1", *arguments)
     assert found.returncode == 0, found.stderr
-    (path,) = folder.iterdir()
-    return json.loads(path.read_text(encoding="utf-8"))
+    marked = [line for line in found.stdout.splitlines() if line.startswith("row ")]
+    return [json.loads(line.removeprefix("row ")) for line in marked]
 
 
-@pytest.mark.parametrize("name", ["gpu.resident", "gpu.latency"])
-def test_bench_refuses_in_one_line_when_there_is_no_such_gpu(name: str, tmp_path: Path) -> None:
-    found = run(name, "--devices", "cuda:99", "--output", str(tmp_path))
+def test_every_part_can_be_run() -> None:
+    assert [part.name for part in PARTS] == list(MEASURES)
+
+
+@pytest.mark.parametrize("name", ["memory", "profile"])
+def test_part_refuses_in_one_line_when_there_is_no_such_gpu(name: str) -> None:
+    found = run(name, "--devices", "cuda:99")
 
     assert found.returncode == 1
     (line,) = found.stderr.splitlines()
-    assert line.startswith(f"bench.{name}: ")
-    assert not list(tmp_path.iterdir())
+    assert line.startswith(f"bench.gpu.part {name}: ")
 
 
 @pytest.mark.slow
-def test_resident_bench_stops_when_a_model_must_leave(tmp_path: Path) -> None:
-    models = ("resnet18", "squeezenet1_1")
-    found = kept("gpu.resident", tmp_path, "--gpu-memory", "120MiB", "--models", *models)
+def test_memory_part_stops_when_a_model_must_leave() -> None:
+    first, last, total = rows_of("memory", "--gpu-memory", "120MiB")
 
-    assert (found["resident"], found["of"]) == (1, 2)
-    assert found["emulated"] is True
-    (entry,) = found["models"]
-    assert entry["model"] == "resnet18"
-    assert entry["weights_bytes"] > RESNET18_BYTES
-    assert entry["beyond_weights_bytes"] == entry["resident_bytes"] - entry["weights_bytes"]
+    assert (first["model"], first["resident"]) == ("squeezenet1_1", True)
+    assert first["beyond_weights_bytes"] == first["ledger_bytes"] - first["weights_bytes"]
+    assert last == {"model": "resnet18", "resident": False}
+    assert total == {"resident": 1, "gpu_bytes": 120 << 20}
 
 
 @pytest.mark.slow
-def test_latency_bench_measures_calls_and_loads_when_emulated(tmp_path: Path) -> None:
-    found = kept("gpu.latency", tmp_path, "--models", "linear", "--rounds", "1")
+def test_cold_part_accounts_for_the_whole_first_answer() -> None:
+    rows = rows_of("cold")
 
-    assert [(row["batch"], row["how"]) for row in found["warm"]] == [
-        (1, "call"),
-        (1, "whole"),
-        (32, "call"),
-        (32, "whole"),
-    ]
-    assert all(row["ratio"] > 0 for row in found["warm"])
-    (first,) = found["first_answers"]
-    assert first["weights_bytes"] == LINEAR_BYTES
-    assert first["first_s"] > first["load_s"] > 0
+    assert [row["first answer"] for row in rows] == ["new to the node", "evicted before"] * 2
+    for row in rows:
+        assert sum(row["stages_s"].values()) == pytest.approx(row["first_s"], abs=1e-3)
+        assert row["stages_s"]["transfer"] > 0
+        assert row["stages_s"]["compute"] > 0

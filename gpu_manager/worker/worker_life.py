@@ -86,13 +86,12 @@ class _WorkerLife:
     def _warm(self, order: worker_orders.Warm) -> None:
         try:
             self._get_ready(order.device)
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, AssertionError) as error:  # as torch says it
             # The manager reads it when it wants to use this worker: until then the pool has one
             # worker that waits, and does not make another and another.
             text = f"the GPU cannot be used: {type(error).__name__}: {error}"
-            self._tell(
-                worker_orders.ImageLoadFailed(isinstance(error, torch.OutOfMemoryError), text[:500])
-            )
+            # Not for want of memory, even where it was: there may be more by then, for another one.
+            self._tell(worker_orders.ImageLoadFailed(False, text[:500]))
 
     def _get_ready(self, device: str) -> None:
         if device != "cpu":  # CUDA reads the variable when it is first touched, just below

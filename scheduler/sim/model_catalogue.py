@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import count
+from math import inf
 from pathlib import Path
 
 from cache_manager.model.ids import MIB, ModelId, Tier
@@ -85,7 +86,7 @@ def _table_text(profile: str) -> str:
 
 
 def _models_of(text: str) -> dict[str, SimModel]:
-    return {
+    found = {
         row["model"]: SimModel(
             ModelId(row["model"]),
             row["size_class"],
@@ -95,6 +96,11 @@ def _models_of(text: str) -> dict[str, SimModel]:
         )
         for row in csv.DictReader(text.splitlines())
     }
+    for model in found.values():
+        figures = (model.memory_bytes, model.load_s, model.run_s)
+        if not all(0 < figure < inf for figure in figures):
+            raise ValueError(f"{model.id} has {figures}")
+    return found
 
 
 def working_set(size: int) -> list[SimModel]:
