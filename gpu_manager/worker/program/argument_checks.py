@@ -1,29 +1,26 @@
 """Operators as programs get them: behind checks of their arguments, giving no memory unwritten."""
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from gpu_manager.worker.program.value_checks import CHECKS
+from gpu_manager.worker.program.value_checks import CHECKS, reduction
 
 Operator = Callable[..., Any]
-
-_ENUMERATED = ("ScalarType", "Layout", "MemoryFormat")
 
 
 def checked(name: str, operator: Operator) -> Operator:
     """The operator, behind the checks that its name asks for."""
     short = _short(name)
+    choices = _choices(short, operator)
     if short in _FACTORIES:
         operator = _zero_filled(operator)
     check = CHECKS.get(name[2:]) or CHECKS.get(short)
     if check is not None:
         operator = _behind(check, operator)
-    if name.startswith("a:"):
-        operator = _without_numbers_for_kinds(operator)
-    return operator
+    return _with_checked_choices(choices, operator) if choices else operator
 
 
 def _short(name: str) -> str:
@@ -66,40 +63,69 @@ def _zero_filled(operator: Operator) -> Operator:
     return call
 
 
-# --- Kinds that are numbers in C++ ------------------------------------------------------------
+# --- Choices that are numbers in C++ ----------------------------------------------------------
+
+_LOSSES = ("loss", "loss2d", "loss_nd", "loss_forward", "entropy", "with_logits", "kl_div")
+_KINDS = ("ScalarType", "Layout", "MemoryFormat")
 
 
-def _without_numbers_for_kinds(operator: Operator) -> Operator:
-    """A registered operator that refuses a number for a dtype, layout or memory format.
+class _Choice(NamedTuple):
+    """An argument that is a choice between a few things."""
 
-    Torch takes any number there, and looks it up in tables behind whose end others lie.
+    position: int | None  # none where it has to be named
+    name: str
+    check: Operator
+
+
+def _with_checked_choices(choices: Sequence[_Choice], operator: Operator) -> Operator:
+    """An operator that refuses numbers that are no choice.
+
+    Torch takes any number for a dtype, layout or memory format of a registered operator, and looks
+    it up in tables behind whose end others lie. It takes any number for a reduction as well.
     """
-    positions: set[int] = set()
-    names: set[str] = set()
-    for schema in _schemas(operator):
-        for position, argument in enumerate(schema.arguments):
-            if any(kind in str(argument.real_type) for kind in _ENUMERATED):
-                names.add(argument.name)
-                if not argument.kwarg_only:
-                    positions.add(position)
-    if not names:
-        return operator
 
     def call(*arguments: Any, **named: Any) -> Any:
-        for position, value in enumerate(arguments):
-            if position in positions and isinstance(value, int) and not isinstance(value, bool):
-                raise ValueError(f"{value} is no dtype, layout or memory format")
-        for name in names.intersection(named):
-            if isinstance(named[name], int):
-                raise ValueError(f"{name}={named[name]} is no dtype, layout or memory format")
+        for position, name, check in choices:
+            if name in named:
+                check(named[name])
+            elif position is not None and position < len(arguments):
+                check(arguments[position])
         return operator(*arguments, **named)
 
     return call
 
 
-def _schemas(operator: Operator) -> Iterator[Any]:
+def _choices(short: str, operator: Operator) -> list[_Choice]:
+    found: dict[_Choice, None] = {}
+    for schema in _schemas(short, operator):
+        for position, argument in enumerate(schema.arguments):
+            check = _check_of_choice(argument)
+            if check is not None:
+                place = None if argument.kwarg_only else position
+                found[_Choice(place, argument.name, check)] = None
+    return list(found)
+
+
+def _check_of_choice(argument: Any) -> Operator | None:
+    if any(kind in str(argument.real_type) for kind in _KINDS):
+        return _no_number
+    return reduction if argument.name == "reduction" else None
+
+
+def _no_number(value: Any) -> None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        raise ValueError(f"{value} is no dtype, layout or memory format")
+
+
+def _schemas(short: str, operator: Operator) -> Iterator[Any]:
+    """Those of a registered operator, or of the registered ones that a function stands for."""
     if isinstance(operator, torch._ops.OpOverload):  # noqa: SLF001 - torch.ops gives no public name
         yield operator._schema  # noqa: SLF001 - as above
-    elif isinstance(operator, torch._ops.OpOverloadPacket):  # noqa: SLF001 - as above
-        for overload in operator.overloads():  # type: ignore[no-untyped-call] # torch gives it no types
-            yield getattr(operator, overload)._schema  # noqa: SLF001 - as above
+        return
+    packet = operator
+    if not isinstance(packet, torch._ops.OpOverloadPacket):  # noqa: SLF001 - as above
+        packet = getattr(torch.ops.aten, short, None)
+        if packet is None or not short.endswith(_LOSSES):
+            return
+    for overload in packet.overloads():  # type: ignore[no-untyped-call] # torch gives it no types
+        yield getattr(packet, overload)._schema  # noqa: SLF001 - as above

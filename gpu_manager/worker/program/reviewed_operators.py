@@ -78,7 +78,7 @@ PUBLIC = _words(
     max_unpool3d maximum mean median meshgrid min minimum mish mm mode modified_bessel_i0
     modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 moveaxis movedim mse_loss msort mul
     multi_dot multi_head_attention_forward multi_margin_loss multigammaln multilabel_margin_loss
-    multilabel_margin_loss_forward multilabel_soft_margin_loss multinomial multiply mv mvlgamma
+    multilabel_soft_margin_loss multinomial multiply mv mvlgamma
     nan_to_num nanmean nanmedian nanquantile nansum narrow narrow_copy native_batch_norm
     native_channel_shuffle native_dropout native_group_norm native_layer_norm ndimension ndtr
     ndtri ne neg negative nelement new_empty new_empty_strided new_full new_ones new_tensor
