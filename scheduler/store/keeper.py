@@ -236,7 +236,6 @@ class Keeper:
         if self._records.get(stored_key) == record:
             return
         self._records[stored_key] = record
-        self._unwritten.discard(stored_key)
         try:
             value = encoded(record)
         except ValueError as error:
@@ -246,10 +245,15 @@ class Keeper:
             self._leave_out(stored_key, f"{len(value)} bytes, more than {_RECORD_BYTES}")
         elif self._stored.get(stored_key) != value:
             puts[stored_key] = value
+        else:
+            self._unwritten.discard(stored_key)
 
     def _leave_out(self, stored_key: str, why: object) -> None:
+        if (
+            stored_key not in self._unwritten
+        ):  # else it was logged, and changes perhaps all the time
+            self._log.error("%s is not written to the datastore: %s", stored_key, why)
         self._unwritten.add(stored_key)
-        self._log.error("%s is not written to the datastore: %s", stored_key, why)
 
     def _left(self, current: set[str]) -> list[str]:
         """Stored keys of GPUs that are gone; those of an earlier leader have time to return."""
@@ -265,8 +269,11 @@ class Keeper:
     # -- writing --------------------------------------------------------------------------------
 
     async def _write(self, puts: dict[str, bytes], deletes: list[str], fence: Fence) -> None:
-        for batch in _batches(puts):
+        apart = self._unwritten & puts.keys()  # they would be refused with all the others again
+        for batch in _batches({k: value for k, value in puts.items() if k not in apart}):
             await self._write_batch(batch, fence)
+        for stored_key in sorted(apart):
+            await self._write_batch({stored_key: puts[stored_key]}, fence)
         left = iter(deletes)
         while chosen := list(islice(left, MAX_CHANGES)):
             await self._store.write({}, chosen, fence)
@@ -292,6 +299,7 @@ class Keeper:
                 await self._write_batch({stored_key: value}, fence)
         else:
             self._stored.update(batch)
+            self._unwritten.difference_update(batch)
 
 
 def _informative(known: Mapping[ModelId, Profile]) -> set[ModelId]:
