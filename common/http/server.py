@@ -59,7 +59,7 @@ async def serving(
     )
     config.load()
     state = ServerState()
-    table = ConnectionTable(min(limits.connections, _most_connections()))
+    table = ConnectionTable(_most_connections(limits))
     server = await asyncio.get_running_loop().create_server(
         lambda: ServerProtocol(config, state, limits, table),
         sock=listener,
@@ -73,9 +73,12 @@ async def serving(
         await _drain(state, drain_s)
 
 
-def _most_connections() -> int:
-    """Half of the files that this process may open: a server without files cannot accept."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+def _most_connections(limits: Limits) -> int:
+    """At most half of the files that this process may open: without files nobody can connect."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return limits.connections
+    return min(limits.connections, files // 2)
 
 
 async def _drain(state: ServerState, drain_s: float) -> None:

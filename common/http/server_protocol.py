@@ -19,6 +19,7 @@ from common.http.request_head import (
     TOO_LARGE,
     TOO_MANY_REQUESTS,
     BadHead,
+    Refusal,
     check_head,
 )
 
@@ -50,6 +51,7 @@ class ServerProtocol(HttpToolsProtocol):
     host = ""
     _in_head = False
     _refused = False
+    _upgraded = False
     _keeps_alive = False
     _head_bytes = 0  # of the present head, as far as it was parsed
     _quiet_bytes = 0  # received since a head began, or since the last piece of a body
@@ -100,6 +102,8 @@ class ServerProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._quiet_bytes += len(data)
         self._feed(data)
+        if self._upgraded:
+            return
         if self._quiet_bytes > self._limits.head_bytes:
             self._refuse(TOO_LARGE)
         elif self._head_timer is None and (self._in_head or self.idle):
@@ -119,7 +123,7 @@ class ServerProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header, without the white space that may follow its value."""
         if len(self.headers) >= self._limits.headers:
-            raise TOO_LARGE
+            raise BadHead(TOO_LARGE)
         self._grow_head(len(name) + len(value))
         super().on_header(name, value.strip(b" \t"))
 
@@ -129,7 +133,7 @@ class ServerProtocol(HttpToolsProtocol):
         self._end_of_head()
         check_head(self.parser.get_http_version(), self.parser.get_method(), self.headers)
         if len(self.pipeline) >= self._limits.pipelined:
-            raise TOO_MANY_REQUESTS
+            raise BadHead(TOO_MANY_REQUESTS)
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
@@ -160,6 +164,8 @@ class ServerProtocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         """Hand the bare transport on: a websocket's frames are never kept back."""
+        self._upgraded = True
+        self._end_of_head()
         self._table.remove(self)
         self.transport = cast(JoiningTransport, self.transport).wrapped
         super().handle_websocket_upgrade()
@@ -182,7 +188,7 @@ class ServerProtocol(HttpToolsProtocol):
                 self.parser = httptools.HttpRequestParser(self)
             except httptools.HttpParserError as error:
                 found = error.__context__
-                self._refuse(found if isinstance(found, BadHead) else MALFORMED)
+                self._refuse(found.refusal if isinstance(found, BadHead) else MALFORMED)
                 return
             else:
                 return
@@ -190,7 +196,7 @@ class ServerProtocol(HttpToolsProtocol):
     def _grow_head(self, more_bytes: int) -> None:
         self._head_bytes += more_bytes
         if self._head_bytes > self._limits.head_bytes:
-            raise TOO_LARGE
+            raise BadHead(TOO_LARGE)
 
     def _wait_for_head(self) -> None:
         self._head_timer = self.loop.call_later(self._limits.head_s, self._give_up)
@@ -201,12 +207,13 @@ class ServerProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _refuse(self, refusal: BadHead) -> None:
+    def _refuse(self, refusal: Refusal) -> None:
         """Read no more; answer why, where that answer cannot be taken for another request's."""
         self._refused = True
         cycle = self.cycle
         if not self.idle and not cycle.more_body:
             self._end_of_head()
+            self.flow.pause_reading()
             cycle.keep_alive = False  # the requests before the bad one are answered
             return
         if not self.idle:  # the rest of this request's body will never come

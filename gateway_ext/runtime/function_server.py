@@ -32,10 +32,7 @@ class FunctionServer:
 
     def __init__(self, settings: RuntimeSettings) -> None:
         self.connections: dict[ServerConnection, None] = {}
-        # Half of the files that this process may open: a server without files cannot accept.
-        self.max_connections = min(
-            _MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-        )
+        self.max_connections = _most_connections()
         self.max_body_bytes = settings.max_body_bytes
         self.read_timeout_s = settings.read_timeout_s
         self._settings = settings
@@ -138,3 +135,11 @@ class FunctionServer:
         sys.stderr.write("every thread is held by calls that timed out: this process ends\n")
         sys.stderr.flush()
         os._exit(1)
+
+
+def _most_connections() -> int:
+    """At most half of the files that this process may open: without files nobody can connect."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS
+    return min(_MOST_CONNECTIONS, files // 2)

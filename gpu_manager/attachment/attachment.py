@@ -26,6 +26,7 @@ from scheduler.api import (
     LeaseReleased,
     ModelDemoted,
     ModelRegistered,
+    NodeSnapshot,
     Placement,
     Prepare,
     Request,
@@ -58,6 +59,8 @@ log = logging.getLogger(__name__)
 _TIMES = StreamTimes()
 # The number of ended leases remembered: an order sent before the end must not grant one again.
 _MOST_ENDED = 4096
+# Stored models that a snapshot names: reading it must not hold the scheduler up.
+_MOST_STORED = 5_000
 # After a request's deadline the scheduler has this long to report the expiry itself.
 _LATE_S = 1.0
 _Order = Prepare | Dispatch | Demote | EndLease
@@ -77,12 +80,18 @@ class Attachment:
             raise BadSetting("node", node, "letters, digits, '-', '_' and '.'")
         self._dialer = Dialer(urls, node, secrets.token_hex(16), stream_key(secret), times)
         self._stream = LeaderStream(
-            self._dialer, times, self._model_pages, self._send_whole_state, self._receive
+            self._dialer,
+            times,
+            self._model_pages,
+            self._send_whole_state,
+            self._tier_pages,
+            self._receive,
         )
         self._orders: OrderTaker | None = None
         self._calls = PendingCalls()
         self._registered: dict[ModelId, ModelRegistered] = {}
         self._unreported: dict[ModelId, ModelRegistered] = {}
+        self._unreported_tiers: dict[ModelId, ModelDemoted] = {}
         self._ended: OrderedDict[LeaseId, None] = OrderedDict()
         self._drained: tuple[GpuId, ...] = ()
         self._neighbours: dict[NodeId, tuple[str, ...]] = {}
@@ -136,8 +145,12 @@ class Attachment:
             self._registered[event.model.id] = event
             if not self._stream.introduced:
                 self._unreported[event.model.id] = event
-        elif isinstance(event, ModelDemoted) and event.tier is Tier.ABSENT:
-            self._forget(event.model)
+        elif isinstance(event, NodeSnapshot):
+            event = self._cut(event)
+        elif isinstance(event, ModelDemoted):
+            self._unreported_tiers.pop(event.model, None)
+            if event.tier is Tier.ABSENT:
+                self._forget(event.model)
         elif isinstance(event, SlotFreed):
             self._ended[event.lease] = None
             if len(self._ended) > _MOST_ENDED:
@@ -146,6 +159,23 @@ class Attachment:
             return  # the scheduler may have removed the GPU already
         assert isinstance(event, NodeReport), f"{event} is not an event that a node reports"
         self._stream.send(Report(event))
+        if self._unreported_tiers:
+            self._stream.send_later_pages()
+
+    def _cut(self, snapshot: NodeSnapshot) -> NodeSnapshot:
+        """The snapshot with as many stored models as one message takes; others are sent later."""
+        node, stored = snapshot.node, snapshot.stored
+        later = stored[_MOST_STORED:]
+        self._unreported_tiers = {
+            model: ModelDemoted(node, None, model, tier) for model, tier in later
+        }
+        return snapshot._replace(stored=stored[:_MOST_STORED]) if later else snapshot
+
+    def _tier_pages(self) -> Iterator[list[Report]]:
+        """Where the weights of stored models are, of which the snapshot says nothing."""
+        while self._unreported_tiers:
+            models = list(islice(self._unreported_tiers, PAGE_MODELS))
+            yield [Report(self._unreported_tiers.pop(model)) for model in models]
 
     def _forget(self, model: ModelId) -> None:
         """Forget a model whose weights have left this node: it is registered when they return."""

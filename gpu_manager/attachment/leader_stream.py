@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 
 from common.line import LineBroken, MessageLine
@@ -39,7 +39,8 @@ class LeaderStream:
     A scheduler without state of this node is first sent the models, in `model_pages`; a page is
     sent once half of the one before it is acknowledged: no number of models is too much. Then
     `send_whole_state` is called, with the releases and cancellations that the earlier scheduler may
-    not have received. `receive` gets every message.
+    not have received; what was too much for it follows in `later_pages`. `receive` gets every
+    message.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class LeaderStream:
         times: StreamTimes,
         model_pages: Callable[[], Iterator[list[Report]]],
         send_whole_state: Callable[[list[Report]], None],
+        later_pages: Callable[[], Iterator[list[Report]]],
         receive: Callable[[Given | Answer | Contended], None],
     ) -> None:
         self.begun = asyncio.Event()
@@ -55,9 +57,11 @@ class LeaderStream:
         self._times = times
         self._model_pages = model_pages
         self._send_whole_state = send_whole_state
+        self._later_pages = later_pages
+        self.introduced = False
         self._receive = receive
         self._channel: UpChannel | None = None
-        self._introduction: asyncio.Task[None] | None = None
+        self._paging: asyncio.Task[None] | None = None
         self._acknowledged = asyncio.Event()
         self._unsent: list[Report] = []
         self._run = ""
@@ -70,11 +74,6 @@ class LeaderStream:
     def connected(self) -> bool:
         """Whether a socket to a scheduler is connected."""
         return self._line is not None
-
-    @property
-    def introduced(self) -> bool:
-        """Whether a stream has begun, with the whole state of this node."""
-        return self._channel is not None and self._introduction is None
 
     def start(self) -> None:
         """Connect, and reconnect after every break."""
@@ -99,9 +98,10 @@ class LeaderStream:
         if self._channel is not None:
             self._keep(self._channel.unacknowledged())
         self._channel = None
-        if self._introduction is not None:
-            self._introduction.cancel()
-            self._introduction = None
+        self.introduced = False
+        paging, self._paging = self._paging, None
+        if paging is not None:
+            paging.cancel()
         if self._line is not None:
             self._line.abort()
 
@@ -118,7 +118,7 @@ class LeaderStream:
                     if self._channel.all_acknowledged:
                         break
                     await asyncio.sleep(_POLL_S)
-        for task in (self._task, self._introduction):
+        for task in (self._task, self._paging):
             if task is not None:
                 task.cancel()
                 await asyncio.wait({task})
@@ -181,23 +181,26 @@ class LeaderStream:
         if channel is None:
             self.restart()
             self._line, self._channel, self._run = line, UpChannel(), dialed.run
-            introducing = self._introduce(self._channel)
-            self._introduction = asyncio.get_running_loop().create_task(introducing)
-            self._introduction.add_done_callback(_ended)
+            self._page(self._introduce(self._channel))
         else:
             self._line = line
             for data in channel.kept_after(dialed.welcome.seen):
                 line.send(data)
 
+    def send_later_pages(self) -> None:
+        """Send the later pages, where they are not on their way already."""
+        on_its_way = self._paging is not None and not self._paging.done()
+        if self._channel is not None and self.introduced and not on_its_way:
+            self._page(self._send_pages(self._channel, self._later_pages()))
+
+    def _page(self, work: Coroutine[None, None, None]) -> None:
+        self._paging = asyncio.get_running_loop().create_task(work)
+        self._paging.add_done_callback(_ended)
+
     async def _introduce(self, channel: UpChannel) -> None:
         """Send the whole state, also where it takes more than one socket."""
-        for page in self._model_pages():
-            for report in page:
-                self._send_over(channel, report)
-            while channel.unacknowledged_count > ACKNOWLEDGED_AT_ONCE:
-                self._acknowledged.clear()
-                await self._acknowledged.wait()
-        self._introduction = None
+        await self._send_pages(channel, self._model_pages())
+        self.introduced = True
         unsent, self._unsent = self._unsent, []
         try:
             self._send_whole_state(unsent)
@@ -208,6 +211,17 @@ class LeaderStream:
         if self._leaving:
             self.send(Leave())
         self.begun.set()
+        await self._send_pages(channel, self._later_pages())
+
+    async def _send_pages(self, channel: UpChannel, pages: Iterator[list[Report]]) -> None:
+        for page in pages:
+            if self._leaving and self.introduced:
+                return  # no message follows Leave
+            for report in page:
+                self._send_over(channel, report)
+            while channel.unacknowledged_count > ACKNOWLEDGED_AT_ONCE:
+                self._acknowledged.clear()
+                await self._acknowledged.wait()
 
     def _send_over(self, channel: UpChannel, message: Up) -> None:
         data = channel.pack(message)

@@ -34,6 +34,8 @@ from scheduler.store.stored_records import (
 COLLECT_S = 0.04
 # GPUs of an earlier leader that have not returned within this time are forgotten.
 RETURN_S = 60.0
+# All records are tried again this long after some were refused: an operator may have mended it.
+REFUSED_AGAIN_S = 60.0
 _TRY_AGAIN_S = 0.25
 _WRITE_BYTES = 512 * 1024  # etcd takes 1.5 MiB in one request
 _RECORD_BYTES = 1024 * 1024
@@ -45,8 +47,8 @@ class Keeper:
     `async with` keeps the records up to date, and writes once more at its end. After an election or
     an outage of the datastore it reads the stored records, and writes those that differ. The
     profile of a model that was neither resident nor reported for `models_keep_s`, or that the core
-    has forgotten, is deleted. A record that cannot be written is logged and left out until it
-    changes: the others are written.
+    has forgotten, is deleted. A record that cannot be written is logged and left out, until it
+    changes or for a minute: the others are written.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Keeper:
         self._stored: dict[str, bytes] = {}
         self._records: dict[str, StoredRecord] = {}
         self._unwritten: set[str] = set()
+        self._next_try_s = 0.0
         self._looked_through: tuple[int, int] | None = None
         self._running: asyncio.Task[None] | None = None
         self._forget_health: Callable[[], None] = lambda: None
@@ -127,7 +130,10 @@ class Keeper:
             self._touched_s = since_s
             self._touched.set()
             raise
-        self._surveyed = fence
+        if self._unwritten and self._clock.now_s() >= self._next_try_s:
+            self._next_try_s = self._clock.now_s() + REFUSED_AGAIN_S
+        else:
+            self._surveyed = fence
 
     async def _run(self) -> None:
         while True:
@@ -236,7 +242,6 @@ class Keeper:
         if self._records.get(stored_key) == record:
             return
         self._records[stored_key] = record
-        self._unwritten.discard(stored_key)
         try:
             value = encoded(record)
         except ValueError as error:
@@ -246,10 +251,15 @@ class Keeper:
             self._leave_out(stored_key, f"{len(value)} bytes, more than {_RECORD_BYTES}")
         elif self._stored.get(stored_key) != value:
             puts[stored_key] = value
+        else:
+            self._unwritten.discard(stored_key)
 
     def _leave_out(self, stored_key: str, why: object) -> None:
+        if not self._unwritten:
+            self._next_try_s = self._clock.now_s() + REFUSED_AGAIN_S
+        if stored_key not in self._unwritten:  # it may change, and be refused, all the time
+            self._log.error("%s is not written to the datastore: %s", stored_key, why)
         self._unwritten.add(stored_key)
-        self._log.error("%s is not written to the datastore: %s", stored_key, why)
 
     def _left(self, current: set[str]) -> list[str]:
         """Stored keys of GPUs that are gone; those of an earlier leader have time to return."""
@@ -265,8 +275,11 @@ class Keeper:
     # -- writing --------------------------------------------------------------------------------
 
     async def _write(self, puts: dict[str, bytes], deletes: list[str], fence: Fence) -> None:
-        for batch in _batches(puts):
+        apart = self._unwritten & puts.keys()  # they would be refused with all the others again
+        for batch in _batches({k: value for k, value in puts.items() if k not in apart}):
             await self._write_batch(batch, fence)
+        for stored_key in sorted(apart):
+            await self._write_batch({stored_key: puts[stored_key]}, fence)
         left = iter(deletes)
         while chosen := list(islice(left, MAX_CHANGES)):
             await self._store.write({}, chosen, fence)
@@ -292,6 +305,7 @@ class Keeper:
                 await self._write_batch({stored_key: value}, fence)
         else:
             self._stored.update(batch)
+            self._unwritten.difference_update(batch)
 
 
 def _informative(known: Mapping[ModelId, Profile]) -> set[ModelId]:

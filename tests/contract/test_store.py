@@ -92,6 +92,13 @@ async def test_list_answers_the_prefix_alone_in_the_order_of_keys(stage: Stage) 
     assert listing.revision >= revision
 
 
+async def test_list_answers_more_keys_than_one_answer_of_the_server_has(stage: Stage) -> None:
+    keys = [f"models/m{number:05}" for number in range(2500)]
+    for first in range(0, len(keys), MAX_CHANGES):
+        await stage.store.write(dict.fromkeys(keys[first : first + MAX_CHANGES], b"{}"))
+    assert list((await stage.store.list("models/")).values) == keys
+
+
 async def test_a_deleted_key_is_gone_when_it_was_there_and_nothing_happens_when_not(
     stage: Stage,
 ) -> None:

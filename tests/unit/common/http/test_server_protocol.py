@@ -10,6 +10,7 @@ import pytest
 from common.http.asgi import App, Receive, Scope, Send, send_text
 from common.http.server import listen, serving
 from common.http.server_protocol import Limits
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 
@@ -106,3 +107,68 @@ async def test_a_connection_that_waits_between_requests_is_kept() -> None:
             writer.write(b"GET %b HTTP/1.1\r\n\r\n" % path)
             assert await answer(reader) == b"HTTP/1.1 200 OK " + path
             await asyncio.sleep(0.5)
+
+
+async def slow_path_of(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the path, after a moment."""
+    del receive
+    await asyncio.sleep(0.2)
+    await send_text(send, 200, scope["path"])
+
+
+async def test_request_before_a_malformed_one_is_answered_and_nothing_behind_it() -> None:
+    async with peer(slow_path_of) as (reader, writer):
+        writer.write(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n" + b"nonsense\r\n\r\n")
+        whole = await reader.read()
+        assert whole.startswith(b"HTTP/1.1 200 ")
+        assert whole.endswith(b"\r\n\r\n/a")
+
+
+async def test_application_hears_that_a_malformed_body_will_not_go_on() -> None:
+    heard: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        del scope
+        while (message := await receive())["type"] == "http.request":
+            heard.append(message["body"].decode())
+        heard.append(message["type"])
+        await send_text(send, 200, "too late")
+
+    async with peer(app) as (reader, writer):
+        writer.write(
+            b"POST /a HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n"
+        )
+        await eventually(lambda: heard == ["hi"])
+        writer.write(b"nonsense\r\n")
+        answer_to_it = await reader.read()
+        assert answer_to_it.startswith(b"HTTP/1.1 400 ")
+        assert b"too late" not in answer_to_it
+        assert heard == ["hi", "http.disconnect"]
+
+
+async def test_connection_ends_with_an_answer_that_comes_before_the_body() -> None:
+    async with peer(slow_path_of) as (reader, writer):
+        writer.write(b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nhi")
+        whole = await reader.read()
+        assert whole.startswith(b"HTTP/1.1 200 ")
+        assert b"\r\nconnection: close\r\n" in whole
+
+
+async def test_connection_that_sends_line_ends_alone_is_not_kept() -> None:
+    async with peer(head_s=0.2) as (reader, writer):
+        writer.write(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert await answer(reader) == b"HTTP/1.1 200 OK /a"
+        writer.write(b"\r\n")
+        assert await reader.read() == b""
+
+
+async def test_more_requests_at_once_than_may_wait_are_not_all_read() -> None:
+    async with peer(slow_path_of) as (reader, writer):
+        writer.write(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n" * 3)
+        for _ in range(3):
+            assert await answer(reader) == b"HTTP/1.1 200 OK /a"
+
+    async with peer() as (reader, writer):
+        writer.write(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
+        answered = (await reader.read()).count(b"HTTP/1.1 200 ")
+        assert 1 <= answered <= Limits().pipelined + 1

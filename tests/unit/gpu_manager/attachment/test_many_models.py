@@ -9,9 +9,10 @@ from cache_manager.model.ids import ModelId, NodeId, Tier
 from gpu_manager.attachment.attachment import Attachment
 from scheduler.model.events import ModelDemoted, ModelRegistered, NodeSnapshot
 from scheduler.model.values import ModelSpec
-from tests.kit.cores.builders import model, request
+from tests.kit.cores.builders import gpu, model, request
 from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import (
+    ReportingNode,
     Scheduler,
     Wire,
     a_node,
@@ -25,9 +26,13 @@ MANY = 50_000
 _WITHIN_S = 120
 
 
+def name_of(number: int) -> ModelId:
+    return ModelId(f"tenant/sha256:{number:064x}")
+
+
 def register(attachment: Attachment, first: int, count: int) -> None:
     for number in range(first, first + count):
-        spec = ModelSpec(ModelId(f"tenant/sha256:{number:064x}"), 1 << 20)
+        spec = ModelSpec(name_of(number), 1 << 20)
         attachment.report(ModelRegistered(spec))
 
 
@@ -97,8 +102,7 @@ async def test_model_whose_weights_have_left_the_node_is_not_registered_again() 
         register(attachment, 0, 10)
         await until_attached(first)
         for number in range(9):
-            gone = ModelId(f"tenant/sha256:{number:064x}")
-            attachment.report(ModelDemoted(NodeId("n0"), None, gone, Tier.ABSENT))
+            attachment.report(ModelDemoted(NodeId("n0"), None, name_of(number), Tier.ABSENT))
         wire.down()
         await first.stop()
         second = await a_scheduler(term=2)
@@ -116,4 +120,32 @@ async def test_node_that_leaves_while_pages_are_sent_is_gone_at_once() -> None:
         register(attachment, 0, 3000)
         await eventually(lambda: len(it.events) > 0, "a page", within_s=20)
     await eventually(lambda: it.streams.nodes == {}, "the node's end", within_s=5)
+    await it.stop()
+
+
+class FullNode(ReportingNode):
+    """A node that has the weights of many models on its disk."""
+
+    def whole_state(self) -> list[NodeSnapshot]:
+        stored = tuple((name_of(number), Tier.DISK) for number in range(12_000))
+        return [each._replace(stored=stored) for each in super().whole_state()]
+
+
+async def test_stored_models_beyond_one_message_follow_the_snapshot() -> None:
+    it = await a_scheduler()
+    node = FullNode(NodeId("n0"), (gpu("n0.0", node="n0"),))
+    async with attached(node, it.url) as attachment:
+        await until_attached(it)
+        gone = name_of(11_999)
+        attachment.report(ModelDemoted(NodeId("n0"), None, gone, Tier.ABSENT))
+        index = it.core.cluster.index
+        last_but_one = name_of(11_998)
+        await eventually(lambda: index.tier(NodeId("n0"), last_but_one) is Tier.DISK, within_s=30)
+        assert index.tier(NodeId("n0"), name_of(0)) is Tier.DISK
+        assert index.tier(NodeId("n0"), gone) is Tier.ABSENT
+        (snapshot,) = (each for each in it.events if isinstance(each, NodeSnapshot) and each.gpus)
+        assert len(snapshot.stored) < 12_000
+        for report in node.whole_state():  # as after a doubt of the node's
+            attachment.report(report)
+        await eventually(lambda: index.tier(NodeId("n0"), gone) is Tier.DISK, within_s=30)
     await it.stop()

@@ -16,6 +16,7 @@ from scheduler.model.events import (
     RunFinished,
 )
 from scheduler.model.values import CoreSettings, ModelSpec, SlotId
+from scheduler.store.keeper import REFUSED_AGAIN_S
 from scheduler.store.recovery import recover
 from scheduler.store.stored_records import encoded, profile, profile_record
 from testbed.virtual_time import until, virtually
@@ -101,6 +102,21 @@ async def test_record_that_the_store_refuses_keeps_no_other_from_being_written(
         await until(3.0)
         assert await made.read("models/a") != GONE
         assert made.keeper.unwritten == 0
+
+
+@virtually
+async def test_refused_record_is_tried_again_after_a_minute_although_it_did_not_change() -> None:
+    store = FailingStore()
+    store.refused = {"models/a", "models/b", "gpus/g0"}
+    async with kept(one_gpu(), store) as made:
+        await until(1.0)
+        assert made.keeper.unwritten == 3
+        store.refused.clear()
+        for second in range(2, 2 + round(REFUSED_AGAIN_S) + 2):
+            made.keeper.touched()
+            await until(second)
+        assert made.keeper.unwritten == 0
+        assert await made.read("models/a") != GONE
 
 
 @virtually
