@@ -87,7 +87,7 @@ async def test_calls_beyond_the_wait_for_a_gpu_are_refused_and_the_others_served
         refused = [each for each in said if each.status == 429]
         served = [each for each in said if each.status == 200]
         assert len(refused) + len(served) == 150
-        assert len(served) >= 10
+        assert len(served) >= 2
         assert {each.header("retry-after") for each in refused} == {"1"}
         assert len(fake.got) == 5 + len(served)
         assert world.asked() < 155, "the gateway refuses some calls without asking"

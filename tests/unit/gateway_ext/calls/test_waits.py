@@ -218,7 +218,7 @@ async def test_calls_beyond_the_wait_are_refused_without_a_connection_and_the_re
         assert await overloaded(gateway, function, 4) == [200] * 4
         statuses = await overloaded(gateway, function, 60)
         assert set(statuses) == {200, 429}
-        assert 5 <= statuses.count(200) <= 15  # a second's worth of calls of 0.1 s
+        assert 2 <= statuses.count(200) <= 20  # about ten calls of 0.1 s fit into a second
         assert fake.connections == 1
         assert len(fake.got) == 4 + statuses.count(200)
         assert await overloaded(gateway, function, 1) == [200]
@@ -276,7 +276,7 @@ async def test_calls_in_an_instance_are_refused_by_its_own_report() -> None:
         assert await overloaded(gateway, function, 4) == [200] * 4
         statuses = await overloaded(gateway, function, 60)
         assert set(statuses) == {200, 429}
-        assert 5 <= statuses.count(200) <= 20
+        assert 2 <= statuses.count(200) <= 20
 
 
 # -- options ---------------------------------------------------------------------------------------
