@@ -4,6 +4,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import aiohttp
 
@@ -14,6 +15,8 @@ log = logging.getLogger(__name__)
 CALLER = "X-Gpufaas-Caller"
 _MOST_HELD = 4_096  # that a scheduler accepts
 _CONNECT_S = 2.0
+# The first lease waits this long for the connection.
+_FIRST_S = 1.0
 # The leader sends a line a second.
 _SILENCE_S = 3.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
@@ -21,7 +24,7 @@ _OK = 200
 
 
 class Presence:
-    """Keeps a connection to the leader open from the first lease on; reconnects where it breaks.
+    """Keeps a connection to the leader open since the first lease; reconnects where it breaks.
 
     `at` is the URL of the scheduler that led last. A scheduler that does not know the route gives
     leases that do not end with this process.
@@ -32,16 +35,22 @@ class Presence:
         self._at = at
         self._held: dict[LeaseId, None] = {}
         self._staying: asyncio.Task[None] | None = None
+        self._tried = asyncio.Event()
 
-    def acquired(
-        self, lease: LeaseId, session: aiohttp.ClientSession, headers: Mapping[str, str]
-    ) -> None:
-        """Note a lease, and connect if there is no connection yet."""
+    async def begin(self, session: aiohttp.ClientSession, headers: Mapping[str, str]) -> None:
+        """Connect before the first lease; without an answer, connecting goes on beside it."""
+        if self._staying is None:
+            self._staying = asyncio.create_task(self._stay(session, headers), name="presence")
+        if not self._tried.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FIRST_S):
+                    await self._tried.wait()
+
+    def acquired(self, lease: LeaseId) -> None:
+        """Note a lease."""
         self._held[lease] = None
         if len(self._held) > _MOST_HELD:
             del self._held[next(iter(self._held))]
-        if self._staying is None:
-            self._staying = asyncio.create_task(self._stay(session, headers), name="presence")
 
     def released(self, lease: LeaseId) -> None:
         """Forget a lease."""
@@ -62,6 +71,7 @@ class Presence:
             except (aiohttp.ClientError, OSError) as error:
                 connected = False
                 log.debug("no presence at %s: %r", at, error)
+            self._tried.set()
             pause_s = _PAUSE_S if connected else min(2 * pause_s, _LONGEST_PAUSE_S)
             await asyncio.sleep(pause_s)
 
@@ -76,6 +86,7 @@ class Presence:
         ) as answer:
             if answer.status != _OK:
                 return False
+            self._tried.set()
             async for _ in answer.content.iter_any():
                 pass
         return True

@@ -135,6 +135,8 @@ class SchedulerClient:
         def fields() -> Mapping[str, object]:
             return _fields(request, arrived_s, time.monotonic())
 
+        assert self._session is not None, "use it as a context"
+        await self._presence.begin(self._session, self._headers)
         return self._noted(await self._insist("/acquire", fields, request.id, trace))
 
     async def wanted(self, request: RequestId) -> GrantedLease:
@@ -155,8 +157,7 @@ class SchedulerClient:
     def _noted(self, answer: Mapping[str, Any]) -> GrantedLease:
         """The lease of an answer, which ends with this process from now on."""
         granted = _granted(answer)
-        assert self._session is not None, "use it as a context"
-        self._presence.acquired(granted.placement.lease, self._session, self._headers)
+        self._presence.acquired(granted.placement.lease)
         return granted
 
     # -- orders that need the administrator's token -----------------------------------------------
