@@ -37,13 +37,13 @@ class Part:
 # In order of worth. Their limits sum up to less than WITHIN_S.
 PARTS = (
     Part("facts", 60, "what this machine has, and what NVML says of the GPU"),
-    Part("tests", 170, "tests/gpu"),
+    Part("tests", 150, "tests/gpu"),
     Part("programs", 240, "twenty programs by themselves and under `gpufaas exec`"),
     Part("cold", 220, "first answers by stage: resnet50, vgg19, a stack of layers of 7 B"),
-    Part("warm", 220, "warm calls beside native eager calls and native CUDA graphs"),
+    Part("warm", 190, "warm calls beside native eager calls and native CUDA graphs"),
     Part("memory", 90, "memory per worker, as the ledger has it and as the driver has it"),
-    Part("copies", 60, "ways to copy weights to the GPU"),
-    Part("profile", 220, "load, run and peak of the 22 models of Table 1, for the simulator"),
+    Part("copies", 50, "ways to copy weights to the GPU"),
+    Part("profile", 260, "load, run and peak of the 22 models of Table 1, for the simulator"),
     Part("workload", 200, "the thesis's workload on one GPU, through a whole stack"),
 )
 

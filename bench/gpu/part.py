@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -58,6 +59,8 @@ def main(environment: Mapping[str, str]) -> int:
         environment,
         options.gpu_memory,
     )
+    # A part that is stopped ends what it has started: a stack has a session of its own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         MEASURES[options.name](asked, say)
     except (GpuManagerError, MeasurementFailed, StackNotReady) as error:

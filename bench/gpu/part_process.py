@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 # How a part marks a line of its standard output as a row.
 ROW = "row "
 _LAST_LINES, _LINE_CHARACTERS = 12, 300
-_TERMINATED_S, _PIPE_S, _POLL_S = 10.0, 3.0, 0.5
+_TERMINATED_S, _PIPE_S, _POLL_S = 20.0, 3.0, 0.5
 
 
 def run_part(

@@ -34,7 +34,7 @@ PROGRAMS = (
     "several_models",
 )
 _EMULATED = ("lstm_text",)
-_AT_ONCE, _EACH_S = 4, 60
+_AT_ONCE, _EACH_S = 6, 45
 
 
 def measure(asked: PartOptions, say: Say) -> None:
@@ -44,7 +44,12 @@ def measure(asked: PartOptions, say: Say) -> None:
         kept = Path(folder) / "reports.jsonl"
         command = [sys.executable, "-m", "tests.compat", *names]
         command += ["--devices", asked.devices, "--parallel", str(_AT_ONCE)]
-        command += ["--limit", str(_EACH_S), "--within", f"{max(1.0, asked.left_s() - _EACH_S)}"]
+        command += [
+            "--limit",
+            str(_EACH_S),
+            "--within",
+            f"{max(1.0, asked.left_s() - 2 * _EACH_S)}",
+        ]
         command += ["--json", str(kept)]
         with subprocess.Popen(command, cwd=ROOT, env=asked.environment) as running:
             wrong, seen = _follow(running, kept, say)

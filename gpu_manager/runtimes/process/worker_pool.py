@@ -14,6 +14,8 @@ from torch_shim.errors import WireError
 
 log = logging.getLogger(__name__)
 
+_PAUSE_S, _MOST_DOUBLINGS = 0.1, 7  # up to 13 s between spare workers that die
+
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
@@ -45,6 +47,7 @@ class Pool:
         self._loads: dict[str, deque[float]] = {device: deque() for device in devices}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._deaths = 0  # of spare workers, since one was of use
 
     @property
     def ready(self) -> dict[str, int]:
@@ -68,6 +71,7 @@ class Pool:
         while spares and not fresh:
             worker = spares.popleft()
             if not worker.exited.done():
+                self._deaths = 0
                 return worker
         try:
             return await self._make(device)
@@ -114,7 +118,10 @@ class Pool:
             log.warning("a spare worker died")
             spares.remove(worker)
             worker.close()
-            self._wake.set()
+            # One that dies of its GPU dies again: each next one is made later.
+            pause_s = self._settings.refill_delay_s + _PAUSE_S * (2**self._deaths - 1)
+            self._deaths = min(self._deaths + 1, _MOST_DOUBLINGS)
+            asyncio.get_running_loop().call_later(pause_s, self._wake.set)
 
     def _wanted(self, device: str) -> int:
         settings = self._settings

@@ -17,10 +17,11 @@ from gpu_manager.worker.call_errors import CallRefused, ContextLost
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.executor import CallAnswer, Executor, read_call
 from gpu_manager.worker.calls.results import offsets_behind
-from gpu_manager.worker.device.worker_device import WorkerDevice
+from gpu_manager.worker.device.worker_device import SharedArea, WorkerDevice
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import ChannelState
+from gpu_manager.worker.program.inputs import NO_AREA
 from torch_shim.errors import BadFrame, ConnectionLost
 from torch_shim.wire.frame_socket import Frame, FrameSocket
 from torch_shim.wire.programs import unpack
@@ -88,7 +89,7 @@ class ChannelServer:
         self._programs = programs
         self._reports = reports
         self._state = ChannelState(executor.sessions.open(session))
-        self._share: Any = None
+        self._share: SharedArea | None = None
         self._trace = ""  # of the last call
         self._handlers: dict[FrameKind, Callable[[Frame], None]] = {
             FrameKind.ARENA: self._take_arena,
@@ -113,7 +114,7 @@ class ChannelServer:
             self._wire.close()
             self._executor.sessions.close(self._session)
             self._state.close()
-            self._share = None
+            self._share = self._executor.share(NO_AREA, self._share)
             self._handlers.clear()  # they hold this object: nothing should wait for the collector
 
     def _answer(self, frame: Frame) -> None:
@@ -148,7 +149,7 @@ class ChannelServer:
             case _:
                 raise CallRefused(FailureKind.BAD_FRAME, "ARENA is a size and one descriptor")
         self._state.take_arena(arena)
-        self._share = self._executor.device.share(arena)
+        self._share = self._executor.share(arena, self._share)
         self._wire.send(FrameKind.DONE, [])
 
     def _define(self, frame: Frame) -> None:

@@ -12,7 +12,7 @@ from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.results import PackedResult, Packer
 from gpu_manager.worker.device.device_image import DeviceImage
 from gpu_manager.worker.device.gpu_turns import GpuTurns, NoTurns
-from gpu_manager.worker.device.worker_device import WorkerDevice
+from gpu_manager.worker.device.worker_device import SharedArea, WorkerDevice
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import (
@@ -174,6 +174,16 @@ class Executor:
         if self.device.used_bytes() > self.limit_bytes:
             self.graphs.clear()
             self.device.release()
+
+    def share(self, area: memoryview, former: SharedArea | None) -> SharedArea | None:
+        """Prepare an area for transfers instead of the former one, if there was one.
+
+        Not beside a call: one that is being recorded would come to nothing.
+        """
+        with self._gate:
+            if former is not None:
+                former.close()
+            return self.device.share(area) if len(area) else None
 
     def bind(
         self, number: Any, described: Any, program: BuiltProgram, kept: KeptStorages

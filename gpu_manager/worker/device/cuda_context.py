@@ -189,15 +189,15 @@ class CudaContext:
 
 
 class _PinnedArea:
-    """Host memory that stays mapped and pinned until this is dropped."""
+    """Host memory that stays mapped and pinned until it is closed."""
 
     def __init__(self, view: torch.Tensor, unpin: Callable[[torch.Tensor], None]) -> None:
         self._view = view
         self._unpin = unpin
 
-    def __del__(self) -> None:
-        # A lasting fault of the GPU: its pages are given back with the process, which is about to
-        # end.
+    def close(self) -> None:
+        """Unpin it."""
+        # After a lasting fault of the GPU the pages are given back with the process, which ends.
         with contextlib.suppress(RuntimeError):
             self._unpin(self._view)
 

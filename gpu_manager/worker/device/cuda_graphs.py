@@ -28,8 +28,13 @@ class CudaRecorder:
         current = cuda.current_stream()
         stream = cuda.Stream()
         stream.wait_stream(current)
-        with cuda.stream(stream):
-            work()
+        try:
+            with cuda.stream(stream):
+                work()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise CannotRecord(str(error)[:200]) from error
         current.wait_stream(stream)
         cuda.synchronize()
         if self._pool is None:

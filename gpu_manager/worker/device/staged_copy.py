@@ -19,7 +19,6 @@ PIECE_BYTES = 32 << 20
 _BUFFERS = 2
 _MOST_THREADS = 8
 _PART_BYTES = 4 << 20  # what a thread reads at a time
-_ADVISE_HUGE = 14  # MADV_HUGEPAGE; where there are none, pages stay small
 
 
 class StagingBuffers:
@@ -92,7 +91,7 @@ class _Buffer:
 
 def _advise(madvise: Callable[[int], None]) -> None:
     try:
-        madvise(_ADVISE_HUGE)
+        madvise(mmap.MADV_HUGEPAGE)
     except OSError:
         return  # a kernel without huge pages
 

@@ -1,7 +1,7 @@
 """What the rest of the worker needs of its GPU, real or emulated."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -23,6 +23,13 @@ class WorkRecorder(Protocol):
     def record(self, work: Callable[[], Result]) -> tuple[Recording, Result]:
         """The recorded work and what it gave; CannotRecord where it does not allow that."""
         ...
+
+
+class SharedArea(Protocol):
+    """Host memory that is prepared for transfers, and stays mapped, until it is closed."""
+
+    def close(self) -> None:
+        """Undo the preparation; no call may be under way."""
 
 
 class WorkerDevice(Protocol):
@@ -79,5 +86,5 @@ class WorkerDevice(Protocol):
     def send(self, parts: list[torch.Tensor], places: list[memoryview]) -> None:
         """Copy tensors of bytes to host memory of the same sizes; they are there on return."""
 
-    def share(self, area: memoryview) -> Any:
-        """Prepare host memory for transfers; whatever is returned undoes it when dropped."""
+    def share(self, area: memoryview) -> "SharedArea | None":
+        """Prepare host memory for transfers; None where there is nothing to undo."""

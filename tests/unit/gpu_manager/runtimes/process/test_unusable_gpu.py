@@ -36,3 +36,23 @@ async def test_load_fails_with_the_drivers_words_and_a_spare_waits() -> None:
     finally:
         await runtime.close()
         os.close(image)
+
+
+async def test_spare_workers_that_die_are_made_ever_less_often() -> None:
+    settings = ProcessSettings(pool=PoolSettings(refill_delay_s=0.0), load_timeout_s=60)
+    runtime = ProcessRuntime(Watcher(), ["cpu"], settings)
+    await runtime.start()
+    loop, gaps = asyncio.get_running_loop(), []
+    try:
+        for _ in range(5):
+            await eventually(lambda: runtime.spares["cpu"] == 1, "there is a spare worker")
+            (spare,) = runtime.spare_workers("cpu")
+            spare.kill("the test")
+            await spare.exited
+            died_s = loop.time()
+            await eventually(lambda: runtime.spares["cpu"] == 1, "there is another one")
+            gaps.append(loop.time() - died_s)
+    finally:
+        await runtime.close()
+    # Pauses of 0, 0.1, 0.3, 0.7 and 1.5 s: never less than that, however fast the machine is.
+    assert all(gap >= 0.1 * (2**number - 1) - 0.01 for number, gap in enumerate(gaps))

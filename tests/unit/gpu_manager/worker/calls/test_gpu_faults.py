@@ -165,3 +165,23 @@ def test_kept_memory_is_given_back_after_the_call_when_the_limit_falls_meanwhile
         caller.call(DOUBLE, torch.ones(4))
     worker.join()
     assert held.kept_bytes == 0
+
+
+def test_area_is_prepared_and_given_up_between_calls_only() -> None:
+    worker = LocalWorker()
+    gate = worker.executor._gate  # noqa: SLF001 - what a call holds
+    log: list[tuple[str, bool]] = []
+
+    class Shared:
+        def close(self) -> None:
+            log.append(("closed", gate.locked()))
+
+    def share(_area: memoryview) -> Shared:
+        log.append(("shared", gate.locked()))
+        return Shared()
+
+    worker.device.share = share  # type: ignore[method-assign, assignment]
+    with worker.connect(arena_bytes=4096) as caller:
+        caller.arena(8192)
+    worker.join()
+    assert log == [("shared", True), ("closed", True), ("shared", True), ("closed", True)]

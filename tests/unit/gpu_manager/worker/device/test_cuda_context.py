@@ -180,13 +180,13 @@ def test_area_is_unpinned_when_dropped_and_not_pinned_when_too_large() -> None:
     assert list(library.pinned.values()) == [1 << 20]
     assert device.share(area) is None  # pinned already
     library.check_launch()
-    del shared
+    assert shared is not None
+    shared.close()
     assert library.pinned == {}
 
     huge = memoryview(mmap.mmap(-1, MOST_PINNED_BYTES + mmap.PAGESIZE, flags=mmap.MAP_PRIVATE))
     assert device.share(huge) is None
-    kept = device.share(area)
-    assert kept is not None
+    assert device.share(area) is not None
 
 
 # -- recordings -----------------------------------------------------------------------------------
