@@ -143,6 +143,8 @@ def _plain(output: torch.Tensor) -> torch.Tensor:
     """The output with its values really in its storage."""
     if output.layout is not torch.strided or output.dtype not in NAMES:
         raise CallRefused(FailureKind.OPERATOR, f"output of layout {output.layout}, {output.dtype}")
+    if torch._C._functorch.is_functorch_wrapped_tensor(output):  # noqa: SLF001 - torch has no public way to ask
+        raise CallRefused(FailureKind.OPERATOR, "an output is still inside of vmap")
     return output.resolve_conj().resolve_neg()
 
 

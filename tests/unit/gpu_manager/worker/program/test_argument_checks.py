@@ -82,6 +82,23 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "a quotient too large": ("t:torch.div", (torch.tensor([-(1 << 63)]), torch.tensor([-1]))),
     "a number for a dtype": ("a:aten::to.dtype", (FOUR, -2)),
     "a number for dtypes": ("a:aten::promote_types", (2, 64)),
+    "an unknown reduction": ("a:aten::mse_loss", (FOUR, FOUR, 7)),
+    "a reduction below the first": ("t:torch.kl_div", (FOUR, FOUR, -1)),
+    "more values than keys": (
+        "t:torch.nn.functional.scaled_dot_product_attention",
+        (torch.ones(2, 3, 4), torch.ones(2, 3, 4), torch.ones(2, 17, 4)),
+    ),
+    "more keys than values": (
+        "a:aten::scaled_dot_product_attention",
+        (torch.ones(4, 3, 8), torch.ones(4, 7, 8), torch.ones(4, 6, 8)),
+    ),
+    "norms of other weights": ("t:torch._weight_norm", (torch.ones(3), torch.ones(0, 3), 0)),
+    "targets of another shape": ("a:aten::binary_cross_entropy", (torch.ones(()), FOUR[:0])),
+    "infinite matrices": ("t:torch.linalg.eigvals", (torch.full((6, 6), -torch.inf),)),
+    "no stride": (
+        "a:torchvision::deform_conv2d",
+        (IMAGE, IMAGE, IMAGE, IMAGE, FOUR, -1, 0, 2, 3, 0, -1, -1, 2, False),
+    ),
 }
 NAMED = {"a quotient too large": {"rounding_mode": "trunc"}}
 
@@ -273,6 +290,22 @@ def test_call_fails_and_the_worker_goes_on_when_a_check_refuses() -> None:
     with worker.connect() as caller:
         with pytest.raises(CallFailed, match="no dtype"):
             caller.call(what, FOUR)
+        again = program(step("m:add", Ref(0), 1), output=[Ref(1)])
+        assert torch.equal(caller.call(again, FOUR).outputs[0], FOUR + 1)
+    worker.join()
+
+
+def test_call_fails_and_the_worker_goes_on_when_an_output_has_no_memory() -> None:
+    worker = LocalWorker()
+    space = "t:torch._functorch.predispatch."
+    inside = program(
+        step(f"{space}_vmap_increment_nesting", 4, "error"),
+        step(f"{space}_add_batch_dim", Ref(0), 0, Ref(1)),
+        output=[Ref(2)],
+    )
+    with worker.connect() as caller:
+        with pytest.raises(CallFailed, match="inside of vmap"):
+            caller.call(inside, FOUR)
         again = program(step("m:add", Ref(0), 1), output=[Ref(1)])
         assert torch.equal(caller.call(again, FOUR).outputs[0], FOUR + 1)
     worker.join()
