@@ -108,14 +108,9 @@ class TierIndex:
         return self.used_bytes + self.reserved_bytes - self.budget_bytes
 
     @property
-    def short_models(self) -> int:
-        """Weights above the most that the tier may hold."""
-        return 0 if self.most_models is None else len(self._residents) - self.most_models
-
-    @property
     def is_short(self) -> bool:
-        """Whether weights must leave."""
-        return self.short_bytes > 0 or self.short_models > 0
+        """Whether weights must leave: too many bytes, or too many weights whatever their size."""
+        return self.short_bytes > 0 or self._has_too_many()
 
     def room(
         self, now: float, needed_bytes: int = 0, stuck: Container[ModelId] = ()
@@ -125,13 +120,14 @@ class TierIndex:
         Held weights are named after all others, and `stuck` ones last. The victims may be too few.
         """
         short_bytes = self.short_bytes + needed_bytes
-        if (short_bytes <= 0 and self.short_models <= 0) or not self._residents:
+        too_many = self._has_too_many()
+        if (short_bytes <= 0 and not too_many) or not self._residents:
             return None
         ordered = sorted(
             self._by_shares(self._rule.order(self, self, now)),
             key=lambda found: (found.model in stuck, found.kept),
         )
-        count = self._leaving_models()
+        count = self._above_rest() if too_many else 0
         freed_bytes = sum(found.bytes for found in ordered[:count])
         while count < len(ordered) and freed_bytes < short_bytes:
             freed_bytes += ordered[count].bytes
@@ -154,7 +150,7 @@ class TierIndex:
     def still_due(self, candidate: DemotionCandidate) -> bool:
         """Whether room is still lacking and the weights were not used since the decision."""
         found = self._residents.get(candidate.model)
-        if found is None or not self.is_short:
+        if found is None or (self.short_bytes <= 0 and self._above_rest() <= 0):
             return False
         return (found.kept, found.used_s) == (candidate.held, candidate.used_s)
 
@@ -167,18 +163,29 @@ class TierIndex:
                 del self._reserved_by[owner]
 
     def may_reserve_bytes(self, owner: str) -> int:
-        """How many more bytes this tenant may reserve: half of the budget if it is not alone."""
-        owners = {each for found in self._residents.values() for each in found.owners}
-        alone = not (owners | self._reserved_by.keys()) - {owner}
-        own_bytes = self.budget_bytes if alone else self.budget_bytes // 2
-        left_bytes = self.budget_bytes - self.reserved_bytes
-        return min(left_bytes, own_bytes - self._reserved_by[owner])
+        """How many more bytes this tenant may reserve.
 
-    def _leaving_models(self) -> int:
-        """How many weights leave because there are too many."""
-        if self.most_models is None or self.short_models <= 0:
+        If there are other tenants, several reservations of one may be half of the budget. For its
+        first one half is free even if another tenant has reserved everything, and waits with
+        sending it; all reservations together are at most twice the budget.
+        """
+        left_bytes = self.budget_bytes - self.reserved_bytes
+        owners = {each for found in self._residents.values() for each in found.owners}
+        if not (owners | self._reserved_by.keys()) - {owner}:
+            return left_bytes
+        half_bytes = self.budget_bytes // 2
+        if owner in self._reserved_by:
+            return min(left_bytes, half_bytes - self._reserved_by[owner])
+        return min(max(left_bytes, half_bytes), left_bytes + self.budget_bytes)
+
+    def _has_too_many(self) -> bool:
+        return self.most_models is not None and len(self._residents) > self.most_models
+
+    def _above_rest(self) -> int:
+        """How many weights leave if there are too many."""
+        if self.most_models is None:
             return 0
-        return min(len(self._residents), self.short_models + self.most_models // _LEAVING_SHARE)
+        return len(self._residents) - self.most_models + self.most_models // _LEAVING_SHARE
 
     def _by_shares(self, ordered: Iterable[ResidentView]) -> list[StoredWeights]:
         """Move weights to the front while all their tenants use more than an equal share."""

@@ -28,7 +28,7 @@ _MOST_AT_ONCE = 64
 _MOST_TASKS = 4 * _MOST_AT_ONCE
 # Requests with a descriptor that are handled at once, and the descriptors of one frame: others'
 # open files count against this process's limit.
-_MOST_WITH_DESCRIPTORS = 4
+_MOST_WITH_DESCRIPTORS = 2
 _LOOK_S = 0.5
 _MOST_DESCRIPTORS = 1
 

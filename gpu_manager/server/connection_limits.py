@@ -10,9 +10,9 @@ from gpu_manager.errors import ClientNotAllowed
 log = logging.getLogger(__name__)
 
 # The shares (1/N) of this process's descriptors, and the least numbers. A connection with uploads
-# under way may hold a dozen descriptors.
+# under way holds up to seven descriptors, so one tenant holds less than half of all.
 _STRANGERS_SHARE, _LEAST_STRANGERS = 16, 32
-_TENANT_SHARE, _LEAST_OF_A_TENANT = 64, 32
+_TENANT_SHARE, _LEAST_OF_A_TENANT = 16, 64
 
 
 class ConnectionPlace:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TurnLimits:
-    """What one tenant may do: hash images at once, send images in pieces at once, add images.
+    """How many images one tenant may have hashed at once, and how fast it may add images.
 
     After `burst` new images at any speed, a tenant adds `images_per_s`; faster uploads wait.
     """
 
     at_once: int = 2
-    uploads: int = 64
     burst: int = 4096
     images_per_s: float = 50.0
 

@@ -130,7 +130,7 @@ class HostImages:
     def reserve(self, size_bytes: int, owner: str) -> None:
         """Reserve room for a tenant's upload, or raise WeightStoreFull.
 
-        It is raised if too much is reserved already, or by this tenant where there are others.
+        It is raised if too much is reserved already, by this tenant or by all.
         """
         with self._lock:
             left_bytes = self._index.may_reserve_bytes(owner)

@@ -248,7 +248,7 @@ def _image(found: list[torch.UntypedStorage], table: ImageTable) -> int:
     return descriptor
 
 
-def _fields(table: ImageTable, digest: str, *, packed: bool) -> dict[str, Any]:
+def image_fields(table: ImageTable, digest: str, *, packed: bool) -> dict[str, Any]:
     """Return an image's fields; managers that do not support `SIZES` read a list of rows."""
     fields = {"digest": digest, "total": table.total_bytes}
     if packed:
@@ -265,7 +265,7 @@ def _prove(
     """
     control = session.control
     packed = SIZES in control.welcome.get("knows", ())
-    offer = {"digest": digest} if packed else _fields(table, digest, packed=False)
+    offer = {"digest": digest} if packed else image_fields(table, digest, packed=False)
     if not control.ask(FrameKind.OFFER, offer).fields["have"]:
         return None
     proof = possession_proof(parts, control.welcome["nonce"])
@@ -281,7 +281,7 @@ def _prove(
 
 def _upload(descriptor: int, table: ImageTable, digest: str, session: ManagerSession) -> None:
     control = session.control
-    fields = _fields(table, digest, packed=SIZES in control.welcome.get("knows", ()))
+    fields = image_fields(table, digest, packed=SIZES in control.welcome.get("knows", ()))
     if control.wire.local:
         control.ask(FrameKind.UPLOAD, fields, descriptors=[descriptor])
         return

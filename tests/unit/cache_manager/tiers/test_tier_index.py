@@ -204,18 +204,29 @@ def test_tenant_alone_may_use_everything() -> None:
     index = shared(30, ("a", 10, "x"), ("b", 10, "x"))
     assert victims(index, 10) == ()
     assert index.may_reserve_bytes("x") == 30
-    assert index.may_reserve_bytes("y") == 15
 
 
 def test_reservations_of_a_tenant_are_limited_when_others_reserve_too() -> None:
     index = TierIndex("lru", 100)
     index.reserve(10, "x")
+    assert index.may_reserve_bytes("x") == 90
+    assert index.may_reserve_bytes("y") == 90  # one image may be large
+    index.reserve(40, "y")
+    assert index.may_reserve_bytes("y") == 10
+    assert index.may_reserve_bytes("x") == 40
+    index.reserve(-40, "y")
+    assert index.may_reserve_bytes("x") == 90
+
+
+def test_half_is_free_for_a_tenant_when_others_have_reserved_everything() -> None:
+    index = TierIndex("lru", 100)
+    index.reserve(100, "x")
+    assert index.may_reserve_bytes("x") == 0
     assert index.may_reserve_bytes("y") == 50
     index.reserve(50, "y")
-    assert index.may_reserve_bytes("y") == 0
-    assert index.may_reserve_bytes("x") == 40
-    index.reserve(-50, "y")
-    assert index.may_reserve_bytes("x") == 90
+    assert index.may_reserve_bytes("y") <= 0
+    index.reserve(30, "z")
+    assert index.may_reserve_bytes("w") == 20
 
 
 def test_several_leave_at_once_when_there_are_too_many() -> None:
@@ -223,4 +234,11 @@ def test_several_leave_at_once_when_there_are_too_many() -> None:
     for number in range(33):
         index.admit(ModelId(f"m{number:02}"), 0, float(number), frozenset("x"))
     assert index.is_short
-    assert victims(index) == ("m00", "m01", "m02")
+    found = index.room(9.0)
+    assert found is not None
+    assert found.victims == ("m00", "m01", "m02")
+    for candidate in found.candidates[:3]:
+        assert index.still_due(candidate)
+        index.demote(candidate.model)
+    assert not index.still_due(found.candidates[3])
+    assert index.room(9.0) is None

@@ -55,12 +55,12 @@ def test_neighbours_images_stay_when_a_tenant_adds_thousands() -> None:
 
 def test_neighbours_may_upload_when_a_tenant_reserves_what_it_can(store: WeightStore) -> None:
     adopt(store, image("a"), "other/f")
-    with pytest.raises(WeightStoreFull):
-        store.upload(lay_out([3 * KIB]), ALICE)
-    mine = store.upload(lay_out([2 * KIB]), ALICE)
+    mine = store.upload(lay_out([4 * KIB]), ALICE)
     with pytest.raises(WeightStoreFull):
         store.upload(lay_out([1]), BOB)
     neighbours = store.upload(lay_out([2 * KIB]), "other/f")
+    with pytest.raises(WeightStoreFull):
+        store.upload(lay_out([1]), "other/g")
     mine.close()
     store.upload(lay_out([2 * KIB]), BOB).close()
     neighbours.close()

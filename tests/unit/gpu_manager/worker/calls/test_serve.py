@@ -245,6 +245,15 @@ def test_call_sees_the_new_arena_when_it_was_replaced(worker: LocalWorker) -> No
         assert caller.call(DOUBLE, torch.full((4,), 3.0)).outputs[0].tolist() == [6.0] * 4
 
 
+def test_call_is_refused_when_it_names_another_sessions_lease(worker: LocalWorker) -> None:
+    with worker.connect("neighbour") as neighbour, worker.connect("mine") as mine:
+        assert mine.call(DOUBLE, torch.ones(4)).outputs[0].tolist() == [2.0] * 4
+        with pytest.raises(CallFailed) as refused:
+            neighbour.call(DOUBLE, torch.ones(4))
+    assert refused.value.failure == "lease not in force"
+    assert worker.ran == [LEASE]
+
+
 def test_lease_ends_when_its_call_has_been_answered(worker: LocalWorker) -> None:
     with worker.connect() as caller:
         caller.call(DOUBLE, torch.ones(4))
