@@ -3,8 +3,9 @@
 # elsewhere it says what is missing, and the tests that need it are skipped by name (tests/kit/needs.py).
 set -euo pipefail
 
-# command:package
+# command:packages
 TOOLS=(
+  'cc:gcc libc6-dev'
   chromium:chromium
   debootstrap:debootstrap
   docker-compose:docker-compose
@@ -20,7 +21,7 @@ TOOLS=(
 PATH="$PATH:/usr/sbin:/sbin"
 missing=()
 for tool in "${TOOLS[@]}"; do
-  command -v "${tool%%:*}" >/dev/null || missing+=("${tool##*:}")
+  command -v "${tool%%:*}" >/dev/null || missing+=(${tool##*:})
 done
 [ ${#missing[@]} -gt 0 ] || exit 0
 
