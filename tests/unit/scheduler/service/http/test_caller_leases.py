@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from cache_manager.model.ids import ModelId
 from scheduler.model.values import Request, RequestId
 from scheduler.service.http import caller_leases
 from scheduler.service.http.access import ApiRole, token
@@ -65,7 +66,7 @@ async def test_lease_ends_when_the_process_of_its_caller_is_killed() -> None:
 
 async def test_lease_stays_while_its_caller_lives_and_goes_on_without_the_request() -> None:
     async with leading() as world, world.client() as client:
-        await client.acquire(Request(RequestId("r"), "team/reader", ("bert",)))
+        await client.acquire(Request(RequestId("r"), "team/reader", (ModelId("bert"),)))
         await asyncio.sleep(2 * caller_leases.RETURN_S)
         assert leases(world) == 1
 
