@@ -137,10 +137,12 @@ class ChannelServer:
 
     def _end_worker(self, lost: ContextLost) -> None:
         """End the worker. Without an answer the shim repeats the call in another one."""
-        if lost.of_program:
-            self._wire.send(FrameKind.FAILED, [FailureKind.OPERATOR, str(lost), {}])
-        self._reports.note(f"the GPU's context is lost: {lost}", self._trace)
-        self._reports.lost()
+        try:
+            if lost.of_program:
+                self._wire.send(FrameKind.FAILED, [FailureKind.OPERATOR, str(lost), {}])
+        finally:
+            self._reports.note(f"the GPU's context is lost: {lost}", self._trace)
+            self._reports.lost()
 
     def _take_arena(self, frame: Frame) -> None:
         match frame.meta:

@@ -40,7 +40,7 @@ OPERATOR_ERRORS = (
     AssertionError,
     NameError,
 )
-_OPTIONAL = (None, None, None, None, "", None)  # what a field that is left out is
+_OPTIONAL = [None, None, None, None, "", None]  # what a field that is left out is
 _MOST_SHAPES = 4096  # whose memory need is remembered
 _CALL_FIELDS, _OPTION_FIELDS = 5, (4, 5, 6)
 _TRACE_CHARACTERS = 128
@@ -105,8 +105,7 @@ def read_options(options: Any) -> Options:
     """Check a call's options."""
     if not isinstance(options, list) or len(options) not in _OPTION_FIELDS:
         raise CallRefused(FailureKind.BAD_FRAME, "options have four to six fields")
-    fields: tuple[Any, ...] = (*options, *_OPTIONAL[len(options) :])
-    autocast, rng, keys, default, trace, sent = fields
+    autocast, rng, keys, default, trace, sent = options + _OPTIONAL[len(options) :]
     arithmetic = Arithmetic() if sent is None else read_arithmetic(sent)
     if arithmetic is None:
         raise CallRefused(FailureKind.BAD_FRAME, f"no settings of arithmetic: {sent!r:.80}")
@@ -155,31 +154,29 @@ class Executor:
         self.limit_bytes = limit_bytes
         self.device.limit(limit_bytes)
         self._more_held = True
-        # A call under way gives back what is too much at its end. To wait for it would be to wait
-        # for ever: it may be waiting for this very limit.
-        if self._gate.acquire(blocking=False):
-            try:
-                self._keep_within_limit()
-            finally:
-                self._gate.release()
+        self._keep_within_limit()
 
     def _keep_within_limit(self) -> None:
-        """Give back what is kept for later calls only, the recordings last."""
-        if not self._more_held or not self.device.keeps_memory:
+        """Give back what is kept for later calls only, the recordings last.
+
+        Not during a call, which does it at its end: it may be waiting for this very limit.
+        """
+        if not (
+            self.device.keeps_memory and self._more_held and self._gate.acquire(blocking=False)
+        ):
             return
-        self._more_held = False
-        if self.device.used_bytes() <= self.limit_bytes:
-            return
-        self.device.release()
-        if self.device.used_bytes() > self.limit_bytes:
-            self.graphs.clear()
-            self.device.release()
+        try:
+            self._more_held = False
+            if self.device.used_bytes() > self.limit_bytes:
+                self.device.release()
+            if self.device.used_bytes() > self.limit_bytes:
+                self.graphs.clear()
+                self.device.release()
+        finally:
+            self._gate.release()
 
     def share(self, area: memoryview, former: SharedArea | None) -> SharedArea | None:
-        """Prepare an area for transfers instead of the former one, if there was one.
-
-        Not beside a call: one that is being recorded would come to nothing.
-        """
+        """Prepare an area instead of the former one; not during a call, which may be recorded."""
         with self._gate:
             if former is not None:
                 former.close()
@@ -206,6 +203,14 @@ class Executor:
         `deliver` copies the result's bytes to where they go, before any other call runs that
         could write to them.
         """
+        try:
+            return self._call_in_turn(call, channel, body, deliver)
+        finally:
+            self._keep_within_limit()
+
+    def _call_in_turn(
+        self, call: GraphCall, channel: ChannelState, body: memoryview, deliver: Deliver
+    ) -> CallAnswer:
         asked_s = time.perf_counter()
         with self._gate, self.turns:
             self._leases.check(call.lease)
@@ -216,11 +221,7 @@ class Executor:
                 self._make_room(call.lease, short)
                 inputs = self._inputs(call, channel, body)
             times = [begun_s - asked_s, time.perf_counter() - begun_s, 0.0, 0.0]
-            try:
-                return self._answer(call, inputs, channel, times, deliver)
-            finally:
-                del inputs
-                self._keep_within_limit()
+            return self._answer(call, inputs, channel, times, deliver)
 
     def _inputs(self, call: GraphCall, channel: ChannelState, body: memoryview) -> Inputs:
         prepared: Inputs | None = channel.prepared(call.number, call.inputs, call.binding)
