@@ -122,10 +122,10 @@ def _schemas(short: str, operator: Operator) -> Iterator[Any]:
     if isinstance(operator, torch._ops.OpOverload):  # noqa: SLF001 - torch.ops gives no public name
         yield operator._schema  # noqa: SLF001 - as above
         return
-    packet = operator
+    packet: Any = operator
     if not isinstance(packet, torch._ops.OpOverloadPacket):  # noqa: SLF001 - as above
         packet = getattr(torch.ops.aten, short, None)
         if packet is None or not short.endswith(_LOSSES):
             return
-    for overload in packet.overloads():  # type: ignore[no-untyped-call] # torch gives it no types
+    for overload in packet.overloads():
         yield getattr(packet, overload)._schema  # noqa: SLF001 - as above

@@ -149,7 +149,7 @@ INTERNAL = {
     _native_batch_norm_legit_functional _native_batch_norm_legit_no_training _neg_view
     _pdist_forward _prelu_kernel _safe_softmax _scaled_dot_product_attention_math
     _softmax _to_copy _trilinear _unique2
-    _unsafe_view _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
+    _unsafe_view _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d _weight_norm_interface
     _batch_norm_with_update _embedding_bag _embedding_bag_forward_only"""
     ),

@@ -82,6 +82,18 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "a quotient too large": ("t:torch.div", (torch.tensor([-(1 << 63)]), torch.tensor([-1]))),
     "a number for a dtype": ("a:aten::to.dtype", (FOUR, -2)),
     "a number for dtypes": ("a:aten::promote_types", (2, 64)),
+    "strides that overflow": ("m:as_strided_", (FOUR, [10, 22], [4, (1 << 63) - 1])),
+    "elements behind the storage": ("t:torch.as_strided", (FOUR, [5], [1])),
+    "an offset behind the storage": ("a:aten::as_strided.default", (FOUR, [1], [1], 1 << 62)),
+    "elements behind the copy": (
+        "t:torch.as_strided_scatter",
+        (torch.ones(9)[:4], torch.ones(5), [5], [1], 0),
+    ),
+    "strides that take everything": ("t:torch.empty_strided", ([10, 22], [4, (1 << 63) - 1])),
+    "a scale that is not the size's": (
+        "a:aten::upsample_bilinear2d.default",
+        (IMAGE, [17, 18], False, 1.7, 0.5),
+    ),
     "an unknown reduction": ("a:aten::mse_loss", (FOUR, FOUR, 7)),
     "a reduction below the first": ("t:torch.kl_div", (FOUR, FOUR, -1)),
     "more values than keys": (

@@ -1,0 +1,182 @@
+"""What has to hold of the weights, states and indices of whole layers.
+
+The kernels read as much of each as the others promise.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gpu_manager.worker.program.requirements import require, require_values, require_within
+
+_STATIC = slice(21, 23)  # keys and values given to torch.nn.functional's attention
+_ENCODER_ARGUMENTS = 15  # weights, and what lies between them
+_LSTM_GATES, _GRU_GATES, _PLAIN_GATES = 4, 3, 1
+
+
+def attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+) -> None:
+    """Kernels read as many keys as there are values."""
+    for tensor in (query, key, value):
+        require(tensor.dim() > 1, "attention over shape {}", tensor.shape)
+    require(key.size(-2) == value.size(-2), "{} keys, {} values", key.size(-2), value.size(-2))
+    require(query.size(-1) == key.size(-1), "queries of {}", query.size(-1))
+
+
+def heads(*arguments: Any, static_k: Any = None, static_v: Any = None, **_: Any) -> None:
+    """Its own checks do not compare keys and values that it did not compute."""
+    given = (*arguments[_STATIC], static_k, static_v)
+    require(all(value is None for value in given), "keys and values are computed")
+
+
+def embedding_bag(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    scale_grad_by_freq: Any = None,
+    mode: Any = None,
+    sparse: Any = None,
+    per_sample_weights: torch.Tensor | None = None,
+    *_more: Any,
+    **_: Any,
+) -> None:
+    """Indices lie in the table, and offsets in the indices, in order."""
+    del scale_grad_by_freq, mode, sparse
+    _bags(weight, indices, offsets, per_sample_weights)
+
+
+def functional_embedding_bag(
+    input: torch.Tensor,  # noqa: A002 - torch's name
+    weight: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    *more: Any,
+    per_sample_weights: torch.Tensor | None = None,
+    **_: Any,
+) -> None:
+    """The same, in the order of `torch.nn.functional`."""
+    place = 5  # of the weights, behind the offsets
+    _bags(weight, input, offsets, more[place] if len(more) > place else per_sample_weights)
+
+
+def _bags(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor | None,
+    per_sample_weights: torch.Tensor | None,
+) -> None:
+    require(weight.dim() == 2, "a table of shape {}", weight.shape)  # noqa: PLR2004 - a table
+    require_within(indices, weight.size(0), "an index beyond the table")
+    if isinstance(per_sample_weights, torch.Tensor):
+        require(per_sample_weights.shape == indices.shape, "not one weight an index")
+    if offsets is None:
+        return
+    require(offsets.dim() == 1 and indices.dim() == 1, "offsets into one list of indices")
+    if not offsets.numel():
+        require(not indices.numel(), "indices without an offset")
+        return
+    require_within(offsets, indices.numel() + 1, "an offset beyond the indices")
+    require_values(offsets[:1] == 0, "the first offset is not 0")
+    require_values(offsets[1:] >= offsets[:-1], "offsets out of order")
+
+
+def encoder_layer(
+    src: torch.Tensor,
+    embed_dim: int,
+    num_heads: int,
+    *more: Any,
+    mask: torch.Tensor | None = None,
+    mask_type: int | None = None,
+) -> None:
+    """The kernels read as much of the weights and of the mask as the sizes promise."""
+    weights, options = more[:_ENCODER_ARGUMENTS], more[_ENCODER_ARGUMENTS:]
+    require(len(weights) == _ENCODER_ARGUMENTS, "too few weights")
+    mask, mask_type = (*options, mask, mask_type)[:2] if options else (mask, mask_type)
+    size = embed_dim
+    require(src.dim() == len("BLE") and src.size(2) == size, "input of shape {}", src.shape)
+    require(num_heads > 0 and size > 0 and size % num_heads == 0, "{} heads of {}", num_heads, size)
+    qkv, qkv_bias, out, out_bias, _, _, _, norm, norm_bias, norm_2, norm_2_bias = weights[:11]
+    wide, wide_bias, narrow, narrow_bias = weights[11:]
+    inner = wide.size(0)
+    for weight, shape in (
+        (qkv, (3 * size, size)),
+        (qkv_bias, (3 * size,)),
+        (out, (size, size)),
+        (wide, (inner, size)),
+        (wide_bias, (inner,)),
+        (narrow, (size, inner)),
+        *((vector, (size,)) for vector in (out_bias, norm, norm_bias, norm_2, norm_2_bias)),
+        (narrow_bias, (size,)),
+    ):
+        require(weight.shape == shape, "weights of shape {}, not {}", weight.shape, shape)
+    batch, length = src.shape[:2]
+    shapes = ((length, length), (batch, length), (batch, num_heads, length, length))
+    if mask is not None:
+        require(mask_type in range(len(shapes)), "a mask of type {}", mask_type)
+        require(mask.shape == shapes[mask_type or 0], "a mask of shape {}", mask.shape)
+
+
+def lstm(*arguments: Any) -> None:
+    """The kernels read as much of states and weights as the first of them promises."""
+    _recurrent(_LSTM_GATES, arguments)
+
+
+def gru(*arguments: Any) -> None:
+    """As for `lstm`."""
+    _recurrent(_GRU_GATES, arguments)
+
+
+def plain_recurrent(*arguments: Any) -> None:
+    """As for `lstm`."""
+    _recurrent(_PLAIN_GATES, arguments)
+
+
+def _recurrent(gates: int, arguments: Sequence[Any]) -> None:
+    """Both forms: a padded batch, and packed sequences with their batch sizes."""
+    require(len(arguments) == len(("data", "sizes", *"hwbldtr")), "nine arguments")
+    if not isinstance(arguments[3], (list, tuple)):
+        data, states, weights, has_biases, layers, _, _, both_ways, batch_first = arguments
+        require(data.dim() == len("TNF"), "sequences of shape {}", data.shape)
+        batch = data.size(0 if batch_first else 1)
+    else:
+        data, sizes, states, weights, has_biases, layers, _, _, both_ways = arguments
+        batch = _packed_batch(data, sizes)
+    states = states if isinstance(states, (list, tuple)) else (states,)
+    directions = 2 if both_ways else 1
+    each, left = divmod(len(weights), layers * directions) if layers > 0 else (0, 1)
+    plain = 4 if has_biases else 2
+    projected = gates == _LSTM_GATES and each == plain + 1
+    require(not left and (each == plain or projected), "{} weights", len(weights))
+    hidden, out = _sizes(weights, gates, projected=projected)
+    for number, weight in enumerate(weights):
+        layer, place = number // (each * directions), number % each
+        inputs = out * directions if layer else data.size(-1)
+        expected: list[tuple[int, ...]] = [(gates * hidden, inputs), (gates * hidden, out)]
+        expected += [(gates * hidden,)] * (plain - 2) + [(out, hidden)]
+        require(weight.shape == expected[place], "weights of shape {}", weight.shape)
+    for state, size in zip(states, (out, hidden), strict=False):
+        shape = (layers * directions, batch, size)
+        require(state.shape == shape, "a state of shape {}, not {}", state.shape, shape)
+    require(len(states) == (2 if gates == _LSTM_GATES else 1), "{} states", len(states))
+
+
+def _packed_batch(data: torch.Tensor, sizes: torch.Tensor) -> int:
+    """How many sequences are packed. Their batch sizes lie on the CPU, as torch wants it."""
+    require(data.dim() == 2 and sizes.dim() == 1, "packed sequences and their batch sizes")  # noqa: PLR2004 - rows
+    require(sizes.device.type == "cpu" and sizes.dtype is torch.int64, "batch sizes on the CPU")
+    counts: list[int] = sizes.tolist()
+    require(counts and counts[-1] > 0 and sum(counts) == data.size(0), "batch sizes of the data")
+    require(sorted(counts, reverse=True) == counts, "batch sizes that fall")
+    return counts[0]
+
+
+def _sizes(weights: Sequence[torch.Tensor], gates: int, *, projected: bool) -> tuple[int, int]:
+    """The sizes of a cell's state and of its output."""
+    first = weights[0]
+    require(first.dim() == 2 and first.size(0) % gates == 0, "weights of shape {}", first.shape)  # noqa: PLR2004 - rows and columns
+    hidden = first.size(0) // gates
+    if not projected:
+        return hidden, hidden
+    require(weights[1].dim() == 2, "weights of shape {}", weights[1].shape)  # noqa: PLR2004 - as above
+    return hidden, weights[1].size(1)
