@@ -18,7 +18,7 @@ from tests.fuzz.cases import Case, Cases
 from tests.fuzz.children import Outcome, run
 from tests.fuzz.planted import PlantedTable
 
-_QUICK_CASES, _AT_ONCE = 6, 30_000
+_QUICK_CASES = 6
 
 
 def main() -> int:
