@@ -4,17 +4,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from tests.kit.cache import made_once
 
 _SOURCE = Path(__file__).with_name("guarded_memory.c")
 
 
-def main() -> int:
-    """Run the command with the same arguments; one thread, so that sums have one order."""
+def main() -> NoReturn:
+    """Become the command, with the same arguments; one thread, so that sums have one order."""
     more = {"LD_PRELOAD": str(guard()), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.fuzz.command", *sys.argv[1:]]
-    return subprocess.call(command, env={**os.environ, **more})
+    os.execve(command[0], command, {**os.environ, **more})
 
 
 def guard() -> Path:
@@ -28,4 +29,4 @@ def guard() -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
