@@ -23,6 +23,7 @@ from tests.fuzz.arguments import NotStorable
 from tests.fuzz.cases import Case, Cases
 
 PATTERNS = (0xA5, 0x5A)
+_SET_DEATH_SIGNAL = 1  # of prctl
 _MALLOC_PATTERN = -6  # M_PERTURB of mallopt
 _MOST_BYTES = 64 << 20  # of one tensor
 _PROCESS_BYTES = 2 << 30
@@ -114,7 +115,8 @@ def _child(lane: _Lane, cases: Cases, chosen: Sequence[Case], start: int) -> NoR
     status = 3
     try:
         guard = ctypes.CDLL(None)
-        ctypes.CDLL(None).mallopt(_MALLOC_PATTERN, lane.pattern)
+        guard.prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)  # no case outlives the command
+        guard.mallopt(_MALLOC_PATTERN, lane.pattern)
         _limit()
         if not guard.guard_begin(ctypes.c_size_t(_MOST_BYTES)):
             os._exit(status)
