@@ -1,4 +1,4 @@
-"""The documents name files, folders, modules and make targets that exist."""
+"""The documents name files, folders, modules, tests and make targets that exist."""
 
 import re
 import subprocess
@@ -24,6 +24,7 @@ _PATH = re.compile(r"[\w.{},*-]+(?:/[\w.{},*-]+)*/?")
 _MODULE = re.compile(r"python -m ([\w.]+)")
 _TARGET = re.compile(r"make ([a-z-]+)")
 _FILE = re.compile(r"\w+\.py")
+_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
@@ -46,6 +47,9 @@ def _missing(document: Path) -> Iterator[str]:
             continue
         if code.partition("/")[0] in FOLDERS:
             yield from (each for each in _expanded(code) if not list(ROOT.glob(each.rstrip("/"))))
+    for file, test in _TEST.findall(text):
+        if not _has_test(ROOT / file, test):
+            yield f"{file}::{test}"
     for link in _LINK.findall(text):
         if "://" not in link and not (document.parent / link).exists():
             yield link
@@ -68,6 +72,10 @@ def _expanded(path: str) -> list[str]:
         for part in parts
         for each in _expanded(path[: found.start()] + part + path[found.end() :])
     ]
+
+
+def _has_test(file: Path, test: str) -> bool:
+    return file.is_file() and f"def {test}(" in file.read_text(encoding="utf-8")
 
 
 def _is_ours(module: str) -> bool:
