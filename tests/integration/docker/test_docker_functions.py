@@ -169,6 +169,11 @@ async def test_foreign_image_is_ready_when_its_port_is_open(
     async with world(docker_engine, tmp_path) as there:
         image = images("foreign:1", ours=False)
         endpoint = (await there.ready(await there.deploy(image)))[0]
+
+        async def answers() -> bool:  # the open port is all that is known of another's image
+            return '"version"' in await call(endpoint)
+
+        await eventually(answers, "the function answers")
         assert json.loads(await call(endpoint))["version"] == "foreign:1"
 
 

@@ -10,8 +10,8 @@ import threading
 import time
 from asyncio import CancelledError
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from itertools import count
 from typing import NamedTuple
 
@@ -173,15 +173,24 @@ class Callers:
 
 
 async def lease(cluster: LiveCluster, image: SealedWeights, *, on: str = "") -> GrantedLease:
+    """A lease of a caller that is gone afterwards; a second later its lease ends, too."""
+    async with holding(cluster, image, on=on) as held:
+        return held
+
+
+@asynccontextmanager
+async def holding(
+    cluster: LiveCluster, image: SealedWeights, *, on: str = ""
+) -> AsyncIterator[GrantedLease]:
     """A lease, on this very node if one is named: one that has the model, or it takes for ever."""
     async with cluster.client() as client:
         for number in count():
             request = RequestId(f"{secrets.token_hex(4)}-{number}")
             granted = await client.acquire(Request(request, str(FUNCTION), (model_of(image),)))
             if granted.placement.node == on or not on:
-                return granted
+                yield granted
+                return
             await client.release(granted.placement.lease)
-    raise AssertionError("count() ends")
 
 
 async def release(cluster: LiveCluster, granted: GrantedLease) -> None:
