@@ -8,8 +8,10 @@ the system's folders or in Python's, which stay.
 import contextlib
 import ctypes
 import os
+import stat
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 _NEW_MOUNTS = 0x00020000
@@ -30,6 +32,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def narrow() -> None:
     """Move this process and those it forks to a root with the files that workers need."""
     _unshare()
+    _in_temporary_folders()
     wanted = _wanted()
     links = {link for path in wanted for link in _links(path)}
     handles = [(path, os.open(path, os.O_PATH)) for path in _outermost(wanted)]
@@ -58,8 +61,17 @@ def own_temporary_folders() -> None:
     """Give this process folders for temporary files that no other one sees."""
     _unshare()
     flags = _NO_SETUID | _NO_DEVICES | _NO_EXECUTION
-    for folder in _TEMPORARY:
-        _mount("tmpfs", Path(folder), "tmpfs", flags, _TEMPORARY_OPTIONS)
+    handles = [(path, os.open(path, os.O_PATH)) for path in _in_temporary_folders()]
+    mask = os.umask(0o022)
+    try:
+        for folder in _TEMPORARY:
+            _mount("tmpfs", Path(folder), "tmpfs", flags, _TEMPORARY_OPTIONS)
+        for path, handle in handles:
+            _show(path, handle, Path("/"))
+    finally:
+        os.umask(mask)
+        for _, handle in handles:
+            os.close(handle)
 
 
 def _unshare() -> None:
@@ -86,6 +98,14 @@ def _outermost(wanted: list[Path]) -> list[Path]:
         if not found or not path.is_relative_to(found[-1]):
             found.append(path)
     return found
+
+
+@cache
+def _in_temporary_folders() -> tuple[Path, ...]:
+    """Files that stay although they lie there: a checkout, or a Python, below /tmp."""
+    folders = [Path(folder) for folder in _TEMPORARY]
+    wanted = _outermost(_wanted())
+    return tuple(path for path in wanted if any(path.is_relative_to(each) for each in folders))
 
 
 def _links(path: Path) -> Iterator[Path]:
@@ -122,7 +142,7 @@ def _show(path: Path, handle: int, root: Path) -> None:
     """Have it under the new root as well, read-only unless it is a device."""
     target = root / path.relative_to("/")
     target.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():
+    if stat.S_ISDIR(os.fstat(handle).st_mode):  # the path itself may be hidden by now
         target.mkdir(exist_ok=True)
     else:
         target.touch()

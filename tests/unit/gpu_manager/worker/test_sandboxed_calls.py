@@ -6,6 +6,7 @@ The probe takes the place of `math.lgamma`, which programs may call, in the fork
 import errno
 import os
 import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,3 +180,22 @@ def test_worker_computes_with_several_threads_when_it_is_confined(caller: Caller
     )
     (found,) = caller.call(what).outputs
     assert torch.equal(found, torch.full((1, 16, 62, 62), 72.0 * 72.0 * 62))
+
+
+@own_files
+def test_checkout_below_a_temporary_folder_stays_and_the_rest_of_it_goes(tmp_path: Path) -> None:
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "module.py").write_text("FOUND = 1\n")
+    (tmp_path / "theirs").write_text("secret")
+    program = f"""
+        import sys
+        sys.path.append({str(tmp_path / "ours")!r})
+        from pathlib import Path
+        from gpu_manager.worker import file_view
+        file_view.narrow()
+        file_view.own_temporary_folders()
+        import module
+        print(module.FOUND, Path({str(tmp_path / "theirs")!r}).exists())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    assert subprocess.check_output(command, text=True).split() == ["1", "False"]
