@@ -38,7 +38,9 @@ def use_arithmetic(wanted: Arithmetic) -> None:
     cudnn.allow_tf32 = wanted.cudnn_tf32
     cudnn.benchmark = wanted.cudnn_benchmark
     cudnn.deterministic = wanted.cudnn_deterministic
-    torch.use_deterministic_algorithms(
+    # The public function sets the compiler as well, which it imports for that: nothing is compiled
+    # where this runs, and a worker may not be able to read further modules.
+    torch._C._set_deterministic_algorithms(  # noqa: SLF001 - see above
         wanted.deterministic > 0, warn_only=wanted.deterministic == 1
     )
 
