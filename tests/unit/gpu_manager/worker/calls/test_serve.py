@@ -250,6 +250,7 @@ def test_call_is_refused_when_it_names_another_sessions_lease(worker: LocalWorke
         assert mine.call(DOUBLE, torch.ones(4)).outputs[0].tolist() == [2.0] * 4
         with pytest.raises(CallFailed) as refused:
             neighbour.call(DOUBLE, torch.ones(4))
+    worker.join()  # a call that ran is reported after its answer
     assert refused.value.failure == "lease not in force"
     assert worker.ran == [LEASE]
 
