@@ -153,7 +153,7 @@ def _show(path: Path, handle: int, root: Path) -> None:
 
 def _show_link(link: Path, root: Path) -> None:
     target = root / link.relative_to("/")
-    if not os.path.lexists(target):  # noqa: PTH110 (of a dangling link too)
+    if not os.path.lexists(target):  # also for a dangling link
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(link.readlink())
 
