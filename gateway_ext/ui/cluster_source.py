@@ -14,7 +14,7 @@ from gateway_ext.ui.dead_letter_rows import DeadLetterRows
 from gateway_ext.ui.function_rows import FunctionRows
 from gateway_ext.ui.model_labels import ModelLabels
 from gateway_ext.ui.page_state import SERIES, Json, PageState, Point
-from gateway_ext.ui.shown_names import full_name, natural, shown_function
+from gateway_ext.ui.shown_names import full_name, in_order, shown_function
 from scheduler.api import SchedulerError
 from scheduler.model import errors
 
@@ -235,7 +235,7 @@ class PageSource:
         for gpu in view["gpus"]:
             gpus[gpu["id"]] = self._gpu(gpu)
         if len(gpus) != count or view["whole"]:
-            gpus = {gpu_id: gpus[gpu_id] for gpu_id in sorted(gpus, key=natural)}
+            gpus = in_order(gpus)
         self._gpus = gpus
 
     def _gpu(self, gpu: dict[str, Any]) -> Json:

@@ -8,6 +8,7 @@ from gateway_ext.calls.function_table import Function
 from gateway_ext.metrics.call_counts import BOUNDS_S, GatewayMeters
 from gateway_ext.model import Deployment, Endpoint
 from gateway_ext.ui.page_state import Json
+from gateway_ext.ui.shown_names import in_order
 
 # A rate is that of the last looks, which are about a second apart.
 _LOOKS = 10
@@ -39,7 +40,7 @@ class FunctionRows:
         self._calls: deque[tuple[float, dict[str, int]]] = deque(maxlen=_LOOKS)
 
     def look(self, gpu_seconds: Mapping[str, float], now_s: float) -> dict[str, Json]:
-        """A row for each function, by its id; `gpu_seconds` is by id too."""
+        """A row for each function by its id, in the ids' order; `gpu_seconds` is by id too."""
         before_s, before = self._calls[0] if self._calls else (now_s, {})
         functions = list(self._functions)
         kept = self._seen
@@ -65,6 +66,8 @@ class FunctionRows:
                 rate = one.lately / (now_s - before_s) if now_s > before_s else 0.0
                 p95_s = percentile(seconds.get(label, ()), _P95)
                 rows[label] = _row(function, one, rate, failures[label], p95_s)
+        if rows.keys() != self._rows.keys():
+            rows = in_order(rows)
         self._seen, self._rows = seen, rows
         return rows
 

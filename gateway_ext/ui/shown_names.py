@@ -1,8 +1,11 @@
 """Names of functions and models as the page shows them; pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from gateway_ext.model import DEFAULT_NAMESPACE
+
+_Item = TypeVar("_Item")
 
 
 def shown_function(name: str) -> str:
@@ -27,6 +30,11 @@ def short_model(model: str) -> str:
 def natural(name: str) -> list[tuple[int, int, str]]:
     """A key that sorts node-9 before node-10."""
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in _parts(name)]
+
+
+def in_order(items: Mapping[str, _Item]) -> dict[str, _Item]:
+    """GPUs or functions by id, in the order in which the page lists them."""
+    return {name: items[name] for name in sorted(items, key=natural)}
 
 
 def _parts(name: str) -> Iterable[str]:

@@ -5,8 +5,6 @@ It claims to run each model in a process of its own, or all models of a GPU and 
 
 import asyncio
 import socket
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
@@ -18,18 +16,6 @@ from gpu_manager.runtimes.runtime import (
     Observer,
     PressureAnswer,
 )
-
-
-class AtOnce(ThreadPoolExecutor):
-    """Does the work in the caller's thread, so that no thread runs beside virtual time."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        try:
-            done.set_result(fn(*args, **kwargs))
-        except BaseException as error:  # noqa: BLE001 - as an executor does
-            done.set_exception(error)
-        return done
 
 
 class InMemoryHosted:

@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway_ext.errors import Declined, UnknownJob
 from gateway_ext.ui.page_state import Json, PageState, Point
+from gateway_ext.ui.shown_names import in_order
 from testbed.page.generated_parts import (
     NAMESPACE,
     POLICIES,
@@ -69,7 +70,9 @@ class GeneratedCluster:
         newest = sorted(self.decisions.values(), key=lambda one: -one["number"])[:100]
         items: dict[str, dict[str, Json]] = {
             "gpus": {gpu.id: self._shown_gpu(gpu) for gpu in self.gpus.values()},
-            "functions": {f"{one.name}.{NAMESPACE}": self._shown(one) for one in self.functions},
+            "functions": in_order(
+                {f"{one.name}.{NAMESPACE}": self._shown(one) for one in self.functions}
+            ),
             "decisions": {one["request"]: dict(one) for one in newest},
         }
         return PageState(whole, items)

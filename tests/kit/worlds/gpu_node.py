@@ -25,7 +25,7 @@ from scheduler.api import Event, GpuSpec, LeaseId, Placement, Request, RequestId
 from scheduler.core.core import make_core
 from scheduler.service.driver.driver import Driver
 from scheduler.service.driver.loop_clocks import LoopClock
-from testbed.nodes.in_memory_runtime import AtOnce, InMemoryHosted, InMemoryRuntime
+from testbed.nodes.in_memory_runtime import InMemoryHosted, InMemoryRuntime
 from torch_shim.wire.image_digests import lay_out
 
 Kind = TypeVar("Kind")
@@ -103,7 +103,6 @@ async def world(
 ) -> AsyncIterator[World]:
     """A node with emulated GPUs and nothing on them; `shared`: one process runs many models."""
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(AtOnce())
     settings = NodeSettings("node", (), leases=times or LeaseTimes())
     name = NodeId("node")
     devices = [EmulatedGpu(GpuId(f"node/cpu:{index}"), gpu_mib * MIB) for index in range(gpus)]

@@ -104,6 +104,14 @@ async def test_state_joins_what_both_know(tmp_path: Path) -> None:
         assert state["alerts"] == []
 
 
+async def test_functions_are_listed_by_id_whenever_they_were_deployed(tmp_path: Path) -> None:
+    async with world(tmp_path) as both:
+        for name in ("reader-10", "writer", "reader-9"):
+            await both.gateway.deploy(name)
+        functions = (await both.state())["functions"]
+        assert [one["name"] for one in functions] == ["reader-9", "reader-10", "writer"]
+
+
 async def test_model_gets_its_name_once_a_function_is_known_to_use_it(tmp_path: Path) -> None:
     async with world(tmp_path) as both:
         order = f"/ui/models/{MODEL}/prefetch"
