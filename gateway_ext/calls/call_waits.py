@@ -1,6 +1,6 @@
 """How long calls of a function wait for their turn, and so how long one more would wait; pure.
 
-Calls wait in three places: here, for an instance below its limit; in the instance, for a thread;
+Calls wait in three places: here, for an instance with a free place; in the instance, for a thread;
 and at the scheduler, for a GPU. Nothing is expected until calls have waited: a function that has
 just started, or that nobody has kept busy yet, refuses no call for its wait.
 """
@@ -82,9 +82,13 @@ class CallWaits:
             self._gpu_wait_s = wait_s
             self._closed_until_s = now_s + min(wait_s - most_s, _MOST_CLOSED_S)
 
-    def expected_s(self, waiting: int, inflight: int, instances: int, now_s: float) -> float:
-        """The wait of a call that arrives now; `waiting` have no instance, `inflight` have one."""
+    def expected_s(self, waiting: int, unanswered: int, instances: int, now_s: float) -> float:
+        """The wait of a call that arrives now; `waiting` have no instance, `unanswered` have one.
+
+        While no call has waited for an instance, those that wait delay others as in an instance.
+        """
         at_gpus_s = self._gpu_wait_s if now_s < self._closed_until_s else 0.0
-        for_turn_s = self._turns.wait_s(waiting) / instances
-        for_thread_s = self._threads.wait_s(max(0, inflight // instances - self.at_a_time))
+        turns = self._threads if self._turns.each_s is None else self._turns
+        for_turn_s = turns.wait_s(waiting) / instances
+        for_thread_s = self._threads.wait_s(max(0, unanswered // instances - self.at_a_time))
         return at_gpus_s + for_turn_s + for_thread_s

@@ -64,7 +64,7 @@ class Exchange:
 
     __slots__ = (
         "call", "interruption", "_parts", "_upload", "_task", "_timer", "_deadline_s",
-        "_instance", "_lease", "_connection", "_avoid", "_ended",
+        "_instance", "_answered", "_lease", "_connection", "_avoid", "_ended",
     )  # fmt: skip
 
     def __init__(self, parts: CallServices, call: FunctionCall, receive: Receive | None) -> None:
@@ -74,6 +74,7 @@ class Exchange:
         self._upload = RequestBody(call.asked, receive, parts.settings, self._interrupt, call.body)
         self._deadline_s = call.began_s + call.function.options.timeout_s
         self._instance: Instance | None = None
+        self._answered = False  # by the instance, or not counted as unanswered
         self._lease: CallLease | None = None
         self._connection: HttpConnection | None = None
         self._avoid: tuple[Instance, ...] = ()
@@ -90,9 +91,7 @@ class Exchange:
         `broken_off` returns the reason.
         """
         await self._upload.begin()
-        options = self.call.function.options
-        # A slow caller must hold neither a GPU nor one of few places.
-        if options.gpu or options.concurrency is not None:
+        if self.call.function.reads_ahead:
             await self._upload.ahead()
         self.call.journey.received_s = time.monotonic()
         attempt = 1
@@ -154,9 +153,9 @@ class Exchange:
         instance = function.take(self._avoid)
         if instance is None:
             instance = await self._turn()
-        self._instance = instance
+        self._instance, self._answered = instance, False
         attempt.instance, attempt.seated_s = instance.address, time.monotonic()
-        attempt.ahead = instance.inflight - 1
+        attempt.ahead = instance.unanswered - 1
         if function.options.gpu and parts.leasing is not None and self._may_lease():
             self._lease = await parts.leasing.acquire(
                 function, call.journey, self._deadline_s, own_id=call.own_id
@@ -175,12 +174,19 @@ class Exchange:
             await connection.ask(data, head_only=head_only)
             attempt.answered_s = time.monotonic()
             attempt.answered_in_s = attempt.answered_s - attempt.asked_s
+            self._note_answered(instance)
         else:
+            self._note_answered(instance)  # the instance waits for the caller
             answered = connection.ask(self._head(instance), head_only=head_only)
             upload.pour(connection)
             await answered
             attempt.answered_s = time.monotonic()
         return connection
+
+    def _note_answered(self, instance: Instance) -> None:
+        """Let the next call of the function go to this instance; a slow caller holds up none."""
+        self._answered = True
+        self.call.function.answered(instance)
 
     def _may_lease(self) -> bool:
         """Whether the call takes a lease now: it has none, and nothing is waited for but the GPU.
@@ -255,7 +261,7 @@ class Exchange:
                 connection.fail("its call was broken off")
         instance, self._instance = self._instance, None
         if instance is not None:
-            self.call.function.give_back(instance)
+            self.call.function.give_back(instance, answered=self._answered)
         if lease and self._lease is not None and self._parts.leasing is not None:
             held, self._lease = self._lease, None
             self._parts.leasing.release(held)

@@ -1,6 +1,7 @@
 """The deployed functions, their instances, and the choice of the instance for the next call."""
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
@@ -13,20 +14,28 @@ from gateway_ext.openfaas import function_options
 
 # Were calls let in that wait for all of their time limit, all of them would be worked on in vain.
 _WAIT_SHARE = 0.5
+# An instance that says how many calls it serves at a time has so many times as many; the others
+# wait here, in their order. In the instance they would hold connections, and the instance reads
+# those in any order while it is busy.
+_CALLS_FOR_A_THREAD = 4
 
 OptionsOf = Callable[[Deployment], function_options.FunctionOptions]
 
 
 class Instance:
-    """One endpoint of a function, and the number of its calls in flight."""
+    """One endpoint of a function, and the number of its calls in flight.
 
-    __slots__ = ("address", "endpoint", "inflight", "prefix", "_empty")
+    `unanswered` counts those that the instance has whole, and has not begun to answer.
+    """
+
+    __slots__ = ("address", "endpoint", "inflight", "prefix", "unanswered", "_empty")
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.address = endpoint.address
         self.prefix = endpoint.prefix.rstrip("/").encode()
         self.inflight = 0
+        self.unanswered = 0
         self._empty: list[asyncio.Future[None]] = []
 
     async def empty(self) -> None:
@@ -54,8 +63,9 @@ class Function:
     """
 
     __slots__ = (
-        "id", "label", "deployment", "options", "endpoints", "wanted", "inflight", "calls",
-        "last_call_s", "gone", "learned", "waits", "_instances", "_next", "_turns", "_ready",
+        "id", "label", "deployment", "options", "endpoints", "wanted", "inflight", "unanswered",
+        "calls", "last_call_s", "gone", "learned", "waits", "_instances", "_next", "_turns",
+        "_ready",
     )  # fmt: skip
 
     def __init__(self, deployment: Deployment, options: function_options.FunctionOptions) -> None:
@@ -66,6 +76,7 @@ class Function:
         self.endpoints: tuple[Endpoint, ...] = ()
         self.wanted = 0
         self.inflight = 0
+        self.unanswered = 0
         self.calls = 0
         self.last_call_s = time.monotonic()
         self.gone = False
@@ -87,7 +98,12 @@ class Function:
         if not self.waits.known or not self._instances:
             return 0.0
         instances = len(self._instances)
-        return self.waits.expected_s(len(self._turns), self.inflight, instances, time.monotonic())
+        return self.waits.expected_s(len(self._turns), self.unanswered, instances, time.monotonic())
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether a call takes its place only with its body: a slow caller must hold none."""
+        return self.options.gpu or self._places is not None
 
     @property
     def most_wait_s(self) -> float:
@@ -129,15 +145,26 @@ class Function:
         if not self._instances:  # waits for a start say nothing about those for a turn
             return await self._turns.wait(most_waking, self.give_back)
         ahead, began_s = len(self._turns), time.monotonic()
-        most = self.options.queue
+        # Without a limit of its own, a function bounds the wait, and not how many calls wait.
+        most = sys.maxsize if self.options.concurrency is None else self.options.queue
         instance = await self._turns.wait(most, self.give_back, self.expected_wait_s)
         waited_s, instances = time.monotonic() - began_s, max(1, len(self._instances))
-        places = instances * (self.options.concurrency or 1)
+        places = instances * (self._places or 1)
         self.waits.saw_turn(ahead, waited_s, instances, places)
         return instance
 
-    def give_back(self, instance: Instance) -> None:
+    def answered(self, instance: Instance) -> None:
+        """Stop to count a call as unanswered."""
+        self.unanswered -= 1
+        instance.unanswered -= 1
+        if self._turns:
+            self._turns.hand_out(self._take)
+
+    def give_back(self, instance: Instance, *, answered: bool = False) -> None:
         """Count the end of a call of this instance."""
+        if not answered:
+            self.unanswered -= 1
+            instance.unanswered -= 1
         self.inflight -= 1
         instance.freed()
         self.last_call_s = time.monotonic()
@@ -185,22 +212,44 @@ class Function:
         if not count:
             return None
         best = instances[0] if count == 1 else self._least_busy(avoid)
-        limit = self.options.concurrency
-        if limit is not None and best.inflight >= limit:
+        if self._is_full(best):
             return None
         best.inflight += 1
         self.inflight += 1
+        best.unanswered += 1
+        self.unanswered += 1
         return best
 
+    @property
+    def _places(self) -> int | None:
+        """The calls that an instance may have; None for any number.
+
+        The scheduler must see all calls that want a GPU, so these wait in the instance's places.
+        """
+        if self.options.concurrency is not None:
+            return self.options.concurrency
+        at_a_time = 0 if self.options.gpu else self.waits.at_a_time
+        return _CALLS_FOR_A_THREAD * at_a_time or None
+
+    def _is_full(self, instance: Instance) -> bool:
+        if self.options.concurrency is not None:
+            return instance.inflight >= self.options.concurrency
+        places = self._places
+        return places is not None and instance.unanswered >= places
+
     def _least_busy(self, avoid: Collection[Instance]) -> Instance:
-        """The instance with the fewest calls; of equal ones the next after the last one found."""
+        """The instance with the fewest calls; of equal ones the next after the last one found.
+
+        One with a free place comes before one without.
+        """
         instances = self._instances
         count = len(instances)
         best, found = instances[self._next % count], self._next % count
-        fewest: tuple[bool, int] | None = None
+        fewest: tuple[bool, bool, int] | None = None
         for step in range(count):
             at = (self._next + step) % count
-            rank = (instances[at] in avoid, instances[at].inflight)
+            one = instances[at]
+            rank = (one in avoid, self._is_full(one), one.inflight)
             if fewest is None or rank < fewest:
                 best, found, fewest = instances[at], at, rank
         self._next = found + 1

@@ -229,7 +229,7 @@ async def test_refusal_says_when_to_come_again() -> None:
     async with a_gateway() as gateway, a_function(says()) as fake:
         function = gateway.deploy(a_deployment(), fake)
         function.waits.saw_report(11, WAITED)
-        function.inflight += 8 + 40
+        function.unanswered += 8 + 40
         refused = await gateway.call(body=b"x" * 100_000)
         assert (refused.status, refused.header("retry-after")) == (429, "10")
         assert b"busy" in refused.body
@@ -237,7 +237,7 @@ async def test_refusal_says_when_to_come_again() -> None:
         assert f'gateway_function_invocation_total{{code="429",{NAMED}}} 1.0' in page
         assert f"gpufaas_gateway_expected_wait_seconds{{{NAMED}}} 10.0" in page
         assert "gateway_functions_seconds_count" not in page
-        function.inflight -= 8 + 40
+        function.unanswered -= 8 + 40
         assert (await gateway.call()).status == 200
 
 
@@ -246,14 +246,14 @@ async def test_connection_lasts_beyond_a_refusal_if_the_body_is_there(body: byte
     async with a_gateway() as gateway, a_function(says()) as fake:
         function = gateway.deploy(a_deployment(), fake)
         function.waits.saw_report(11, WAITED)
-        function.inflight += 100
+        function.unanswered += 100
         reader, writer = await gateway.connect()
         head = b"POST /function/echo HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
         writer.write(head + body)
         answer = await reader.readuntil(b"\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 429")
         await reader.readuntil(b"need 23.0 s")
-        function.inflight -= 100
+        function.unanswered -= 100
         if not body:  # nobody reads a body that comes after its answer
             assert b"connection: close" in answer
             assert (await reader.read()).strip() == b""
