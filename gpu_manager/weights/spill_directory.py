@@ -6,12 +6,14 @@ import logging
 import os
 import re
 import threading
-from collections import OrderedDict
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cache_manager.model.ids import ModelId
+from cache_manager.tiers.tier_index import TierIndex
 from gpu_manager.errors import StoreFailed, UnknownImage, WeightsChanged
 from gpu_manager.weights.sealed_images import ImageWriter
 from torch_shim.wire.image_digests import ImageTable, image_digest, lay_out, parts_of
@@ -69,6 +71,8 @@ class Spilled:
 class SpillDirectory:
     """At most `budget_bytes` of images in one directory; the least recently used are deleted.
 
+    Tenants share the budget as they share the host's memory; images that no tenant has are deleted
+    first.
     Files of an earlier run are reused, and verified when they are read; partial files are removed.
     Several managers may share a directory, because a file's name is the digest of its content.
     """
@@ -77,10 +81,10 @@ class SpillDirectory:
         self.path = path
         self.budget_bytes = budget_bytes
         self.counts = SpillCounts()
-        self.used_bytes = 0
         self.on_change: Callable[[str], None] = _ignore  # gets digests written or removed
-        self._files: OrderedDict[str, int] = OrderedDict()  # digest to bytes
-        self._lock = threading.Lock()  # protects _files and used_bytes; not held while writing
+        self.tenants: Callable[[str], frozenset[str]] = _unknown  # that have the image
+        self._files = TierIndex("lru", budget_bytes, _MOST_FILES)
+        self._lock = threading.Lock()  # protects _files; not held while writing
         self._writing = threading.Lock()
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,8 +93,13 @@ class SpillDirectory:
         except OSError as error:
             raise StoreFailed(f"spill directory {path}: {error}") from error
 
+    @property
+    def used_bytes(self) -> int:
+        """The bytes of all files."""
+        return self._files.used_bytes
+
     def __contains__(self, digest: str) -> bool:
-        return digest in self._files
+        return ModelId(digest) in self._files
 
     def __len__(self) -> int:
         return len(self._files)
@@ -117,8 +126,7 @@ class SpillDirectory:
                 _log.error("cannot spill weights %s to %s: %s", digest, self.path, error)
                 raise StoreFailed(f"spilling weights {digest}: {error}") from error
             with self._lock:
-                self._files[digest] = size
-                self.used_bytes += size
+                self._files.admit(ModelId(digest), size, time.monotonic())
                 self.on_change(digest)
             self.counts.written += 1
             return True
@@ -147,9 +155,9 @@ class SpillDirectory:
     def _has(self, digest: str) -> bool:
         """Return whether the file exists, and mark it as the most recently used."""
         with self._lock:
-            if digest not in self._files:
+            if digest not in self:
                 return False
-            self._files.move_to_end(digest)
+            self._files.touch(ModelId(digest), time.monotonic())
             return True
 
     def _file(self, digest: str) -> Path:
@@ -178,19 +186,21 @@ class SpillDirectory:
                 status = file.stat()
                 found.append((status.st_mtime_ns, file.stem, status.st_size))
         for _, digest, size in sorted(found):
-            self._files[digest] = size
-            self.used_bytes += size
+            self._files.admit(ModelId(digest), size, time.monotonic())
         self._make_room(0)
 
     def _make_room(self, size: int) -> None:
-        while self._files and (
-            self.used_bytes + size > self.budget_bytes or len(self._files) >= _MOST_FILES
-        ):
-            self._remove(next(iter(self._files)))
+        if self._files.short_bytes + size <= 0 and not self._files.is_short:
+            return
+        for digest in self._files:
+            self._files.set_owners(digest, self.tenants(digest))
+        demotion = self._files.room(time.monotonic(), size)
+        for digest in () if demotion is None else demotion.victims:
+            self._remove(digest)
             self.counts.dropped += 1
 
     def _remove(self, digest: str) -> None:
-        self.used_bytes -= self._files.pop(digest, 0)
+        self._files.remove(ModelId(digest))
         self._file(digest).unlink(missing_ok=True)
         self.on_change(digest)
 
@@ -231,6 +241,11 @@ class SpillDirectory:
 
 def _ignore(_digest: str) -> None:
     """Do nothing: nobody wants to know."""
+
+
+def _unknown(_digest: str) -> frozenset[str]:
+    """No tenants: a directory by itself does not know them."""
+    return frozenset()
 
 
 def _header(digest: str, table: ImageTable) -> bytes:

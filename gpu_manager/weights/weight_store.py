@@ -53,6 +53,7 @@ class WeightStore:
         self._images = HostImages(index, now_s, self._on_freed)
         if spill is not None:
             spill.on_change = self._on_disk_change
+            spill.tenants = self._owners.tenants
         self._demoter = Demoter(self._images, spill, self.counts)
         self._counting = threading.Lock()  # taken after every other lock
         self._reading = threading.Lock()  # taken before every other lock

@@ -25,6 +25,7 @@ from gpu_manager.worker.device.gpu_turns import GpuTurns
 from gpu_manager.worker.device.image_file import ImageFile
 from gpu_manager.worker.device.worker_device import WorkerDevice
 from gpu_manager.worker.program.allowed_operators import OperatorTable
+from gpu_manager.worker.program.channel_state import MOST_CHANNELS
 from gpu_manager.worker.sandbox import give_up_rights
 from torch_shim.errors import WireError
 from torch_shim.wire.frame_socket import Frame, FrameSocket
@@ -137,8 +138,14 @@ class _WorkerLife:
         assert self._executor is not None
         assert self._programs is not None
         (descriptor,) = frame.descriptors
+        connection = socket.socket(fileno=descriptor)
+        if self._executor.sessions.has_too_many(order.session):
+            connection.close()
+            text = f"session {order.session} has {MOST_CHANNELS} channels: another is closed"
+            self._tell(worker_orders.Note(text, ""))
+            return
         server = ChannelServer(
-            socket.socket(fileno=descriptor),
+            connection,
             order.session,
             self._executor,
             self._leases,

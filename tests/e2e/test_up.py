@@ -10,7 +10,7 @@ from gpufaas.local.stack_folder import StackFolder
 from gpufaas.remote.http_request import NoAnswer
 from tests.e2e.handlers import GREETING, ON_GPU, PLAIN, write
 from tests.e2e.load import Asked, warm
-from tests.e2e.stack import PATIENCE_S, Rest, Stack, kill, stack
+from tests.e2e.stack import PATIENCE_S, Rest, Stack, stack
 from tests.kit.waiting import wait_until
 
 PARTS = ("gpufaas.cli gateway", "gpufaas.cli gpu-manager", "gpufaas.cli scheduler", "--data-dir")
@@ -19,20 +19,9 @@ PARTS = ("gpufaas.cli gateway", "gpufaas.cli gpu-manager", "gpufaas.cli schedule
 def test_service_returns_when_any_part_is_killed(own: Stack) -> None:
     own.start("--policy", "lb")
     assert own.scheduler.get("/policy")["policy"] == "lb"
-    rest = Rest(own)
-    rest.deploy("greets", annotations={**write(own.work, "greets", GREETING), **PLAIN})
-    gpu = {"com.gpufaas.enabled": "true"}
-    rest.deploy("computes", annotations={**write(own.work, "computes", ON_GPU), **gpu})
-    warm(own, rest, Asked("computes"))
+    rest = _with_functions(own)
     for words in PARTS:
-        before = own.part(words)
-        assert before, words
-        kill(before)
-        wait_until(lambda: own.part(words) not in {0, before}, f"{words} again", instead=own.said)  # noqa: B023 - it ends in this round
-        wait_until(lambda: _answers(rest, "greets"), f"plain calls after {words}", instead=own.said)
-        wait_until(
-            lambda: _answers(rest, "computes"), f"calls on GPUs after {words}", instead=own.said
-        )
+        _lose(own, rest, words, signal.SIGKILL)
     wait_until(lambda: _placed(own, rest), "calls are placed again", instead=own.said)
     assert own.scheduler.get("/policy")["policy"] == "lb"
     began_s = time.monotonic()
@@ -46,18 +35,9 @@ def test_service_returns_when_any_part_is_killed(own: Stack) -> None:
 
 def test_service_returns_when_any_part_is_frozen(own: Stack) -> None:
     own.start()
-    rest = Rest(own)
-    rest.deploy("greets", annotations={**write(own.work, "greets", GREETING), **PLAIN})
-    gpu = {"com.gpufaas.enabled": "true"}
-    rest.deploy("computes", annotations={**write(own.work, "computes", ON_GPU), **gpu})
-    warm(own, rest, Asked("computes"))
+    rest = _with_functions(own)
     for words in PARTS:
-        before = own.part(words)
-        assert before, words
-        os.kill(before, signal.SIGSTOP)
-        wait_until(lambda: own.part(words) not in {0, before}, f"{words} again", instead=own.said)  # noqa: B023 - it ends in this round
-        for name in ("greets", "computes"):
-            wait_until(lambda: _answers(rest, name), f"{name} after {words}", instead=own.said)  # noqa: B023 - as above
+        _lose(own, rest, words, signal.SIGSTOP)
     assert own.output.read_text().count("was stopped by a signal") == len(PARTS)
     assert own.instances("greets")
     os.kill(own.instances("greets")[0], signal.SIGSTOP)
@@ -115,6 +95,26 @@ def test_unknown_policy_is_told_with_those_that_there_are(own: Stack) -> None:
     assert process.wait(PATIENCE_S) != 0
     assert "lalbo3" in own.output.read_text()
     assert not own.left()
+
+
+def _with_functions(own: Stack) -> Rest:
+    """Deploy a function without and one with a GPU, and wait until both serve."""
+    rest = Rest(own)
+    rest.deploy("greets", annotations={**write(own.work, "greets", GREETING), **PLAIN})
+    gpu = {"com.gpufaas.enabled": "true"}
+    rest.deploy("computes", annotations={**write(own.work, "computes", ON_GPU), **gpu})
+    warm(own, rest, Asked("computes"))
+    return rest
+
+
+def _lose(own: Stack, rest: Rest, words: str, fault: signal.Signals) -> None:
+    """Kill or freeze a part, and wait until it is replaced and both functions answer."""
+    before = own.part(words)
+    assert before, words
+    os.kill(before, fault)
+    wait_until(lambda: own.part(words) not in {0, before}, f"{words} again", instead=own.said)
+    for name in ("greets", "computes"):
+        wait_until(lambda: _answers(rest, name), f"{name} after {words}", instead=own.said)  # noqa: B023 - it ends in this round
 
 
 def _answers(rest: Rest, name: str) -> bool:

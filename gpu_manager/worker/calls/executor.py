@@ -42,6 +42,7 @@ OPERATOR_ERRORS = (
 )
 _OPTIONAL = [None, None, None, None, "", None]  # what a field that is left out is
 _MOST_SHAPES = 4096  # whose memory need is remembered
+_MOST_PREPARED_BYTES = 1 << 20  # of inputs whose copies stay for the next call
 _CALL_FIELDS, _OPTION_FIELDS = 5, (4, 5, 6)
 _TRACE_CHARACTERS = 128
 
@@ -225,13 +226,14 @@ class Executor:
 
     def _inputs(self, call: GraphCall, channel: ChannelState, body: memoryview) -> Inputs:
         prepared: Inputs | None = channel.prepared(call.number, call.inputs, call.binding)
-        if prepared is not None:
-            return prepared.again()
         arena = channel.arena
         area = body if arena is None else arena
+        if prepared is not None:
+            return prepared.refilled(self.device, area)
         reader = InputReader(self.device, self.images, channel.kept, area)
         inputs = reader.call(call.inputs, call.program.inputs, call.binding)
-        if inputs.lasting and arena is not None and self.device.reads_areas:
+        small = inputs.end_bytes <= _MOST_PREPARED_BYTES
+        if inputs.lasting and small and arena is not None and self.device.refills:
             channel.prepare(call.number, call.inputs, call.binding, inputs)
         return inputs
 

@@ -32,7 +32,7 @@ _libc = ctypes.CDLL(None)
 class CpuArithmetic:
     """Counts from its creation: memory that the process had taken before is not counted."""
 
-    reads_areas = True
+    refills = True
     keeps_memory = False
 
     def __init__(self) -> None:
@@ -86,15 +86,21 @@ class CpuArithmetic:
         content = image.read(number)
         ctypes.memmove(storage.data_ptr(), content, len(content))
 
-    def receive(
-        self, area: memoryview, offset: int, size_bytes: int, *, keep: bool
-    ) -> torch.UntypedStorage:
-        """A storage over the area itself, unless it is to be kept."""
+    def receive(self, area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
+        """A copy in the process's own memory, which no caller shares."""
         if not size_bytes:
             return torch.empty(0).untyped_storage()
         found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
         with self._shortage_told():
-            return found.clone().untyped_storage() if keep else found.untyped_storage()
+            return found.clone().untyped_storage()
+
+    def refill(
+        self, storage: torch.UntypedStorage, area: memoryview, offset: int, size_bytes: int
+    ) -> None:
+        """Copy in place."""
+        if size_bytes:
+            source = ctypes.addressof(ctypes.c_char.from_buffer(area, offset))
+            ctypes.memmove(storage.data_ptr(), source, size_bytes)
 
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
         """Do the work, watching the process's highest anonymous memory if asked to."""

@@ -31,7 +31,7 @@ Account = Callable[[str], DriverAccount]
 class CudaContext:
     """The only GPU that this process sees, by the UUID under which the driver knows it."""
 
-    reads_areas = False
+    refills = False
     keeps_memory = True
 
     def __init__(
@@ -104,11 +104,8 @@ class CudaContext:
             target.set_(storage, 0, (len(content),), (1,))
             target.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
 
-    def receive(
-        self, area: memoryview, offset: int, size_bytes: int, *, keep: bool
-    ) -> torch.UntypedStorage:
-        """A copy on the GPU, kept or not."""
-        del keep
+    def receive(self, area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
+        """A copy on the GPU."""
         if not size_bytes:
             return torch.empty(0, device=self.device).untyped_storage()
         found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)

@@ -37,7 +37,7 @@ class WorkerDevice(Protocol):
 
     device: torch.device
     recorder: "WorkRecorder | None"  # where work can be recorded and replayed
-    reads_areas: bool  # whether what `receive` gives without `keep` is the area itself
+    refills: bool  # whether `refill` can be used
     keeps_memory: bool  # whether memory that a call took stays with the process for the next one
 
     def warm(self) -> None:
@@ -62,13 +62,17 @@ class WorkerDevice(Protocol):
     def restore(self, image: ImageFile, number: int, storage: torch.UntypedStorage) -> None:
         """Make a storage what the image says again."""
 
-    def receive(
-        self, area: memoryview, offset: int, size_bytes: int, *, keep: bool
-    ) -> torch.UntypedStorage:
-        """Bytes of an area as a storage on the device; a copy of its own if it is to be kept.
+    def receive(self, area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
+        """A copy of an area's bytes on the device; OutOfMemory where there is no room for it.
 
-        Raises OutOfMemory where there is no room for it.
+        The caller can write to the area at any time, also between a check of the bytes and their
+        use; the copy stays as it was checked.
         """
+
+    def refill(
+        self, storage: torch.UntypedStorage, area: memoryview, offset: int, size_bytes: int
+    ) -> None:
+        """Replace what `receive` copied by the area's bytes of now."""
 
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
         """Do some work; with `measure`, also the most memory in use during it, else 0.

@@ -17,8 +17,8 @@ from torch_shim.wire.protocol import FailureKind
 class InputStorage:
     """A storage that inputs lie in, and where it comes from.
 
-    `key` is its name among the kept ones, 0 if it is not kept; `image` and `place` are set for a
-    model's weights.
+    `key` is its name among the kept ones, 0 if it is not kept. `place` is the offset and the size
+    in the `image` of a model's weights, or in the area if there is no image.
     """
 
     __slots__ = ("epoch", "image", "key", "place", "storage")
@@ -91,6 +91,10 @@ class KeptStorages:
         self.size_bytes = 0
 
 
+# Each takes a thread and a descriptor of the worker; a function has one for each of its threads.
+MOST_CHANNELS = 256
+
+
 class SessionStorages:
     """The kept storages of every session that has a channel open."""
 
@@ -107,6 +111,12 @@ class SessionStorages:
                 kept = self._sessions[name] = KeptStorages(self.budget_bytes)
             kept.channels += 1
             return kept
+
+    def has_too_many(self, name: str) -> bool:
+        """Whether the session has as many channels as it may have."""
+        with self._lock:
+            kept = self._sessions.get(name)
+            return kept is not None and kept.channels >= MOST_CHANNELS
 
     def close(self, name: str) -> None:
         """A channel is gone; with the last one goes what the session kept."""

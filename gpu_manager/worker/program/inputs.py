@@ -41,11 +41,14 @@ class Inputs:
         self.batch = _batch(sent)
         self.end_bytes = 0  # of the area, behind the last byte that an input takes
         self.lasting = True  # whether the same description gives the same tensors again
+        self._received = {entry.held for entry in sent if entry.held.image is None}
         self._tensors = [entry.tensor for entry in self.given]
         self._versions = self._now()
 
-    def again(self) -> "Inputs":
-        """The same tensors for another call; what is in the area may have changed."""
+    def refilled(self, device: WorkerDevice, area: memoryview) -> "Inputs":
+        """The same tensors for another call, with what is in the area now."""
+        for held in self._received:
+            device.refill(held.storage, area, *held.place)
         self._versions = self._now()
         return self
 
@@ -182,8 +185,9 @@ class InputReader:
             raise CallRefused(FailureKind.BAD_FRAME, f"{size_bytes} bytes at {offset} of the area")
         known = self._held.get((offset, size_bytes, key))
         if known is None:
-            storage = self._device.receive(self._area, offset, size_bytes, keep=key != 0)
-            known = self._held[(offset, size_bytes, key)] = InputStorage(storage, key, epoch)
+            storage = self._device.receive(self._area, offset, size_bytes)
+            known = InputStorage(storage, key, epoch, place=(offset, size_bytes))
+            self._held[(offset, size_bytes, key)] = known
             self._end_bytes = max(self._end_bytes, offset + size_bytes)
             if key:
                 self._lasting = False

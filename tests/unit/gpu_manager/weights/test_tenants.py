@@ -1,12 +1,14 @@
 """Tenants share the weight store: none takes the memory or the descriptors of the others."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from cache_manager.model.ids import Tier
 from cache_manager.tiers.tier_index import TierIndex
 from gpu_manager.errors import WeightStoreFull
+from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore
 from tests.kit.fakes.sealed_images import content_of, open_files, open_images, sealed_image
 from torch_shim.wire.image_digests import lay_out
@@ -51,6 +53,17 @@ def test_neighbours_images_stay_when_a_tenant_adds_thousands() -> None:
         adopt(store, [b"%d" % number])
     assert all(store.tier(digest) is Tier.HOST for digest in kept)
     assert open_images() - before <= 64
+    store.close()
+
+
+def test_neighbours_files_stay_when_a_tenant_fills_the_disk(tmp_path: Path) -> None:
+    spill = SpillDirectory(tmp_path, 40 * KIB)
+    store = WeightStore(TierIndex("lru", KIB), spill)
+    kept = [adopt(store, image(letter), "other/f") for letter in "abcd"]
+    for number in range(100):
+        adopt(store, [b"%04d" % number * 256])
+    assert all(store.tier(digest) is not Tier.ABSENT for digest in kept)
+    assert 30 * KIB < spill.used_bytes <= 40 * KIB
     store.close()
 
 

@@ -317,6 +317,25 @@ def test_call_is_refused_when_its_lease_is_not_in_force() -> None:
             caller.call(what, 0)
 
 
+@pytest.mark.parametrize("elements", [4, 1 << 19], ids=["copied in place", "copied anew"])
+def test_caller_that_writes_to_its_arena_changes_no_call_under_way(
+    elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = LocalWorker()
+    with worker.connect(arena_bytes=8 << 20) as caller:
+        run = worker.device.run
+
+        def run_late(*work: Any, **options: Any) -> Any:
+            caller.memory[: 4 * elements] = b"\xff" * 4 * elements  # after every check
+            return run(*work, **options)
+
+        monkeypatch.setattr(worker.device, "run", run_late)
+        double = program(step("o:mul", Ref(0), 2), output=[Ref(1)])
+        for number in range(3):
+            sent = torch.full((elements,), float(number))
+            assert torch.equal(caller.call(double, sent).outputs[0], 2 * sent)
+
+
 def test_images_are_found_by_digest_place_and_size_only() -> None:
     look = program(step("o:mul", Ref(0), 1), output=[Ref(1)])
     w = torch.arange(4.0)
