@@ -40,6 +40,10 @@ def live(connection: socket.socket, parent: int, missing: list[str]) -> NoReturn
         os._exit(0)
 
 
+# Of a channel's thread. An emulated GPU's memory is bounded by address space, which stacks take.
+_STACK_BYTES = 2 << 20
+
+
 class _WorkerLife:
     """The process, as its orders see it."""
 
@@ -61,6 +65,7 @@ class _WorkerLife:
         self._executor: Executor | None = None
         self._programs: Programs | None = None
         threading.excepthook = self._broke
+        threading.stack_size(_STACK_BYTES)
 
     def obey(self) -> None:
         """Carry out orders until the manager hangs up."""
@@ -141,8 +146,7 @@ class _WorkerLife:
         connection = socket.socket(fileno=descriptor)
         if self._executor.sessions.has_too_many(order.session):
             connection.close()
-            text = f"session {order.session} has {MOST_CHANNELS} channels: another is closed"
-            self._tell(worker_orders.Note(text, ""))
+            self._note(f"session {order.session} has {MOST_CHANNELS} channels: another is closed")
             return
         server = ChannelServer(
             connection,
@@ -152,7 +156,11 @@ class _WorkerLife:
             self._programs,
             self._reports,
         )
-        threading.Thread(target=server.serve, name="channel", daemon=True).start()
+        try:
+            threading.Thread(target=server.serve, name="channel", daemon=True).start()
+        except RuntimeError as error:  # no more threads, or no address space for one
+            server.close()
+            self._note(f"a channel of session {order.session} is closed: {error}")
 
     def _limit(self, order: worker_orders.SetLimit) -> None:
         if order.answers:
@@ -179,4 +187,7 @@ class _WorkerLife:
     def _broke(self, arguments: threading.ExceptHookArgs) -> None:
         """A channel's thread hit a fault of ours: the channel is gone, the worker goes on."""
         kind, error = arguments.exc_type.__name__, arguments.exc_value
-        self._tell(worker_orders.Note(f"a channel ended by {kind}: {error}"[:500], ""))
+        self._note(f"a channel ended by {kind}: {error}"[:500])
+
+    def _note(self, text: str) -> None:
+        self._tell(worker_orders.Note(text, ""))

@@ -111,11 +111,15 @@ class ChannelServer:
             text = f"channel of session {self._session} closed: {error}"
             self._reports.note(text, self._trace)
         finally:
-            self._wire.close()
-            self._executor.sessions.close(self._session)
-            self._state.close()
-            self._share = self._executor.share(NO_AREA, self._share)
-            self._handlers.clear()  # they hold this object: nothing should wait for the collector
+            self.close()
+
+    def close(self) -> None:
+        """Let go of everything; nobody serves the channel any more."""
+        self._wire.close()
+        self._executor.sessions.close(self._session)
+        self._state.close()
+        self._share = self._executor.share(NO_AREA, self._share)
+        self._handlers.clear()  # they hold this object: nothing should wait for the collector
 
     def _answer(self, frame: Frame) -> None:
         handler = self._handlers.get(frame.kind)

@@ -42,7 +42,6 @@ OPERATOR_ERRORS = (
 )
 _OPTIONAL = [None, None, None, None, "", None]  # what a field that is left out is
 _MOST_SHAPES = 4096  # whose memory need is remembered
-_MOST_PREPARED_BYTES = 1 << 20  # of inputs whose copies stay for the next call
 _CALL_FIELDS, _OPTION_FIELDS = 5, (4, 5, 6)
 _TRACE_CHARACTERS = 128
 
@@ -229,11 +228,10 @@ class Executor:
         arena = channel.arena
         area = body if arena is None else arena
         if prepared is not None:
-            return prepared.refilled(self.device, area)
+            return prepared.refilled(area)
         reader = InputReader(self.device, self.images, channel.kept, area)
         inputs = reader.call(call.inputs, call.program.inputs, call.binding)
-        small = inputs.end_bytes <= _MOST_PREPARED_BYTES
-        if inputs.lasting and small and arena is not None and self.device.refills:
+        if inputs.refill is not None and arena is not None:
             channel.prepare(call.number, call.inputs, call.binding, inputs)
         return inputs
 

@@ -32,7 +32,6 @@ _libc = ctypes.CDLL(None)
 class CpuArithmetic:
     """Counts from its creation: memory that the process had taken before is not counted."""
 
-    refills = True
     keeps_memory = False
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ Account = Callable[[str], DriverAccount]
 class CudaContext:
     """The only GPU that this process sees, by the UUID under which the driver knows it."""
 
-    refills = False
+    refill = None  # inputs leave the GPU with their call
     keeps_memory = True
 
     def __init__(

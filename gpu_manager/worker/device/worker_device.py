@@ -8,6 +8,7 @@ import torch
 from gpu_manager.worker.device.image_file import ImageFile
 
 Result = TypeVar("Result")
+Refill = Callable[[torch.UntypedStorage, memoryview, int, int], None]
 
 
 class Recording(Protocol):
@@ -37,7 +38,6 @@ class WorkerDevice(Protocol):
 
     device: torch.device
     recorder: "WorkRecorder | None"  # where work can be recorded and replayed
-    refills: bool  # whether `refill` can be used
     keeps_memory: bool  # whether memory that a call took stays with the process for the next one
 
     def warm(self) -> None:
@@ -69,10 +69,12 @@ class WorkerDevice(Protocol):
         use; the copy stays as it was checked.
         """
 
-    def refill(
-        self, storage: torch.UntypedStorage, area: memoryview, offset: int, size_bytes: int
-    ) -> None:
-        """Replace what `receive` copied by the area's bytes of now."""
+    @property
+    def refill(self) -> Refill | None:
+        """Replaces what `receive` copied by an area's bytes of now: storage, area, offset, size.
+
+        None where copies of inputs should not stay on the device between calls.
+        """
 
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
         """Do some work; with `measure`, also the most memory in use during it, else 0.

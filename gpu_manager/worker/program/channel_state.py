@@ -92,7 +92,7 @@ class KeptStorages:
 
 
 # Each takes a thread and a descriptor of the worker; a function has one for each of its threads.
-MOST_CHANNELS = 256
+MOST_CHANNELS = 128
 
 
 class SessionStorages:

@@ -7,7 +7,7 @@ import torch
 
 from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.device.device_image import DeviceImage
-from gpu_manager.worker.device.worker_device import WorkerDevice
+from gpu_manager.worker.device.worker_device import Refill, WorkerDevice
 from gpu_manager.worker.program.channel_state import (
     Binding,
     InputStorage,
@@ -21,6 +21,7 @@ from torch_shim.wire.protocol import FailureKind
 _IMAGE, _KEPT, _AREA = 0, 1, 2
 _IMAGE_FIELDS, _KEPT_FIELDS, _AREA_FIELDS = 4, 3, 5
 _TENSOR_FIELDS = 5
+_MOST_LASTING_BYTES = 1 << 20  # of inputs whose copies may stay for the next call
 
 _version_of = operator.attrgetter("_version")  # the counter that autograd goes by
 
@@ -40,15 +41,16 @@ class Inputs:
         self.shapes = tuple(entry.tensor.shape for entry in sent)
         self.batch = _batch(sent)
         self.end_bytes = 0  # of the area, behind the last byte that an input takes
-        self.lasting = True  # whether the same description gives the same tensors again
+        self.refill: Refill | None = None  # set if the next call may have the same tensors
         self._received = {entry.held for entry in sent if entry.held.image is None}
         self._tensors = [entry.tensor for entry in self.given]
         self._versions = self._now()
 
-    def refilled(self, device: WorkerDevice, area: memoryview) -> "Inputs":
+    def refilled(self, area: memoryview) -> "Inputs":
         """The same tensors for another call, with what is in the area now."""
+        assert self.refill is not None, "such inputs do not last"
         for held in self._received:
-            device.refill(held.storage, area, *held.place)
+            self.refill(held.storage, area, *held.place)
         self._versions = self._now()
         return self
 
@@ -115,7 +117,9 @@ class InputReader:
                 raise CallRefused(FailureKind.BAD_FRAME, f"input {entry.position} is bound")
             values[entry.position] = entry.tensor
         inputs = Inputs(values, given, binding)
-        inputs.end_bytes, inputs.lasting = self._end_bytes, self._lasting
+        inputs.end_bytes = self._end_bytes
+        if self._lasting and self._end_bytes <= _MOST_LASTING_BYTES:
+            inputs.refill = self._device.refill
         return inputs
 
     def binding(self, number: Any, described: Any, count: int) -> Binding:
