@@ -34,7 +34,7 @@ class LivenessTimes:
 
     look_s: float = 0.5
     ask_s: float = 4.0
-    stopped_s: float = 2.0
+    stopped_s: float = 1.0
     blocked_s: float = 9.0
     start_s: float = 90.0
     late_s: float = 1.0
