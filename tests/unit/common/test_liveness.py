@@ -26,9 +26,9 @@ def answered_once() -> LivenessRecord:
     return record
 
 
-def test_stopped_process_is_frozen_within_three_seconds() -> None:
-    assert not verdicts(answered_once(), "T", seconds=1.5)
-    assert "stopped" in verdicts(answered_once(), "T", seconds=3.0)
+def test_stopped_process_is_frozen_within_two_seconds() -> None:
+    assert not verdicts(answered_once(), "T", seconds=0.5)
+    assert "stopped" in verdicts(answered_once(), "T", seconds=2.0)
 
 
 def test_stopped_process_is_frozen_even_if_it_never_answered() -> None:
@@ -56,9 +56,9 @@ def test_starting_process_is_alive_until_its_start_takes_too_long() -> None:
 def test_waits_begin_again_when_the_watching_process_was_held_up_itself() -> None:
     record = answered_once()
     assert not record.look(ProcessLook("T", 7), 0.5)
-    for look_s in (60.0, 60.5, 61.0, 61.5):  # the machine, or the whole stack, was suspended
+    for look_s in (60.0, 60.5):  # the machine, or the whole stack, was suspended
         assert not record.look(ProcessLook("T", 7), look_s)
-    assert "stopped" in record.look(ProcessLook("T", 7), 62.0)
+    assert "stopped" in record.look(ProcessLook("T", 7), 61.0)
 
 
 _WORKS_ASIDE = """
