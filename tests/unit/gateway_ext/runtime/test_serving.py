@@ -38,6 +38,8 @@ import asyncio
 async def handle(event, context):
     if event.path == "/stream":
         return pieces()
+    if event.query:
+        print("begins")
     try:
         await asyncio.sleep(float(event.query.get("s", 0)))
     except asyncio.CancelledError:
@@ -52,6 +54,8 @@ async def pieces():
 SLEEP = """
 import time
 def handle(event, context):
+    if event.query:
+        print("begins")
     time.sleep(float(event.query.get("s", 0)))
     return "slept"
 """
@@ -152,7 +156,7 @@ def test_asynchronous_handler_answers_streams_and_is_cancelled() -> None:
         assert running.call("/stream").body == b"012"
         with running.socket() as sock:
             sock.sendall(b"GET /?s=60 HTTP/1.1\r\nHost: x\r\n\r\n")
-            time.sleep(0.2)
+            running.until_written("begins")
         running.until_written("cancelled")
 
 
@@ -184,7 +188,7 @@ def test_no_line_is_logged_for_a_call_that_ended_after_its_client_had_left() -> 
     with runtime(SLEEP, exec_timeout="700ms", GPUFAAS_THREADS="1") as running:
         with running.socket() as sock:
             sock.sendall(b"GET /?s=0.3 HTTP/1.1\r\nHost: x\r\n\r\n")
-            time.sleep(0.1)
+            running.until_written("begins")
         time.sleep(0.9)
         assert running.call().body == b"slept"
         assert "took longer" not in running.written()
@@ -201,7 +205,7 @@ def test_process_gives_way_when_every_thread_is_held() -> None:
 def test_calls_beyond_max_inflight_are_asked_to_retry() -> None:
     with runtime(SLEEP, max_inflight="1") as running, running.socket() as sock:
         sock.sendall(b"GET /?s=2 HTTP/1.1\r\nHost: x\r\n\r\n")
-        time.sleep(0.3)
+        running.until_written("begins")
         answer = running.call()
         assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
         assert running.call("/_/ready", method="GET").status == 200
@@ -241,7 +245,7 @@ def test_process_finishes_calls_and_ends_with_0_when_it_is_asked_to_stop() -> No
     with runtime(SLEEP) as running:
         with running.socket() as sock:
             sock.sendall(b"GET /?s=1 HTTP/1.1\r\nHost: x\r\n\r\n")
-            time.sleep(0.2)
+            running.until_written("begins")
             running.process.send_signal(signal.SIGTERM)
             assert b"slept" in read_until(sock, b"slept")
         assert running.process.wait(10) == 0
