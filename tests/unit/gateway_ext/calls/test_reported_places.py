@@ -115,7 +115,10 @@ async def test_calls_are_served_in_their_order_over_few_connections() -> None:
             tasks.append(asyncio.create_task(gateway.call(f"/function/echo/{number}")))
             await eventually(lambda: function.calls == len(tasks) + 1)
         assert [(await task).status for task in tasks] == [200] * 40
-        assert [got.target for got in fake.got[1:]] == [f"/{number}" for number in range(40)]
+        served = [int(got.target.removeprefix("/")) for got in fake.got[1:]]
+        assert sorted(served) == list(range(40))
+        for place, number in enumerate(served):  # the instance reads those that it has in any order
+            assert sum(later < number for later in served[place:]) < PLACES
         assert fake.connections <= PLACES
         assert (function.inflight, function.unanswered, function.waiting) == (0, 0, 0)
 

@@ -137,7 +137,7 @@ async def test_upload_in_pieces_ends_when_no_piece_comes(tmp_path: Path) -> None
     listen = (UnixAddress(str(tmp_path / "node.sock")), LOCALHOST)
     async with manager(listen=listen) as it:
         incoming = it.node.manager.library.incoming
-        incoming.limits = IncomingLimits(of_a_connection=2, of_a_tenant=3, silence_s=0.05)
+        incoming.limits = IncomingLimits(of_a_connection=2, of_a_tenant=3, silence_s=1.0)
         one, other = await it.client(tcp=True), await it.client("second", tcp=True)
         fields = {"sizes": (64).to_bytes(8, "little"), "total": 64}
 

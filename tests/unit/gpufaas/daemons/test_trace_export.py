@@ -41,7 +41,7 @@ def settings(collector: Collector, **more: Any) -> ExportSettings:
 async def test_spans_arrive_as_they_were_noted() -> None:
     async with a_collector() as collector, SpanExporter(settings(collector)) as sink:
         sink.add(lambda: [a_span(1), a_span(2, service="gpufaas-worker", error="it broke")])
-        await eventually(lambda: len(collector.spans) == 2)
+        await eventually(lambda: sink.counts()["sent"] == 2)
         first, second = collector.spans
         assert (first.name, first.service, first.error) == ("call f", "gpufaas-gateway", "")
         assert (second.service, second.error) == ("gpufaas-worker", "it broke")
@@ -67,7 +67,8 @@ async def test_batch_is_sent_again_when_the_collector_is_busy(statuses: list[int
     async with a_collector() as collector, SpanExporter(settings(collector)) as sink:
         collector.answers = list(statuses)
         sink.add(lambda: [a_span()])
-        await eventually(lambda: len(collector.spans) == 1)
+        await eventually(lambda: sink.counts()["sent"] == 1)
+        assert len(collector.spans) == 1
         assert sink.sent.failed_spans == 0
 
 
