@@ -14,7 +14,8 @@ from tests.kit.waiting import eventually
 from tests.unit.gpufaas.stack.test_supervisor import alive, at_once, noting, part, pids
 
 LOG = logging.getLogger(__name__)
-SOON = LivenessTimes(look_s=0.05, ask_s=0.05, stopped_s=0.3, blocked_s=0.3)
+# Whoever looks too late was held up itself, as long as a process may be blocked here.
+SOON = LivenessTimes(look_s=0.05, ask_s=0.05, stopped_s=0.3, blocked_s=0.3, late_s=0.1)
 
 
 async def test_frozen_part_is_killed_and_started_again_and_the_log_says_so(

@@ -23,7 +23,8 @@ from torch_shim.errors import ConnectionLost
 from torch_shim.wire.programs import Ref
 
 DOUBLE = program(step("o:mul", Ref(0), 2), output=[Ref(1)])
-SOON = LivenessTimes(look_s=0.05, ask_s=0.05, stopped_s=0.3, blocked_s=0.3)
+# Whoever looks too late was held up itself, as long as a process may be blocked here.
+SOON = LivenessTimes(look_s=0.05, ask_s=0.05, stopped_s=0.3, blocked_s=0.3, late_s=0.1)
 
 
 @pytest.fixture
