@@ -27,7 +27,7 @@ export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpufaas/mypy
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test tools soak lint format compat fuzz simulate reproduce bench bench-full gpu gpu-kit pictures lock clean FORCE
+.PHONY: help setup run test tools soak lint format compat fuzz simulate reproduce bench bench-wake bench-full gpu gpu-kit pictures lock clean FORCE
 
 help: ## List the targets
 	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.12]'
@@ -65,12 +65,17 @@ format: setup ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-compat: setup ## Run every compatibility program and write docs/compatibility.md
-	$(BIN)/python -m tests.compat --all --write docs/compatibility.md $(ARGS)
+# Meant for the night. What a run did is in out/compat.jsonl as it comes; a run that was cut
+# off goes on by ARGS=--resume, which also repeats what was wrong.
+compat: $(VENV)/.compat ## Run every compatibility program and write docs/compatibility.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.compat --all --forked --threads 1 \
+	  --parallel $(or $(LANES),$(shell nproc)) --json out/compat.jsonl \
+	  --write docs/compatibility.md $(ARGS)
 
 # ARGS="--seconds 600 --first 0": for ten minutes, other cases the further --first is.
 fuzz: setup ## Call every operator that programs may name with absurd arguments (ARGS=--help)
 	@nice -n 19 $(BIN)/python -m tests.fuzz --cases 20 --seconds 300 $(ARGS)
+	@nice -n 19 $(BIN)/gpufaas exec --devices cpu:1 -- $(BIN)/python -m tests.fuzz.transfers
 
 simulate: setup ## Run the simulator (ARGS goes to gpufaas simulate)
 	@$(BIN)/gpufaas simulate $(ARGS)
@@ -84,6 +89,9 @@ bench: setup ## Measure, in a few minutes at most
 	@$(BIN)/python -m bench.scheduler
 	@$(BIN)/python -m bench.live
 	@$(BIN)/python -m bench.gateway --without-peers --only calls
+
+bench-wake: setup ## Measure how long functions take to wake, with and without templates
+	@$(BIN)/python -m bench.wake $(ARGS)
 
 bench-full: setup ## Measure everything (downloads Ray Serve and LitServe into out/peers)
 	@$(BIN)/python -m bench.placement --full $(ARGS)
@@ -114,8 +122,8 @@ lock: ## Resolve constraints.txt again from pyproject.toml (needs python3.11, or
 	$(LOCK_PYTHON) -m venv "$$scratch/venv" && \
 	"$$scratch/venv/bin/python" $(PIP_INSTALL) --upgrade pip && \
 	"$$scratch/venv/bin/python" $(PIP_INSTALL) --dry-run --ignore-installed \
-	  --report "$$scratch/report.json" $(BACKEND) -e '.[dev]' && \
-	{ echo '# What `make setup` installs. Written by `make lock`; do not edit.' && \
+	  --report "$$scratch/report.json" $(BACKEND) -e '.[compat]' && \
+	{ echo '# What `make setup` and `make compat` install. Written by `make lock`; do not edit.' && \
 	  "$$scratch/venv/bin/python" -c "$$PINS" "$$scratch/report.json"; \
 	} > "$$scratch/constraints.txt" && \
 	cat "$$scratch/constraints.txt" > constraints.txt
@@ -132,6 +140,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(shell test -x $(BIN)/python
 	@echo 'Installing the pinned tools into $(VENV) ...'
 	@$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt $(BACKEND)
 	@$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+# The libraries of `make compat` alone, from the same pins.
+$(VENV)/.compat: $(VENV)/.installed
+	@echo 'Installing the libraries of the compatibility programs into $(VENV) ...'
+	@$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --no-build-isolation \
+	  --editable '.[compat]'
 	@touch $@
 
 # Takes the first Python that is supported and can make environments; else says what is missing.

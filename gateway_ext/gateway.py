@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from common.errors import BadAddress
 from common.http.asgi import App
 from common.http.client import HttpClient
 from common.http.server import listen, serving
+from common.telemetry.metrics import MetricFamily, gauge
 from gateway_ext import build_identity
 from gateway_ext.calls.browser_guard import BrowserGuard, FunctionHosts
 from gateway_ext.calls.call_limits import InvokeSettings
@@ -25,6 +27,7 @@ from gateway_ext.gateway_app import GatewayParts, Readiness, make_app
 from gateway_ext.jobs.async_jobs import AsyncJobs, jobs_of
 from gateway_ext.jobs.intake.callback_addresses import CallbackRule
 from gateway_ext.jobs.queue_choice import check_queue
+from gateway_ext.metrics import gateway_metrics
 from gateway_ext.metrics.api_counts import ApiMeters
 from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.model import FunctionId
@@ -146,6 +149,7 @@ class Gateway:
         auth = None if self.credentials is None else Auth(self.credentials)
         hosts = FunctionHosts(settings.function_hosts)
         meters.add(self.tracer.families)
+        meters.add(self._template_families)
         invoke = Invoke(
             *(self.functions, client, leasing, invocation, meters),
             wake=self._wake,
@@ -196,6 +200,11 @@ class Gateway:
         self._logs.close()
         if self._feed is not None:
             self._feed.close()
+
+    def _template_families(self) -> Iterator[MetricFamily]:
+        name_of, found = self.meters.functions.of, self._provider.template_bytes()
+        values = [((name_of(str(id_)),), size) for id_, size in found.items()]
+        yield gauge(gateway_metrics.TEMPLATES, values)
 
     def _make_scaler(self, jobs: AsyncJobs) -> Scaler:
         def queued(function: FunctionId) -> int:

@@ -66,7 +66,10 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FunctionStatus:
-    """A function and its replicas; `trouble` is the reason why none runs, or empty."""
+    """A function and its replicas; `trouble` is the reason why none runs, or empty.
+
+    `template` is the state of the process that its instances are forked from, if there may be one.
+    """
 
     deployment: Deployment
     replicas: int
@@ -74,6 +77,7 @@ class FunctionStatus:
     created_at: datetime
     usage: Usage | None = None
     trouble: str = ""
+    template: str = ""
 
 
 class Endpoint(NamedTuple):

@@ -89,6 +89,10 @@ class Provider(Protocol):
         """Lines, oldest first; with `follow` until the caller closes it."""
         ...
 
+    def template_bytes(self) -> Mapping[FunctionId, int]:
+        """The memory of the process that instances of a function are forked from, if any."""
+        ...
+
     async def secrets(self, namespace: str) -> Sequence[str]:
         """Names of the secrets of a namespace."""
         ...

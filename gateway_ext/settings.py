@@ -88,6 +88,12 @@ class GatewaySettings:
     base_python: str = ""
     visible: tuple[str, ...] = ()
 
+    # Templates: processes that have imported a function and of which its instances are forks. How
+    # long one is kept while its function has no instance, and how much memory all of them may take
+    # (0: there are none).
+    template_idle_s: float = 3600.0
+    template_bytes: int = 4 << 30
+
     # One build of an environment, which runs code of the packages that a function asks for: whether
     # it has a network, and how much it may use; how many builds run at a time.
     build_network: bool = True

@@ -1,7 +1,7 @@
 """A provider that keeps everything in memory; a test starts its instances."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
@@ -140,6 +140,10 @@ class MemoryProvider:
         async with self._written:
             self.lines.append(line)
             self._written.notify_all()
+
+    def template_bytes(self) -> Mapping[FunctionId, int]:
+        """Nothing: instances are not processes here."""
+        return {}
 
     async def secrets(self, namespace: str) -> Sequence[str]:
         self._namespace(namespace)

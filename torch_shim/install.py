@@ -4,7 +4,17 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from torch_shim.cuda_api import autocast, cuda_module, parallel, randomness
+from torch_shim.cuda_api import (
+    autocast,
+    collectives,
+    cuda_module,
+    own_kernels,
+    parallel,
+    randomness,
+)
+from torch_shim.foreign_tensors import wrappers
+from torch_shim.layers import fast_paths
+from torch_shim.passing import serialization, sharing
 from torch_shim.settings import ShimSettings
 from torch_shim.tensors import (
     advertised_memory,
@@ -12,9 +22,8 @@ from torch_shim.tensors import (
     gradients,
     modules,
     moves,
+    nested,
     scripting,
-    serialization,
-    sharing,
     special_operators,
     transforms,
 )
@@ -41,7 +50,12 @@ def install(settings: ShimSettings, hooks: Sequence[Hook] = ()) -> None:
         gradients.install()
         transforms.install()
         scripting.install()
+        fast_paths.install()
         parallel.install()
+        collectives.install()
+        own_kernels.install()
+        wrappers.install()
+        nested.install()
         autocast.install()
         cuda_module.install(settings)
         for hook in hooks:

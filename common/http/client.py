@@ -33,8 +33,8 @@ class ClientSettings:
     # Kept connections: how many for each address, and how long an unused one is kept.
     max_idle: int = 512
     idle_s: float = 30.0
-    # The one header behind a body (lower case) whose value is kept.
-    trailer: bytes = b""
+    # The headers behind a body (lower case) whose values are kept.
+    trailers: frozenset[bytes] = frozenset()
     # For addresses of the form `tls:host:port`.
     tls: ssl.SSLContext | None = None
 
@@ -49,7 +49,7 @@ class HttpConnection(asyncio.Protocol):
         "address", "reused", "idle_since_s", "status", "headers", "complete", "headed", "closed",
         "_loop", "_owner", "_transport", "_parser", "_head_only", "_settings",
         "_head_bytes", "_quiet_bytes", "_interim", "_lasts", "_idle", "_spoilt", "_parts",
-        "_buffered_bytes", "_paused", "_waiter", "_writable", "_error", "trailer",
+        "_buffered_bytes", "_paused", "_waiter", "_writable", "_error", "trailers",
     )  # fmt: skip
 
     def __init__(self, owner: "HttpClient", address: str, settings: ClientSettings) -> None:
@@ -144,7 +144,7 @@ class HttpConnection(asyncio.Protocol):
         self._head_only = head_only
         self.status = 0
         self.headers: list[Header] = []
-        self.trailer = b""
+        self.trailers: dict[bytes, bytes] = {}
         self.headed = False
         self.complete = False
         self._interim = False
@@ -233,10 +233,10 @@ class HttpConnection(asyncio.Protocol):
     # -- the parser's side -----------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header; of those behind the body, only the trailer that is asked for."""
+        """Keep a header; of those behind the body, only the trailers that are asked for."""
         if self.headed:
-            if name.lower() == self._settings.trailer:
-                self.trailer = value
+            if name.lower() in self._settings.trailers:
+                self.trailers[name.lower()] = value.strip(b" \t")
             return
         self._head_bytes += len(name) + len(value)
         most_bytes = self._settings.max_head_bytes

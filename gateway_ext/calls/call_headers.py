@@ -13,6 +13,9 @@ DURATION = b"x-duration-seconds"
 START_TIME = b"x-start-time"
 MODELS = b"x-gpu-models"
 GPU_TRACE = b"x-gpu-trace"
+LOCAL = b"x-gpu-local"
+# What a function reports of its GPU work, before its answer or behind a stream.
+REPORTED = frozenset({MODELS, GPU_TRACE, LOCAL})
 
 _TRACE, _STATE = TRACEPARENT.encode(), TRACESTATE.encode()
 _GPU = b"x-gpu-"
@@ -108,16 +111,20 @@ def request_head(
 
 
 class ResponseHeaders(NamedTuple):
-    """The response headers to pass back, and the function's report of its models and its time."""
+    """The response headers to pass back, and what the function reports about its GPU work.
+
+    These are its models, its times, and what ran on its own processor instead.
+    """
 
     back: list[Header]
     models: bytes
     trace_report: bytes
+    local: bytes
 
 
 def read_response(headers: Iterable[Header]) -> ResponseHeaders:
     """Read the headers of an answer, whose names are in lower case."""
-    models = trace_report = b""
+    models = trace_report = local = b""
     back: list[Header] = []
     named: set[bytes] = set()
     for header in headers:
@@ -131,10 +138,12 @@ def read_response(headers: Iterable[Header]) -> ResponseHeaders:
             models = header[1]
         elif name == GPU_TRACE:
             trace_report = header[1]
+        elif name == LOCAL:
+            local = header[1]
     named -= {b"close"} | _HOP_BY_HOP
     if named:
         back = [header for header in back if header[0] not in named]
-    return ResponseHeaders(back, models, trace_report)
+    return ResponseHeaders(back, models, trace_report, local)
 
 
 def _note(found: RequestHeaders, name: bytes, value: bytes) -> None:

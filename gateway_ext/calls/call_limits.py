@@ -41,7 +41,7 @@ class InvokeSettings:
             max_head_bytes=self.max_head_bytes,
             max_idle=self.max_idle,
             idle_s=self.idle_s,
-            trailer=call_headers.GPU_TRACE,
+            trailers=call_headers.REPORTED,
         )
 
 

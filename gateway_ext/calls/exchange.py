@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from common.errors import NoResponse
@@ -11,12 +11,13 @@ from common.http.asgi import Receive
 from common.http.client import HttpClient, HttpConnection
 from gateway_ext.calls import call_headers
 from gateway_ext.calls.call_limits import InvokeSettings
+from gateway_ext.calls.doubted_instances import until_it_answers
 from gateway_ext.calls.function_table import Function, Instance
 from gateway_ext.calls.gpu_leasing import CallLease, GpuLeasing
 from gateway_ext.calls.upload import RequestBody
 from gateway_ext.errors import GatewayError, NoInstance, TimedOut, TooSlow, Unreachable
 from gateway_ext.metrics.call_counts import GatewayMeters
-from gateway_ext.tracing.call_journey import Journey
+from gateway_ext.tracing.call_journey import Attempt, Journey
 
 # The caller's disconnection is watched for only in calls that take longer than this.
 _WATCH_AFTER_S = 0.01
@@ -161,6 +162,8 @@ class Exchange:
                 function, call.journey, self._deadline_s, own_id=call.own_id
             )
         attempt.asked_s = time.monotonic()
+        if instance.doubted_since_s:
+            await until_it_answers(parts.client, instance)
         connection = parts.client.idle(instance.address)
         if connection is None:
             connection = await parts.client.connect(instance.address)
@@ -232,6 +235,8 @@ class Exchange:
         )
 
     def _unreachable(self, error: NoResponse) -> Unreachable:
+        if error.sent and self._instance is not None:
+            self._instance.doubted_since_s = time.monotonic()
         return Unreachable(self.call.function.id, str(error), sent=error.sent)
 
     def _note(self, error: str) -> None:
@@ -240,11 +245,20 @@ class Exchange:
         if attempt is None or attempt.ended_s:
             return
         attempt.ended_s, attempt.error = time.monotonic(), error
-        if self._connection is not None and self._connection.trailer:
-            attempt.keep_report(self._connection.trailer)
-            waits = self.call.function.waits
-            if attempt.ahead >= waits.at_a_time:
-                waits.saw_report(attempt.ahead, attempt.trace_report)
+        if self._connection is not None and self._connection.trailers:
+            self._take_report(attempt, self._connection.trailers)
+
+    def _take_report(self, attempt: Attempt, trailers: Mapping[bytes, bytes]) -> None:
+        """Take what the function reports behind a stream; the head had what was known by then."""
+        function = self.call.function
+        trace_report = trailers.get(call_headers.GPU_TRACE, b"")
+        if trace_report:
+            attempt.keep_report(trace_report)
+            if attempt.ahead >= function.waits.at_a_time:
+                function.waits.saw_report(attempt.ahead, attempt.trace_report)
+        function.learned.saw(trailers.get(call_headers.MODELS, b""))
+        if call_headers.LOCAL in trailers:
+            function.local.saw(trailers[call_headers.LOCAL])
 
     def _may_repeat(self, *, sent: bool) -> bool:
         """Whether to retry: only a call that cannot have begun, or is declared repeatable."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from gateway_ext.calls.call_limits import Turns
 from gateway_ext.calls.call_waits import CallWaits
 from gateway_ext.calls.learned_models import Learned
+from gateway_ext.calls.local_work import LocalWork
 from gateway_ext.errors import Busy, UnknownFunction
 from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, Endpoint, FunctionId
 from gateway_ext.openfaas import function_options
@@ -25,14 +26,18 @@ OptionsOf = Callable[[Deployment], function_options.FunctionOptions]
 class Instance:
     """One endpoint of a function, and the number of its calls in flight.
 
-    `unanswered` counts those that the instance has whole, and has not begun to answer.
+    `unanswered` counts those that the instance has whole, and has not begun to answer. It is
+    doubted from a call that broke off until it answers: `doubted_since_s` (monotonic), else 0.
     """
 
-    __slots__ = ("address", "endpoint", "inflight", "prefix", "unanswered", "_empty")
+    __slots__ = (
+        "address", "doubted_since_s", "endpoint", "inflight", "prefix", "unanswered", "_empty",
+    )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.address = endpoint.address
+        self.doubted_since_s = 0.0
         self.prefix = endpoint.prefix.rstrip("/").encode()
         self.inflight = 0
         self.unanswered = 0
@@ -64,8 +69,8 @@ class Function:
 
     __slots__ = (
         "id", "label", "deployment", "options", "endpoints", "wanted", "inflight", "unanswered",
-        "calls", "last_call_s", "gone", "learned", "waits", "_instances", "_next", "_turns",
-        "_ready",
+        "calls", "last_call_s", "gone", "learned", "local", "waits", "_instances", "_next",
+        "_turns", "_ready",
     )  # fmt: skip
 
     def __init__(self, deployment: Deployment, options: function_options.FunctionOptions) -> None:
@@ -81,6 +86,7 @@ class Function:
         self.last_call_s = time.monotonic()
         self.gone = False
         self.learned = Learned(self.id, options.models)
+        self.local = LocalWork()
         self.waits = CallWaits()
         self._instances: list[Instance] = []
         self._next = 0
@@ -185,6 +191,7 @@ class Function:
         """Adopt this deployment; returns the instances that take no new call."""
         if deployment != self.deployment:
             self.learned = Learned(self.id, options.models)
+            self.local = LocalWork()
             self.waits = CallWaits()
         self.deployment, self.options = deployment, options
         self.endpoints = tuple(endpoints)

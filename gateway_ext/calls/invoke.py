@@ -344,7 +344,7 @@ async def _pieces(
 
 def _back(call: FunctionCall, connection: HttpConnection) -> list[Header]:
     """The response's headers; learns the models that they report."""
-    back, models, trace_report = call_headers.read_response(connection.headers)
+    back, models, trace_report, local = call_headers.read_response(connection.headers)
     if trace_report:
         attempt = call.journey.attempts[-1]
         attempt.keep_report(trace_report)
@@ -355,6 +355,8 @@ def _back(call: FunctionCall, connection: HttpConnection) -> list[Header]:
         back = [header for header in back if header[0] not in _LENGTHS]
     if models:
         call.function.learned.saw(models)
+    if local:
+        call.function.local.saw(local)
     back += _ours(call)
     return back
 

@@ -73,6 +73,11 @@ EXPECTED_WAIT = _gauge(
     FUNCTION,
 )
 WANTED = _gauge("replicas_wanted", "Replicas that were asked for", FUNCTION)
+TEMPLATES = _gauge(
+    "template_bytes",
+    "Private memory of the processes that instances are forked from; forks share much of it",
+    FUNCTION,
+)
 WAKES = Metric(
     f"{_OURS}wake_seconds",
     MetricKind.HISTOGRAM,

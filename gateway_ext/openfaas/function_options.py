@@ -12,13 +12,15 @@ from gateway_ext.openfaas import durations, quantities
 OURS = "com.gpufaas."
 SCALING = "com.openfaas.scale."
 TROUBLE = "com.gpufaas.trouble"
+TEMPLATE_STATE = "com.gpufaas.template-state"
 PATH = "com.gpufaas.path"
 # The known keys with our prefix; any other key with our prefix is refused.
 KEYS = frozenset(
     OURS + name
     for name in (
         *("enabled", "model", "memory", "batch", "slo", "priority", "retry", "retries", "keep"),
-        *("timeout", "workers", "concurrency", "queue", "max-wait", "path", "trouble"),
+        *("timeout", "workers", "concurrency", "queue", "max-wait", "path", "trouble", "template"),
+        "template-state",
     )
 )
 GPU_FLAG = "--gpu"  # in the template's fprocess, which arrives as envProcess
@@ -65,6 +67,7 @@ class FunctionOptions:
     workers: int = 1
     concurrency: int | None = None
     queue: int = 100
+    template: bool = True
     max_wait_s: float = _MAX_WAIT_S
 
 
@@ -92,6 +95,7 @@ def of(
         workers=read.ours("workers", _from_one, 1),
         concurrency=_concurrency(deployment, read),
         queue=read.ours("queue", _from_zero, 100),
+        template=read.ours("template", _truth, True),
         max_wait_s=_max_wait_s(deployment, read, default_max_wait_s),
         scale_min=least,
         scale_max=_most(read, least),

@@ -106,6 +106,7 @@ def _deployment(sent: Fields, id_: FunctionId) -> Deployment:
     labels, annotations = sent.mapping("labels"), sent.mapping("annotations")
     labels.pop(_NAME_LABEL, None)
     annotations.pop(function_options.TROUBLE, None)
+    annotations.pop(function_options.TEMPLATE_STATE, None)
     return Deployment(
         id=id_,
         image=sent.text("image"),
@@ -169,13 +170,15 @@ def _check_amounts(where: str, amounts: Resources) -> None:
 
 
 def status_json(status: FunctionStatus, invocations: float) -> Json:
-    """A function as responses show it; its trouble is an annotation."""
+    """A function as responses show it; its trouble and its template's state are annotations."""
     sent = deployment_json(status.deployment)
     sent["name"] = sent.pop("service")
     sent["labels"] = {**status.deployment.labels, _NAME_LABEL: status.deployment.id.name}
     sent["annotations"] = dict(status.deployment.annotations)
     if status.trouble:
         sent["annotations"][function_options.TROUBLE] = status.trouble
+    if status.template:
+        sent["annotations"][function_options.TEMPLATE_STATE] = status.template
     sent["invocationCount"] = invocations
     sent["replicas"] = status.replicas
     sent["availableReplicas"] = status.available_replicas
@@ -268,6 +271,7 @@ def status_of(sent: Fields, namespace: str) -> FunctionStatus:
         created_at=created_at,
         usage=_usage(sent.inner("usage")),
         trouble=sent.mapping("annotations").get(function_options.TROUBLE, ""),
+        template=sent.mapping("annotations").get(function_options.TEMPLATE_STATE, ""),
     )
 
 

@@ -43,6 +43,8 @@ def make_provider(
 
 
 def _process(settings: GatewaySettings, environment: Mapping[str, str]) -> ProcessProviderSettings:
+    if not (settings.template_idle_s >= 0 and settings.template_bytes >= 0):
+        raise BadRequest("template_idle_s, template_bytes: numbers from 0 are expected")
     for_pip = {name: value for name, value in environment.items() if _is_for_pip(name)}
     return ProcessProviderSettings(
         state=Path(settings.state_dir) / _FUNCTIONS,
@@ -53,6 +55,8 @@ def _process(settings: GatewaySettings, environment: Mapping[str, str]) -> Proce
         pip_environment=for_pip,
         drain_s=settings.drain_s,
         build=_build_limits(settings),
+        template_idle_s=settings.template_idle_s,
+        template_bytes=settings.template_bytes,
     )
 
 

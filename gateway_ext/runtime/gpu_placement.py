@@ -8,9 +8,13 @@ from gateway_ext.runtime.handler.handler_event import Headers
 
 Pairs = list[tuple[str, str]]
 
+MODELS, LOCAL = "X-Gpu-Models", "X-Gpu-Local"
+
 
 class NoPlacements:
     """For a function without a GPU: nothing is passed."""
+
+    trailers: tuple[str, ...] = ()  # what a stream may be followed by
 
     def given(self, headers: Headers) -> AbstractContextManager[None]:
         """A context for the call of the handler."""
@@ -18,7 +22,7 @@ class NoPlacements:
         return nullcontext()
 
     def used(self) -> Pairs:
-        """Headers with the models that the call has used; called inside `given`."""
+        """Headers for the gateway about the call's GPU work; called inside `given`."""
         return []
 
     def timing_entries(self) -> Sequence[str]:
@@ -29,10 +33,13 @@ class NoPlacements:
 class ShimPlacements(NoPlacements):
     """Uses the shim's own module, which needs no torch."""
 
+    trailers = (MODELS, LOCAL)
+
     def __init__(self) -> None:
         module = importlib.import_module("torch_shim.leases.request_context")
         self._given: Callable[..., AbstractContextManager[None]] = module.given
         self._used: Callable[[], Iterable[str]] = getattr(module, "used", tuple)
+        self._told: Callable[[], Iterable[str]] = getattr(module, "told", tuple)
         # An older shim takes no trace, and reports no times.
         self._timing_entries: Callable[[], Sequence[str]] | None = getattr(
             module, "timing_entries", None
@@ -46,9 +53,9 @@ class ShimPlacements(NoPlacements):
         return self._given(address, lease, trace=headers.get("traceparent"))
 
     def used(self) -> Pairs:
-        """The digests of the models, which the gateway learns."""
-        digests = list(self._used())
-        return [("X-Gpu-Models", ",".join(digests))] if digests else []
+        """The digests of the models, which the gateway learns, and what ran without a GPU."""
+        found = {MODELS: ",".join(self._used()), LOCAL: "|".join(self._told())}
+        return [(name, value) for name, value in found.items() if value]
 
     def timing_entries(self) -> Sequence[str]:
         """Return the times in the format of X-Gpu-Trace."""

@@ -14,7 +14,7 @@ from contextvars import copy_context
 from typing import Any
 
 from gateway_ext.runtime.call_log import LogLine
-from gateway_ext.runtime.gpu_placement import NoPlacements
+from gateway_ext.runtime.gpu_placement import MODELS, NoPlacements
 from gateway_ext.runtime.handler.handler_event import HandlerContext, HandlerEvent
 from gateway_ext.runtime.handler.handler_module import Handle, runs_in_loop
 from gateway_ext.runtime.handler.handler_response import HandlerResponse, answer_of, piece_of
@@ -88,6 +88,7 @@ class HandlerCall:
         self._context = copy_context()
         self._over = False  # answered, given up or broken off: later results are dropped
         self._started = False  # a stream's head is out
+        self._head: HandlerResponse | None = None  # of a stream, from its first piece on
         self._stuck = False
         self._task: asyncio.Task[None] | None = None
         self._future: Future[None] | None = None
@@ -178,9 +179,11 @@ class HandlerCall:
         return self._calls.gpu.used() + self._timing.header()
 
     def _trailers(self) -> Pairs:
-        """The trailers for the gateway behind a stream."""
+        """The trailers for the gateway behind a stream: what its head did not say."""
         self._timing.ends(self._calls.gpu.timing_entries())
-        return self._timing.header()
+        said = self._head is not None and MODELS in dict(self._head.headers)
+        used = self._calls.gpu.used()
+        return self._timing.header() + [pair for pair in used if not (said and pair[0] == MODELS)]
 
     def _pump(self, answer: HandlerResponse, pieces: Iterator[object]) -> None:
         try:
@@ -189,19 +192,21 @@ class HandlerCall:
                 self._room.acquire()
                 if self._over:
                     return
-                self._hand_to_loop(self._send, self._used(answer), data)
+                self._hand_to_loop(self._send, self._stream_head(answer), data)
         finally:
             close = getattr(pieces, "close", None)
             if close is not None:
                 close()
-        self._hand_to_loop(self._finish_stream, self._used(answer), self._trailers())
+        self._hand_to_loop(self._finish_stream, self._stream_head(answer), self._trailers())
 
-    def _used(self, answer: HandlerResponse) -> HandlerResponse:
-        """Add the gateway's headers, unless the stream has begun: then they cannot be added."""
-        if not self._started:
-            more = self._calls.gpu.used() + self._timing.announced()
-            answer = HandlerResponse(answer.status, answer.headers + more)
-        return answer
+    def _stream_head(self, answer: HandlerResponse) -> HandlerResponse:
+        """The stream's head, with what the gateway is told at its first piece."""
+        if self._head is None:
+            names = ", ".join(self._timing.trailers + self._calls.gpu.trailers)
+            announced = [("Trailer", names)] if names else []
+            more = self._calls.gpu.used() + announced
+            self._head = HandlerResponse(answer.status, answer.headers + more)
+        return self._head
 
     def _hand_to_loop(self, step: Callable[..., object], *values: Any) -> None:
         if not self._calls.loop.is_closed():
@@ -234,7 +239,7 @@ class HandlerCall:
         try:
             async for piece in pieces:
                 data = piece_of(piece)
-                self._send(self._used(answer), data)
+                self._send(self._stream_head(answer), data)
                 if self._over:
                     return
                 if not self._connection.room.is_set():
@@ -245,7 +250,7 @@ class HandlerCall:
             close = getattr(pieces, "aclose", None)
             if close is not None:
                 await close()
-        self._finish_stream(self._used(answer), self._trailers())
+        self._finish_stream(self._stream_head(answer), self._trailers())
 
     def _send(self, head: HandlerResponse, data: bytes) -> None:
         if self._over:

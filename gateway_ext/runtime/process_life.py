@@ -7,26 +7,33 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 from gateway_ext.runtime.function_server import FunctionServer
 from gateway_ext.runtime.handler import handler_module
+from gateway_ext.runtime.handler.handler_module import Handle
 from gateway_ext.runtime.listen_addresses import BadListenAddress, leave, listening
 from gateway_ext.runtime.runtime_settings import BadRuntimeSetting, RuntimeSettings
 from gateway_ext.runtime.serving_processes import Workers
+from gateway_ext.runtime.template import template_process
 
 _SET_DEATH_SIGNAL = 1
 
 
-def main(environment: Mapping[str, str], command: Sequence[str]) -> int:
-    """Serve until SIGTERM; the exit code. `command` is how this process was started."""
+def main(environment: MutableMapping[str, str], command: Sequence[str]) -> int:
+    """Serve until SIGTERM; the exit code. `command` is how this process was started.
+
+    `environment` is that of the process: a template changes it for each instance.
+    """
     options = _options()
     _flush_lines(sys.stdout, sys.stderr)
     try:
         settings = RuntimeSettings.from_environment(environment)
+        if template_process.VARIABLE in environment:
+            return _serve_from_template(settings, environment)
         if options.worker is not None:
             return _work(settings, options)
         listener = listening(settings.listen)
@@ -34,7 +41,7 @@ def main(environment: Mapping[str, str], command: Sequence[str]) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     if settings.workers > 1:
-        code, clean = Workers(settings, listener, command).run(), True
+        code, clean = Workers(settings, listener, command, environment).run(), True
     else:
         code, clean = _serve(settings, listener)
     leave(settings.listen)
@@ -68,8 +75,21 @@ def _work(settings: RuntimeSettings, options: argparse.Namespace) -> int:
     return _end(code, clean=clean)
 
 
+def _serve_from_template(settings: RuntimeSettings, environment: MutableMapping[str, str]) -> int:
+    """Be a template, and serve in the instances that it becomes: only they return."""
+    loaded = template_process.Template(Path(settings.handler), environment).until_instance()
+    settings = RuntimeSettings.from_environment(environment)
+    listener = listening(settings.listen)
+    code, clean = _serve(settings, listener, parent=loaded.parent, load=loaded.get)
+    return _end(code, clean=clean)
+
+
 def _serve(
-    settings: RuntimeSettings, listener: socket.socket, parent: socket.socket | None = None
+    settings: RuntimeSettings,
+    listener: socket.socket,
+    parent: socket.socket | None = None,
+    *,
+    load: Callable[[], Handle] | None = None,
 ) -> tuple[int, bool]:
     """Serve to the end; the exit code, and whether nothing of the handler still runs."""
     service = FunctionServer(settings)
@@ -78,7 +98,7 @@ def _serve(
     if parent is None:
         service.listen(listener)
     try:
-        handle = handler_module.load(Path(settings.handler))
+        handle = load() if load is not None else handler_module.load(Path(settings.handler))
     except BaseException:  # noqa: BLE001 - every error of the user's module is logged
         sys.stderr.write("the handler cannot be imported\n" + traceback.format_exc())
         return 1, False

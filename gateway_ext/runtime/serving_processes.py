@@ -1,4 +1,7 @@
-"""Several processes that serve one socket: started, replaced when they die, stopped together."""
+"""Several processes that serve one socket: started, replaced when they die, stopped together.
+
+They are forks of one template where the handler can be forked, else each is started anew.
+"""
 
 import os
 import random
@@ -8,22 +11,43 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
 
 from gateway_ext.runtime.function_server import FunctionServer
 from gateway_ext.runtime.runtime_settings import RuntimeSettings
+from gateway_ext.runtime.template.worker_template import WorkerTemplate
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 60.0
 _LIVED_LONG_S = 60.0
 _LOOK_S = 0.2
 
 
+class WorkerProcess(Protocol):
+    """A worker, however it came to be."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit status; None while it lives."""
+        ...
+
+    def send_signal(self, number: int, /) -> None:
+        """Send it a signal, unless it has ended."""
+        ...
+
+
 class Workers:
     """The parent: it serves health until the first worker serves everything."""
 
     def __init__(
-        self, settings: RuntimeSettings, listener: socket.socket, command: Sequence[str]
+        self,
+        settings: RuntimeSettings,
+        listener: socket.socket,
+        command: Sequence[str],
+        environment: Mapping[str, str],
     ) -> None:
         self._settings = settings
         self._listener = listener
@@ -32,6 +56,11 @@ class Workers:
         self._lobby = FunctionServer(settings)
         self._lobby_open = True
         self._lock = threading.Lock()
+        self._template = WorkerTemplate(
+            command, environment, Path(settings.handler), self._stopping.is_set
+        )
+        self._children: set[int] = set()
+        self._reaping = threading.Lock()
 
     def run(self) -> int:
         """Serve until SIGTERM; returns the exit code."""
@@ -45,10 +74,12 @@ class Workers:
         ]
         for keeper in keepers:
             keeper.start()
-        self._stopping.wait()
+        while not self._stopping.wait(_LOOK_S):
+            self._reap_others()
         self._close_lobby()
         for keeper in keepers:
             keeper.join()
+        self._template.close()
         self._listener.close()
         return 0
 
@@ -66,19 +97,38 @@ class Workers:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _live_once(self) -> int:
+        process, line = self._begun()
+        with line, suppress(OSError):  # the worker has died: `_wait` returns its status
+            if self._is_ready(line):
+                # First, so that no call meets the lobby's 503 once a worker has served one.
+                self._close_lobby()
+                line.sendall(b"G")
+        try:
+            return self._wait(process)
+        finally:
+            with self._reaping:
+                self._children.discard(process.pid)
+
+    def _begun(self) -> tuple[WorkerProcess, socket.socket]:
+        """A worker and the line to it: a fork of the template, else started anew."""
+        forked = self._template.fork(self._listener.fileno())
+        with self._reaping:
+            if forked is not None:
+                self._children.add(forked.pid)
+                return forked, forked.line
+            process, line = self._started_anew()
+            self._children.add(process.pid)
+            return process, line
+
+    def _started_anew(self) -> tuple[WorkerProcess, socket.socket]:
         ours, theirs = socket.socketpair()
         listener = self._listener.fileno()
         arguments = ["--worker", str(theirs.fileno()), "--listener", str(listener), "--parent"]
-        with subprocess.Popen(
-            [*self._command, *arguments, str(os.getpid())], pass_fds=(theirs.fileno(), listener)
-        ) as process:
-            theirs.close()
-            with ours, suppress(OSError):  # the worker has died: `_wait` returns its status
-                if self._is_ready(ours):
-                    # First, so that no call meets the lobby's 503 once a worker has served one.
-                    self._close_lobby()
-                    ours.sendall(b"G")
-            return self._wait(process)
+        with theirs:
+            process = subprocess.Popen(
+                [*self._command, *arguments, str(os.getpid())], pass_fds=(theirs.fileno(), listener)
+            )
+        return process, ours
 
     def _is_ready(self, worker: socket.socket) -> bool:
         """Wait until the worker can serve; False if it ends before, or all of them shall end."""
@@ -88,18 +138,25 @@ class Workers:
                 return bool(worker.recv(1))
         return False
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        while not self._stopping.is_set():
-            try:
-                return process.wait(_LOOK_S)
-            except subprocess.TimeoutExpired:
-                continue
-        process.terminate()
-        try:
-            return process.wait(self._settings.stop_timeout_s + 2)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
+    def _wait(self, process: WorkerProcess) -> int:
+        while not self._stopping.wait(_LOOK_S / 4):
+            if (status := process.poll()) is not None:
+                return status
+        process.send_signal(signal.SIGTERM)
+        deadline_s = time.monotonic() + self._settings.stop_timeout_s + 2
+        while (status := process.poll()) is None:
+            if time.monotonic() > deadline_s:
+                process.send_signal(signal.SIGKILL)
+            time.sleep(_LOOK_S / 10)
+        return status
+
+    def _reap_others(self) -> None:
+        """Take note of the end of adopted processes: templates, and what workers have left."""
+        with self._reaping, suppress(ChildProcessError):
+            while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if found.si_pid in self._children:
+                    return  # its keeper does so
+                os.waitpid(found.si_pid, os.WNOHANG)
 
     def _close_lobby(self) -> None:
         with self._lock:

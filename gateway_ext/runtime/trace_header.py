@@ -44,9 +44,10 @@ class Timing:
         self._ended = time.perf_counter_ns()
         self._below = below
 
-    def announced(self) -> Pairs:
-        """The header that announces the trailer."""
-        return [("Trailer", NAME)] if self.trace else []
+    @property
+    def trailers(self) -> tuple[str, ...]:
+        """The names that a stream announces."""
+        return (NAME,) if self.trace else ()
 
     def header(self) -> Pairs:
         """The header, or trailer."""

@@ -26,6 +26,7 @@ class _SeenFunction(NamedTuple):
     wanted: int
     deployment: Deployment
     models: tuple[str, ...]
+    local: tuple[str, ...]
     gpu_s: float
 
 
@@ -82,6 +83,7 @@ def _rests(function: Function, past: _SeenFunction, gpu_s: float) -> bool:
         and past.wanted == function.wanted
         and past.deployment is function.deployment
         and past.models is function.learned.models
+        and past.local is function.local.lines
     )
 
 
@@ -96,6 +98,7 @@ def _seen(function: Function, calls_before: int | None, gpu_s: float) -> _SeenFu
         function.wanted,
         function.deployment,
         function.learned.models,
+        function.local.lines,
         gpu_s,
     )
 
@@ -109,6 +112,7 @@ def _row(
         "namespace": function.id.namespace,
         "gpu": function.options.gpu,
         "models": seen.models,
+        "local": seen.local,
         "replicas": len(seen.endpoints),
         "wanted": seen.wanted,
         "in_flight": seen.in_flight,

@@ -14,7 +14,15 @@ from gpu_manager.sessions.sessions import ClientSession
 from gpu_manager.wire import request_fields as read
 from gpu_manager.wire.request_fields import Fields
 from torch_shim.errors import BadFrame
-from torch_shim.wire.protocol import ARITHMETIC, LATER_REQUESTS, SIZES, TRACE, VERSION
+from torch_shim.wire.protocol import (
+    ARITHMETIC,
+    FILES,
+    LATER_REQUESTS,
+    RESIDENTS,
+    SIZES,
+    TRACE,
+    VERSION,
+)
 
 _PEER = struct.Struct("3i")  # process, user, group
 _SESSION_CHARACTERS = 64
@@ -82,10 +90,11 @@ def welcome(node: GpuNode, session: ClientSession, *, local: bool) -> dict[str, 
         {"id": gpu.id, "name": gpu.device.name, "memory_bytes": gpu.device.memory_bytes}
         for gpu in node.gpus.values()
     ]
+    more = [TRACE, SIZES, ARITHMETIC, RESIDENTS, FILES]
     return {
         "node": node.name,
         "gpus": gpus,
         "nonce": session.nonce,
         "local": local,
-        "knows": [*(kind.name for kind in LATER_REQUESTS), TRACE, SIZES, ARITHMETIC],
+        "knows": [*(kind.name for kind in LATER_REQUESTS), *more],
     }

@@ -61,6 +61,14 @@ class Library:
             raise UnknownImage(digest)
         return self.catalogue.of(session.identity.tenant, digest).id
 
+    def has(self, session: ClientSession, digest: str) -> bool:
+        """Whether the session's function may use these weights without another proof."""
+        try:
+            self.model(session, digest)
+        except UnknownImage:
+            return False
+        return True
+
     def forget(self, session: ClientSession, digest: str) -> None:
         """Withdraw the function's right to use these weights."""
         self.store.forget(str(session.identity), digest)
@@ -98,17 +106,24 @@ class WeightRequests:
         return bool(len(self._incoming))
 
     def offer(self, fields: Fields) -> Answer:
-        """Return whether the node has these weights from this tenant.
+        """Return whether the node has these weights from this tenant, and from this function.
 
         Weights that only other tenants have count as absent: a digest alone, which others may know,
         must not reveal what they use.
         """
-        return {"have": self._store.known_to(self._tenant, read.digest(fields))}
+        digest = read.digest(fields)
+        have = self._store.known_to(self._tenant, digest)
+        return {"have": have} | (
+            {"yours": True} if self._library.has(self._session, digest) else {}
+        )
 
     async def prove(self, fields: Fields, *, local: bool) -> tuple[Answer, tuple[int, ...]]:
-        """Check the proof for weights; return a descriptor of the weights to a local function."""
+        """Check the proof for weights; return a descriptor of the weights to a local function.
+
+        A function that may use them already needs no proof: it could read them on its worker.
+        """
         digest = read.digest(fields)
-        prove = partial(self._prove, digest, read.text(fields, "proof"))
+        prove = partial(self._prove, digest, read.text_or_none(fields, "proof"))
         async with self._library.turns.turn(self._tenant):
             proved = await _in_thread(prove, discard=lambda proved: os.close(proved[0]))
         descriptor, table = proved
@@ -173,8 +188,11 @@ class WeightRequests:
 
     # -- in threads -----------------------------------------------------------------------------
 
-    def _prove(self, digest: str, proof: str) -> tuple[int, ImageTable]:
-        self._store.prove(digest, self._session.nonce, proof, self._function)
+    def _prove(self, digest: str, proof: str | None) -> tuple[int, ImageTable]:
+        if proof is not None:
+            self._store.prove(digest, self._session.nonce, proof, self._function)
+        elif not self._library.has(self._session, digest):
+            raise UnknownImage(digest)
         with self._store.open(digest) as hold:
             return os.dup(hold.descriptor), hold.table
 

@@ -42,6 +42,7 @@ def live(connection: socket.socket, parent: int, missing: list[str]) -> NoReturn
 
 # Of a channel's thread. An emulated GPU's memory is bounded by address space, which stacks take.
 _STACK_BYTES = 2 << 20
+_LEAVING_S = 2.0  # calls under way may last longer than anybody waits for
 
 
 class _WorkerLife:
@@ -64,6 +65,7 @@ class _WorkerLife:
         self._table: OperatorTable | None = None
         self._executor: Executor | None = None
         self._programs: Programs | None = None
+        self._channels: dict[ChannelServer, threading.Thread] = {}
         threading.excepthook = self._broke
         threading.stack_size(_STACK_BYTES)
 
@@ -81,7 +83,9 @@ class _WorkerLife:
                 frame = self._wire.receive()
                 order = worker_orders.read(frame.kind, frame.meta)
             except WireError:
-                return
+                return self._leave()
+            if isinstance(order, worker_orders.StopWorker):
+                return self._leave()
             if isinstance(order, worker_orders.LoadImage):
                 self._load(order, frame)
             elif isinstance(order, worker_orders.OpenChannel):
@@ -156,11 +160,22 @@ class _WorkerLife:
             self._programs,
             self._reports,
         )
+        thread = threading.Thread(target=server.serve, name="channel", daemon=True)
+        self._channels = {known: of for known, of in self._channels.items() if of.is_alive()}
         try:
-            threading.Thread(target=server.serve, name="channel", daemon=True).start()
+            thread.start()
+            self._channels[server] = thread
         except RuntimeError as error:  # no more threads, or no address space for one
             server.close()
             self._note(f"a channel of session {order.session} is closed: {error}")
+
+    def _leave(self) -> None:
+        """Let every channel send its function what only this worker has."""
+        for server in self._channels:
+            server.end()
+        deadline_s = time.monotonic() + _LEAVING_S
+        for thread in self._channels.values():
+            thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _limit(self, order: worker_orders.SetLimit) -> None:
         if order.answers:

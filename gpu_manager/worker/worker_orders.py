@@ -96,6 +96,10 @@ class OpenChannel(NamedTuple):
     function: str
 
 
+class StopWorker(NamedTuple):
+    """Manager to worker: send the functions what only you have, and end."""
+
+
 class CallsRan(NamedTuple):
     """Worker to manager: calls ended well since the last of these; the times are per call."""
 
@@ -146,6 +150,7 @@ WorkerOrder = (
     | EndCalls
     | CallsEnded
     | OpenChannel
+    | StopWorker
     | CallsRan
 ) | (Pressure | Note | Fork | Forked)
 
@@ -161,6 +166,7 @@ KINDS: dict[type[WorkerOrder], FrameKind] = {
     EndCalls: FrameKind.END,
     CallsEnded: FrameKind.ENDED,
     OpenChannel: FrameKind.CHANNEL,
+    StopWorker: FrameKind.STOP,
     CallsRan: FrameKind.RAN,
     Pressure: FrameKind.PRESSURE,
     Note: FrameKind.FAILED,

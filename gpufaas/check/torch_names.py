@@ -49,6 +49,12 @@ _STREAM = UseRule(UseOutcome.CANNOT, "there is no stream outside", "use torch.cu
 _EXPORT = UseRule(
     UseOutcome.LOCAL, "refused for a tensor on the GPU", "export tensor.cpu() instead"
 )
+_DISTRIBUTED_TENSORS = UseRule(
+    UseOutcome.LOCAL, "refused for a tensor on the GPU", "there is one GPU: use plain tensors"
+)
+_ONE_MEMBER = UseRule(
+    UseOutcome.LOCAL, "works in one process, over Gloo", "start one process: several are refused"
+)
 _NCCL = UseRule(
     UseOutcome.CANNOT,
     "GPUs are not connected to each other here",
@@ -176,7 +182,9 @@ _TABLE: tuple[tuple[UseRule, str, str], ...] = (
     (_ONE_PROCESS, "", "torch.cuda.Event(interprocess) .ipc_handle()"),
     (_STREAM, "torch.cuda.", "ExternalStream get_stream_from_external"),
     (_EXPORT, "", ".__dlpack__() torch.to_dlpack torch.utils.dlpack.to_dlpack"),
-    (_NCCL, "torch.", "cuda.nccl cuda.comm distributed nn.parallel.DistributedDataParallel"),
+    (_NCCL, "torch.", "cuda.nccl cuda.comm"),
+    (_ONE_MEMBER, "torch.", "distributed nn.parallel.DistributedDataParallel"),
+    (_DISTRIBUTED_TENSORS, "torch.distributed.", "tensor"),
     (
         UseRule(UseOutcome.LOCAL, "reports that there are no other processes"),
         "torch.distributed.",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gpufaas.check import break_reasons
+from gpufaas.check import local_rules
 from gpufaas.check.findings import Finding, FoundBy, UseOutcome, UseRule
 from gpufaas.check.trial_run import LocalGraph, OutsideOperator, TrialRun
 
@@ -20,7 +20,7 @@ def judge(ran: TrialRun) -> Iterator[Finding]:
         yield Finding(_absolute(refused.file), refused.line, refused.call, rule, FoundBy.RUN)
     for entry in ran.local:
         if entry.operators:
-            rule = break_reasons.of_local(entry.reason, heavy=_is_heavy(entry, ran))
+            rule = local_rules.of_local(entry.reason, heavy=_is_heavy(entry, ran))
             what = f"{_times(entry.operators, 'operator')} of a module"
             yield Finding(_absolute(entry.file), entry.line, what, rule, FoundBy.RUN)
     for operator in ran.operators:
@@ -30,11 +30,11 @@ def judge(ran: TrialRun) -> Iterator[Finding]:
                 _absolute(operator.file),
                 operator.line,
                 what,
-                break_reasons.of_operator(),
+                local_rules.of_operator(),
                 FoundBy.RUN,
             )
     for file, line, reason in ran.breaks:
-        yield Finding(_absolute(file), line, reason, break_reasons.of_break(reason), FoundBy.BREAK)
+        yield Finding(_absolute(file), line, reason, local_rules.of_break(reason), FoundBy.BREAK)
 
 
 def is_heavy_operator(operator: OutsideOperator) -> bool:

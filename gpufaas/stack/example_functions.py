@@ -17,6 +17,7 @@ from gpufaas.errors import CommandError
 from gpufaas.output.cluster_text import cluster_text
 from gpufaas.output.request_text import request_text
 from gpufaas.remote.scheduler_api import SchedulerApi, request_story
+from gpufaas.stack.example_body import example_body
 from gpufaas.stack.part_commands import StackPlan
 from scheduler.service.http.access import ApiRole, token
 
@@ -74,9 +75,8 @@ def _functions() -> dict[str, dict[str, Any]]:
 
 
 def _example(name: str, entry: Mapping[str, Any]) -> _Example:
-    """A function as faas-cli deploys it, and the request body in its folder."""
+    """A function as faas-cli deploys it, and the body of the first call of its example.json."""
     template = yaml.safe_load(Path("template", entry["lang"], "template.yml").read_text())
-    body = Path(entry["handler"], "example.json")
     deployment = {
         "service": name,
         "image": entry["image"],
@@ -86,7 +86,7 @@ def _example(name: str, entry: Mapping[str, Any]) -> _Example:
         "annotations": entry.get("annotations", {}),
         "secrets": entry.get("secrets", []),
     }
-    return _Example(name, body.read_bytes() if body.is_file() else b"", deployment)
+    return _Example(name, example_body(Path(entry["handler"])), deployment)
 
 
 async def _deploy_by_cli(cli: str, plan: StackPlan, password: str) -> None:

@@ -124,6 +124,8 @@ def terminal(*, colours: bool) -> Iterator[Terminal]:
     found = Terminal(colours=colours)
     handlers: dict[int, Any] = {
         signal.SIGWINCH: found.resized,
+        # Not an exception, which would be lost where it is raised in a finalizer.
+        signal.SIGINT: found.end,
         signal.SIGTERM: found.end,
         signal.SIGHUP: found.end,
         signal.SIGTSTP: found.stop,

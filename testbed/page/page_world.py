@@ -5,13 +5,14 @@
 
 import argparse
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.http.asgi import Receive, Scope, Send, send_text
+from common.http.asgi import Receive, Scope, Send, send_response, send_text
 from common.http.server import listen, serving
 from gateway_ext.gateway_app import GatewayParts, Readiness, make_app
 from gateway_ext.metrics.api_counts import ApiMeters
@@ -49,7 +50,7 @@ async def page_world(
     async with WatcherFeed(source, pace, series=_series(source)) as feed:
         parts = GatewayParts(
             invoke=_nothing,
-            system=_nothing,
+            system=_system,
             logs=_nothing,
             auth=Auth(CREDENTIALS) if auth else None,
             readiness=lambda: Readiness(True, "ready\n"),
@@ -77,6 +78,20 @@ def _series(source: Source) -> Series:
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
     del receive
     await send_text(send, 404, f"nothing is at {scope['path']}")
+
+
+async def _system(scope: Scope, receive: Receive, send: Send) -> None:
+    """What a gateway says of the instances of a function that nobody has deployed."""
+    del receive
+    name = scope["path"].rpartition("/")[2]
+    status = {
+        "name": name,
+        "usage": {"cpu": 0.0, "totalMemoryBytes": 512 << 20},
+        "annotations": {"com.gpufaas.template-state": "warm, 411 MiB"},
+    }
+    await send_response(
+        send, 200, json.dumps(status).encode(), [(b"content-type", b"application/json")]
+    )
 
 
 async def _serve(options: argparse.Namespace) -> None:

@@ -3,22 +3,24 @@
 # ruff: noqa: T201  a command that talks to a person
 
 import argparse
-import json
 import math
 import os
 import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from tests.compat.catalogue import ENTRIES, QUICK, Entry
+from tests.compat.catalogue import ENTRIES, QUICK
+from tests.compat.entry import Entry
+from tests.compat.lanes import run_in_lanes
 from tests.compat.page import page, summary
+from tests.compat.rows import Row, add_row, in_order, read_rows, row_of
 from tests.compat.run import Report, Settings, run_entry, run_natively, run_remotely
 
 
@@ -35,19 +37,38 @@ def main() -> int:
         tracing=options.tracing,
         limit_s=options.limit,
     )
+    rows = _kept(options)
+    left = [entry for entry in entries if not (entry.name in rows and rows[entry.name].right)]
     with tempfile.TemporaryDirectory(prefix="compat-") as folder:
-        reports = []
-        for report in _run_all(
-            entries, Path(folder), settings, options.parallel, options.within or math.inf
-        ):
-            reports.append(report)
+        run = run_in_lanes if options.forked else _run_all
+        within_s = options.within or math.inf
+        for report in run(left, Path(folder), settings, options.parallel, within_s):
+            row = rows[report.entry.name] = row_of(report)
             if options.json is not None:
-                with options.json.open("a", encoding="utf-8") as kept:
-                    kept.write(json.dumps(_facts(report)) + "\n")
-    print(*summary(reports), sep="\n")
-    if options.write is not None:
-        options.write.write_text(page(reports, options.tracing, _machine(options)), "utf-8")
-    return 0 if all(report.right for report in reports) else 1
+                add_row(options.json, row)
+            print(f"{_progress(entries, rows)} {_line(row)}", flush=True)
+    return _sum_up(entries, rows, options)
+
+
+def _kept(options: argparse.Namespace) -> dict[str, Row]:
+    """What a run before this one found, if this one is to go on from there."""
+    if options.json is None:
+        return {}
+    if not options.resume:
+        options.json.unlink(missing_ok=True)
+    return read_rows(options.json)
+
+
+def _sum_up(entries: Sequence[Entry], rows: Mapping[str, Row], options: argparse.Namespace) -> int:
+    """Say and write what came out; the page only if every entry was run."""
+    found = in_order(entries, rows)
+    print(*summary(found), sep="\n")
+    missing = [entry.name for entry in entries if entry.name not in rows]
+    if missing:
+        print(f"- not run, as the time was over: {', '.join(missing)}")
+    elif options.write is not None:
+        options.write.write_text(page(found, options.tracing, _machine(options)), "utf-8")
+    return 0 if all(row.right for row in found) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,8 +77,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--all", action="store_true", help="run every entry, not just the quick ones"
     )
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="add a line for each program")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="write the page, if all were run"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep a line for each program")
+    parser.add_argument(
+        "--resume", action="store_true", help="run only what --json lacks, or has as wrong"
+    )
+    parser.add_argument(
+        "--forked", action="store_true", help="fork programs from processes that imported torch"
+    )
     parser.add_argument("--devices", default="cpu:1", help="for gpufaas exec (%(default)s)")
     parser.add_argument("--tracing", default="wait", choices=["wait", "background"])
     parser.add_argument("--parallel", type=int, default=1, help="programs at once (%(default)s)")
@@ -79,15 +108,10 @@ def _chosen(words: Sequence[str], *, everything: bool) -> Iterator[Entry]:
 def _run_all(
     entries: Sequence[Entry], folder: Path, settings: Settings, parallel: int, within_s: float
 ) -> Iterator[Report]:
-    """Every entry's report in the order given, each printed as soon as it is there."""
+    """Every entry's report in the order given, from interpreters of its own."""
     run = partial(_run_one, folder=folder, settings=settings, until_s=time.monotonic() + within_s)
     with ThreadPoolExecutor(parallel) as pool:
-        for entry, report in zip(entries, pool.map(run, enumerate(entries)), strict=True):
-            if report is None:
-                print(f"{entry.name:<50}not run: the time is over", flush=True)
-                continue
-            print(_line(report), flush=True)
-            yield report
+        yield from filter(None, pool.map(run, enumerate(entries)))
 
 
 def _run_one(
@@ -100,32 +124,20 @@ def _run_one(
     return run_entry(entry, folder / str(number), natively, remotely)
 
 
-def _line(report: Report) -> str:
-    remote = report.remote
-    share = remote.stats.share_in_graphs if remote is not None and remote.stats else None
+def _progress(entries: Sequence[Entry], rows: Mapping[str, Row]) -> str:
+    count = len(in_order(entries, rows))
+    return f"{count:>{len(str(len(entries)))}}/{len(entries)}"
+
+
+def _line(row: Row) -> str:
     cells = [
-        f"{report.entry.name:<50}{report.verdict:<10}",
-        "      " if share is None else f"{share:6.1%}",
-        f"{report.native.took_s:6.1f} s",
-        "" if remote is None else f"{remote.took_s:6.1f} s",
-        *(f"\n    {line}" for line in report.found[:4]),
+        f"{row.program:<50}{row.verdict:<10}",
+        "      " if row.in_graphs is None else f"{row.in_graphs:6.1%}",
+        f"{row.native_s:6.1f} s",
+        "" if row.exec_s is None else f"{row.exec_s:6.1f} s",
+        *(f"\n    {line}" for line in row.words[:4]),
     ]
     return " ".join(cells)
-
-
-def _facts(report: Report) -> dict[str, object]:
-    remote = report.remote
-    stats = None if remote is None else remote.stats
-    return {
-        "program": report.entry.name,
-        "verdict": str(report.verdict),
-        "right": report.right,
-        "in_graphs": None if stats is None else stats.share_in_graphs,
-        "local": {} if stats is None else dict(stats.local_calls),
-        "native_s": round(report.native.took_s, 2),
-        "exec_s": None if remote is None else round(remote.took_s, 2),
-        "words": "; ".join(report.found)[:600],
-    }
 
 
 def _machine(options: argparse.Namespace) -> str:

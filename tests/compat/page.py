@@ -1,8 +1,10 @@
 """Writes the compatibility page: one row a program, and the counts that sum them up."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 
-from tests.compat.run import Report, Verdict
+from tests.compat.rows import Row
+from tests.compat.run import Verdict
 
 GOOD_SHARE = 0.95
 _INTRODUCTION = """\
@@ -13,11 +15,13 @@ Made by `make compat`; do not edit. Every entry is a plain PyTorch program of
 It runs once under plain Python on the CPU and once under `gpufaas exec`, and what both saved is
 compared: equal means to the last bit, close within the tolerance of the dtype (1e-4 for float32).
 
+A refusal is clear if it is the shim's own error, which names a remedy, or CUDA's.
+
 The share is that of a program's operators which ran in graphs on the device; the rest ran in the
 function's own process, for the reasons given with the number of calls. What touches only the CPU's
-tensors does not count. Times are ratios to the plain run: of the whole program (which includes
-starting a node, loading weights and tracing, {tracing}) and, for programs that
-measure it, of one warm call.
+tensors does not count. Times are ratios to the plain run: of the whole program, without its imports
+(which includes loading weights and tracing, {tracing}), and, for programs that measure it, of the
+time until the first answer was there and of one warm call.
 """
 _WORDS = {
     Verdict.EQUAL: "equal",
@@ -32,59 +36,68 @@ _TRACING = {
 }
 
 
-def page(reports: Sequence[Report], tracing: str, machine: str) -> str:
+def page(rows: Sequence[Row], tracing: str, machine: str) -> str:
     """The whole page in Markdown."""
     lines = [
         _INTRODUCTION.format(tracing=_TRACING[tracing]),
-        *summary(reports),
+        *summary(rows),
         "",
         f"Measured on {machine}.",
         "",
-        "| program | results | in graphs | local calls, by reason | program | warm call |",
-        "| --- | --- | ---: | --- | ---: | ---: |",
-        *map(_row, reports),
-        *_troubles(reports),
+        "| program | results | in graphs | local calls, by reason | program"
+        " | first answer | first answer, ms | warm call |",
+        "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: |",
+        *map(_line, rows),
+        *_troubles(rows),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def summary(reports: Sequence[Report]) -> Iterator[str]:
+def summary(rows: Sequence[Row]) -> Iterator[str]:
     """How many agree, refuse and differ, and how many run in graphs, as a list."""
-    counts = {verdict: sum(report.verdict is verdict for report in reports) for verdict in Verdict}
+    counts = {verdict: sum(row.verdict is verdict for row in rows) for verdict in Verdict}
     agree = counts[Verdict.EQUAL] + counts[Verdict.CLOSE]
-    yield f"- {len(reports)} programs: {agree} agree ({counts[Verdict.EQUAL]} to the last bit),"
+    yield f"- {len(rows)} programs: {agree} agree ({counts[Verdict.EQUAL]} to the last bit),"
     yield (
         f"  {counts[Verdict.REFUSED]} refuse clearly, {counts[Verdict.DIFFERENT]} differ,"
         f" {counts[Verdict.FAILED]} fail."
     )
-    shares = [share for report in reports if (share := _share_of_model(report)) is not None]
+    called = [row for row in rows if row.has_model and row.ended_well]
+    shares = [row.in_graphs or 0.0 for row in called if not row.trains]
     good = sum(share >= GOOD_SHARE for share in shares)
     part = good / len(shares) if shares else 0.0
     yield (
         f"- {good} of {len(shares)} programs with a model ({part:.0%}) spend at least"
         f" {GOOD_SHARE:.0%} of their operators in graphs."
     )
+    training = len(called) - len(shares)
+    if training:
+        train = "1 program trains its" if training == 1 else f"{training} programs train their"
+        yield f"- {train} model, which runs in the function's process and is not counted there."
+    ratios = [ratio for row in rows if (ratio := _first_ratio(row)) is not None]
+    if ratios:
+        yield (
+            f"- The first answer takes {median(ratios):.1f} times as long as plainly"
+            f" (the median of {len(ratios)} programs that measure it)."
+        )
 
 
-def _share_of_model(report: Report) -> float | None:
-    """Its share in graphs, if it has a model and ran to its end; 0 where nothing was counted."""
-    if not report.entry.has_model or report.remote is None or report.remote.status != 0:
+def _first_ratio(row: Row) -> float | None:
+    if row.first_ms is None or not row.native_first_ms:
         return None
-    stats = report.remote.stats
-    return (stats.share_in_graphs or 0.0) if stats is not None else 0.0
+    return row.first_ms / row.native_first_ms
 
 
-def _row(report: Report) -> str:
-    remote = report.remote
-    stats = remote.stats if remote is not None else None
-    share = stats.share_in_graphs if stats is not None else None
+def _line(row: Row) -> str:
     cells = [
-        f"`{report.entry.name}`",
-        _WORDS[report.verdict],
-        "" if share is None else f"{share:.1%}",
-        "" if stats is None else _reasons(stats.local_calls),
-        "" if remote is None else _ratio(remote.took_s, report.native.took_s),
-        "" if remote is None else _ratio(remote.call_ms, report.native.call_ms),
+        f"`{row.program}`",
+        _WORDS[row.verdict],
+        "" if row.in_graphs is None else f"{row.in_graphs:.1%}",
+        _reasons(row.local),
+        _ratio(row.exec_s, row.native_s),
+        _ratio(row.first_ms, row.native_first_ms),
+        "" if row.first_ms is None else f"{row.first_ms:.0f}",
+        _ratio(row.call_ms, row.native_call_ms),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -98,11 +111,11 @@ def _ratio(ours: float | None, native: float | None) -> str:
     return f"{ours / native:.2f}" if ours is not None and native else ""
 
 
-def _troubles(reports: Sequence[Report]) -> Iterator[str]:
+def _troubles(rows: Sequence[Row]) -> Iterator[str]:
     """What the refusals say, and what went wrong."""
-    said = [report for report in reports if report.found]
+    said = [row for row in rows if row.words]
     if said:
         yield from ("", "## What refusals and failures said", "")
-    for report in said:
-        words = report.found[0].replace("`", "'").replace("gpufaas: ", "")
-        yield f"- `{report.entry.name}`: {words}"
+    for row in said:
+        words = row.words[0].replace("`", "'").replace("gpufaas: ", "")
+        yield f"- `{row.program}`: {words}"

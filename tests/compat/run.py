@@ -15,10 +15,11 @@ from typing import Protocol
 
 import torch
 
-from tests.compat.catalogue import Entry
 from tests.compat.compare import differences, identical
+from tests.compat.entry import OUR_REFUSAL, Entry
 
 CALL_TIME = re.compile(r"([\d.]+) ms a call")
+FIRST_TIME = re.compile(r"([\d.]+) ms to the first answer")
 
 
 class Verdict(StrEnum):
@@ -26,7 +27,7 @@ class Verdict(StrEnum):
 
     EQUAL = "equal"  # to the last bit
     CLOSE = "close"  # within the tolerance
-    REFUSED = "refused"  # with the words expected
+    REFUSED = "refused"  # by our own error, or by the one that CUDA raises
     DIFFERENT = "different"
     FAILED = "failed"
 
@@ -67,9 +68,24 @@ class Run:
     errors: str
 
     @property
+    def raised(self) -> str:
+        """The error that ended it, as the interpreter reports it: its type and its words."""
+        _, found, report = self.errors.rpartition("Traceback (most recent call last):\n")
+        lines = report.splitlines() if found else []
+        return next((line for line in lines if line[:1].strip()), "")
+
+    @property
     def call_ms(self) -> float | None:
         """The warm call's time, of a program that prints it."""
-        times = CALL_TIME.findall(self.output)
+        return self._last(CALL_TIME)
+
+    @property
+    def first_ms(self) -> float | None:
+        """The time until the first answer was there, of a program that prints it."""
+        return self._last(FIRST_TIME)
+
+    def _last(self, pattern: re.Pattern[str]) -> float | None:
+        times = pattern.findall(self.output)
         return float(times[-1]) if times else None
 
     @property
@@ -95,7 +111,10 @@ class Report:
     @property
     def right(self) -> bool:
         """It agreed, or refused as announced."""
-        return self.verdict in {Verdict.EQUAL, Verdict.CLOSE, Verdict.REFUSED}
+        if self.verdict is Verdict.REFUSED:
+            announced = self.entry.refusal
+            return announced is not None and announced in " ".join(self.found)
+        return self.verdict in {Verdict.EQUAL, Verdict.CLOSE}
 
 
 class Runner(Protocol):
@@ -113,9 +132,12 @@ def run_entry(entry: Entry, folder: Path, natively: Runner, remotely: Runner) ->
         return Report(entry, Verdict.FAILED, native, found=("natively:", *_last_words(native)))
     remote = remotely(entry, actual)
     if remote.status != 0:
-        refused = entry.refusal is not None and entry.refusal in remote.errors
+        refused = _refuses_clearly(entry, remote)
         verdict = Verdict.REFUSED if refused else Verdict.FAILED
         return Report(entry, verdict, native, remote, _last_words(remote))
+    if entry.refusal is not None and entry.raises != OUR_REFUSAL:
+        raises = f"CUDA raises {entry.raises}: {entry.refusal}"
+        return Report(entry, Verdict.DIFFERENT, native, remote, (raises,))
     verdict, found = compare_files(expected, actual, entry.loosen)
     return Report(entry, verdict, native, remote, found)
 
@@ -148,6 +170,12 @@ def compare_files(
     return (Verdict.DIFFERENT if found else Verdict.CLOSE), found
 
 
+def _refuses_clearly(entry: Entry, run: Run) -> bool:
+    """The error that ended the program is ours, or the announced one, which CUDA raises too."""
+    clear = (OUR_REFUSAL,) if entry.refusal is None else (OUR_REFUSAL, entry.raises)
+    return run.raised.startswith(tuple(f"{name}:" for name in clear))
+
+
 def _run(command: Sequence[str], settings: Settings) -> Run:
     start = time.perf_counter()
     with subprocess.Popen(
@@ -171,4 +199,6 @@ def _last_words(run: Run) -> tuple[str, ...]:
     """The exit status and the end of what it wrote on standard error, the last line first."""
     lines = [line.strip() for line in run.errors.splitlines() if not line.startswith("{")]
     said = [line for line in lines if line and not line.startswith("gpufaas: WARNING")]
-    return (*said[:-4:-1], f"exit status {run.status}")
+    last = tuple(said[:-4:-1])
+    raised = (run.raised,) if run.raised and run.raised not in last else ()
+    return (*raised, *last, f"exit status {run.status}")

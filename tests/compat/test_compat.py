@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat.catalogue import QUICK, Entry
+from tests.compat.catalogue import QUICK
+from tests.compat.entry import Entry
 from tests.compat.run import Settings, run_entry, under_exec
 from tests.compat.warm import Warm, warm
 
 SETTINGS = Settings(limit_s=180)
+MODULES = ("accelerate", "timm", "torch._dynamo", "torchvision", "transformers")
 
 pytestmark = pytest.mark.timeout(400)  # of two runs, the longest of which takes 20 s on two cores
 
@@ -17,14 +19,14 @@ pytestmark = pytest.mark.timeout(400)  # of two runs, the longest of which takes
 @pytest.fixture(scope="module")
 def natively() -> Iterator[Warm]:
     """Plain Python with torch imported."""
-    with warm(SETTINGS) as found:
+    with warm(SETTINGS, MODULES) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def under_shim() -> Iterator[Warm]:
     """A program of `gpufaas exec` with torch imported under the shim; forks share its node."""
-    with warm(SETTINGS, under_exec(SETTINGS)) as found:
+    with warm(SETTINGS, MODULES, under_exec(SETTINGS)) as found:
         yield found
 
 

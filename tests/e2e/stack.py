@@ -137,12 +137,14 @@ class Stack:
         return [one for server in children(self.part("gpu-manager")) for one in children(server)]
 
     def instances(self, function: str) -> list[int]:
-        """The runtimes of a function."""
+        """The runtimes of a function's instances; not the template that they are forks of."""
         mark = re.compile(rf"GPUFAAS_INSTANCE=[^\0]*/{re.escape(function)}-[0-9a-f]+\0".encode())
         found = []
         for pid, command in sorted(self.processes().items()):
             with contextlib.suppress(OSError):
-                if "gateway_ext/runtime" in command and mark.search(_environ(pid)):
+                shown = _environ(pid)
+                is_template = b"\0GPUFAAS_TEMPLATE=" in shown
+                if "gateway_ext/runtime" in command and mark.search(shown) and not is_template:
                     found.append(pid)
         return found
 

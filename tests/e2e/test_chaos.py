@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from gateway_ext.runtime.template.example_calls import examples_in
 from tests.e2e.load import Asked, Failure, Load, counted, load, warm
 from tests.e2e.stack import Rest, Stack, kill
 from tests.kit.places import ROOT
@@ -46,10 +47,7 @@ def examples(up: Stack) -> Iterator[list[Asked]]:
         fields = {"annotations": one["annotations"], "labels": one.get("labels", {})}
         process = {"envProcess": "python runtime --gpu", "image": one["image"]}
         rest.deploy(name, envVars=one.get("environment", {}), **process, **fields)
-    asked = [
-        Asked(name, (ROOT / "functions" / name / "example.json").read_bytes(), PAUSE_S)
-        for name in said
-    ]
+    asked = [Asked(name, examples_in(ROOT / "functions" / name)[0].body, PAUSE_S) for name in said]
     with ThreadPoolExecutor() as threads:
         list(threads.map(lambda one: warm(up, rest, one), (a for a in asked if a.name != "hello")))
     yield asked

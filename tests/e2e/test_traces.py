@@ -169,7 +169,9 @@ def test_trace_is_one_connected_tree_when_a_gpu_is_used(traced: Traced) -> None:
         "compute": "graph call",
         "outputs": "graph call",
     }
-    (graph,) = (span for span in spans if span.name == "graph call")
+    graphs = [span for span in spans if span.name == "graph call"]
+    assert len(graphs) == 1, _shown(spans)
+    (graph,) = graphs
     (handler,) = (span for span in spans if span.name == "handler")
     (compute,) = (span for span in spans if span.name == "compute")
     assert graph.parent_id == handler.span_id

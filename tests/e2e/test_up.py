@@ -11,6 +11,7 @@ from gpufaas.remote.http_request import NoAnswer
 from tests.e2e.handlers import GREETING, ON_GPU, PLAIN, write
 from tests.e2e.load import Asked, warm
 from tests.e2e.stack import PATIENCE_S, Rest, Stack, stack
+from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import wait_until
 
 PARTS = ("gpufaas.cli gateway", "gpufaas.cli gpu-manager", "gpufaas.cli scheduler", "--data-dir")
@@ -40,7 +41,7 @@ def test_service_returns_when_any_part_is_frozen(own: Stack) -> None:
         _lose(own, rest, words, signal.SIGSTOP)
     assert own.output.read_text().count("was stopped by a signal") == len(PARTS)
     assert own.instances("greets")
-    os.kill(own.instances("greets")[0], signal.SIGSTOP)
+    stop(own.instances("greets")[0])
     wait_until(lambda: _answers(rest, "greets"), "an answer of another instance", instead=own.said)
     assert own.run("down", "--state", str(own.state)).returncode == 0
     wait_until(lambda: not own.left(), "nothing is left", instead=lambda: str(own.left()))

@@ -22,8 +22,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.fuzz.arguments import NotStorable, stored
-from torch_shim.capture.encode import FunctionNames
+from torch_shim.encoding.function_names import FunctionNames
 
+importlib.import_module("torch_shim.operators.padded_encoder")  # registers it
 importlib.import_module("torchvision")  # registers its operators
 SEEDS = Path(__file__).with_name("seeds.jsonl")
 _SAMPLES = 6  # of each operator
@@ -130,7 +131,10 @@ def _more_samples() -> Iterator[Callable[[], Any]]:
         yield functools.partial(nn.utils.rnn.pad_packed_sequence, packed)
     yield functools.partial(nn.LSTM(4, 5, proj_size=3, num_layers=2), sequence)
     yield functools.partial(nn.RNN(4, 5, nonlinearity="relu"), sequence)
-    yield from map(_encoder_layer, ((None, None), ((2, 2), 0), ((3, 2), 1), ((3, 2, 2, 2), 2)))
+    masks = ((None, None), ((2, 2), 0), ((3, 2), 1), ((3, 2, 2, 2), 2))
+    yield from map(_encoder_layer, masks)
+    yield from map(_native_heads, masks)
+    yield from map(_padded_encoder, (True, False))
     for cell in (nn.LSTMCell(4, 5), nn.GRUCell(4, 5), nn.RNNCell(4, 5)):
         yield functools.partial(cell, torch.randn(2, 4))
     yield functools.partial(nn.MultiheadAttention(4, 2), sequence, sequence, sequence)
@@ -162,16 +166,39 @@ def _more_samples() -> Iterator[Callable[[], Any]]:
     yield functools.partial(vision.deform_conv2d, image, weight, offset, mask, bias, *sizes)
 
 
+_ATTENTION = ((12, 4), (12,), (4, 4), (4,))
+_FEED_FORWARD = ((4,), (4,), (4,), (4,), (8, 4), (8,), (4, 8), (4,))
+
+
 def _encoder_layer(masked: tuple[Any, Any]) -> "functools.partial[Any]":
     """The one call that `nn.TransformerEncoderLayer` makes where nobody watches it."""
-    shape, kind = masked
-    mask = None if shape is None else torch.zeros(shape, dtype=torch.bool)
-    found: list[Any] = [torch.randn(3, 2, 4), 4, 2]
-    found += [torch.randn(size) for size in ((12, 4), (12,), (4, 4), (4,))]
-    found += [False, False, 1e-5, *(torch.randn(4) for _ in range(4))]
-    found += [torch.randn(size) for size in ((8, 4), (8,), (4, 8), (4,))]
+    found: list[Any] = [torch.randn(3, 2, 4), 4, 2, *map(torch.randn, _ATTENTION)]
+    found += [False, False, 1e-5, *map(torch.randn, _FEED_FORWARD)]
     operator: Any = torch._transformer_encoder_layer_fwd  # noqa: SLF001 - as torch's module does
-    return functools.partial(operator, *found, mask, kind)
+    return functools.partial(operator, *found, *_mask(masked))
+
+
+def _native_heads(masked: tuple[Any, Any]) -> "functools.partial[Any]":
+    """The same of `nn.MultiheadAttention`."""
+    sequence = torch.randn(3, 2, 4)
+    found = [sequence, sequence, sequence, 4, 2, *map(torch.randn, _ATTENTION)]
+    mask, kind = _mask(masked)
+    operator: Any = torch._native_multi_head_attention  # noqa: SLF001 - as torch's module does
+    return functools.partial(operator, *found, mask, True, True, kind)
+
+
+def _padded_encoder(mask_check: bool) -> "functools.partial[Any]":  # noqa: FBT001 - of a table
+    padding = torch.tensor([[False, False], [False, True], [True, True]])
+    weights = list(map(torch.randn, (*_ATTENTION, *_FEED_FORWARD)))
+    operator = torch.ops.gpufaas.padded_encoder
+    return functools.partial(
+        operator, torch.randn(3, 2, 4), padding, mask_check, 2, False, 1e-5, weights
+    )
+
+
+def _mask(masked: tuple[Any, Any]) -> tuple[Any, Any]:
+    shape, kind = masked
+    return None if shape is None else torch.zeros(shape, dtype=torch.bool), kind
 
 
 if __name__ == "__main__":

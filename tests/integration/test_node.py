@@ -18,6 +18,7 @@ from gpu_manager.node.settings import EmulatedTimes
 from testbed.nodes.manager_client import SealedWeights, weights
 from testbed.nodes.node_thread import NodeThread, node_thread
 from testbed.nodes.worker_client import FunctionClient, alive, needs
+from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import wait_until
 from torch_shim.errors import RemoteFailure, WireError
 
@@ -282,7 +283,7 @@ def test_worker_that_hangs_is_replaced_when_another_one_waits(slow_node: NodeThr
     caller = threading.Thread(target=_call_in_vain, args=(hung, image))
     caller.start()
     time.sleep(0.2)
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     began_s = time.monotonic()
 
     other.acquire(image)
@@ -305,7 +306,7 @@ def test_call_ends_with_its_deadline_when_the_worker_hangs(slow_node: NodeThread
     it.release()
     it.acquire(image, deadline_s=1.0)
     (pid,) = slow_node.pids()
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     began_s = time.monotonic()
 
     with pytest.raises(WireError):

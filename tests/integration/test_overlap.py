@@ -15,6 +15,7 @@ from testbed.nodes.manager_client import SealedWeights
 from testbed.nodes.node_thread import node_thread
 from testbed.nodes.worker_client import FunctionClient, alive
 from tests.integration.test_node import model
+from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import wait_until
 from torch_shim.errors import WireError
 
@@ -103,7 +104,7 @@ def test_worker_is_killed_when_it_keeps_its_turn_without_a_lease() -> None:
         calling = threading.Thread(target=fails, args=(it, image))
         calling.start()
         time.sleep(0.2)
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
 
         def forget(found: EmbeddedNode) -> None:
             leases = found.manager.node.leases

@@ -1,44 +1,8 @@
 """Whole programs under `gpufaas exec`, where something happens to the worker behind them."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
-# Every process that the manager has started, which is all but the program itself.
-KILL_WORKERS = """
-import os, pathlib, signal
-
-def children(pid):
-    listed = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in listed]
-
-def kill_workers():
-    servers = [child for child in children(os.getppid()) if child != os.getpid()]
-    workers = [worker for server in servers for worker in children(server)]
-    for worker in workers:
-        os.kill(worker, signal.SIGKILL)
-    return len(workers)
-"""
-
-
-def execute(
-    program: str, tmp_path: Path, *options: str
-) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """Run a program under exec on one emulated GPU; what came out, and its statistics."""
-    script = tmp_path / "program.py"
-    script.write_text(program)
-    command = [sys.executable, "-m", "gpufaas.cli", "exec", "--devices", "cpu:1", "--stats"]
-    done = subprocess.run(
-        [*command, *options, "--", sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    lines = [line for line in done.stderr.splitlines() if line.startswith('{"')]
-    return done, json.loads(lines[-1])
+from tests.kit.processes.executed_programs import KILL_WORKERS, counts_of, execute
 
 
 def test_call_is_answered_rightly_when_the_worker_was_killed_before(tmp_path: Path) -> None:
@@ -53,10 +17,8 @@ with torch.no_grad():
     assert kill_workers() >= 1
     after = model(x).cpu()
 assert torch.equal(before, after)
-print("same")
 """
-    done, counts = execute(program, tmp_path)
-    assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr
+    counts = counts_of(program, tmp_path)
     assert counts["graph_calls"] == 2
     assert counts["loads"] == 2
 

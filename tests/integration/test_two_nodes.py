@@ -18,6 +18,8 @@ from tests.kit.network.certificates import self_signed
 from tests.kit.processes.two_nodes import TwoNodes
 from tests.kit.waiting import eventually, wait_until
 
+# Less than the program's model needs, also once its need is measured.
+TOO_SMALL = "300KiB"
 # Computes a line of numbers for every line that it hears, and says which lease it computed under.
 PROGRAM = """
 import sys, threading, torch
@@ -89,7 +91,7 @@ def test_function_computes_on_another_node_when_its_own_is_too_small(
     if wire == "tls":
         certificate, key = self_signed(cluster.folder)
         secured = ["--certificate", str(certificate), "--key", str(key)]
-    cluster.node("own", own, memory="48MiB")
+    cluster.node("own", own, memory=TOO_SMALL)
     other = cluster.node("other", there, *secured)
     program = cluster.program(BY_ITSELF, own)
 
@@ -104,7 +106,7 @@ def test_function_computes_on_another_node_when_its_own_is_too_small(
 
 def test_call_fails_with_the_nodes_name_when_nobody_answers_there(cluster: TwoNodes) -> None:
     own = f"unix:{cluster.folder / 'own.sock'}"
-    cluster.node("own", own, memory="48MiB")
+    cluster.node("own", own, memory=TOO_SMALL)
     nowhere = f"tcp:127.0.0.1:{HeldPort().keep()}"
     hidden = f"unix:{cluster.folder / 'other.sock'}"
     cluster.node("other", hidden, "--advertise", nowhere)

@@ -5,7 +5,7 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable
 
-PATIENCE_S = 60.0  # on a machine that does much else at the same time
+PATIENCE_S = 120.0  # on a machine that does much else at the same time
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 
+from torch_shim.capture.traces.pauses import pauses
 from torch_shim.errors import RemoteFailure, WireError
 
 log = logging.getLogger("gpufaas")
@@ -36,6 +37,10 @@ class Stage(Enum):
 
 class Abandoned(Exception):
     """A traced graph was about to run in the tracing thread."""
+
+
+class ReadsChanged(Exception):
+    """Another thread changed what a trace in the background had read."""
 
 
 Job = Callable[[], None]
@@ -67,6 +72,7 @@ class BackgroundTracer:
         self._jobs = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread = None
+        pauses.after_fork()
 
     def _stop(self) -> None:
         """Stop at process exit: a thread that is still in C++ code would abort the process."""
@@ -84,20 +90,25 @@ class BackgroundTracer:
             job = self._jobs.get()
             if self._stopped():
                 return
-            with frequent_switches():
+            with frequent_switches(), pauses.tracing():
                 try:
                     job()
                 except (RemoteFailure, WireError) as error:
                     log.info("cannot prepare a graph in advance: %s", error)
+                except Exception:
+                    # The thread goes on: without it no model of the process would be traced.
+                    log.exception("a trace in the background failed")
 
 
-def trace(compiled: Callable[..., Any], args: Any, kwargs: Any, cannot: type[Exception]) -> Stage:
-    """Trace one call without running it; Dynamo raises `cannot` if that is impossible."""
+def trace(compiled: Callable[..., Any], args: Any, kwargs: Any) -> Stage:
+    """Trace one call without running it; return NEW if the trace has to be made again."""
     try:
         compiled(*args, **kwargs)
     except Abandoned:
         return Stage.TRACED
-    except cannot as error:
+    except ReadsChanged:
+        return Stage.NEW
+    except Exception as error:  # noqa: BLE001 - Dynamo's own, or whatever the traced code raises
         log.info("tracing must run in the caller's thread: %s", str(error).partition("\n")[0])
     return Stage.BROKEN
 

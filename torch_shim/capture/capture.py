@@ -1,31 +1,36 @@
-"""Captures calls of root modules with Dynamo: one compiled function for each root module."""
+"""Captures calls of root modules with Dynamo, whose guards select the graph that may answer."""
 
-import itertools
+import functools
+import logging
 import threading
-import types
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dynamo import lookup_backend
-from torch._dynamo import run as run_untraced
-from torch._dynamo.exc import TorchDynamoException
 
 from torch_shim.capture.background import BackgroundTracer, Stage, trace
 from torch_shim.capture.call_state import CallState
-from torch_shim.capture.dynamo import RECOMPILE_LIMIT, configure
+from torch_shim.capture.compiled_functions import CompiledFunction, CompiledFunctions
+from torch_shim.capture.dynamo import configure
 from torch_shim.capture.graphs import Graph
-from torch_shim.capture.replaced_methods import Methods
 from torch_shim.capture.root_modules import Root, Roots
+from torch_shim.capture.traces.call_snapshots import is_plain, snapshot
+from torch_shim.capture.traces.dynamo_settings import (
+    for_gpu,
+    in_background,
+    in_users_region,
+    of_user,
+)
 from torch_shim.leases import request_context
 from torch_shim.process_report import GraphBreak, report
 from torch_shim.tensors.handles import CudaTensor
 
-ModuleCall = Callable[..., Any]
+log = logging.getLogger("gpufaas")
 
-_numbers = itertools.count(1)
+# What fake tensors on a GPU raise in AOTAutograd, which differentiates and creates them.
+_NEEDS_DRIVER = ("hasPrimaryContext", "Found no NVIDIA driver")
 
 
 class Capture:
@@ -34,7 +39,7 @@ class Capture:
     def __init__(
         self,
         roots: Roots,
-        call_module: ModuleCall,
+        call_module: Callable[..., Any],
         tracer: BackgroundTracer,
         *,
         in_background: bool,
@@ -43,51 +48,89 @@ class Capture:
         self._call_module = call_module
         self._in_background = in_background
         self._tracer = tracer
-        self._entries: weakref.WeakKeyDictionary[Root, _CompiledFunction] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._functions = CompiledFunctions(call_module, self.backend)
+        # By the identity of the user's callable, which its wrapper keeps alive: Dynamo compares the
+        # wrappers, to find out whether two regions have the same backend.
+        self._users_backends: dict[int, Callable[..., Any]] = {}
         self._lock = threading.Lock()
         configure()
 
     def call(self, root: Root, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Return the module's result; `root` is the thread's current root."""
-        entry = self._entry(root, module)
-        if entry.stage is Stage.SKIPPED:
+        function = self._functions.of(root, module)
+        if function.stage is Stage.SKIPPED:
             report.local_call(
                 "Dynamo passes over its forward; its parts run in graphs", 0, root.name
             )
             with self._roots.parts_are_roots():
                 return self._call_module(module, *args, **kwargs)
-        if not self._in_background or entry.stage is Stage.BROKEN:
-            return self._call_tracing(entry, module, args, kwargs)
-        if entry.stage is not Stage.TRACED:
-            self._trace(root, entry, module, args, kwargs)
+        is_full = function.is_full()
+        if not is_full and (not self._in_background or function.stage is Stage.BROKEN):
+            return self._call_tracing(root, function, module, args, kwargs)
+        if not is_full and function.stage is not Stage.TRACED:
+            self._trace(root, function, module, args, kwargs)
             report.local_call("its graph is being traced", 0, root.name)
             with request_context.timed_locally("its graph is being traced"):
                 return self._call_module(module, *args, **kwargs)
+        return self._call_traced(root, function, module, args, kwargs)
+
+    def _call_traced(
+        self,
+        root: Root,
+        function: CompiledFunction,
+        module: torch.nn.Module,
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
+        """Answer from a graph whose guards hold, else run the module and have it traced."""
+        ways = function.missed_ways
+        copied = not function.tracing and ways.recurs(args, kwargs)
+        copies = snapshot(module, args, kwargs) if copied else (args, kwargs)
         before = self._roots.graphs_run()
-        answer = entry.untraced(module, *args, **kwargs)
-        if self._roots.graphs_run() == before:  # no graph's guards held: the module ran eagerly
-            report.local_call("a graph for this way of calling it is being traced", 0, root.name)
-            self._trace(root, entry, module, args, kwargs)
+        answer = function.untraced(module, *args, **kwargs)
+        if self._roots.graphs_run() > before:
+            return answer
+        # No graph's guards held: it ran eagerly.
+        report.local_call("a graph for this way of calling it is being traced", 0, root.name)
+        if function.is_full():
+            self._functions.separate(root, module)
+        elif not (copied or is_plain(args, kwargs)):
+            ways.add(args, kwargs)
+        elif self._trace(root, function, module, *copies):
+            ways.forget(args, kwargs)
         return answer
 
     def _call_tracing(
-        self, entry: "_CompiledFunction", module: torch.nn.Module, args: Any, kwargs: Any
+        self,
+        root: Root,
+        function: CompiledFunction,
+        module: torch.nn.Module,
+        args: Any,
+        kwargs: Any,
     ) -> Any:
-        before = self._roots.graphs_run()
-        answer = entry.traced(module, *args, **kwargs)
-        entry.note_trace_end(module)
-        if entry.graphs == 0 and self._roots.graphs_run() == before:
-            entry.stage = Stage.SKIPPED
+        graphs, before = function.graphs, self._roots.graphs_run()
+        answer = function.traced(module, *args, **kwargs)
+        function.note_trace_end(module)
+        if function.graphs != graphs:
+            self._functions.note_trace(root, function)
+            if self._roots.graphs_run() == before:
+                report.local_call("what it reads changed while it was traced", 0, root.name)
+        elif self._roots.graphs_run() > before:
+            return answer
+        # Dynamo marks code that it could not trace, for all roots that share the code.
+        elif not self._functions.separate(root, module) and function.graphs == 0:
+            function.stage = Stage.SKIPPED
         return answer
+
+    def trace_in_background(self) -> None:
+        """Trace in the background from now on; what was traced before answers as it did."""
+        self._in_background = True
+        self._functions.keep_traces()
 
     def after_fork(self) -> None:
         """Reset locks and unfinished traces in a forked child, which has no tracing thread."""
         self._lock = threading.Lock()
-        for entry in list(self._entries.values()):
-            entry.tracing = False
-            entry.stage = Stage.NEW if entry.stage is Stage.TRACING else entry.stage
+        self._functions.after_fork()
 
     def backend(self, module: fx.GraphModule, examples: Sequence[Any]) -> Graph:
         """Turn a graph that Dynamo has captured into a callable; Dynamo calls this method."""
@@ -108,93 +151,70 @@ class Capture:
                 found = lookup_backend(name)(module, list(examples))
             return found
 
-        return choose
+        return for_gpu(choose)
 
-    def _entry(self, root: Root, module: torch.nn.Module) -> "_CompiledFunction":
-        """Return the root's compiled function; a new one if a class's methods were replaced."""
-        entry = self._entries.get(root)
-        if entry is not None and entry.is_current():
-            return entry
-        with self._lock:
-            entry = self._entries.get(root)
-            if entry is None or not entry.methods.unchanged():
-                entry = _CompiledFunction(self._call_module, self.backend, Methods(module))
-                self._entries[root] = entry
-            elif not entry.is_current():  # a new graph may depend on objects of other classes
-                entry.watched, entry.methods = entry.graphs, Methods(module)
-            return entry
+    def backend_of_user(self, users: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the user's backend; a graph that it returns as a graph runs on the GPU."""
+        known = self._users_backends.get(id(users))
+        if known is not None:
+            return known
+
+        def call_users(module: fx.GraphModule, examples: Sequence[Any], **options: Any) -> Any:
+            on_gpu = any(isinstance(value, CudaTensor) for value in examples)
+            try:
+                found = users(module, examples, **options)
+            except RuntimeError as error:
+                if not on_gpu or not any(words in str(error) for words in _NEEDS_DRIVER):
+                    raise
+                log.warning("%s: this backend needs a CUDA driver in the function", error)
+                found = module
+            graph = _graph_of(found)
+            return self.backend(graph, examples) if graph is not None and on_gpu else found
+
+        functools.update_wrapper(call_users, users)
+        self._users_backends[id(users)] = of_user(call_users)
+        return call_users
+
+    def in_users_region(self) -> bool:
+        """Whether this thread runs code that a user compiles with a backend of their own."""
+        return in_users_region()
 
     def _trace(
         self,
         root: Root,
-        entry: "_CompiledFunction",
+        function: CompiledFunction,
         module: torch.nn.Module,
         args: Any,
         kwargs: Any,
-    ) -> None:
-        with self._lock:
-            if entry.tracing or entry.traces >= RECOMPILE_LIMIT:
-                return
-            entry.tracing = True
-            entry.traces += 1
-            if entry.stage is Stage.NEW:
-                entry.stage = Stage.TRACING
+    ) -> bool:
+        """Trace a call in the background; return whether that begins."""
+        if not self._functions.begin_trace(root, function):
+            return False
         state = CallState()
+        args, kwargs = snapshot(module, args, kwargs)
 
         def job() -> None:
-            with self._roots.tracing(root), state.restored():
-                stage = trace(entry.whole, (module, *args), kwargs, TorchDynamoException)
-            entry.stage = Stage.BROKEN if Stage.BROKEN in (stage, entry.stage) else stage
-            entry.note_trace_end(module)
-            entry.tracing = False
+            with in_background(), self._roots.tracing(root), state.restored():
+                stage = trace(function.whole, (module, *args), kwargs)
+            function.end_trace(module, stage)
             if stage is Stage.TRACED:
-                self._roots.prepare(root)
+                self._roots.prepare(root.owner)
 
         self._tracer.submit(job)
+        return True
 
 
-class _CompiledFunction:
-    """One root module's function, compiled three ways over the same code object.
+def _graph_of(function: Any) -> fx.GraphModule | None:
+    """Return the graph that this is, or whose `forward` it is, if Dynamo's notes are complete."""
+    owner = getattr(function, "__self__", None)
+    graph = owner if getattr(function, "__name__", "") == "forward" else function
+    if not isinstance(graph, fx.GraphModule):
+        return None
+    return graph if all("example_value" in node.meta for node in _calls(graph)) else None
 
-    Dynamo stores its results on the code object, so each root module gets a separate one.
-    """
 
-    def __init__(
-        self, call_module: ModuleCall, backend: Callable[..., Any], methods: Methods
-    ) -> None:
-        def call_root(module, *args, **kwargs):  # type: ignore[no-untyped-def]
-            return call_module(module, *args, **kwargs)
-
-        def note_graph(module: fx.GraphModule, examples: Sequence[Any]) -> Any:
-            self.graphs += 1
-            return backend(module, examples)
-
-        own = types.FunctionType(
-            # The name is unique too: Dynamo uses it to remember which shapes have changed.
-            call_root.__code__.replace(co_name=f"call_root_{next(_numbers)}"),
-            globals(),
-            "call_root",
-            None,
-            call_root.__closure__,
-        )
-        self.traced: ModuleCall = torch.compile(own, backend=note_graph)
-        self.whole: ModuleCall = torch.compile(own, backend=note_graph, fullgraph=True)
-        self.untraced: ModuleCall = run_untraced(own)
-        self.graphs = 0
-        self.watched = 0
-        self.methods = methods
-        self.stage = Stage.NEW
-        self.tracing = False
-        self.traces = 0
-
-    def note_trace_end(self, module: torch.nn.Module) -> None:
-        """Record the classes' methods after a trace, which may itself have replaced some."""
-        if self.graphs != self.watched:
-            self.watched, self.methods = self.graphs, Methods(module)
-
-    def is_current(self) -> bool:
-        """Whether the traced code is still current, in the respects that guards do not check."""
-        return self.graphs == self.watched and self.methods.unchanged()
+def _calls(graph: fx.GraphModule) -> Iterator[fx.Node]:
+    return (node for node in graph.graph.nodes if node.op.startswith("call_"))
 
 
 def _note_break(module: fx.GraphModule) -> None:

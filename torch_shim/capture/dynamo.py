@@ -14,23 +14,35 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._dynamo import config, convert_frame, utils
+from torch._dynamo import convert_frame, symbolic_convert, utils
 from torch._dynamo.eval_frame import skip_code
+from torch._dynamo.types import (  # type: ignore[attr-defined] # which has them from C++
+    ConvertFrameReturn,
+    FrameAction,
+    FrameExecStrategy,
+)
 from torch._dynamo.variables import builder
+from torch._guards import Guard
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from torch_shim.capture import graph_limits
+from torch_shim.capture.background import ReadsChanged
+from torch_shim.capture.local_run import without_gpu
+from torch_shim.capture.traces import dynamo_settings, process_state, trace_reads
+from torch_shim.capture.traces.pauses import pauses
 from torch_shim.cuda_api.tracing_state import tracing
+from torch_shim.layers import fast_paths
+from torch_shim.missing_kernels import substitution
+from torch_shim.mixed_devices import rules
 from torch_shim.process_report import report
 from torch_shim.redirected_device import CPU, CUDA, names_cuda
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction
-
-# A module may be called in many ways: at torch's limit of 8 it would run locally from then on.
-RECOMPILE_LIMIT = 64
-ALL_RECOMPILES_LIMIT = 4096
+from torch_shim.tensors.modules import alias_of
 
 _MARK = "_gpufaas_on_gpu"
 _set_up: list[bool] = []
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 - no public check
 
 Native = Callable[..., Any]
 
@@ -40,17 +52,21 @@ def configure() -> None:
     if _set_up:
         return
     _set_up.append(True)
-    config.skip_nnmodule_hook_guards = False  # an added hook must be noticed
-    config.allow_rnn = True
-    config.suppress_errors = True  # code that cannot be traced runs eagerly and raises its errors
-    config.recompile_limit = RECOMPILE_LIMIT
-    config.accumulated_recompile_limit = ALL_RECOMPILES_LIMIT
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     _put_around(builder, "infer_subclass_type", _plain_to_dynamo)
     _put_around(builder, "wrap_to_fake_tensor_and_record", _fake_of)
     _put_around(builder, "get_specialized_props", _properties_of)
     _put_around(utils, "run_node", _run_node)
-    _put_around(convert_frame, "_compile", _without_accelerator)
+    _put_around(convert_frame, "_compile", _compile)
+    builder.VariableBuilder._wrap = _noting(builder.VariableBuilder._wrap)  # type: ignore[method-assign] # noqa: SLF001 - where every object that a trace reads passes
+    _put_steps(symbolic_convert.InstructionTranslatorBase, "step")
+    _put_steps(Guard, "create")
+    fast_paths.follow_in_traces()
+    graph_limits.leave_out_hooks()
+    graph_limits.leave_out_samples()
+    graph_limits.keep_cached_answers()
+    dynamo_settings.install()
+    process_state.install()
     skip_own_frames()
 
 
@@ -63,6 +79,7 @@ def skip_own_frames() -> None:
     """Exclude the shim's functions from tracing when they run between two graphs."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "torch_shim":
+            pauses.step()
             for value in list(vars(module).values()):
                 for code in _codes_of(value, name):
                     skip_code(code)
@@ -92,6 +109,18 @@ def _put_around(module: types.ModuleType, name: str, around: Native) -> None:
     setattr(module, name, functools.partial(around, getattr(module, name)))
 
 
+def _put_steps(owner: type, name: str) -> None:
+    """Let the tracing thread pause before each call of a method."""
+    native = getattr(owner, name)
+
+    @functools.wraps(native)
+    def with_pauses(self: Any, *args: Any, **kwargs: Any) -> Any:
+        pauses.step()
+        return native(self, *args, **kwargs)
+
+    setattr(owner, name, with_pauses)
+
+
 def _plain_to_dynamo(native: Native, value: Any) -> Any:
     return None if isinstance(value, CudaTensor) else native(value)
 
@@ -102,7 +131,7 @@ def _fake_of(native: Native, value: Any, *args: Any, **kwargs: Any) -> Any:
         return native(value, *args, **kwargs)
     kind = torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
     with NoTorchFunction():
-        alike = torch.Tensor._make_subclass(kind, value, value.requires_grad)  # noqa: SLF001 - an alias that is no view
+        alike = alias_of(kind, value, value.requires_grad)
     return _marked(native(alike, *args, **kwargs), is_gpu=True)
 
 
@@ -117,11 +146,17 @@ def _run_node(
     native: Native, tracer: Any, node: torch.fx.Node, args: Any, kwargs: Any, module: Any
 ) -> Any:
     """Trace one operator over CPU fakes, and mark its results with the device they would be on."""
+    pauses.step()
+    graph_limits.refuse_mixed_devices(node, args, kwargs, on_gpu)
+    graph_limits.leave_out_random_numbers(tracer, node)
     is_gpu = _results_on_gpu(node, args, kwargs)
+    if is_gpu:
+        graph_limits.leave_out_unknown_operators(tracer, node)
     if node.op == "call_method" and node.target in {"cuda", "cpu"}:
         return _marked(args[0], is_gpu=is_gpu, instead_of=args)
     args, kwargs = pytree.tree_map(_processor, (args, kwargs))
-    result = native(tracer, node, args, kwargs, module)
+    substitute = substitution.of_node(node, args, kwargs) if is_gpu else None
+    result = substitute() if substitute else native(tracer, node, args, kwargs, module)
     return pytree.tree_map(lambda item: _marked(item, is_gpu=is_gpu, instead_of=args), result)
 
 
@@ -135,6 +170,9 @@ def _results_on_gpu(node: torch.fx.Node, args: Any, kwargs: Any) -> bool:
     if node.op == "call_method" and node.target in {"to", "type_as"} and len(args) > 1:
         other = args[1] if isinstance(args[1], torch.Tensor) else args[0]
         return on_gpu(other)
+    first = args[0] if args else None
+    if isinstance(first, torch.Tensor) and substitution.operator_of(node)[1] in rules.FIRST:
+        return on_gpu(first)
     leaves, _ = pytree.tree_flatten((args, kwargs))
     return any(on_gpu(leaf) for leaf in leaves)
 
@@ -146,12 +184,17 @@ def _is_device(value: Any) -> bool:
 
 
 def _processor(value: Any) -> Any:
+    if isinstance(value, torch.fx.GraphModule):  # a branch, or the body of a loop
+        return without_gpu(value)
     return CPU if _is_device(value) and names_cuda(value) else value
 
 
 def _marked(result: Any, *, is_gpu: bool, instead_of: Any = ()) -> Any:
     """Mark the result; it is cloned first if it is itself an input from the other device."""
-    if not isinstance(result, FakeTensor) or on_gpu(result) == is_gpu:
+    fake = isinstance(result, FakeTensor) or (
+        isinstance(result, torch.Tensor) and _is_wrapped(result)
+    )
+    if not fake or on_gpu(result) == is_gpu:
         return result
     if any(result is value for value in instead_of):
         result = result.clone()
@@ -159,10 +202,37 @@ def _marked(result: Any, *, is_gpu: bool, instead_of: Any = ()) -> Any:
     return result
 
 
-def _without_accelerator(native: Native, *args: Any, **kwargs: Any) -> Any:
-    """Compile with the accelerator hidden: while Dynamo traces, there is no stream to query."""
+def _noting(native: Native) -> Native:
+    def wrap(self: Any, value: Any) -> Any:
+        trace_reads.note(value)
+        return native(self, value)
+
+    return wrap
+
+
+def _compile(native: Native, *args: Any, **kwargs: Any) -> Any:
+    """Compile with the accelerator hidden: while Dynamo traces, there is no stream to query.
+
+    Nothing is compiled if what the trace has read has changed meanwhile.
+    """
     start_s = time.perf_counter()
-    with tracing():
-        result = native(*args, **kwargs)
-    report.add("trace_s", time.perf_counter() - start_s)
-    return result
+    reads = trace_reads.TraceReads()
+    try:
+        with tracing(), trace_reads.noted_in(reads):
+            result = native(*args, **kwargs)
+    except Exception as error:
+        # Dynamo fails in many ways over what is no longer as it was, the guards' own check is one.
+        if not (dynamo_settings.traces_for_gpu() and reads.have_changed()):
+            raise
+        return _given_up(error)
+    finally:
+        report.add("trace_s", time.perf_counter() - start_s)
+    return _given_up() if dynamo_settings.traces_for_gpu() and reads.have_changed() else result
+
+
+def _given_up(error: Exception | None = None) -> ConvertFrameReturn:
+    """Return what lets this call run untraced; the thread that only traces gets an exception."""
+    if dynamo_settings.traces_in_background():
+        raise ReadsChanged from error
+    only_now = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+    return ConvertFrameReturn(frame_exec_strategy=only_now, apply_to_code=False)

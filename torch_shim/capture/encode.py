@@ -3,15 +3,21 @@
 import builtins
 import math
 import operator
+import re
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch.autograd_function import autograd_function_apply
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from torch_shim.patching import original_of
+from torch_shim.advice.told_places import CodePlace
+from torch_shim.capture.dynamo import on_gpu
+from torch_shim.encoding import numpy_calls
+from torch_shim.encoding.function_names import FunctionNames
+from torch_shim.encoding.random_operators import draws
+from torch_shim.tensors.dispatch import names
 from torch_shim.tensors.handles import NoTorchFunction
 from torch_shim.wire.programs import (
     Complex,
@@ -20,7 +26,9 @@ from torch_shim.wire.programs import (
     Ellipse,
     Mapping,
     Named,
+    PartName,
     Program,
+    ProgramPart,
     ProgramStep,
     Ref,
     Slice,
@@ -29,90 +37,31 @@ from torch_shim.wire.programs import (
 
 
 class NotShippable(Exception):
-    """A graph contains something that a program cannot express."""
+    """A graph contains something that a program cannot express, made by the line at `place`."""
+
+    place: CodePlace | None = None
 
 
-# The namespaces of the functions in captured graphs; a program uses the first name found.
-_NAMESPACES = (
-    "torch.nn.functional",
-    "torch",
-    "torch.linalg",
-    "torch.fft",
-    "torch.special",
-    "torch.functional",
-    "torch.nn.init",
-    "torch._C._nn",
-    "torch._C._linalg",
-    "torch._C._fft",
-    "torch._C._special",
-    "torch._VF",
-    "torch.amp.autocast_mode",
-    "torch._C",
-    "torch._C._functorch",
-    "torch._functorch.predispatch",
-    "torch._functorch.vmap",
-    "torch.fx.experimental.symbolic_shapes",
-    "torch._assert",
+_LINES = re.compile(r'File "([^"]+)", line (\d+)')
+_REFUSED = re.compile(r"operator '([^']+)'")
+_DATA = "_get_data_attr"  # of torch._C._autograd: what graphs hold for `.data`
+# What computes nothing: notes, switches for `requires_grad_`, questions that the trace answered.
+_NO_OPERATORS = names(
+    "_log_api_usage_once set_inplace_requires_grad_allowed _are_functorch_transforms_active"
 )
-_RANDOM = frozenset(
-    [
-        "dropout",
-        "dropout_",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "alpha_dropout",
-        "alpha_dropout_",
-        "feature_alpha_dropout",
-        "feature_dropout",
-        "feature_alpha_dropout_",
-        "feature_dropout_",
-        "native_dropout",
-        "rrelu",
-        "rrelu_",
-        "rand",
-        "randn",
-        "randint",
-        "randperm",
-        "rand_like",
-        "randn_like",
-        "randint_like",
-        "normal",
-        "normal_",
-        "bernoulli",
-        "bernoulli_",
-        "multinomial",
-        "poisson",
-        "uniform_",
-        "exponential_",
-        "random_",
-        "cauchy_",
-        "geometric_",
-        "log_normal_",
-        "scaled_dot_product_attention",
-        "multi_head_attention_forward",
-        "lstm",
-        "gru",
-        "rnn_tanh",
-        "rnn_relu",
-        "gumbel_softmax",
-        "fractional_max_pool2d",
-        "fractional_max_pool3d",
-        "binomial",
-        "uniform",
-        "kaiming_uniform_",
-        "kaiming_normal_",
-        "xavier_uniform_",
-        "xavier_normal_",
-        "trunc_normal_",
-        "embedding_bag",
-        "stochastic_depth",
-        "_fused_dropout",
-        "_sample_dirichlet",
-        "_standard_gamma",
-    ]
+# Higher-order operators that do no more, without gradients, than to call one of their graphs: the
+# positions of the graph and of its first argument. Its steps stand in the program themselves.
+_CALLS_ONCE = {
+    "wrap": (0, 1),
+    "tag_activation_checkpoint": (0, 1),
+    "invoke_subgraph": (0, 2),
+    "autograd_function_apply": (0, 2),
+}
+# The arguments of those that say how to compute gradients.
+_OF_GRADIENTS = names(
+    """use_reentrant preserve_rng_state context_fn determinism_check debug early_stop
+    non_differentiable_idx saved_for_backward_idx"""
 )
-_NO_OPERATORS = frozenset({"_log_api_usage_once"})
 
 
 def encode(module: fx.GraphModule) -> Program:
@@ -120,75 +69,161 @@ def encode(module: fx.GraphModule) -> Program:
     return _Encoder(module).program()
 
 
-class FunctionNames:
-    """The names of the torch functions that a graph may call, looked up by object identity."""
+def nodes_of(module: fx.GraphModule) -> Iterator[fx.Node]:
+    """Yield the nodes of a graph and of the graphs in it: branches, bodies of loops."""
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            yield from part.graph.nodes
 
-    def __init__(self) -> None:
-        self._names: dict[int, str] = {}
-        for path in _NAMESPACES:
-            space = _resolve(path)
-            if isinstance(space, (ModuleType, type)):
-                for name, value in _members(space):
-                    self._remember(value, f"{path}.{name}")
-            elif space is not None:
-                self._remember(space, path)
 
-    def of(self, target: object) -> str | None:
-        """Return the dotted name; None for a function that is not torch's."""
-        name = self._names.get(id(target))
-        return name if name is not None else self._names.get(id(original_of(target)))
+def line_of(node: fx.Node) -> CodePlace | None:
+    """Return the line of the program that made a node of a graph."""
+    found = _LINES.findall(node.stack_trace or "")
+    return CodePlace(found[-1][0], int(found[-1][1])) if found else None
 
-    def _remember(self, value: object, name: str) -> None:
-        if callable(value) and not isinstance(value, type):
-            self._names.setdefault(id(value), name)
-            self._names.setdefault(id(original_of(value)), name)
+
+def line_of_operator(module: fx.GraphModule, refusal: str) -> CodePlace | None:
+    """Return the line that made the operator which a worker's refusal names."""
+    refused = _REFUSED.search(refusal)
+    if refused is None:
+        return None
+    body = _Body(_Encoder(module), module)
+    calls = (node for node in nodes_of(module) if node.op.startswith("call_"))
+    return next((line_of(node) for node in calls if body.names(node, refused[1])), None)
 
 
 class _Encoder:
-    """Encodes one graph."""
+    """Encodes one graph with its parts."""
 
     names: FunctionNames | None = None
 
     def __init__(self, module: fx.GraphModule) -> None:
         if _Encoder.names is None:
             _Encoder.names = FunctionNames()
-        self._names = _Encoder.names
+        self.function_names = _Encoder.names
+        self.random = False
         self._module = module
-        self._numbers: dict[fx.Node, int] = {}
-        self._first_step = 0
-        self._constants: list[Constant] = []
-        self._steps: list[ProgramStep] = []
-        self._random = False
+        self._parts: list[ProgramPart] = []
+        self._part_numbers: dict[int, int] = {}
 
     def program(self) -> Program:
-        nodes = list(self._module.graph.nodes)
-        inputs = [node for node in nodes if node.op == "placeholder"]
-        fetched = [node for node in nodes if node.op == "get_attr"]
-        self._first_step = len(inputs) + len(fetched)
-        for number, node in enumerate(inputs + fetched):
-            self._numbers[node] = number
-        self._constants = [self._constant(node) for node in fetched]
+        body = _Body(self, self._module)
+        inputs, output = body.encode()
+        constants, steps = tuple(body.constants), tuple(body.steps)
+        return Program(inputs, constants, steps, output, self.random, tuple(self._parts))
+
+    def part(self, module: fx.GraphModule) -> PartName:
+        """Return the name of the part that computes what `module` does."""
+        number = self._part_numbers.get(id(module))
+        if number is None:
+            body = _Body(self, module)
+            inputs, output = body.encode()
+            if body.constants:
+                raise NotShippable("a tensor of its own in a branch or the body of a loop")
+            number = self._part_numbers[id(module)] = len(self._parts)
+            self._parts.append(ProgramPart(inputs, tuple(body.steps), output))
+        return PartName(number)
+
+
+class _Body:
+    """Encodes the nodes of one graph, and those of graphs that it calls once."""
+
+    def __init__(self, encoder: _Encoder, module: fx.GraphModule) -> None:
+        self._encoder = encoder
+        self._module = module
+        self._values: dict[fx.Node, Any] = {}
+        self._computed: dict[fx.Node, torch.Tensor] = {}  # before the program runs
+        self._first_step = 0
+        self.constants: list[Constant] = []
+        self.steps: list[ProgramStep] = []
+
+    def encode(self) -> tuple[int, Any]:
+        """Fill `constants` and `steps`; return the number of inputs, and the output."""
+        inputs = [node for node in self._module.graph.nodes if node.op == "placeholder"]
+        computed = self._computed
+        tensors: dict[fx.Node, torch.Tensor] = {}
+        for module in _called_once_in(self._module):
+            computed.update(numpy_calls.constant_results(module))
+            tensors.update(_tensors_of(module))
+        tensors.update(computed)
+        self._first_step = len(inputs) + len(tensors)
+        for number, node in enumerate([*inputs, *tensors]):
+            self._values[node] = Ref(number)
+        self.constants = [_constant(tensor) for tensor in tensors.values()]
+        for node in computed:
+            self._keep_on_the_cpu(node)
+        return len(inputs), self._encode_nodes(self._module)
+
+    def _keep_on_the_cpu(self, node: fx.Node) -> None:
+        """Constants lie on the GPU: what NumPy made does not, unless it meets GPU tensors alone."""
+        if not all(on_gpu(user.meta.get("example_value")) for user in node.users):
+            self._values[node] = self._step("m:cpu", [self._values[node]], {})
+
+    def _encode_nodes(self, module: fx.GraphModule) -> Any:
         output: Any = None
-        for node in nodes:
-            if node.op in ("call_function", "call_method"):
-                self._call(node)
+        for node in module.graph.nodes:
+            if node.op in ("call_function", "call_method") and node not in self._computed:
+                try:
+                    self._call(node)
+                except NotShippable as error:
+                    error.place = error.place or line_of(node)
+                    raise
             elif node.op == "output":
                 output = self._value(node.args[0])
             elif node.op == "call_module":
                 raise NotShippable(f"module {node.target}")
-        return Program(
-            len(inputs), tuple(self._constants), tuple(self._steps), output, self._random
-        )
+        return output
 
     def _call(self, node: fx.Node) -> None:
+        if isinstance(node.target, HigherOrderOperator) and str(node.target) in _CALLS_ONCE:
+            self._call_graph(node, *_CALLS_ONCE[str(node.target)])
+            return
+        if node.target is torch.Size:  # a tuple with methods that no operator asks for
+            self._values[node] = self._size(node.args)
+            return
         name = self._operator(node)
         if name.rpartition(".")[2] in _NO_OPERATORS:
+            self._values[node] = node.meta.get("example_value")
             return
-        self._random = self._random or _draws(name, node)
-        arguments = [self._value(argument) for argument in node.args]
-        named = {str(key): self._value(value) for key, value in node.kwargs.items()}
-        self._numbers[node] = self._first_step + len(self._steps)
-        self._steps.append(ProgramStep(name, arguments, named))
+        self._encoder.random = self._encoder.random or draws(name, node)
+        arguments = node.args[:1] if name.startswith("g:") else node.args
+        self._values[node] = self._step(
+            name,
+            [self._value(argument) for argument in arguments],
+            {str(key): self._value(value) for key, value in node.kwargs.items()},
+        )
+
+    def _size(self, arguments: tuple[Any, ...]) -> Any:
+        (sizes,) = arguments or ((),)
+        return (
+            Tuple([*map(self._value, sizes)])
+            if isinstance(sizes, list | tuple)
+            else self._value(sizes)
+        )
+
+    def _step(self, name: str, arguments: list[Any], named: dict[str, Any]) -> Ref:
+        self.steps.append(ProgramStep(name, arguments, named))
+        return Ref(self._first_step + len(self.steps) - 1)
+
+    def _call_graph(self, node: fx.Node, position: int, first: int) -> None:
+        """Encode the steps of a graph that the operator calls once in the place of the call."""
+        graph = _graph_of(node.args[position])
+        inputs = [given for given in graph.graph.nodes if given.op == "placeholder"]
+        values = [self._value(argument) for argument in node.args[first:]]
+        if len(inputs) != len(values) or not _OF_GRADIENTS.issuperset(node.kwargs):
+            raise NotShippable(f"higher-order operator {node.target} with other arguments")
+        self._values.update(zip(inputs, values, strict=True))
+        output = self._encode_nodes(graph)
+        # This one's graph also returns what its backward needs.
+        apart = node.target is autograd_function_apply
+        self._values[node] = output.items[0] if apart else output
+
+    def names(self, node: fx.Node, operator_name: str) -> bool:
+        """Whether this is the name of the node's operator."""
+        try:
+            return self._operator(node) == operator_name
+        except NotShippable:
+            return False
 
     def _operator(self, node: fx.Node) -> str:
         target = node.target
@@ -202,11 +237,15 @@ class _Encoder:
         if isinstance(target, OpOverloadPacket):
             return f"a:{target._qualified_op_name}"  # noqa: SLF001 - its one full name
         if isinstance(target, HigherOrderOperator):
-            raise NotShippable(f"higher-order operator {target}")
+            if str(target) == "register_hook":  # worth nothing without the tensor's history
+                raise NotShippable("a hook on a tensor that the graph computes")
+            return f"h:{target}"
         return self._function(target)
 
     def _function(self, target: Any) -> str:
-        name = self._names.of(target)
+        if getattr(target, "__name__", "") == _DATA:
+            return "g:data"
+        name = self._encoder.function_names.of(target)
         if name is not None:
             return f"t:{name}"
         short = getattr(target, "__name__", "")
@@ -218,18 +257,10 @@ class _Encoder:
         owner = getattr(target, "__objclass__", None)
         if owner is not None and issubclass(torch.Tensor, owner):
             return f"m:{short}"
+        numpy_name = numpy_calls.name_of(target)
+        if numpy_name is not None:
+            return numpy_name
         raise NotShippable(f"function {getattr(target, '__module__', '?')}.{short or target}")
-
-    def _constant(self, node: fx.Node) -> Constant:
-        value: Any = self._module
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
-        if not isinstance(value, torch.Tensor):
-            raise NotShippable(f"attribute {node.target} of type {type(value).__name__}")
-        with NoTorchFunction():
-            plain = value.detach().contiguous()
-            data = bytes(plain.reshape(-1).view(torch.uint8).numpy()) if plain.numel() else b""
-        return Constant(str(plain.dtype)[6:], tuple(plain.shape), data)
 
     def _value(self, value: Any) -> Any:
         convert = _CONVERSIONS.get(type(value))
@@ -247,16 +278,18 @@ class _Encoder:
             return Mapping([self._value(part) for pair in value.items() for part in pair])
         raise NotShippable(f"argument of type {type(value).__name__}")
 
-    def _node(self, node: fx.Node) -> Ref:
-        return Ref(self._numbers[node])
+    def _node(self, node: fx.Node) -> Any:
+        if node not in self._values and node.op == "get_attr":
+            return self._encoder.part(_graph_of(node))
+        return self._values[node]
 
     def _slice(self, value: slice) -> Slice:
         return Slice(self._value(value.start), self._value(value.stop), self._value(value.step))
 
 
-_CONVERSIONS: dict[type, Callable[[_Encoder, Any], Any]] = {
-    fx.Node: lambda encoder, node: encoder._node(node),  # noqa: SLF001 - a table of its methods
-    slice: lambda encoder, value: encoder._slice(value),  # noqa: SLF001 - a table of its methods
+_CONVERSIONS: dict[type, Callable[[_Body, Any], Any]] = {
+    fx.Node: lambda body, node: body._node(node),  # noqa: SLF001 - a table of its methods
+    slice: lambda body, value: body._slice(value),  # noqa: SLF001 - a table of its methods
     torch.dtype: lambda _, value: Named("dtype", str(value)[6:]),
     torch.layout: lambda _, value: Named("layout", str(value)[6:]),
     torch.memory_format: lambda _, value: Named("memory_format", str(value)[6:]),
@@ -266,42 +299,42 @@ _CONVERSIONS: dict[type, Callable[[_Encoder, Any], Any]] = {
 }
 
 
-def _draws(name: str, node: fx.Node) -> bool:
-    """Whether the step may draw random numbers; a dropout in evaluation mode does not."""
-    short = name.rpartition(":")[2].rpartition(".")[2]
-    if short not in _RANDOM and not (short == "default" and "dropout" in name):
-        return False
-    if short.startswith("scaled_dot_product"):
-        return bool(argument(node, 4, "dropout_p", 0.0) != 0.0)
-    if "dropout" in short and "native" not in short:
-        return argument(node, 2, "training", default=True) is not False
-    if short == "rrelu":
-        return argument(node, 3, "training", default=False) is not False
-    if short == "multi_head_attention_forward":
-        return (
-            bool(node.kwargs.get("training", True)) and argument(node, 9, "dropout_p", 0.0) != 0.0
-        )
-    if short in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        return True
-    return short != "embedding_bag"
+def _called_once_in(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
+    """Yield a graph and those that it calls once, whose steps become its own."""
+    yield module
+    for node in module.graph.nodes:
+        target: Any = node.target
+        if isinstance(target, HigherOrderOperator) and str(target) in _CALLS_ONCE:
+            position, _ = _CALLS_ONCE[str(target)]
+            yield from _called_once_in(_graph_of(node.args[position]))
 
 
-def argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
-    """Return the value that a call passes for one parameter, by position or name."""
-    if len(node.args) > position:
-        return node.args[position]
-    return node.kwargs.get(name, default)
+def _tensors_of(module: fx.GraphModule) -> Iterator[tuple[fx.Node, torch.Tensor]]:
+    """Yield the tensors that a graph holds itself."""
+    for node in module.graph.nodes:
+        value = _attribute(node) if node.op == "get_attr" else None
+        if isinstance(value, torch.Tensor):
+            yield node, value
+        elif value is not None and not isinstance(value, fx.GraphModule):
+            raise NotShippable(f"attribute {node.target} of type {type(value).__name__}")
 
 
-def _resolve(path: str) -> Any:
-    value: Any = torch
-    for part in path.split(".")[1:]:
-        value = getattr(value, part, None)
+def _graph_of(node: Any) -> fx.GraphModule:
+    found = _attribute(node) if isinstance(node, fx.Node) and node.op == "get_attr" else node
+    if not isinstance(found, fx.GraphModule):
+        raise NotShippable(f"a call of a {type(found).__name__} that is no graph")
+    return found
+
+
+def _attribute(node: fx.Node) -> Any:
+    value: Any = node.graph.owning_module
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
     return value
 
 
-def _members(space: object) -> Iterator[tuple[str, Any]]:
-    for name in dir(space):
-        value = getattr(space, name, None)
-        if value is not None:
-            yield name, value
+def _constant(value: torch.Tensor) -> Constant:
+    with NoTorchFunction():
+        plain = value.detach().contiguous()
+        data = bytes(plain.reshape(-1).view(torch.uint8).numpy()) if plain.numel() else b""
+    return Constant(str(plain.dtype)[6:], tuple(plain.shape), data)

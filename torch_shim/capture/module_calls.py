@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torch_shim import fork_steps
+from torch_shim.capture import operator_counts
 from torch_shim.capture.background import BackgroundTracer
 from torch_shim.capture.root_modules import Root, Roots, root_of_module
+from torch_shim.capture.traces.pauses import at_imports, pauses
 from torch_shim.leases import request_context
 from torch_shim.patching import replace
 from torch_shim.process_report import report
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from torch_shim.capture.capture import Capture
 
 Module = torch.nn.Module
+_in_transform = torch._C._functorch.maybe_current_level  # noqa: SLF001 - no public question
 
 
 class ModuleCalls:
@@ -33,9 +37,12 @@ class ModuleCalls:
             settings.address, settings.credential, early_return=settings.early_return
         )
         self._known: dict[int, Root] = {}
+        self._users_have_backends = False
+        self._users_compiled: weakref.WeakSet[Any] = weakref.WeakSet()
         self._moved: list[weakref.ref[Module]] = []
         self._made: Capture | None = None
         self._lock = threading.Lock()
+        self._import_lock = threading.Lock()
         self._tracer = BackgroundTracer()
         self._importing = False
         self._in_background = settings.tracing == "background"
@@ -61,6 +68,11 @@ class ModuleCalls:
         replace(Module, "_apply", self._apply)
         replace(torch, "compile", self._compile)
         os.register_at_fork(after_in_child=self._after_fork)
+        fork_steps.register(
+            fork_steps.ForkSteps(
+                self._import, self._roots.close_sessions, self._trace_in_background
+            )
+        )
 
     def _compile(self, native: Callable[..., Any]) -> Callable[..., Any]:
         def compile_(model: Any = None, **options: Any) -> Any:
@@ -68,23 +80,32 @@ class ModuleCalls:
             if model is None:
                 return lambda decorated: compile_(decorated, **options)
             backend = options.get("backend", "inductor")
-            if options.get("disable") or not isinstance(backend, str):
+            if options.get("disable"):
                 return native(model, **options)
             self._import()
             assert self._made is not None
-            chosen = self._made.backend_or(
-                backend, options.pop("mode", None), options.pop("options", None)
-            )
-            return native(model, **(options | {"backend": chosen}))
+            if isinstance(backend, str):
+                chosen = self._made.backend_or(
+                    backend, options.pop("mode", None), options.pop("options", None)
+                )
+                return native(model, **(options | {"backend": chosen}))
+            chosen = self._made.backend_of_user(backend)
+            compiled = native(model, **(options | {"backend": chosen}))
+            self._users_compiled.add(compiled)
+            self._users_have_backends = True
+            return compiled
 
         return compile_
 
     def _call_root(self, module: Module, args: Any, kwargs: Any) -> Any:
-        root = self._root_of(module)
+        root = None if self._users_trace(module) else self._root_of(module)
         if root is None:
             return self._native(module, *args, **kwargs)
+        if _in_transform() is not None:
+            return self._call_transformed(root, module, args, kwargs)
         local = self._roots.local
         local.root = getattr(local, "owner", None) or root.owner
+        pauses.begin_call()
         try:
             capture = self._capture()
             if capture is not None:
@@ -93,11 +114,36 @@ class ModuleCalls:
             with request_context.timed_locally("Dynamo is being imported"):
                 return self._native(module, *args, **kwargs)
         finally:
+            pauses.end_call()
             local.root = None
+
+    def _call_transformed(self, root: Root, module: Module, args: Any, kwargs: Any) -> Any:
+        """Run a module over tensors that torch.func wraps, which Dynamo does not trace."""
+        local = self._roots.local
+        local.root = root.owner  # its parts are no roots
+        try:
+            with operator_counts.OperatorCount() as found:
+                answer = self._native(module, *args, **kwargs)
+        finally:
+            local.root = None
+        report.local_call("a transform of torch.func calls it", found.operators, root.name)
+        return answer
+
+    def _users_trace(self, module: Module) -> bool:
+        """Whether the call is part of what a user compiles with a backend of their own."""
+        if not self._users_have_backends:
+            return False
+        assert self._made is not None, "made with the first of these"
+        # First of all: inside such a region Dynamo would trace the code of the set as well.
+        if self._made.in_users_region():
+            return True
+        return module in self._users_compiled or module._compiled_call_impl in self._users_compiled  # noqa: SLF001 - what `module.compile()` sets
 
     def _capture(self) -> "Capture | None":
         """Return the capture; None while Dynamo is imported, which takes more than a second."""
         if self._made is None and self._in_background:
+            if self._importing:
+                return None
             with self._lock:
                 if not self._importing:
                     self._importing = True
@@ -107,8 +153,9 @@ class ModuleCalls:
         return self._made
 
     def _import(self) -> None:
-        capture = importlib.import_module("torch_shim.capture.capture")
-        with self._lock:
+        # A lock of its own: calls that run locally meanwhile take the other one.
+        with self._import_lock, at_imports():
+            capture = importlib.import_module("torch_shim.capture.capture")
             self._made = self._made or capture.Capture(
                 self._roots, self._native, self._tracer, in_background=self._in_background
             )
@@ -122,7 +169,7 @@ class ModuleCalls:
             return None
         if isinstance(module, torch.jit.ScriptModule):
             report.local_call(
-                "TorchScript runs as it is", _operators_of(module), "a scripted module"
+                "TorchScript runs as it is", operator_counts.of_script(module), "a scripted module"
             )
             return None
         if any(map(torch.nn.parameter.is_lazy, module.parameters())):
@@ -171,8 +218,14 @@ class ModuleCalls:
 
         return apply
 
+    def _trace_in_background(self) -> None:
+        self._in_background = True
+        if self._made is not None:
+            self._made.trace_in_background()
+
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
+        self._import_lock = threading.Lock()
         for root in list(self._known.values()):
             root.lock = threading.Lock()
         if self._made is not None:
@@ -193,15 +246,3 @@ def install(settings: ShimSettings) -> None:
     """Intercept calls of modules, unless the settings disable capture."""
     if settings.capture:
         ModuleCalls(settings).install()
-
-
-def _operators_of(module: torch.jit.ScriptModule) -> int:
-    graph = getattr(module, "inlined_graph", None)
-    return _operators_in(graph) if graph is not None else 0
-
-
-def _operators_in(block: Any) -> int:
-    return sum(
-        node.kind().startswith("aten::") + sum(map(_operators_in, node.blocks()))
-        for node in block.nodes()
-    )

@@ -6,7 +6,7 @@ old graph.
 """
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -19,8 +19,9 @@ _OF_NO_INTEREST = (torch.Tensor, ModuleType, type, FunctionType)
 class Methods:
     """The functions of every class that takes part in a module's call, as first recorded."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._watched = [_Watched(kind) for kind in _classes_of(module)]
+    def __init__(self, module: torch.nn.Module, others: Iterable[type] = ()) -> None:
+        self.kinds = list(dict.fromkeys((*others, *_classes_of(module))))
+        self._watched = [_Watched(kind) for kind in self.kinds]
 
     def unchanged(self) -> bool:
         """Whether all of these functions are still the recorded ones."""

@@ -15,6 +15,7 @@ from torch_shim.leases import request_context
 from torch_shim.leases.leasing import ProcessLeases
 from torch_shim.leases.managers import Nodes
 from torch_shim.leases.presented_lease import SessionLease
+from torch_shim.tensors import absent_bytes
 from torch_shim.weights.image_memory import ImageMemories
 from torch_shim.weights.model_weights import ModelImage, ProcessWeights
 from torch_shim.wire.manager_session import ManagerSession
@@ -30,6 +31,7 @@ class Root:
         self.lock = threading.Lock()
         self.model: ModelImage | None = None
         self.owner = self  # the root whose model contains these weights
+        self.traced = False  # whether a call of it was traced
 
 
 def root_of_module(module: torch.nn.Module) -> Root:
@@ -150,6 +152,14 @@ class Roots:
         if model is not None:
             self._weights.forget(model)
 
+    def close_sessions(self) -> None:
+        """End all sessions and their leases; the next call opens new ones."""
+        absent_bytes.bring_all()
+        with self._lock:
+            parts, self._parts = self._parts, None
+        if parts is not None:
+            parts[0].close()
+
     def after_fork(self) -> None:
         """Reset sessions, leases and weights in a forked child; the parent keeps its own."""
         if self._parts is not None:
@@ -157,7 +167,7 @@ class Roots:
         self._parts = None
         self._lock = threading.Lock()
         self._weights = ProcessWeights(self._memories)
-        self.local = threading.local()
+        vars(self.local).clear()  # the thread that forked is inside no root's call here
 
     def _nodes(self) -> tuple[Nodes, ProcessLeases]:
         """Return this process's sessions and the leases under them; created at the first call."""

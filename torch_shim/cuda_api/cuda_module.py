@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
@@ -21,7 +22,12 @@ from torch_shim.tensors.dispatch import names
 
 CAPABILITY = (8, 0)  # bfloat16 and TF32, and nothing that needs kernels of a newer GPU
 
-_NAMESPACES: tuple[ModuleType, ...] = (torch.cuda, torch.cuda.random, torch.cuda.memory)
+_NAMESPACES: tuple[ModuleType, ...] = (
+    torch.cuda,
+    torch.cuda.random,
+    torch.cuda.memory,
+    torch.cuda.graphs,
+)
 
 
 class DeviceProperties:
@@ -211,8 +217,22 @@ def _install_surroundings() -> None:
         remedy = "profile on the node: the GPU is not in this process"
         set_attribute(torch.cuda.profiler, name, refusing(f"profiler.{name}", remedy))
     remedy = "leave it out: the device's allocator is in another process"
-    history = "_record_memory_history"
-    set_attribute(torch.cuda.memory, history, refusing(f"memory.{history}", remedy))
+    for name in ("_record_memory_history", "_set_memory_metadata", "_get_memory_metadata"):
+        if hasattr(torch.cuda.memory, name):
+            set_attribute(torch.cuda.memory, name, refusing(f"memory.{name}", remedy))
+    for name in ("blas_workspace_size", "cublas_workspace_size"):
+        if hasattr(torch.backends.cuda, name):
+            set_attribute(torch.backends.cuda, name, refusing(name, _BELOW))
+    _refuse_submodules()
+
+
+def _refuse_submodules() -> None:
+    """Refuse what has no meaning without the device, in modules that need not exist."""
+    for path, (words, remedy) in _REFUSED_IN.items():
+        module = sys.modules.get(f"torch.cuda.{path}")
+        for name in names(words) & set(dir(module)):
+            refuse = refusing_class if isinstance(getattr(module, name), type) else refusing
+            set_attribute(module, name, refuse(f"{path}.{name}", remedy))
 
 
 _SUPPORTED_DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
@@ -255,6 +275,22 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "can_device_access_peer": _can_access_peer,
     **randomness.FUNCTIONS,
 }
+_BELOW = "call nothing below PyTorch"
+_SPARSE = (
+    "BFloat16Tensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor "
+    "LongTensor ShortTensor"
+)
+# Names by module of torch.cuda, and the remedy.
+_REFUSED_IN = {
+    "green_contexts": ("GreenContext get_num_locality_domains is_localization_supported", _BELOW),
+    "sparse": (_SPARSE, "make a tensor by torch.sparse_coo_tensor(..., device='cuda')"),
+    "tunable": ("get_results get_rotating_buffer_size get_validators tune_gemm_in_file", _BELOW),
+    "jiterator": (
+        "_create_jit_fn _create_multi_output_jit_fn",
+        "write it with PyTorch's operators",
+    ),
+    "gds": ("GdsFile gds_deregister_buffer gds_register_buffer", "read into a CPU tensor"),
+}
 _GRAPHS = "leave it out: what can be captured is run as a graph anyway"
 REFUSED = {
     "CUDAGraph": _GRAPHS,
@@ -267,9 +303,11 @@ REFUSED = {
     "change_current_allocator": "allocate as PyTorch does by default",
     "caching_allocator_alloc": "use torch.empty(..., device='cuda')",
     "caching_allocator_delete": "use torch.empty(..., device='cuda')",
-    "cudart": "call nothing below PyTorch",
-    "current_blas_handle": "call nothing below PyTorch",
-    "_sleep": "call nothing below PyTorch",
+    "cudart": _BELOW,
+    "current_blas_handle": _BELOW,
+    "current_solver_handle": _BELOW,
+    "GreenContext": _BELOW,
+    "_sleep": _BELOW,
     "temperature": "ask the node",
     "power_draw": "ask the node",
     "clock_rate": "ask the node",

@@ -165,8 +165,38 @@ def _get_stream_from_external(*_: object, **__: object) -> Stream:
     return ExternalStream()
 
 
+class AnyDevice(type):
+    """The type of torch.Stream and torch.Event, whose instances are of the device that is named."""
+
+    native: type
+    on_gpu: type
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make one of the GPU, where no device or the GPU is named, or one of torch's own."""
+        device = kwargs.get("device", args[0] if args and _is_device(args[0]) else None)
+        if device is not None and not names_cuda(device):
+            return cls.native(*args, **kwargs)
+        named = {name: value for name, value in kwargs.items() if name != "device"}
+        return cls.on_gpu(*(args[1:] if args and _is_device(args[0]) else args), **named)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, (cls.native, cls.on_gpu))
+
+
+def _is_device(value: object) -> bool:
+    return isinstance(value, (str, torch.device)) or type(value) is int
+
+
+def _any_device(native: type, on_gpu: type) -> type:
+    made = AnyDevice(native.__name__, (), {"__module__": "torch", "__slots__": ()})
+    made.native, made.on_gpu = native, on_gpu
+    return made
+
+
 def install() -> None:
-    """Install the stream and event classes in torch.cuda."""
+    """Install the stream and event classes in torch.cuda and torch."""
+    set_attribute(torch, "Stream", _any_device(torch.Stream, Stream))
+    set_attribute(torch, "Event", _any_device(torch.Event, Event))
     for kind in (Stream, Event, ExternalStream):
         set_attribute(torch.cuda, kind.__name__, kind)
         set_attribute(torch.cuda.streams, kind.__name__, kind)

@@ -103,6 +103,8 @@ class PresentedLease:
         """Record the request's number of calls after it has been answered."""
         if self._habits is not None and self._calls and not self._unusable:
             self._habits.finished(self._models, self._calls)
+        for lease in list(self._leases.values()):
+            lease.peer.send_dropped()  # no call may follow for long
 
     # -- inside ------------------------------------------------------------------------------
 

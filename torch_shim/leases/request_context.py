@@ -6,6 +6,7 @@ A function's runtime wraps every request:
     with request_context.given(address, lease, trace=headers.get("traceparent")):
         handle(request)
         answer.headers["X-Gpu-Models"] = ",".join(request_context.used())
+        answer.headers["X-Gpu-Local"] = "|".join(request_context.told())
 
 GPU calls inside the block use that lease: those in its thread, in asyncio tasks, and in threads
 that were started with a copy of the context (as `asyncio.to_thread` does). Calls in other threads,
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 
+from torch_shim.advice.told_places import told_places
 from torch_shim.wire.call_timings import CallTiming, Timings
 
 # The models of a request that are reported: all their digests have to fit into one header.
@@ -91,6 +93,11 @@ def used() -> list[str]:
     """Return the digests of the models that this request has called, in order of first use."""
     found = _current.get()
     return [] if found is None else list(found.models)
+
+
+def told() -> list[str]:
+    """Return lines about work that stays in the function, for the header X-Gpu-Local."""
+    return told_places.to_send()
 
 
 def timing_entries() -> list[str]:

@@ -1,28 +1,40 @@
 """Runs one graph call on a worker: binds the weights, sends the inputs, reads the results."""
 
 import itertools
-import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from torch_shim.errors import ManagerUnreachable, RemoteFailure, WireError
+from torch_shim.errors import BadFrame, ManagerUnreachable, RemoteFailure, WireError
 from torch_shim.leases import request_context
 from torch_shim.leases.presented_lease import SessionLease
 from torch_shim.process_report import report
-from torch_shim.remote.transfer import IMAGE, NAME_OF, Results, Shipment, alias, view
+from torch_shim.remote.bindings import Bindings, Bound
+from torch_shim.remote.received_results import (
+    STAYS,
+    AliasOfCopy,
+    OutputView,
+    Results,
+    alias,
+    body_of,
+    laid_out,
+    view,
+)
+from torch_shim.remote.recomputation import CallOptions, remember
+from torch_shim.remote.staying_outputs import LEAST_BYTES, OutputHabits, StayingOutputs, overwrite
+from torch_shim.remote.transfer import NAME_OF, Shipment
 from torch_shim.tensors import write_epochs
-from torch_shim.weights.model_weights import ModelImage
-from torch_shim.wire.arena import tensor_over
+from torch_shim.tensors.absent_bytes import RunThere, absent_of, waiting
+from torch_shim.wire.arena import flat
 from torch_shim.wire.arithmetic import Arithmetic, arithmetic_in_force
 from torch_shim.wire.call_timings import CallTiming
 from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.frame_socket import Frame
-from torch_shim.wire.manager_session import ModelLease
+from torch_shim.wire.manager_session import ManagerSession, ModelLease
 from torch_shim.wire.programs import Program, digest_of
 from torch_shim.wire.protocol import FailureKind
-from torch_shim.wire.worker_memory import WorkerStorages
+from torch_shim.wire.worker_peer import WorkerPeer
 
 # How often one call may resend what a worker has lost before the call fails.
 MOST_RESENDS = 5
@@ -31,66 +43,13 @@ MOST_CRASHES = 2
 # A worker keeps results of at least this size, so that they are not resent as inputs.
 KEEP_RESULTS_FROM_BYTES = 16 << 10
 
+# Larger results come in a file that is mapped, instead of through the arena from where they would
+# have to be copied.
+MOST_ARENA_RESULTS = 4 << 20
+
 _USUAL = Arithmetic()
 
 _programs = itertools.count(1)
-_bindings = itertools.count(1)
-
-
-class Bound:
-    """The inputs of a graph that are a model's weights; valid until one of them is written to."""
-
-    def __init__(self, args: Sequence[Any], model: ModelImage, never: frozenset[int]) -> None:
-        self.number = next(_bindings)
-        self.model = model
-        self.positions: list[int] = []
-        self.tensors: dict[int, Any] = {}
-        self._writes = write_epochs.writes
-        marks = []
-        for position, value in enumerate(args):
-            described = None if position in never else self._describe(value)
-            if described is not None:
-                self.positions.append(position)
-                self.tensors[position] = described
-                marks.append(write_epochs.marked(value))
-        self._values = [args[position] for position in self.positions]
-        self._versions = list(map(write_epochs.version_of, self._values))
-        self._marks = marks
-        self._epochs = [mark.epoch for mark in marks]
-        taken = set(self.positions)
-        self.others = [position for position in range(len(args)) if position not in taken]
-
-    def holds(self, args: Sequence[Any]) -> bool:
-        """Whether these arguments are the bound weights, and unchanged since binding."""
-        values = [args[position] for position in self.positions]
-        if not all(map(operator.is_, values, self._values)):
-            return False
-        if list(map(write_epochs.version_of, values)) != self._versions:
-            return False
-        if self._writes != write_epochs.writes:
-            writes = write_epochs.writes
-            marks = [write_epochs.marked(value) for value in values]
-            if not all(map(operator.is_, marks, self._marks)):
-                return False
-            if [mark.epoch for mark in marks] != self._epochs:
-                return False
-            self._writes = writes
-        return True
-
-    def _describe(self, value: Any) -> list[Any] | None:
-        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-            return None
-        mark = write_epochs.mark_of(value)
-        place = (
-            None
-            if mark is None or mark.untracked
-            else self.model.place_of(mark, write_epochs.version_of(value))
-        )
-        if place is None:
-            return None
-        source = [IMAGE, self.model.digest, place.offset, place.size_bytes]
-        shape, strides = list(value.size()), list(value.stride())
-        return [source, NAME_OF[value.dtype], shape, strides, value.storage_offset(), False]
 
 
 class RemoteProgram:
@@ -103,22 +62,36 @@ class RemoteProgram:
         self.random = program.random
         self.operators = operators
         self.never_bound: frozenset[int] = frozenset()
+        self._written: frozenset[int] = frozenset()  # large inputs that it writes to
+        self._whole: frozenset[int] = frozenset()  # inputs that outputs lie in
+        self._habits = OutputHabits()
         self._result_bytes = 0
         self._worth_keeping: list[bool] = []
-        self._bound: Bound | None = None
+        self._bindings = Bindings()
 
-    def run(self, args: Sequence[Any], lease_for: Callable[[int], SessionLease]) -> list[Any]:
+    def run(
+        self,
+        args: Sequence[Any],
+        lease_for: Callable[[int], SessionLease],
+        run_there: RunThere,
+    ) -> list[Any]:
         """Return the outputs that a worker computes; raise RemoteFailure if no worker does.
 
-        `lease_for` returns a lease for a batch size, and a new one when the former has ended.
+        `lease_for` returns a lease for a batch size, and a new one when the former has ended;
+        `run_there` runs operators on what stays with the worker.
         """
         with request_context.timed() as timing:
-            return self._run(args, lease_for, timing)
+            return self._run(args, lease_for, run_there, timing)
+
+    def settings(self) -> Any:
+        """Return what of this process changes the numbers that the program computes."""
+        return _autocast(), _default_dtype(), arithmetic_to_send(taken=True)
 
     def _run(
         self,
         args: Sequence[Any],
         lease_for: Callable[[int], SessionLease],
+        run_there: RunThere,
         timing: CallTiming | None,
     ) -> list[Any]:
         batch = _batch(args)
@@ -128,6 +101,8 @@ class RemoteProgram:
             try:
                 found = lease_for(batch)
                 session, model, lease, _ = found
+                bound = self._bindings.find(args, model, self.never_bound)
+                _bring_from_others([args[number] for number in bound.others], lease.peer)
                 channel = session.channel(lease, batch)
             except WireError as error:
                 if isinstance(error, ManagerUnreachable) and not crashes:
@@ -140,11 +115,10 @@ class RemoteProgram:
             answered = False
             found.begin_call()
             try:
-                trace = timing.header if timing is not None and session.traces else None
-                settings = arithmetic_to_send(taken=session.takes_arithmetic)
-                more = [trace or "", settings] if settings else [trace] if trace else []
-                outputs, times = self._once(args, model, channel, lease, rng, more)
+                extras = self._extras(session, lease, run_there, timing)
+                outputs, times = self._once(args, bound, channel, lease, rng, extras)
                 answered = True
+                self._remember(args, bound, CallOptions(lease_for, run_there), outputs, extras)
                 if timing is not None:
                     timing.answered(lease.number, model.digest, batch, times)
             except RemoteFailure as failure:
@@ -152,7 +126,7 @@ class RemoteProgram:
                     lease.over = True
                 elif failure.failure == FailureKind.MISSING and resends < MOST_RESENDS:
                     resends += 1
-                    self._forget(channel, lease.peer.kept, failure)
+                    self._forget(channel, lease.peer, failure)
                 else:
                     raise
             except WireError as error:
@@ -163,6 +137,32 @@ class RemoteProgram:
             finally:
                 session.give(lease, channel)
                 found.end_call(answered=answered)
+
+    def _remember(
+        self,
+        args: Sequence[Any],
+        bound: Bound,
+        how: CallOptions,
+        outputs: list[Any],
+        extras: "_Extras",
+    ) -> None:
+        """Have the outputs that stayed remember their call, in case that the worker dies."""
+        if extras.stay is not None and extras.stay.made and not self.random:
+            remember(self, args, bound, how, outputs, extras.stay.made)
+
+    def _extras(
+        self,
+        session: ManagerSession,
+        lease: ModelLease,
+        run_there: RunThere,
+        timing: CallTiming | None,
+    ) -> "_Extras":
+        """Return the options that this session's workers take."""
+        trace = timing.header if timing is not None and session.traces else ""
+        settings = arithmetic_to_send(taken=session.takes_arithmetic)
+        keeps = session.keeps_outputs
+        stay = StayingOutputs(self._habits, lease.peer, run_there) if keeps else None
+        return _Extras(trace, settings, stay)
 
     def _crashed(self, crashes: int, error: WireError) -> int:
         """Count one more broken connection; a call has no side effects and may be repeated once."""
@@ -175,20 +175,38 @@ class RemoteProgram:
     def _once(
         self,
         args: Sequence[Any],
-        model: ModelImage,
+        bound: Bound,
         channel: DataChannel,
         lease: ModelLease,
         rng: bytes | None,
-        more: list[Any],
+        extras: "_Extras",
     ) -> tuple[list[Any], list[float]]:
-        kept = lease.peer.kept
-        bound = self._binding(args, model)
+        try:
+            while True:
+                try:
+                    return self._ask(args, bound, channel, lease, rng, extras)
+                except AliasOfCopy as alias_found:
+                    self._whole |= alias_found.positions
+        except BaseException:
+            if extras.stay is not None:
+                extras.stay.give_up()
+            raise
+
+    def _ask(
+        self,
+        args: Sequence[Any],
+        bound: Bound,
+        channel: DataChannel,
+        lease: ModelLease,
+        rng: bytes | None,
+        extras: "_Extras",
+    ) -> tuple[list[Any], list[float]]:
         channel.define(self.number, self.digest, self.packed)
         channel.bind(self.number, bound.number, bound.tensors)
         unbound = [(position, args[position]) for position in bound.others]
-        shipment = Shipment(unbound, len(args), kept)
+        shipment = Shipment(unbound, len(args), channel, lease.peer, self._written, self._whole)
         keys = [write_epochs.new_key() if keep else 0 for keep in self._worth_keeping]
-        options = [_autocast(), rng, keys, _default_dtype(), *more]
+        options = [_autocast(), rng, keys, _default_dtype(), *extras.fields()]
         meta = [lease.number, self.number, bound.number, shipment.inputs, options]
         if channel.wire.local:
             arena = channel.room(shipment.size_bytes + self._result_bytes)
@@ -199,70 +217,137 @@ class RemoteProgram:
             shipment.write(body)
             frame = channel.call(meta, (body,))
         shipment.delivered()
-        return self._read(frame, channel, shipment, args, kept, keys)
+        answer = _Answer(frame, channel, shipment, lease.peer, keys, extras.stay)
+        return self._read(answer, args)
 
-    def _binding(self, args: Sequence[Any], model: ModelImage) -> Bound:
-        bound = self._bound
-        if bound is None or bound.model is not model or not bound.holds(args):
-            bound = self._bound = Bound(args, model, self.never_bound)
-        return bound
-
-    def _read(
-        self,
-        frame: Frame,
-        channel: DataChannel,
-        shipment: Shipment,
-        args: Sequence[Any],
-        kept: WorkerStorages,
-        keys: list[int],
-    ) -> tuple[list[Any], list[float]]:
+    def _read(self, answer: "_Answer", args: Sequence[Any]) -> tuple[list[Any], list[float]]:
         """Return the outputs and the worker's times."""
-        results = Results(frame, channel)
-        self._result_bytes = max(self._result_bytes, results.size_bytes)
+        results = Results(answer.frame, answer.channel, answer.peer, args)
+        shipment = answer.shipment
+        results.check_aliases(shipment)
+        self._result_bytes = min(max(self._result_bytes, results.size_bytes), MOST_ARENA_RESULTS)
         self._worth_keeping = [entry[1] >= KEEP_RESULTS_FROM_BYTES for entry in results.storages]
-        owned = results.tensors()
-        for position, data in results.changes():
-            self._change(args[position], data, shipment, position)
+        owned = [
+            answer.resident(number, size) if offset == STAYS else results.bytes_at(offset, size)
+            for number, (offset, size, _) in enumerate(results.storages)
+        ]
+        for position, offset, size in results.changed:
+            data = None if offset == STAYS else results.bytes_at(offset, size)
+            self._change(args[position], data, answer, position)
+            if size >= LEAST_BYTES:
+                self._written |= {position}
         if results.rng is not None:
             state = torch.frombuffer(bytearray(results.rng), dtype=torch.uint8)
             torch.default_generator.set_state(state)
         outputs = []
-        for described in results.views:
-            if not isinstance(described, list):
-                outputs.append(described)
-            elif described[0] >= 0:
-                number = described[0]
-                output = view(owned[number], described)
-                if number < len(keys) and keys[number] and results.storages[number][2]:
-                    mark = write_epochs.mark_storage(owned[number], keys[number])
-                    kept.result(mark.key, (mark.epoch, write_epochs.version_of(output)))
+        for found in results.views:
+            if not isinstance(found, OutputView):
+                outputs.append(found)
+            elif found.source >= 0:
+                output = view(owned[found.source], found)
+                if answer.note_kept(output, found.source, results.storages[found.source]):
+                    results.note_origin(output, found.source)
                 outputs.append(output)
             else:
-                position = -1 - described[0]
-                outputs.append(alias(args[position], shipment.sent(position), described))
+                position = -1 - found.source
+                outputs.append(alias(args[position], shipment.sent(position), found))
         report.graph_call(self.operators, shipment.size_bytes, results.size_bytes, results.times)
         return outputs, results.times
 
     def _change(
-        self, value: torch.Tensor, data: torch.Tensor, shipment: Shipment, position: int
+        self,
+        value: torch.Tensor,
+        data: torch.UntypedStorage | None,
+        answer: "_Answer",
+        position: int,
     ) -> None:
         """Apply the program's write to an input to this process's tensor."""
+        shipment = answer.shipment
+        if answer.stay is not None:
+            answer.stay.made.clear()  # its call cannot be repeated
         sent = shipment.sent(position)
         if sent is None:
             self.never_bound |= {position}
-            self._bound = None
-        laid_out = value if sent is None else sent.value
-        storage = write_epochs.storage_of(data)
-        new = tensor_over(storage, value.dtype, 0, laid_out.size(), laid_out.stride())
-        with torch.no_grad():
-            value.copy_(new)
+            self._bindings = Bindings()
+        if data is None:
+            if not shipment.has_changed(value):  # through another input over the same storage
+                answer.stay_changed(value)
+        else:
+            new = laid_out(data, value if sent is None else sent.value)
+            with torch.no_grad():
+                value.copy_(new)
         write_epochs.note_write(value)
         shipment.changed(position, value)
 
-    def _forget(self, channel: DataChannel, kept: WorkerStorages, failure: RemoteFailure) -> None:
-        kept.forget(failure.facts.get("missing", []))
+    def _forget(self, channel: DataChannel, peer: WorkerPeer, failure: RemoteFailure) -> None:
+        peer.kept.forget(failure.facts.get("missing", []))
         channel.defined.discard(self.number)
         channel.bound.pop(self.number, None)
+
+
+class _Extras(NamedTuple):
+    """The options of a call that not every manager's workers take."""
+
+    trace: str
+    arithmetic: list[Any] | None
+    stay: StayingOutputs | None
+
+    def fields(self) -> list[Any]:
+        """The options as they are sent, without those at the end that say nothing."""
+        found = [self.trace, self.arithmetic, None if self.stay is None else self.stay.option]
+        while found and not found[-1]:
+            found.pop()
+        return found
+
+
+class _Answer(NamedTuple):
+    """A worker's answer, with what is needed to read it."""
+
+    frame: Frame
+    channel: DataChannel
+    shipment: Shipment
+    peer: WorkerPeer
+    keys: list[int]
+    stay: StayingOutputs | None
+
+    def resident(self, number: int, size_bytes: int) -> torch.UntypedStorage:
+        """Return the storage of an output whose bytes stay with the worker."""
+        if self.stay is None:
+            raise BadFrame("an output stays with the worker unasked")
+        return self.stay.output(number, size_bytes)
+
+    def note_kept(self, output: torch.Tensor, number: int, entry: list[int]) -> bool:
+        """Record which content the worker keeps, if it keeps this output; whether both have it."""
+        key = self.keys[number] if number < len(self.keys) and entry[0] != STAYS else 0
+        if entry[0] == STAYS or (key and entry[2]):
+            mark = write_epochs.mark_storage(write_epochs.storage_of(output), key)
+            self.peer.kept.result(mark.key, (mark.epoch, write_epochs.version_of(output)))
+            return entry[0] != STAYS
+        return False
+
+    def stay_changed(self, value: torch.Tensor) -> None:
+        """Note that the worker wrote to an input that it keeps; fetch the bytes if need be."""
+        if self.stay is not None and self.stay.changed(value):
+            return
+        mark = write_epochs.marked(value)
+        _, epoch = self.peer.kept.epochs[mark.key]
+        try:
+            frame = self.channel.fetch(mark.key, epoch + 1)
+        except RemoteFailure as failure:  # to run the program again would be to write twice
+            raise RemoteFailure(FailureKind.LOST, failure.message, failure.facts) from failure
+        size = write_epochs.storage_of(value).nbytes()
+        overwrite(value, flat(body_of(frame, size), torch.uint8, 0, size))
+
+
+def _bring_from_others(unbound: Sequence[Any], peer: WorkerPeer) -> None:
+    """Fetch inputs that another worker has, before this one's channel is taken.
+
+    Two threads that each held a channel and waited for the other's would wait for ever.
+    """
+    for value in unbound if waiting else ():
+        lacks = absent_of(value) if isinstance(value, torch.Tensor) else None
+        if lacks is not None and lacks.holder is not peer:
+            lacks.bring()
 
 
 def _batch(args: Sequence[Any]) -> int:

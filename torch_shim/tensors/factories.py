@@ -10,6 +10,7 @@ from torch.utils import _device
 from torch_shim.patching import replace, set_attribute
 from torch_shim.redirected_device import CPU, DeviceLike, names_cuda, tracing_fakes
 from torch_shim.tensors import advertised_memory, write_epochs
+from torch_shim.tensors.absent_bytes import bring
 from torch_shim.tensors.dispatch import names
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, Tensor, become_cuda
 
@@ -99,6 +100,7 @@ def _converter(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if not isinstance(data, Tensor) or not (isinstance(data, CudaTensor) or names_cuda(device)):
             return make(data, *args, **kwargs)
         if copies:
+            bring((data,))
             with NoTorchFunction():
                 made = native(data, *args, **{**kwargs, "device": CPU})
             return become_cuda(made) if device is None or names_cuda(device) else made

@@ -10,8 +10,13 @@ from typing import Any, NoReturn
 import torch
 
 from torch_shim.errors import UnsupportedCall
+from torch_shim.foreign_tensors import delegation
+from torch_shim.foreign_tensors.wrappers import brings_operators, running
+from torch_shim.missing_kernels import substitution
+from torch_shim.mixed_devices import rules
 from torch_shim.redirected_device import CPU, CUDA, names_cuda
 from torch_shim.tensors import write_epochs
+from torch_shim.tensors.absent_bytes import bring, run_absent, waiting
 from torch_shim.tensors.dispatch import Operator, special
 
 Tensor = torch.Tensor
@@ -32,11 +37,19 @@ class CudaTensor(Tensor):
     def __torch_function__(
         cls,
         func: Operator,
-        types: object,
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run one operator on the CPU storages, and make its results handles."""
+        if len(types) > 1:
+            kinds = delegation.deciding(types, CudaTensor)
+            if kinds:
+                return _delegated(kinds, func, args, kwargs or {})
+        if waiting:
+            answer = run_absent(func, args, kwargs)
+            if answer is not None:
+                return answer
         handler = special[func]
         if handler is not None:
             return handler(func, args, kwargs or {})
@@ -45,8 +58,11 @@ class CudaTensor(Tensor):
         for argument in args:
             if type(argument) in PLAIN:
                 return run(func, args, {})
-        with NoTorchFunction():
-            result = func(*args)
+        try:
+            with NoTorchFunction():
+                result = func(*args)
+        except RuntimeError as error:
+            result = substituted(error, func, args, {})
         kind = type(result)
         if kind is Tensor:
             result.__class__ = CudaTensor
@@ -126,6 +142,7 @@ class CudaTensor(Tensor):
 
     def untyped_storage(self) -> torch.UntypedStorage:
         """Return the storage, marked so that it reports to be on the GPU."""
+        bring((self,))
         storage = write_epochs.storage_of(self)
         write_epochs.mark_storage(storage)
         return storage
@@ -172,6 +189,7 @@ _CPU_CLASS: dict[type, type] = {CudaTensor: Tensor, CudaParameter: Parameter}
 
 
 def _text_of(tensor: Tensor, contents: str | None) -> str:
+    bring((tensor,))
     text: str = torch._tensor_str._str(tensor, tensor_contents=contents)  # type: ignore[no-untyped-call] # noqa: SLF001 - what torch calls
     return text
 
@@ -186,39 +204,57 @@ def run(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kwargs = {**kwargs, "device": CPU}
     plain = [value for value in (*args, *kwargs.values()) if type(value) in PLAIN]
     if plain:
-        refuse_mixed_devices(func, plain)
-    with NoTorchFunction():
-        result = func(*args, **kwargs)
+        refuse_mixed_devices(func, args, kwargs)
+    try:
+        with NoTorchFunction():
+            result = func(*args, **kwargs)
+    except RuntimeError as error:
+        result = substituted(error, func, args, kwargs)
     if "out" in kwargs:
         write_epochs.note_all((kwargs["out"],))
     return wrap(result, {id(value) for value in plain})
 
 
+def substituted(
+    error: RuntimeError, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Compute what only CUDA has a kernel for; raise the CPU's error if it was right to refuse."""
+    substitute = substitution.find(substitution.name_of(func), args, kwargs)
+    if substitute is None:
+        raise error
+    with NoTorchFunction():
+        return substitute(func, args, kwargs)
+
+
 def run_anywhere(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator for which CUDA allows a mix of CPU and GPU tensors."""
+    refuse_mixed_devices(func, args, kwargs)
     known = {id(value) for value in (*args, *kwargs.values()) if type(value) in PLAIN}
     with NoTorchFunction():
         result = func(*args, **kwargs)
-    return wrap(result, known)
+    follows = substitution.name_of(func) in rules.FIRST
+    return result if follows and args and type(args[0]) in PLAIN else wrap(result, known)
 
 
-def refuse_mixed_devices(func: Operator, plain: list[Tensor]) -> None:
-    """Raise CUDA's error if these CPU tensors cannot be combined with GPU tensors."""
-    if all(value.dim() == 0 for value in plain) or _made_by_autograd():
-        return
-    raise RuntimeError(
-        "Expected all tensors to be on the same device, but found at least two devices, "
-        f"cuda:0 and cpu! (in {getattr(func, '__name__', func)})"
-    )
+def refuse_mixed_devices(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise CUDA's error if CPU tensors and handles among the arguments do not go together."""
+    if not _made_by_autograd():
+        rules.refuse(substitution.name_of(func), args, kwargs, _is_on_gpu)
+
+
+def _is_on_gpu(tensor: Tensor) -> bool:
+    # Subclasses of other libraries say themselves where they are.
+    return tensor.is_cuda if type(tensor) not in PLAIN else False
 
 
 def _made_by_autograd() -> bool:
-    """Whether C++ may have created the tensors, in a backward pass, trace or functional transform.
+    """Whether C++ may have created the tensors, in a backward pass, trace, transform or subclass.
 
     Such tensors are plain even if they belong on the GPU.
     """
     return (
-        torch._C._is_tracing()  # noqa: SLF001 - no public question
+        running.depth > 0
+        or torch._C._is_tracing()  # noqa: SLF001 - no public question
         or torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public question
         or torch._C._functorch.maybe_current_level() is not None  # noqa: SLF001 - see above
     )
@@ -236,6 +272,25 @@ def wrap(result: Any, known: set[int] | frozenset[int] = frozenset()) -> Any:
     elif kind is dict:
         for item in result.values():
             wrap(item, known)
+    return result
+
+
+def _delegated(
+    kinds: list[type], func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    known = {id(value) for value in (*args, *kwargs.values()) if type(value) in PLAIN}
+    try:
+        return like_handles(wrap(delegation.delegate(kinds, func, args, kwargs), known))
+    finally:
+        if delegation.may_write(func, kwargs):
+            write_epochs.note_all((*args, *kwargs.values()))
+
+
+def like_handles(result: Any) -> Any:
+    """Make a handle of what another library's subclass made on a handle's storage."""
+    kind = type(result)
+    if isinstance(result, Tensor) and kind not in PLAIN and not brings_operators(kind):
+        return become_cuda(result)
     return result
 
 
@@ -270,7 +325,7 @@ def cpu_class(kind: type) -> type:
 
 
 def _derive(kind: type) -> type:
-    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:  # type: ignore[attr-defined] # a tensor class
+    if brings_operators(kind):
         raise UnsupportedCall(
             f"moving a {kind.__qualname__} to the GPU",
             "it brings its own operators; convert it to a plain torch.Tensor first",

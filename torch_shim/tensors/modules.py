@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn import parameter
 
+from torch_shim.foreign_tensors.wrappers import brings_operators
 from torch_shim.patching import replace, set_attribute
 from torch_shim.redirected_device import names_cuda, tracing_fakes
 from torch_shim.tensors import write_epochs
@@ -20,6 +21,7 @@ from torch_shim.tensors.handles import (
     become_cuda,
 )
 
+alias_of = Tensor._make_subclass  # noqa: SLF001 - its only location; of a class, it is no view
 _native_data = Tensor.__dict__.get("data") or torch._C.TensorBase.__dict__["data"]  # noqa: SLF001 - its only location
 
 
@@ -28,6 +30,7 @@ def install() -> None:
     set_attribute(Tensor, "data", property(_native_data.__get__, _set_data))
     replace(torch._C._autograd, "_get_data_attr", _data_function)  # noqa: SLF001 - traced `.data`
     replace(Parameter, "__new__", _new_parameter)
+    set_attribute(Tensor, "_make_subclass", staticmethod(_make_subclass))
     lazy = parameter.UninitializedTensorMixin  # type: ignore[attr-defined] # missing in the stubs
     replace(lazy, "materialize", _materialize)
     for kind in (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer):
@@ -63,9 +66,16 @@ def _new_parameter(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if cls not in {Parameter, CudaParameter} or type(data) not in _ORDINARY:
             return native(cls, data, requires_grad)
         with NoTorchFunction():
-            return Tensor._make_subclass(CudaParameter, data, requires_grad)  # noqa: SLF001 - as in torch
+            return alias_of(CudaParameter, data, requires_grad)
 
     return new
+
+
+def _make_subclass(cls: type, data: Tensor, requires_grad: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002 - Dynamo compares the signature with its own
+    """Make a parameter class of the user's, say, of a tensor, which keeps its device."""
+    made: Any = alias_of(cls, data, requires_grad, **kwargs)
+    on_gpu = isinstance(data, CudaTensor) and not (tracing_fakes() or brings_operators(cls))
+    return become_cuda(made) if on_gpu else made
 
 
 def _materialize(native: Callable[..., None]) -> Callable[..., None]:

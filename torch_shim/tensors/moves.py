@@ -7,10 +7,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
+from torch_shim.foreign_tensors.wrappers import brings_operators, moved
 from torch_shim.patching import replace
 from torch_shim.redirected_device import CPU, CUDA, names_cuda, tracing_fakes
 from torch_shim.tensors import advertised_memory, write_epochs
+from torch_shim.tensors.absent_bytes import absent_of, bring
 from torch_shim.tensors.handles import (
     PLAIN,
     CudaTensor,
@@ -19,7 +22,10 @@ from torch_shim.tensors.handles import (
     Tensor,
     become_cuda,
     cpu_class,
+    like_handles,
 )
+from torch_shim.tensors.large.large_moves import copied_to_cpu, copied_to_gpu
+from torch_shim.tensors.large.lent_copies import note_origin
 from torch_shim.tensors.tensor_types import DTYPES
 
 
@@ -39,20 +45,33 @@ def install() -> None:
     replace(Tensor, "type_as", _type_as)
     replace(Tensor, "pin_memory", _pin_memory)
     replace(Tensor, "is_pinned", _is_pinned)
+    replace(Tensor, "as_subclass", _as_subclass)
 
 
 def _to(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         target = _parse(args, kwargs)
-        if tracing_fakes():
+        if _stays_fake(self):
             return native(self, **_native_keywords(target))
-        from_gpu = isinstance(self, CudaTensor)
+        wrapper = not isinstance(self, CudaTensor) and brings_operators(type(self))
+        from_gpu = isinstance(self, CudaTensor) or (wrapper and self.is_cuda)
         to_gpu = from_gpu if target.device is None else names_cuda(target.device)
+        if wrapper and (from_gpu or to_gpu) and target.device is not None:
+            return moved(self, target.device, target.keywords)
         if not from_gpu and not to_gpu:
             return native(self, *args, **kwargs)
         return _move(native, self, target, to_gpu=to_gpu)
 
     return to
+
+
+def _stays_fake(tensor: Tensor) -> bool:
+    """Whether the result has no data, as in a trace or in an exported program's notes."""
+    return tracing_fakes() or isinstance(tensor, FakeTensor)
+
+
+def _is_wrapper_on_gpu(tensor: Tensor) -> bool:
+    return brings_operators(type(tensor)) and tensor.is_cuda
 
 
 def _move(
@@ -69,8 +88,14 @@ def _move(
         keywords["copy"] = True
     if to_gpu:
         advertised_memory.reserve(self)
+    lacked = absent_of(self)
+    bring((self,))
     with NoTorchFunction():
-        result = native(self, **keywords)
+        if lacked is not None and lacked.lent is not None:
+            note_origin(self, lacked.lent, 0)
+        result = (copied_to_gpu if to_gpu else copied_to_cpu)(self, keywords)
+        if result is None:
+            result = native(self, **keywords)
     if result is self:
         return result
     kind = cpu_class(type(self))
@@ -115,7 +140,7 @@ def _native_keywords(target: MoveTarget) -> dict[str, Any]:
 
 def _cuda(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def cuda(self: Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tensor:  # noqa: FBT001, FBT002 - PyTorch's signature
-        if tracing_fakes():
+        if _stays_fake(self):
             return native(self, CUDA, non_blocking, **kwargs)
         names_cuda(device)  # raises for a GPU that does not exist
         return self.to(CUDA, non_blocking=non_blocking, **kwargs)
@@ -125,7 +150,7 @@ def _cuda(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _cpu(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def cpu(self: Tensor, **kwargs: Any) -> Tensor:
-        if tracing_fakes() or not isinstance(self, CudaTensor):
+        if _stays_fake(self) or not (isinstance(self, CudaTensor) or _is_wrapper_on_gpu(self)):
             return native(self, **kwargs)
         return self.to(CPU, **kwargs)
 
@@ -164,6 +189,16 @@ def _type_as(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return self.to(other)
 
     return type_as
+
+
+def _as_subclass(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def as_subclass(self: Tensor, cls: type[Tensor]) -> Tensor:
+        result = native(self, cls)
+        if not isinstance(self, CudaTensor) or tracing_fakes():
+            return result
+        return become_cuda(result) if type(result) in PLAIN else like_handles(result)
+
+    return as_subclass
 
 
 def _pin_memory(native: Callable[..., Tensor]) -> Callable[..., Tensor]:

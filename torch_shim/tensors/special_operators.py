@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from torch_shim.mixed_devices import rules
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.dispatch import Handler, Operator, existing, handles, names, special
 from torch_shim.tensors.handles import (
@@ -16,6 +17,7 @@ from torch_shim.tensors.handles import (
     refuse_mixed_devices,
     run,
     run_anywhere,
+    substituted,
     wrap,
 )
 
@@ -36,10 +38,11 @@ _ANYWHERE = names(
     "is_same_size is_set_to lstm promote_types reshape_as resize_as_ result_type rnn_relu rnn_tanh "
     "size tensor_split view_as _weight_norm_interface"
 )
-# These take a list of tensors, which must all be on one device.
+# These take tensors in a list, or one by one, or both.
 _LISTS = names(
-    "block_diag broadcast_tensors cat column_stack concat concatenate dstack hstack meshgrid "
-    "row_stack stack vstack"
+    "_grouped_mm align_tensors block_diag cartesian_prod cat chain_matmul column_stack concat "
+    "concatenate dstack einsum hstack linalg_multi_dot meshgrid multi_dot pad_sequence row_stack "
+    "stack tensordot vstack"
 )
 
 
@@ -50,8 +53,10 @@ def install() -> None:
 
 def _classify(operator: Operator) -> Handler | None:
     name = _name_of(operator)
-    if name in _LISTS:
-        return _run_list
+    if name in _LISTS or name.startswith("_foreach_"):
+        return _write_list if _writes(operator, name) else _run_list
+    if name in rules.EACH:
+        return _run_each
     if name in _ANYWHERE:
         return _write_anywhere if _writes(operator, name) else run_anywhere
     if not _writes(operator, name):
@@ -60,11 +65,26 @@ def _classify(operator: Operator) -> Handler | None:
 
 
 def _run_list(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensors = args[0] if args else kwargs.get("tensors", ())
-    plain = [tensor for tensor in tensors if type(tensor) in PLAIN]
-    if plain:
-        refuse_mixed_devices(func, plain)
+    """Run an operator whose tensors may stand in lists, which `run` does not look into."""
+    refuse_mixed_devices(func, args, kwargs)
     return run(func, args, kwargs)
+
+
+def _write_list(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    refuse_mixed_devices(func, args, kwargs)
+    return _write(func, args, kwargs)
+
+
+def _run_each(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator on several tensors, each of which keeps its device."""
+    with NoTorchFunction():
+        result = func(*args, **kwargs)
+    if isinstance(result, Tensor):
+        return wrap(result)
+    for made, source in zip(result, rules.tensors_in(args), strict=True):
+        if isinstance(source, CudaTensor):
+            wrap(made)
+    return result
 
 
 def _name_of(operator: Operator) -> str:
@@ -95,6 +115,8 @@ def _write_first(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     try:
         with NoTorchFunction():
             result = func(*args)
+    except RuntimeError as error:
+        result = substituted(error, func, args, {})
     finally:
         write_epochs.note_write(first)
     return result if result is first else wrap(result)

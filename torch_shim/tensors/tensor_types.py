@@ -1,4 +1,4 @@
-"""torch.cuda.FloatTensor and similar types, and torch.set_default_tensor_type."""
+"""torch.cuda.FloatTensor and similar types, torch.set_default_tensor_type, and Variable."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from torch_shim.patching import replace, set_attribute
-from torch_shim.tensors.handles import CudaTensor, Tensor
+from torch_shim.tensors.handles import CudaTensor, Tensor, become_cuda
 
 DTYPES = {
     "FloatTensor": torch.float32,
@@ -42,6 +42,7 @@ def install() -> None:
         kind = CudaTensorType(name, (), {"dtype": dtype, "__module__": "torch.cuda"})
         set_attribute(torch.cuda, name, kind)
     replace(torch, "set_default_tensor_type", _set_default_tensor_type)
+    set_attribute(type(torch.autograd.Variable), "__call__", _make_variable)
 
 
 def _set_default_tensor_type(native: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -52,3 +53,10 @@ def _set_default_tensor_type(native: Callable[[Any], None]) -> Callable[[Any], N
         torch.set_default_device("cuda" if on_gpu else None)
 
     return set_default_tensor_type
+
+
+def _make_variable(cls: type, *args: Any, **kwargs: Any) -> Any:
+    """Return the tensor that `Variable(data)` is in C++, on the device of `data`."""
+    data = args[0] if args else kwargs.get("data")
+    made = type.__call__(cls, *args, **kwargs)
+    return become_cuda(made) if isinstance(data, CudaTensor) else made

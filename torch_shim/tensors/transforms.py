@@ -7,6 +7,7 @@ import torch
 from torch._functorch import autograd_function, eager_transforms, vmap
 
 from torch_shim.patching import replace
+from torch_shim.tensors.absent_bytes import bring
 from torch_shim.tensors.dispatch import names
 from torch_shim.tensors.handles import CudaTensor, Tensor, become_cuda
 
@@ -20,9 +21,21 @@ def install() -> None:
     """Make the functions that wrap and unwrap tensors for a transform preserve the class."""
     for module in (vmap, eager_transforms, autograd_function):
         for name in _ONE_TENSOR:
-            replace(module, name, _keeping_class)
+            replace(module, name, _with_bytes)
     replace(torch.autograd.forward_ad, "make_dual", _keeping_class)
     replace(torch.autograd.forward_ad, "unpack_dual", _keeping_class)
+
+
+def _with_bytes(native: Callable[..., Any]) -> Callable[..., Any]:
+    """Fetch a tensor's bytes first: operators on wrapped tensors do not show that they read it."""
+    convert = _keeping_class(native)
+
+    def fetch_and_convert(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            bring((tensor,))
+        return convert(tensor, *args, **kwargs)
+
+    return fetch_and_convert
 
 
 def _keeping_class(native: Callable[..., Any]) -> Callable[..., Any]:

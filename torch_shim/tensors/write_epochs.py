@@ -28,12 +28,13 @@ writes = 0
 class WriteMark:
     """The record of writes to one storage."""
 
-    __slots__ = ("epoch", "key", "untracked")
+    __slots__ = ("absent", "epoch", "key", "untracked")
 
     def __init__(self, key: int = 0) -> None:
         self.epoch = next(_numbers)
         self.key = key or self.epoch  # unique in this process
         self.untracked = False  # True if another process can write to the storage
+        self.absent: Any = None  # an `AbsentBytes`, if only a worker had the bytes at some time
 
 
 def mark_of(tensor: torch.Tensor) -> WriteMark | None:

@@ -6,7 +6,6 @@ memfd is sealed: the node and its workers map the same pages, and later writes o
 private pages. If the node has the same content already, its pages are mapped instead.
 """
 
-import ctypes
 import fcntl
 import mmap
 import os
@@ -19,7 +18,7 @@ import torch
 
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.handles import CudaParameter, CudaTensor, NoTorchFunction
-from torch_shim.wire.arena import flat
+from torch_shim.wire.arena import flat, map_privately_at
 from torch_shim.wire.image_digests import ImageTable, lay_out
 
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -28,20 +27,7 @@ MEMORY_NAME = "gpufaas-image"
 _LEAST_BYTES = 1 << 20  # below that, a descriptor and a mapping cost more than a copy
 _set = torch._C.TensorBase.set_  # noqa: SLF001 - the original, not the shim's replacement
 _use_count = torch._C._storage_Use_Count  # noqa: SLF001 - shows whether a view exists
-_MAP_FIXED = 0x10
 _PIECE_BYTES = 1 << 20
-_FAILED = ctypes.c_void_p(-1).value
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-]
 
 # Identifies the content of a storage: the mark's epoch, and autograd's count of writes.
 Content = tuple[int, int]
@@ -54,6 +40,7 @@ class ImageMemory(mmap.mmap):
     descriptor: int
     address: int
     sealed: tuple[Content, ...] | None  # the contents at the time of sealing
+    digest: str | None  # that of the sealed content, once a node has accepted it
     _lock: threading.Lock
     _tensors: list[tuple[write_epochs.WriteMark, weakref.ref[torch.Tensor]]]
 
@@ -69,6 +56,7 @@ class ImageMemory(mmap.mmap):
             raise
         weakref.finalize(memory, os.close, descriptor).atexit = False
         memory.table, memory.descriptor, memory.sealed = table, descriptor, None
+        memory.digest = None
         memory.address = flat(memory, torch.uint8, 0, 1).data_ptr()
         memory._lock = threading.Lock()
         memory._tensors = []
@@ -105,21 +93,13 @@ class ImageMemory(mmap.mmap):
             if self.sealed is not None:
                 return
             contents = self.contents()
-            self._map_privately(self.descriptor if copy is None else copy)
+            source = self.descriptor if copy is None else copy
+            map_privately_at(self.address, self.table.total_bytes, source)
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
             if copy is not None:
                 self._keep_late_writes(copy)
                 os.dup2(copy, self.descriptor, inheritable=False)
             self.sealed = contents
-
-    def _map_privately(self, descriptor: int) -> None:
-        """Replace this mapping in place by a private one; concurrent readers are not affected."""
-        size, kind = self.table.total_bytes, mmap.MAP_PRIVATE | _MAP_FIXED
-        access = mmap.PROT_READ | mmap.PROT_WRITE
-        found = _libc.mmap(self.address, size, access, kind, descriptor, 0)
-        if found in (None, _FAILED):
-            number = ctypes.get_errno()
-            raise OSError(number, f"remapping weights: {os.strerror(number)}")
 
     def _keep_late_writes(self, copy: int) -> None:
         """Apply writes that reached the memfd after its content was compared with the copy."""

@@ -13,6 +13,7 @@ import torch
 
 from torch_shim.errors import RemoteFailure
 from torch_shim.tensors import write_epochs
+from torch_shim.tensors.absent_bytes import bring
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction
 from torch_shim.weights.image_memory import MEMORY_NAME, SEALS, ImageMemories, ImageMemory
 from torch_shim.wire.arena import flat, tensor_over
@@ -129,6 +130,8 @@ class ProcessWeights:
 
         The `known` image is returned if nothing has changed since it was created.
         """
+        tensors = list(tensors)
+        bring(tensors)
         found = list(_storages(tensors))
         table = lay_out(storage.nbytes() for _, storage, _ in found)
         if not table.storages:
@@ -164,7 +167,11 @@ class ProcessWeights:
                 return hashed
         now = tuple((mark.epoch, version) for mark, _, version in found)
         if memory is not None and memory.sealed == now:
-            return self._deliver(memory.descriptor, table, session, hashed)
+            # What is sealed is hashed once: a fork of this process has its digest.
+            memory.digest = self._deliver(
+                memory.descriptor, table, session, hashed, known=memory.digest
+            )
+            return memory.digest
         descriptor = _image([storage for _, storage, _ in found], table)
         try:
             return self._deliver(descriptor, table, session)
@@ -180,12 +187,13 @@ class ProcessWeights:
         digest = image_digest(parts)
         copy, name = None, session.control.session
         if not self._accepted.has(digest, session):
-            copy = _prove(parts, memory.table, digest, session)
+            copy = _copy_there(parts, memory.table, digest, session)
         if copy is None:
             memory.seal()
             return digest
         try:
             memory.seal(copy if session.control.wire.local else None)
+            memory.digest = digest if session.control.wire.local else None
         finally:
             if copy >= 0:
                 os.close(copy)
@@ -193,18 +201,24 @@ class ProcessWeights:
         return digest
 
     def _deliver(
-        self, descriptor: int, table: ImageTable, session: ManagerSession, hashed: str | None = None
+        self,
+        descriptor: int,
+        table: ImageTable,
+        session: ManagerSession,
+        hashed: str | None = None,
+        *,
+        known: str | None = None,
     ) -> str:
         """Prove to the node that this process has the content of a sealed memfd, or send it.
 
-        Content that was `hashed` before the seal was offered already, and the node lacks it.
+        Content that was `hashed` before the seal was offered already, and the node lacks it. The
+        digest of sealed content may be `known`.
         """
         parts = parts_of(descriptor, table)
-        digest = hashed or image_digest(parts)
+        digest = hashed or known or image_digest(parts)
         name = session.control.session
         if not self._accepted.has(digest, session):
-            copy = _prove(parts, table, digest, session) if hashed is None else None
-            if copy is None:
+            if hashed is not None or not _is_there(parts, table, digest, session):
                 try:
                     _upload(descriptor, table, digest, session)
                 except RemoteFailure as failure:
@@ -212,8 +226,6 @@ class ProcessWeights:
                         raise
                     # Another thread wrote between the hash and the seal, and will count it later.
                     return self._deliver(descriptor, table, session)
-            elif copy >= 0:
-                os.close(copy)
             self._accepted.add(digest, session, name)
         return digest
 
@@ -256,21 +268,55 @@ def image_fields(table: ImageTable, digest: str, *, packed: bool) -> dict[str, A
     return fields | {"table": [list(entry) for entry in table.storages]}
 
 
-def _prove(
+def _is_there(
+    parts: list[FilePart], table: ImageTable, digest: str, session: ManagerSession
+) -> bool:
+    """Whether the node has these weights and lets this process use them, after a proof if need be.
+
+    What another process of the function has sent or proven needs no proof: the right to use weights
+    is the function's.
+    """
+    offered = _offer(table, digest, session)
+    if offered.get("yours"):
+        return True
+    copy = _prove(parts, digest, session) if offered["have"] else None
+    if copy is not None and copy >= 0:
+        os.close(copy)
+    return copy is not None
+
+
+def _copy_there(
     parts: list[FilePart], table: ImageTable, digest: str, session: ManagerSession
 ) -> int | None:
-    """Prove that this process has weights which the node has too.
+    """Return a descriptor of the node's copy of these weights, which this process has too.
+
+    Return -1 if the node is remote, None if it lacks the weights.
+    """
+    offered = _offer(table, digest, session)
+    if not offered["have"]:
+        return None
+    return _prove(parts, digest, session, needed=not offered.get("yours"))
+
+
+def _offer(table: ImageTable, digest: str, session: ManagerSession) -> dict[str, Any]:
+    packed = SIZES in session.control.welcome.get("knows", ())
+    offer = {"digest": digest} if packed else image_fields(table, digest, packed=False)
+    return session.control.ask(FrameKind.OFFER, offer).fields
+
+
+def _prove(
+    parts: list[FilePart], digest: str, session: ManagerSession, *, needed: bool = True
+) -> int | None:
+    """Prove that this process has weights which the node has too, if a proof is needed.
 
     Return a descriptor of the node's copy, -1 if the node is remote, None if it lacks the weights.
     """
     control = session.control
-    packed = SIZES in control.welcome.get("knows", ())
-    offer = {"digest": digest} if packed else image_fields(table, digest, packed=False)
-    if not control.ask(FrameKind.OFFER, offer).fields["have"]:
-        return None
-    proof = possession_proof(parts, control.welcome["nonce"])
+    claim = {"digest": digest}
+    if needed:
+        claim["proof"] = possession_proof(parts, control.welcome["nonce"])
     try:
-        answer = control.ask(FrameKind.PROVE, {"digest": digest, "proof": proof})
+        answer = control.ask(FrameKind.PROVE, claim)
     except RemoteFailure as failure:
         if failure.failure not in (FailureKind.WEIGHTS, FailureKind.UNKNOWN_MODEL):
             raise

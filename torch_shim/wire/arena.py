@@ -1,12 +1,15 @@
 """Memory that a function and a worker share, and the layout of tensors in it."""
 
+import ctypes
 import fcntl
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Self
 
 import torch
 
+from torch_shim.errors import BadFrame
 from torch_shim.patching import original_of
 
 FIRST_BYTES = 1 << 20
@@ -16,6 +19,22 @@ _frombuffer = original_of(torch.frombuffer)
 _set = torch._C.TensorBase.set_  # noqa: SLF001 - the original, not the shim's replacement
 
 Buffer = mmap.mmap | memoryview | bytearray
+
+_MAP_FIXED = 0x10
+_FAILED = ctypes.c_void_p(-1).value
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_NO_ACCESS = 0
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -43,6 +62,106 @@ class Arena:
             self.forget_descriptor()
 
 
+class ProtectedMemory(mmap.mmap):
+    """Memory without content: who reads it before it is filled is killed, and reads no garbage."""
+
+    address: int
+    lent: "LentPages | None" = None  # held as long as the memory
+
+    @classmethod
+    def make(cls, size_bytes: int) -> Self:
+        """Reserve addresses for this many bytes; they take no memory yet."""
+        memory = cls(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        return memory
+
+    def protect(self) -> None:
+        """Forget the content, and give the pages back."""
+        _map_at(self.address, len(self), _NO_ACCESS, mmap.MAP_ANONYMOUS, -1)
+
+    def fill(self, content: memoryview) -> None:
+        """Make the memory usable, with this content; BadFrame for one of another size."""
+        if len(content) != len(self):
+            raise BadFrame(f"{len(content)} bytes came for a storage of {len(self)}")
+        _map_at(self.address, len(self), _READ_WRITE, mmap.MAP_ANONYMOUS, -1)
+        self[:] = content
+
+    def fill_from(self, descriptor: int, lent: "LentPages | None" = None) -> None:
+        """Make the memory usable, with the pages of a file at least as large; close the file."""
+        try:
+            check_file(descriptor, len(self), sealed=lent is not None)
+            map_privately_at(self.address, len(self), descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        _keep(descriptor, lent)
+        self.lent = lent
+
+
+class LentPages:
+    """Pages of a worker's file, which the worker may write to again when nobody maps them here.
+
+    Whoever maps them holds this object. A forked child has them too, so what was mapped at the time
+    of a fork is never given back.
+    """
+
+    def __init__(self, give_back: Callable[[], None]) -> None:
+        self.descriptor = -1  # of the file, once it is mapped
+        self._give_back = give_back
+        self._forks = _forks
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        if self._forks == _forks:
+            self._give_back()
+
+
+class LentMemory(mmap.mmap):
+    """A private mapping of a worker's file."""
+
+    lent: LentPages | None = None  # held as long as the memory
+
+
+_forks = 0  # that this process was part of
+
+
+def _note_fork() -> None:
+    global _forks  # noqa: PLW0603 - one number for the whole process
+    _forks += 1
+
+
+os.register_at_fork(before=_note_fork, after_in_parent=_note_fork)  # also what came in between
+
+
+def check_file(descriptor: int, size_bytes: int, *, sealed: bool) -> None:
+    """Raise BadFrame if a file that a worker sent is smaller, or (`sealed`) could become so.
+
+    Who reads a mapping behind its file's end is killed.
+    """
+    try:
+        found_bytes = os.fstat(descriptor).st_size
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) if sealed else fcntl.F_SEAL_SHRINK
+    except OSError as error:
+        raise BadFrame(f"the file of a result: {error}") from error
+    if found_bytes < size_bytes or not seals & fcntl.F_SEAL_SHRINK:
+        state = "sealed" if seals & fcntl.F_SEAL_SHRINK else "not sealed"
+        raise BadFrame(f"a result of {size_bytes} bytes in a file of {found_bytes}, {state}")
+
+
+def map_privately_at(address: int, size_bytes: int, descriptor: int) -> None:
+    """Replace a mapping in place by a private one of a file; concurrent readers go on."""
+    _map_at(address, size_bytes, _READ_WRITE, 0, descriptor)
+
+
+def _map_at(address: int, size_bytes: int, access: int, kind: int, descriptor: int) -> None:
+    kind |= mmap.MAP_PRIVATE | _MAP_FIXED
+    found = _libc.mmap(address, size_bytes, access, kind, descriptor, 0)
+    if found in (None, _FAILED):
+        number = ctypes.get_errno()
+        raise OSError(number, f"mapping memory anew: {os.strerror(number)}")
+
+
 def flat(buffer: Buffer, dtype: torch.dtype, offset: int, count: int) -> torch.Tensor:
     """Return `count` elements of a buffer as a one-dimensional tensor over the same memory."""
     found: torch.Tensor = (
@@ -65,12 +184,25 @@ def tensor_over(
     return found
 
 
-def map_privately(descriptor: int, size_bytes: int) -> mmap.mmap:
-    """Map a descriptor's content copy-on-write, and close the descriptor."""
+def map_privately(descriptor: int, size_bytes: int, lent: LentPages | None = None) -> LentMemory:
+    """Map a file's first bytes copy-on-write, and close the descriptor."""
     try:
-        return mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_PRIVATE)
-    finally:
+        check_file(descriptor, size_bytes, sealed=lent is not None)
+        found = LentMemory(descriptor, size_bytes, flags=mmap.MAP_PRIVATE)
+    except BaseException:
         os.close(descriptor)
+        raise
+    _keep(descriptor, lent)
+    found.lent = lent
+    return found
+
+
+def _keep(descriptor: int, lent: LentPages | None) -> None:
+    """Keep a file open as long as its pages are lent; else its mapping is enough."""
+    if lent is None or lent.descriptor >= 0:
+        os.close(descriptor)
+    else:
+        lent.descriptor = descriptor
 
 
 def span_of(tensor: torch.Tensor) -> int:

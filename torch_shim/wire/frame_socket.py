@@ -28,6 +28,9 @@ _READ_AHEAD_BYTES = 64 << 10
 # A peer that sleeps answers 40 to 100 us later than one that is awake, each way: while messages
 # follow each other faster than this, a reader polls before it sleeps.
 _EAGER_S = 0.0005
+# Plain numbers: to join the enumeration's members takes as long as to poll.
+_SLEEPING = int(socket.MSG_CMSG_CLOEXEC)
+_POLLING = _SLEEPING | int(socket.MSG_DONTWAIT)
 _DESCRIPTOR_ROOM = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
 
@@ -166,17 +169,17 @@ class FrameSocket:
 
     def _message(self, room: memoryview) -> tuple[int, list[tuple[int, int, bytes]], int, Any]:
         """Return the result of one recvmsg; poll first if the last message came quickly."""
-        read, flags = self.socket.recvmsg_into, socket.MSG_CMSG_CLOEXEC
+        read = self.socket.recvmsg_into
         if not self._eager:
-            return read([room], _DESCRIPTOR_ROOM, flags)
+            return read([room], _DESCRIPTOR_ROOM, _SLEEPING)
         began_s = time.perf_counter()
         eager = self._waited_s < _EAGER_S
         try:
             while eager and time.perf_counter() - began_s < _EAGER_S:
                 try:
-                    return read([room], _DESCRIPTOR_ROOM, flags | socket.MSG_DONTWAIT)
+                    return read([room], _DESCRIPTOR_ROOM, _POLLING)
                 except BlockingIOError:
                     os.sched_yield()  # the peer may share this core
-            return read([room], _DESCRIPTOR_ROOM, flags)
+            return read([room], _DESCRIPTOR_ROOM, _SLEEPING)
         finally:
             self._waited_s = time.perf_counter() - began_s

@@ -105,16 +105,24 @@ def _digest(storages: Sequence[Storage], purpose: bytes) -> str:
     table = lay_out(_size(storage) for storage in storages)
     root = hashlib.sha256(b"gpufaas root of " + purpose + b"\0" + _header(table))
     fresh = hashlib.sha256(b"gpufaas piece of " + purpose + b"\0")
-    jobs = list(_jobs(storages))
-    workers = min(len(jobs), _MOST_THREADS, len(os.sched_getaffinity(0)))
-    if workers <= 1:
-        for job in jobs:
-            root.update(_hash_pieces(job, fresh))
-        return root.hexdigest()
-    with ThreadPoolExecutor(workers, thread_name_prefix="digest") as pool:
-        for digests in pool.map(_hash_pieces, jobs, [fresh] * len(jobs)):
-            root.update(digests)
+    for digests in _hashed(list(_jobs(storages)), fresh):
+        root.update(digests)
     return root.hexdigest()
+
+
+def _hashed(jobs: Sequence[list[_Piece]], fresh: "hashlib._Hash") -> Iterator[bytes]:
+    """Yield the digests of each job's pieces, hashed in several threads where that is faster."""
+    workers = min(len(jobs), _MOST_THREADS, len(os.sched_getaffinity(0)))
+    if workers > 1:
+        with ThreadPoolExecutor(workers, thread_name_prefix="digest") as pool:
+            try:
+                hashed = pool.map(_hash_pieces, jobs, [fresh] * len(jobs))
+            except RuntimeError:  # the interpreter ends, and lets nobody start threads any more
+                pass
+            else:
+                yield from hashed
+                return
+    yield from (_hash_pieces(job, fresh) for job in jobs)
 
 
 def _header(table: ImageTable) -> bytes:

@@ -17,8 +17,16 @@ from torch_shim.wire.control_connection import ControlConnection, ManagerAnswer
 from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.dialing import CONNECT_TIMEOUT_S, connect
 from torch_shim.wire.frame_socket import FrameSocket
-from torch_shim.wire.protocol import ARITHMETIC, TRACE, VERSION, FailureKind, FrameKind
-from torch_shim.wire.worker_memory import WorkerStorages
+from torch_shim.wire.protocol import (
+    ARITHMETIC,
+    FILES,
+    RESIDENTS,
+    TRACE,
+    VERSION,
+    FailureKind,
+    FrameKind,
+)
+from torch_shim.wire.worker_peer import WorkerPeer
 
 log = logging.getLogger("gpufaas")
 
@@ -26,48 +34,6 @@ _RETRY_S = 0.1
 # After a failed connect that waited this long, further attempts fail at once for this long:
 # otherwise threads that queue for the connection would each wait in turn.
 FAILED_CONNECT_S = 1.0
-
-
-class WorkerPeer:
-    """One worker: the idle channels to it, and the storages that it keeps for this process."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.kept = WorkerStorages()
-        self._idle: list[DataChannel] = []
-        self._lock = threading.Lock()
-        self._lost = False
-
-    def take(self) -> DataChannel | None:
-        """Return an idle channel; None if there is none."""
-        with self._lock:
-            return self._idle.pop() if self._idle else None
-
-    def give(self, channel: DataChannel) -> None:
-        """Add a channel to the idle ones, after its use or when it is new."""
-        with self._lock:
-            if not channel.broken and not self._lost:
-                self._idle.append(channel)
-                return
-        channel.close()
-
-    def mark_lost(self) -> None:
-        """Close the channels, because the worker has ended."""
-        with self._lock:
-            self._lost = True
-            idle, self._idle = self._idle, []
-        for channel in idle:
-            channel.close()
-
-    def hung_up(self) -> bool:
-        """Whether the worker has closed its idle channels."""
-        with self._lock:
-            return bool(self._idle) and self._idle[0].hung_up()
-
-    def close_copies(self) -> None:
-        """Close a forked child's copies of the channels without sending anything on them."""
-        for channel in self._idle:
-            channel.wire.socket.close()
 
 
 @dataclass(slots=True, eq=False)
@@ -137,14 +103,21 @@ class ManagerSession:
     @property
     def traces(self) -> bool:
         """Whether the manager's workers accept a trace with calls."""
-        control = self._control
-        return control is not None and TRACE in control.welcome.get("knows", ())
+        return self._knows(TRACE)
 
     @property
     def takes_arithmetic(self) -> bool:
         """Whether the manager's workers compute with the settings that come with a call."""
+        return self._knows(ARITHMETIC)
+
+    @property
+    def keeps_outputs(self) -> bool:
+        """Whether the manager's workers keep outputs that this process has not looked at."""
+        return self._knows(RESIDENTS)
+
+    def _knows(self, name: str) -> bool:
         control = self._control
-        return control is not None and ARITHMETIC in control.welcome.get("knows", ())
+        return control is not None and name in control.welcome.get("knows", ())
 
     def holds(self, lease: ModelLease) -> bool:
         """Whether this process believes the lease to be in force."""
@@ -249,6 +222,8 @@ class ManagerSession:
             quiet = control is None or control.lost is not None or control.idle_since(since_s)
             if self.retired or not quiet or self.calls or self.used_s >= since_s:
                 return self.retired
+            if any(peer.sole for peer in self._peers.values()):
+                return False
             if self.connected:
                 log.info("closing the idle session with %s", self.address)
             self.retired = True
@@ -316,7 +291,11 @@ class ManagerSession:
 
     def _peer(self, worker: str) -> WorkerPeer:
         with self._lock:
-            return self._peers.setdefault(worker, WorkerPeer(worker))
+            peer = self._peers.get(worker)
+            if peer is None:
+                takes_files_back = self._knows(FILES)
+                peer = self._peers[worker] = WorkerPeer(worker, takes_files_back=takes_files_back)
+            return peer
 
     def _open(self, answer: ManagerAnswer) -> None:
         """Store the channels that came with an answer; dial them if the manager is remote."""

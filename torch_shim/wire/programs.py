@@ -1,11 +1,11 @@
 """Programs: a graph as a list of named operator calls, in msgpack; torch is not needed here.
 
 Values are numbered: the inputs first, then one for each step. An argument is None, a bool, a
-number, a string, a list, or one of the tagged values below.
+number, a string, a list, or one of the tagged values below. The bodies of loops and the branches of
+conditions are parts of the program, which its steps name.
 """
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,9 +14,11 @@ import msgpack
 from torch_shim.errors import BadFrame
 from torch_shim.wire.bounded_msgpack import MessageBounds, unpack_bounded
 
-PROGRAM_VERSION = 1
-MAX_STEPS = 200_000
+# A program without parts is of the first version, which every worker knows.
+PROGRAM_VERSION, VERSION_WITH_PARTS = 1, 2
+MAX_STEPS = 200_000  # of a program and of its parts together
 MAX_DEPTH = 32
+MAX_PARTS = 1024
 # A step is a list of three, with some arguments of which few are lists.
 _BOUNDS = MessageBounds(32 * MAX_STEPS, MAX_STEPS)
 
@@ -71,7 +73,15 @@ class Mapping(NamedTuple):
     items: list[Any]
 
 
-_TAGS: tuple[type, ...] = (Ref, Named, DeviceName, Tuple, Slice, Complex, Ellipse, Mapping)
+class PartName(NamedTuple):
+    """The program's part with this number, as a function of its inputs."""
+
+    number: int
+
+
+_TAGS: tuple[type, ...] = (
+    Ref, Named, DeviceName, Tuple, Slice, Complex, Ellipse, Mapping, PartName,
+)  # fmt: skip
 _NUMBER = {tag: number for number, tag in enumerate(_TAGS)}
 
 
@@ -90,12 +100,22 @@ class ProgramStep:
 
     `m:relu_` a method of Tensor, `t:torch.nn.functional.relu` a function under torch,
     `a:aten::add.Tensor` a registered operator overload, `o:add` of the module operator,
-    `b:max` a builtin, `M:floor` of the module math, `g:shape` an attribute of its one argument.
+    `b:max` a builtin, `M:floor` of the module math, `g:shape` an attribute of its one argument,
+    `n:sqrt` a function of NumPy, `h:cond` a higher-order operator, which takes names of parts.
     """
 
     operator: str
     arguments: list[Any] = field(default_factory=list)
     named: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramPart:
+    """A function that steps call: a loop's body, a branch. It names only parts before itself."""
+
+    inputs: int
+    steps: tuple[ProgramStep, ...]
+    output: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +131,21 @@ class Program:
     steps: tuple[ProgramStep, ...]
     output: Any
     random: bool = False
+    parts: tuple[ProgramPart, ...] = ()
 
     def pack(self) -> bytes:
         """Return the serialized program; equal programs give equal bytes."""
-        data: bytes = msgpack.packb(
-            [
-                PROGRAM_VERSION,
-                self.inputs,
-                [[c.dtype, list(c.shape), c.data] for c in self.constants],
-                [[s.operator, _plain(s.arguments), _plain(s.named)] for s in self.steps],
-                _plain(self.output),
-                self.random,
-            ],
-            use_bin_type=True,
-        )
+        fields = [
+            VERSION_WITH_PARTS if self.parts else PROGRAM_VERSION,
+            self.inputs,
+            [[c.dtype, list(c.shape), c.data] for c in self.constants],
+            _plain_steps(self.steps),
+            _plain(self.output),
+            self.random,
+        ]
+        if self.parts:
+            fields.append([[p.inputs, _plain_steps(p.steps), _plain(p.output)] for p in self.parts])
+        data: bytes = msgpack.packb(fields, use_bin_type=True)
         return data
 
     @property
@@ -140,25 +161,21 @@ def digest_of(packed: bytes) -> str:
 
 def unpack(data: bytes | bytearray | memoryview) -> Program:
     """Read a program from the peer; raise BadFrame if it is invalid."""
+    fields = unpack_bounded(data, _BOUNDS, text_keys=False)
     try:
-        version, inputs, constants, steps, output, random = unpack_bounded(
-            data, _BOUNDS, text_keys=False
-        )
-        if version != PROGRAM_VERSION:
-            raise BadFrame(f"program of version {version!r}, supported is {PROGRAM_VERSION}")
-        if len(steps) > MAX_STEPS or not isinstance(inputs, int) or inputs < 0:
-            raise BadFrame("program with too many steps or an invalid number of inputs")
+        version, inputs, constants, steps, output, random, *more = fields
+        if (version, len(more)) not in {(PROGRAM_VERSION, 0), (VERSION_WITH_PARTS, 1)}:
+            known = f"{PROGRAM_VERSION} and {VERSION_WITH_PARTS}"
+            raise BadFrame(f"program of version {version!r:.20}, supported are {known}")
+        parts = more[0] if more else []
+        _check_size(steps, parts)
         return Program(
-            inputs,
+            _count_of(inputs),
             tuple(Constant(str(d), tuple(map(int, s)), bytes(b)) for d, s, b in constants),
-            tuple(
-                ProgramStep(
-                    str(op), [_tagged(a) for a in args], {str(k): _tagged(v) for k, v in kw.items()}
-                )
-                for op, args, kw in steps
-            ),
+            _steps(steps),
             _tagged(output),
             bool(random),
+            tuple(ProgramPart(_count_of(n), _steps(body), _tagged(o)) for n, body, o in parts),
         )
     except (
         ValueError,
@@ -169,15 +186,28 @@ def unpack(data: bytes | bytearray | memoryview) -> Program:
         raise BadFrame(f"program: {error}") from error
 
 
-def map_value(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply `change` to every leaf of a nested argument value; tags that hold values are kept."""
-    if isinstance(value, list):
-        return [map_value(item, change) for item in value]
-    if isinstance(value, (Tuple, Mapping)):
-        return type(value)([map_value(item, change) for item in value.items])
-    if isinstance(value, Slice):
-        return Slice(*(map_value(item, change) for item in value))
-    return change(value)
+def _check_size(steps: list[Any], parts: list[Any]) -> None:
+    if len(parts) > MAX_PARTS or len(steps) + sum(len(body) for _, body, _ in parts) > MAX_STEPS:
+        raise BadFrame("program with too many steps or parts")
+
+
+def _count_of(inputs: Any) -> int:
+    if type(inputs) is not int or inputs < 0:
+        raise BadFrame(f"program: {inputs!r:.20} inputs")
+    return inputs
+
+
+def _steps(steps: list[Any]) -> tuple[ProgramStep, ...]:
+    return tuple(
+        ProgramStep(
+            str(op), [_tagged(a) for a in args], {str(k): _tagged(v) for k, v in kw.items()}
+        )
+        for op, args, kw in steps
+    )
+
+
+def _plain_steps(steps: tuple[ProgramStep, ...]) -> list[Any]:
+    return [[s.operator, _plain(s.arguments), _plain(s.named)] for s in steps]
 
 
 def _plain(value: Any) -> Any:

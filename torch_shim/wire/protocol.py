@@ -5,6 +5,7 @@ uses torch. No data from a socket is ever unpickled.
 """
 
 import struct
+from collections.abc import Iterable
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
@@ -24,6 +25,10 @@ MAX_DESCRIPTORS = 16
 # The storages of one image, and the bytes of one piece of an image.
 MAX_STORAGES = 1 << 16
 MAX_PIECE_BYTES = 16 << 20
+# The bindings of one program that a channel has at a time: those used last.
+MOST_BINDINGS = 8
+# The blocks of a function's memory that a worker maps, and their bytes.
+MOST_BLOCKS, MOST_BLOCK_BYTES = 64, 1 << 30
 
 # Tensors start at multiples of this in images, arenas and bodies.
 ALIGNMENT = 64
@@ -60,10 +65,13 @@ class FrameKind(IntEnum):
     BIND = 34
     CALL = 35
     DROP = 36
+    FETCH = 37
+    SHARE = 38
     # worker -> shim
     DONE = 48
     RESULT = 49
     FAILED = 50
+    LEFT = 51
     # manager -> worker
     WARM = 64
     ASSIGN = 65
@@ -95,6 +103,11 @@ TRACE = "TRACE"
 SIZES = "SIZES"
 # The same for the settings of a function's arithmetic (`arithmetic.py`).
 ARITHMETIC = "ARITHMETIC"
+# Its workers keep outputs that the function has not looked at, and answer FETCH.
+RESIDENTS = "RESIDENTS"
+# Its workers send large results in sealed files, use those again that a function gives back, and
+# map blocks of a function's memory (SHARE).
+FILES = "FILES"
 
 
 class FailureKind(StrEnum):
@@ -210,3 +223,16 @@ def unpack_meta(kind: FrameKind, data: bytes | bytearray | memoryview) -> Meta:
 def aligned(size_bytes: int) -> int:
     """Round a number of bytes up to the offset where the next tensor may start."""
     return (size_bytes + ALIGNMENT - 1) & -ALIGNMENT
+
+
+def places_behind(start: int, sizes: Iterable[int]) -> tuple[list[int], int]:
+    """Return where parts of these sizes lie from `start` on, each aligned, and their aligned end.
+
+    Who writes the parts makes the memory this large, and who reads them maps as much.
+    """
+    offsets = []
+    for size in sizes:
+        start = aligned(start)
+        offsets.append(start)
+        start += size
+    return offsets, aligned(start)

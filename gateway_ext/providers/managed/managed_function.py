@@ -55,6 +55,16 @@ class ManagedFunction(ABC, Generic[R, V]):
     async def _measure(self) -> InstanceUsage:
         """Sum over all instances of the current and the coming version."""
 
+    def template_text(self, *, usage: bool) -> str:
+        """The state of what its instances are forked from, for people; empty if there is none."""
+        del usage
+        return ""
+
+    @property
+    def template_bytes(self) -> int:
+        """The memory of what its instances are forked from."""
+        return 0
+
     @property
     def deployment(self) -> Deployment:
         """The deployment that was accepted last."""
@@ -87,6 +97,7 @@ class ManagedFunction(ABC, Generic[R, V]):
             created_at=self.record.created_at,
             usage=await self._usage() if usage else None,
             trouble=self._rollout.trouble,
+            template=self.template_text(usage=usage),
         )
 
     def note(self, text: str) -> None:

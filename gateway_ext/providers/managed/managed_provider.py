@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from gateway_ext.errors import (
@@ -71,6 +71,10 @@ class ManagedProvider(ABC, Generic[F, R]):
     def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
         """Log lines, oldest first."""
         return self._found(query.function).log.read(query)
+
+    def template_bytes(self) -> Mapping[FunctionId, int]:
+        """The memory of each function's template."""
+        return {id_: one.template_bytes for id_, one in self._functions.items()}
 
     async def secrets(self, namespace: str) -> Sequence[str]:
         """Names of the secrets of a namespace."""

@@ -3,17 +3,16 @@
 import asyncio
 import contextlib
 import math
-import os
 import secrets
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from common.liveness import LivenessTimes, until_frozen
 from gateway_ext.model import Endpoint
-from gateway_ext.providers.managed.logs.function_log import FunctionLog
 from gateway_ext.providers.managed.logs.output_pipe import OutputPipe
 from gateway_ext.providers.managed.readiness import (
     PollIntervals,
@@ -22,7 +21,15 @@ from gateway_ext.providers.managed.readiness import (
     wait_until_ready,
 )
 from gateway_ext.providers.process import process_table
-from gateway_ext.providers.process.process_launch import MARK, LaunchOrders, launch
+from gateway_ext.providers.process.instance_process import InstanceProcess, StartedProcess
+from gateway_ext.providers.process.process_launch import LaunchedProcess, LaunchOrders, launch
+from gateway_ext.providers.process.template.function_template import FunctionTemplate
+from gateway_ext.providers.process.template.template_run import (
+    TemplatePlace,
+    mark_of,
+    named,
+    new_name,
+)
 
 _BACKLOG = 1024
 _INTERVALS = PollIntervals(first_s=0.02, first_phase_s=2.0)
@@ -34,15 +41,11 @@ _BLOCKED_S = 600.0
 
 
 class ChildPlace(NamedTuple):
-    """What instances of a function share; `mark` identifies processes of this gateway.
+    """What instances of a function share; `changed` is called when one takes no more calls."""
 
-    `leaders` has the leaders of all sessions that run.
-    """
-
+    changed: Callable[[], None]
     sockets: Path
-    log: FunctionLog
-    mark: str
-    leaders: set[int]
+    processes: TemplatePlace
     memory_bytes: int | None
     timeout_s: float
 
@@ -50,28 +53,48 @@ class ChildPlace(NamedTuple):
 class ChildInstance:
     """A process from its start to its end, with all processes that descend from it."""
 
-    def __init__(self, function: str, orders: LaunchOrders, place: ChildPlace) -> None:
-        self.name = f"{function}-{secrets.token_hex(4)}"
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        process: InstanceProcess,
+        place: ChildPlace,
+        template: FunctionTemplate | None,
+    ) -> None:
+        """`template` is what the process is a fork of."""
+        self.name = name
+        self._template = template
         self.ready = False
         self.memory_bytes = place.memory_bytes
         self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._place = place
         self._why = ""
-        self._path = place.sockets / f"{secrets.token_hex(5)}.sock"
-        self._mark = f"{place.mark}/{self.name}"
-        listener = _listener(self._path)
+        self._stopping = False
+        self._path = path
+        self._process = process
+        place.processes.leaders.add(process.pid)
+        process.gone.add_done_callback(self._leave)
+        process.exited.add_done_callback(self._handle_exit)
+
+    @classmethod
+    async def start(
+        cls, orders: LaunchOrders, template: FunctionTemplate, place: ChildPlace
+    ) -> Self:
+        """An instance that is a fork of the template or, without a usable one, started anew."""
+        name = new_name(place.processes)
+        path = place.sockets / f"{secrets.token_hex(5)}.sock"
+        listener = _listener(path)
         try:
-            started = launch(self._complete(orders, listener), [listener.fileno()])
+            forked = await template.fork(name, listener.fileno())
+            process: InstanceProcess = forked or StartedProcess(
+                _started(orders, name, listener, place)
+            )
         except BaseException:
-            self._path.unlink()
+            path.unlink()
             raise
         finally:
             listener.close()  # the process has its own: after its end connections are refused
-        self._process = started.process
-        self._output = started.output
-        place.leaders.add(started.process.pid)
-        self._pidfd = os.pidfd_open(started.process.pid)
-        asyncio.get_running_loop().add_reader(self._pidfd, self._handle_exit)
+        return cls(name, path, process, place, None if forked is None else template)
 
     @property
     def pid(self) -> int:
@@ -85,11 +108,13 @@ class ChildInstance:
 
     async def collect_output(self) -> None:
         """Store its output until it has ended; then kill all processes that it has started."""
-        pipe = OutputPipe(self._output, lambda lines: self._place.log.write(self.name, *lines))
+        pipe = OutputPipe(self._process.output, self._store)
         watching = asyncio.create_task(self._kill_if_frozen())
         try:
             await asyncio.shield(self.exited)
-            await asyncio.to_thread(process_table.end_marked, self._mark)
+            await asyncio.to_thread(
+                process_table.end_marked, mark_of(self.name, self._place.processes)
+            )
             with contextlib.suppress(TimeoutError):  # a process without the mark holds the pipe
                 await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
         finally:
@@ -99,11 +124,14 @@ class ChildInstance:
     async def until_ready(self, within_s: float) -> bool:
         """True once it can be called; False if it ends first or `within_s` passes."""
         self.ready = await wait_until_ready(self._is_ready, self.exited, within_s, _INTERVALS)
+        if self._template is not None and not self._stopping:
+            self._template.fork_ended_up(ready=self.ready)
         return self.ready
 
     async def stop(self, within_s: float) -> None:
         """Ask it to end; kill it after `within_s`."""
         self.ready = False
+        self._stopping = True
         self._signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(asyncio.shield(self.exited), within_s)
@@ -115,7 +143,7 @@ class ChildInstance:
         """Kill its session at once; `why` is the reason that `exited` resolves to."""
         if not self.exited.done() and not self._why:
             self._why = why
-            self._place.log.write(self.name, why)
+            self._place.processes.log.write(self.name, why)
         if not self.exited.done():
             process_table.kill_session(self._process.pid)
             self._signal(signal.SIGKILL)
@@ -135,29 +163,24 @@ class ChildInstance:
             return process_table.ProcessUsage(0.0, 0, 0)
         return process_table.usage(process_table.sessions().get(self.pid, []))
 
-    def _complete(self, orders: LaunchOrders, listener: socket.socket) -> LaunchOrders:
-        environment = {
-            **orders.environment,
-            "HOSTNAME": self.name,
-            "GPUFAAS_LISTEN": f"fd:{listener.fileno()}",
-            MARK: self._mark,
-        }
-        return replace(orders, environment=environment)
+    def _store(self, lines: list[str]) -> None:
+        self._place.processes.log.write(self.name, *lines)
 
     def _signal(self, number: int) -> None:
         if not self.exited.done():
             self._process.send_signal(number)
 
-    def _handle_exit(self) -> None:
-        status = self._process.poll()
-        if status is None:
-            return
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self._place.leaders.discard(self.pid)
+    def _leave(self, _: asyncio.Future[None]) -> None:
+        """Take no call any more: callers notice the end of a process as soon as it is there."""
+        if self.ready:
+            self.ready = False
+            self._place.changed()
+
+    def _handle_exit(self, ended: asyncio.Future[int]) -> None:
+        self._place.processes.leaders.discard(self.pid)
         self.ready = False
         self._path.unlink(missing_ok=True)
-        self.exited.set_result(self._why or _described(status))
+        self.exited.set_result(self._why or _described(ended.result()))
 
     async def _kill_if_frozen(self) -> None:
         blocked_s = self._place.timeout_s + _BLOCKED_S
@@ -173,6 +196,14 @@ class ChildInstance:
     async def _is_ready(self) -> bool:
         connecting = asyncio.open_unix_connection(str(self._path))
         return await answers_ready(connecting, has_our_runtime=True)
+
+
+def _started(
+    orders: LaunchOrders, name: str, listener: socket.socket, place: ChildPlace
+) -> LaunchedProcess:
+    served = {"GPUFAAS_LISTEN": f"fd:{listener.fileno()}"}
+    environment = {**orders.environment, **named(name, place.processes), **served}
+    return launch(replace(orders, environment=environment), [listener.fileno()])
 
 
 def _listener(path: Path) -> socket.socket:

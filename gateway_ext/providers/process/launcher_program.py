@@ -10,12 +10,14 @@ import json
 import os
 import resource
 import signal
+import struct
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_SET_DEATH_SIGNAL, _SET_NO_NEW_PRIVILEGES = 1, 38
+_SET_DEATH_SIGNAL, _SET_ADOPTING, _SET_NO_NEW_PRIVILEGES = 1, 36, 38
 _NEW_MOUNTS, _NEW_IPC, _NEW_USER, _NEW_NETWORK = 0x00020000, 0x08000000, 0x10000000, 0x40000000
 _NO_SET_UID, _NO_DEVICES = 2, 4
 _BIND, _RECURSIVE, _PRIVATE = 4096, 16384, 1 << 18
@@ -27,12 +29,16 @@ _SHARED_MEMORY = Path("/dev/shm")
 _libc = ctypes.CDLL(None, use_errno=True)
 _missing: list[str] = []
 _NICE = 10
+# A function that makes orphans without end keeps neither the keeper nor the gateway busy.
+_BETWEEN_REPORTS_S = 0.001
 
 
 def main() -> None:
     """Carry out the orders; never returns."""
     orders: dict[str, Any] = json.loads(sys.stdin.buffer.read())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if orders["reports"] >= 0:
+        orders["parent"] = _leave_keeper(orders["parent"], orders["reports"])
     os.umask(0o022)
     uid: int | None = orders["uid"]
     if not orders["network"]:
@@ -54,6 +60,34 @@ def main() -> None:
     os.umask(0o077)
     os.chdir(orders["cwd"])
     os.execve(orders["command"][0], orders["command"], orders["environment"])
+
+
+def _leave_keeper(parent: int, reports: int) -> int:
+    """Return in a process of its own session, whose parent is this one; the parent's id.
+
+    This process keeps its rights, becomes the parent of every process below it whose own parent has
+    ended, and writes how each of them ended to `reports`: first the new process's id, then pairs of
+    an id and a wait status. It ends when none is left, and all of them end with it.
+    """
+    _die_with(parent)
+    _control(_SET_ADOPTING, 1)
+    keeper = os.getpid()
+    kept = os.fork()
+    if not kept:
+        os.setsid()
+        os.close(reports)
+        return keeper
+    os.dup2(reports, 3)
+    os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    for number in (1, 2):
+        os.dup2(0, number)
+    os.write(3, struct.pack("=ii", kept, 0))
+    try:
+        while True:
+            os.write(3, struct.pack("=ii", *os.waitpid(-1, 0)))
+            time.sleep(_BETWEEN_REPORTS_S)
+    except (ChildProcessError, BrokenPipeError):
+        os._exit(0)
 
 
 def _leave_network(*, as_root: bool) -> None:

@@ -24,7 +24,9 @@ class LaunchOrders:
     """The command to run, its user and what it may reach; `uid` None means the gateway's user.
 
     `scratch` is a folder that takes the place of /tmp and /var/tmp. `limits` are named as in
-    `resource`. With `background` others get the processors first.
+    `resource`. With `background` others get the processors first. With `reports`, a descriptor that
+    is passed on, the started process keeps the command and all that it forks, and writes there how
+    they end.
     """
 
     command: Sequence[str]
@@ -38,6 +40,7 @@ class LaunchOrders:
     network: bool = True
     background: bool = False
     limits: Mapping[str, int] = field(default_factory=dict)
+    reports: int = -1
 
 
 class LaunchedProcess(NamedTuple):

@@ -27,6 +27,7 @@ from gateway_ext.providers.process.process_version import (
     home_folder,
     secrets_folder,
 )
+from gateway_ext.providers.process.template.template_bounds import enforce_bounds
 from gateway_ext.providers.process.users.machine_users import MachineUsers
 
 log = logging.getLogger(__name__)
@@ -122,6 +123,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         self._secrets.update(namespace, name, value)
         for function in self._using(namespace, name):
             self._show_secrets(function.record, function.secrets)
+            function.renew_templates(f"the secret {name} has changed")
 
     def _settle_users(self, records: Iterable[BuildRecord]) -> None:
         """Find out whether processes may run as other users; end what an earlier gateway left."""
@@ -207,9 +209,16 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
     async def _check_memory(self) -> None:
         while True:
             await asyncio.sleep(_CHECK_MEMORY_EVERY_S)
-            limited = [one for one in self._functions.values() if one.memory_bytes is not None]
-            if any(one.instances for one in limited):
-                await self._enforce_memory_limits(limited)
+            functions = list(self._functions.values())
+            limited = [one for one in functions if one.memory_bytes is not None and one.instances]
+            templates = [one for function in functions for one in function.templates]
+            if limited or templates:
+                await self._enforce_memory_limits(functions)
+            enforce_bounds(
+                templates,
+                most_bytes=self._settings.template_bytes,
+                idle_s=self._settings.template_idle_s,
+            )
 
     async def _enforce_memory_limits(self, functions: Iterable[ProcessFunction]) -> None:
         # Users first: a process that begins in between is missing there, not among the sessions.
@@ -217,6 +226,11 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         sessions = await asyncio.to_thread(process_table.sessions)
         inside = {pid for leader in self._parts.leaders for pid in sessions.get(leader, [])}
         for function in functions:
+            for template, _ in function.templates:
+                template_usage = await asyncio.to_thread(template.usage, sessions)
+                template.enforce(function.memory_bytes, template_usage)
+            if function.memory_bytes is None:
+                continue
             for instance in function.instances:
                 pids = sessions.get(instance.pid, [])
                 instance.enforce_memory_limit(await asyncio.to_thread(process_table.usage, pids))

@@ -46,6 +46,8 @@ class ProcessProviderSettings(ManagedSettings):
     from `first_build_uid` on; gateways of one machine agree on them through locks in `user_locks`.
     `visible` are further folders that those users must reach although a folder above is closed to
     them. `pip_environment` has what pip needs to find packages: indexes, proxies, certificates.
+    Templates of functions without instances end after `template_idle_s`, and all together take at
+    most `template_bytes` of memory; with 0 there are none.
     """
 
     state: Path
@@ -60,3 +62,5 @@ class ProcessProviderSettings(ManagedSettings):
     visible: tuple[Path, ...] = ()
     pip_environment: Mapping[str, str] = field(default_factory=dict)
     build: BuildLimits = BuildLimits()
+    template_idle_s: float = 3600.0
+    template_bytes: int = 4 << 30

@@ -22,7 +22,12 @@ from gateway_ext.providers.process.build_store import BuildRecord
 from gateway_ext.providers.process.child_instance import ChildInstance, ChildPlace
 from gateway_ext.providers.process.process_launch import RUNTIME, LaunchOrders, interpreter_folders
 from gateway_ext.providers.process.process_settings import ProcessProviderSettings
+from gateway_ext.providers.process.template.function_template import FunctionTemplate
+from gateway_ext.providers.process.template.template_run import TemplatePlace
 
+_NAME_LENGTH = 40
+# Calls for the template, beside the handler; the runtime reads the file.
+_EXAMPLES = "example.json"
 # Only for a user of its own: other processes of the gateway's user would count, too.
 _LIMITS = {"RLIMIT_CORE": 0, "RLIMIT_NPROC": 4096}
 
@@ -53,8 +58,18 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
         self.record = record
         self._orders = _orders(record, python, parts)
         memory = memory_limit_bytes(record.deployment)
-        timeout_s = function_options.of(record.deployment).timeout_s
-        self._place = ChildPlace(parts.sockets, log, parts.mark, parts.leaders, memory, timeout_s)
+        options = function_options.of(record.deployment)
+        name = record.deployment.id.name[:_NAME_LENGTH]
+        processes = TemplatePlace(name, log, parts.mark, parts.leaders)
+        self._place = ChildPlace(changed, parts.sockets, processes, memory, options.timeout_s)
+        examples = build_folders.handler_of(record.build) / _EXAMPLES
+        self.template = FunctionTemplate(
+            self._orders,
+            processes,
+            start_s=parts.settings.start_timeout_s,
+            has_examples=examples.is_file(),
+            refused=_template_refused(options, parts.settings),
+        )
 
     @property
     def deployment(self) -> Deployment:
@@ -62,7 +77,7 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
         return self.record.deployment
 
     async def _make(self) -> ChildInstance:
-        return ChildInstance(self.record.deployment.id.name[:40], self._orders, self._place)
+        return await ChildInstance.start(self._orders, self.template, self._place)
 
 
 def _orders(record: BuildRecord, python: Path, parts: ProcessParts) -> LaunchOrders:
@@ -88,6 +103,16 @@ def _orders(record: BuildRecord, python: Path, parts: ProcessParts) -> LaunchOrd
         visible=visible,
         limits=_LIMITS if record.uid is not None else {},
     )
+
+
+def _template_refused(
+    options: function_options.FunctionOptions, settings: ProcessProviderSettings
+) -> str:
+    if not settings.template_bytes:
+        return "the gateway keeps none"
+    if not options.template:
+        return "the function wants none"
+    return "its workers are processes that it starts itself" if options.workers > 1 else ""
 
 
 def secrets_folder(record: BuildRecord) -> Path:

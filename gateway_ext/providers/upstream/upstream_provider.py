@@ -144,6 +144,10 @@ class UpstreamProvider:
 
     # -- secrets and namespaces ------------------------------------------------------------------
 
+    def template_bytes(self) -> Mapping[FunctionId, int]:
+        """Nothing: an upstream provider has no templates."""
+        return {}
+
     async def secrets(self, namespace: str) -> Sequence[str]:
         answer = await self._http.call("GET", "/system/secrets", _in(namespace))
         with _upstream_fault("its secrets"):

@@ -1,5 +1,6 @@
 // Every function with its replicas and what it costs: only the rows in sight exist.
 
+import { ask, Refused } from "./api.js";
 import { open } from "./dialog.js";
 import { attribute, byId, facts, h, inUse, keyed, onceAFrame, setText, style, viewsOf } from "./dom.js";
 import { bytes, count, gpuSeconds, rate, seconds, several, shortCount } from "./format.js";
@@ -225,15 +226,40 @@ function openRow(row) {
   const one = row && feed.state.functions.get(row.dataset.id);
   if (!one) return;
   const content = h("div");
+  let instances = {};
   const refresh = (state) => {
     const now = state.functions.get(one.id);
-    content.replaceChildren(now ? about(now, state) : h("p", { text: "It was removed." }));
+    content.replaceChildren(
+      now ? about(now, state, instances) : h("p", { text: "It was removed." }),
+    );
   };
   refresh(feed.state);
   open({ title: one.name, content, className: "narrow", refresh });
+  instancesOf(one).then((found) => {
+    instances = found;
+    refresh(feed.state);
+  });
 }
 
-function about(one, state) {
+/** What is known of a function's instances, which costs too much to be part of every row. */
+async function instancesOf(one) {
+  const path = `../system/function/${encodeURIComponent(one.name)}`;
+  try {
+    const status = await ask(`${path}?namespace=${encodeURIComponent(one.namespace)}&usage=1`);
+    const said = status.annotations ?? {};
+    const memory = status.usage?.totalMemoryBytes;
+    return {
+      memory: memory ? bytes(memory) : null,
+      template: said["com.gpufaas.template-state"],
+      trouble: said["com.gpufaas.trouble"],
+    };
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    return { trouble: error.message };
+  }
+}
+
+function about(one, state, instances) {
   const known = knownModels(state);
   const models = (one.models ?? []).map((model) => {
     const { on, bytes: size } = known.get(model) ?? { on: [], bytes: null };
@@ -242,11 +268,15 @@ function about(one, state) {
       : "on no GPU";
     return h("li", null, h("code", { text: model }), `, ${where}`);
   });
+  const local = (one.local ?? []).map((line) => h("li", { text: line }));
   return facts([
     ["Namespace", one.namespace],
     ["Image", h("code", { text: one.image || "–" })],
     ["Uses a GPU", one.gpu ? "yes" : "no"],
     ["Replicas", `${count(one.replicas)} ready, ${count(one.wanted)} wanted`],
+    ["Memory of its instances", instances.memory],
+    ["Template", instances.template],
+    ["Trouble", instances.trouble],
     [
       "Calls running",
       one.waiting
@@ -262,5 +292,6 @@ function about(one, state) {
       one.calls && one.gpu_seconds !== null ? seconds(one.gpu_seconds / one.calls) : null,
     ],
     ["Models", models.length ? h("ul", { class: "plain" }, ...models) : null],
+    ["Without a GPU", local.length ? h("ul", { class: "plain" }, ...local) : null],
   ]);
 }

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from common.liveness import LivenessTimes, until_frozen
 from common.tasks import BackgroundTasks
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 _DELAYED_S = 0.05
 # A worker is asked for an answer while it has leases; its calls do not delay the answer.
 _LIVENESS = LivenessTimes(ask_s=1.0, blocked_s=5.0)
+# A worker that ends sends functions what only it has.
+_LEAVING_S = 2.0
 # A lease that no scheduler gives: a worker answers its end at once, whatever its calls do.
 _NO_LEASE = 0
 # Users that workers of different tenants run as: a range that fits a container's 16 bits too.
@@ -151,9 +154,16 @@ class HostedProcess:
         self._worker.send_now(worker_orders.SetLimit(limit_bytes, 0, False))
 
     async def unload(self) -> int:
-        """Kill the process: only its exit is certain to release all memory."""
+        """End the process: only its exit is certain to release all memory.
+
+        It may send functions first what only it has, such as the cache of a text under way.
+        """
         self._exit_expected = True
-        self._worker.kill("unloaded")
+        self._worker.send_now(worker_orders.StopWorker())
+        try:
+            await _wait_within(self._closed, _LEAVING_S)
+        except TimeoutError:
+            self._worker.kill("unloaded")
         await asyncio.shield(self._closed)
         return self._memory_bytes
 
@@ -317,7 +327,7 @@ class ProcessRuntime:
         return worker_orders.Assign(uid, self._settings.descriptors, self._settings.processes)
 
 
-async def _wait_within(answer: asyncio.Future[None], grace_s: float) -> None:
+async def _wait_within(answer: asyncio.Future[Any], grace_s: float) -> None:
     """Wait for an answer; raise TimeoutError if the worker is late, not if this process is."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + grace_s

@@ -6,30 +6,33 @@ import mmap
 import os
 import socket
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
 
 from gpu_manager.worker.call_errors import CallRefused, ContextLost
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
-from gpu_manager.worker.calls.executor import CallAnswer, Executor, read_call
-from gpu_manager.worker.calls.results import offsets_behind
-from gpu_manager.worker.device.worker_device import SharedArea, WorkerDevice
+from gpu_manager.worker.calls.delivery import Delivery
+from gpu_manager.worker.calls.executor import CallAnswer, Executor
+from gpu_manager.worker.calls.graph_call import read_call
+from gpu_manager.worker.device.worker_device import SharedArea
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import ChannelState
 from gpu_manager.worker.program.inputs import NO_AREA
+from gpu_manager.worker.program.tensor_specs import bytes_of
 from torch_shim.errors import BadFrame, ConnectionLost
 from torch_shim.wire.frame_socket import Frame, FrameSocket
 from torch_shim.wire.programs import unpack
-from torch_shim.wire.protocol import FailureKind, FrameKind
+from torch_shim.wire.protocol import FailureKind, FrameKind, places_behind
 
 _F_GET_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1034, 2, 4
 _ARENA_SEALS = _F_SEAL_SHRINK | _F_SEAL_GROW
 _MOST_PROGRAMS = 1024
+_LEAVE_S = 2.0  # for sending what only the worker has, when it ends
 # What a program that passes the checks can still raise while it is built.
 _BUILD_ERRORS = (TypeError, ValueError, RuntimeError, LookupError, SyntaxError, MemoryError)
 
@@ -97,7 +100,10 @@ class ChannelServer:
             FrameKind.BIND: self._bind,
             FrameKind.CALL: self._call,
             FrameKind.DROP: self._drop,
+            FrameKind.FETCH: self._fetch,
+            FrameKind.SHARE: self._share_block,
         }
+        self._ending = False
 
     def serve(self) -> None:
         """Answer requests in order until the channel ends."""
@@ -113,10 +119,20 @@ class ChannelServer:
         finally:
             self.close()
 
+    def end(self) -> None:
+        """Read no further request, since the worker ends; on another thread than `serve`."""
+        self._ending = True
+        with suppress(OSError):  # the shim has hung up already
+            self._wire.socket.shutdown(socket.SHUT_RD)
+
     def close(self) -> None:
         """Let go of everything; nobody serves the channel any more."""
+        last = self._executor.sessions.close(self._session)
+        if last and self._ending:
+            self._leave()
         self._wire.close()
-        self._executor.sessions.close(self._session)
+        if last:
+            self._executor.forget_session(self._state.kept)
         self._state.close()
         self._share = self._executor.share(NO_AREA, self._share)
         self._handlers.clear()  # they hold this object: nothing should wait for the collector
@@ -158,6 +174,15 @@ class ChannelServer:
         self._share = self._executor.share(arena, self._share)
         self._wire.send(FrameKind.DONE, [])
 
+    def _share_block(self, frame: Frame) -> None:
+        match frame.meta:
+            case [int(key), int(size_bytes)] if len(frame.descriptors) == 1:
+                memory = _map_arena(frame.descriptors[0], size_bytes)
+            case _:
+                raise CallRefused(FailureKind.BAD_FRAME, "SHARE is a key, a size and a descriptor")
+        self._executor.share_block(self._state.kept, key, memory)
+        self._wire.send(FrameKind.DONE, [])
+
     def _define(self, frame: Frame) -> None:
         match frame.meta:
             case [int(number), str(digest)]:
@@ -182,61 +207,66 @@ class ChannelServer:
         self._executor.forget(self._state.kept, frame.meta)
         self._wire.send(FrameKind.DONE, [])
 
+    def _fetch(self, frame: Frame) -> None:
+        match frame.meta:
+            case [int(key), int(epoch), *more] if more in ([], [True]):
+                pass
+            case _:
+                raise CallRefused(FailureKind.BAD_FRAME, "FETCH is a key and an epoch")
+        with self._delivery(gives_back=bool(more)) as delivery:
+            size = self._executor.fetch(self._state.kept, key, epoch, delivery.room)
+            self._send(FrameKind.DONE, [size, *delivery.meta()], delivery)
+
+    def _leave(self) -> None:
+        """Send the function what only this worker has, since the worker ends."""
+        sole = self._state.kept.sole()
+        sizes = [held.storage.nbytes() for held in sole]
+        offsets, end = places_behind(0, sizes)
+        if not sole:
+            return
+        parts = [bytes_of(held.storage, 0, size) for held, size in zip(sole, sizes, strict=True)]
+        left = [
+            [held.key, held.epoch, offset, size]
+            for held, offset, size in zip(sole, offsets, sizes, strict=True)
+        ]
+        with self._delivery() as delivery:
+            room = delivery.room(end)
+            places = [room[start : start + size] for _, _, start, size in left]
+            self._executor.device.send(parts, places)
+            self._wire.socket.settimeout(_LEAVE_S)
+            with suppress(ConnectionLost):  # the function has gone too, or does not read
+                self._send(FrameKind.LEFT, left, delivery)
+
     def _call(self, frame: Frame) -> None:
         call = read_call(frame.meta, self._state)
         self._trace = call.options.trace
         self._leases.enter(call.lease, self._session)
+        residents = call.options.residents
         try:
-            delivery = _Delivery(self._executor.device, self._state.arena)
-            answer = self._executor.call(call, self._state, frame.body, delivery)
-            self._send(answer, delivery)
+            with self._delivery(
+                gives_back=residents is not None and residents.gives_back
+            ) as delivery:
+                answer = self._executor.call(call, self._state, frame.body, delivery)
+                result = answer.result
+                meta = [result.storages, result.views, result.changed, answer.rng, answer.times]
+                self._send(FrameKind.RESULT, meta + delivery.meta(), delivery)
             self._reports.ran(call.lease, answer)
         finally:
             self._leases.leave(call.lease)
 
-    def _send(self, answer: CallAnswer, delivery: "_Delivery") -> None:
-        result = answer.result
-        meta = [result.storages, result.views, result.changed, answer.rng, answer.times]
-        try:
-            self._wire.send(FrameKind.RESULT, meta, delivery.body, delivery.descriptors)
-        finally:
-            for descriptor in delivery.descriptors:
-                os.close(descriptor)
+    @contextmanager
+    def _delivery(self, *, gives_back: bool = False) -> Iterator[Delivery]:
+        """Yield the delivery of one answer; its file is free again if the answer is not sent."""
+        files = self._state.kept.files if gives_back else None
+        with Delivery(self._executor.device, self._state.arena, files) as delivery:
+            try:
+                yield delivery
+            except BaseException:
+                self._executor.forget(self._state.kept, [-number for number in delivery.meta()])
+                raise
 
-
-class _Delivery:
-    """Puts a result's bytes into the arena where there is room, else behind the frame."""
-
-    def __init__(self, device: WorkerDevice, arena: memoryview | None) -> None:
-        self._device = device
-        self._arena = arena
-        self.body: Sequence[bytearray] = ()
-        self.descriptors: list[int] = []
-
-    def __call__(self, answer: CallAnswer) -> None:
-        begun_s = time.perf_counter()
-        sizes = answer.result.sizes()
-        offsets, end = offsets_behind(answer.end_bytes, sizes)
-        if self._arena is not None and end <= len(self._arena):
-            answer.result.place(offsets)
-            memory = self._arena
-        else:
-            answer.result.place([-1] * len(sizes))
-            offsets, end = offsets_behind(0, sizes)
-            memory = self._room(end)
-        places = [memory[start : start + size] for start, size in zip(offsets, sizes, strict=True)]
-        self._device.send(answer.result.parts, places)
-        answer.times[3] = time.perf_counter() - begun_s
-        answer.times[1] += answer.times[3]
-
-    def _room(self, size_bytes: int) -> memoryview:
-        if self._arena is None:
-            self.body = (bytearray(size_bytes),)
-            return memoryview(self.body[0])
-        descriptor = os.memfd_create("gpufaas-result", os.MFD_CLOEXEC)
-        self.descriptors = [descriptor]
-        os.ftruncate(descriptor, max(size_bytes, 1))
-        return memoryview(mmap.mmap(descriptor, max(size_bytes, 1)))
+    def _send(self, kind: FrameKind, meta: Any, delivery: Delivery) -> None:
+        self._wire.send(kind, meta, delivery.body, delivery.descriptors)
 
 
 def _lost_context(error: BaseException | None) -> ContextLost | None:

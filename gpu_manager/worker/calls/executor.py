@@ -1,5 +1,6 @@
 """One call: inputs in, the program run under its lease and within its memory, results described."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ import torch
 
 from gpu_manager.worker.call_errors import CallRefused, OutOfMemory
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
+from gpu_manager.worker.calls.graph_call import GraphCall
 from gpu_manager.worker.calls.results import PackedResult, Packer
 from gpu_manager.worker.device.device_image import DeviceImage
 from gpu_manager.worker.device.gpu_turns import GpuTurns, NoTurns
@@ -23,9 +25,10 @@ from gpu_manager.worker.program.channel_state import (
     TensorInput,
 )
 from gpu_manager.worker.program.inputs import InputReader, Inputs
-from gpu_manager.worker.program.recorded_runs import Graphs, Mode, ProgramRun
-from gpu_manager.worker.program.tensor_specs import DTYPES
-from torch_shim.wire.arithmetic import Arithmetic, read_arithmetic, use_arithmetic
+from gpu_manager.worker.program.recorded_runs import Graphs, ProgramRun
+from gpu_manager.worker.program.tensor_specs import bytes_of
+from gpu_manager.worker.shared_memory.result_files import IDLE_S
+from torch_shim.wire.arithmetic import Arithmetic, use_arithmetic
 from torch_shim.wire.protocol import FailureKind
 
 # What a program can raise that is its own doing: a wrong argument, a failed assertion of torch.
@@ -40,42 +43,13 @@ OPERATOR_ERRORS = (
     AssertionError,
     NameError,
 )
-_OPTIONAL = [None, None, None, None, "", None]  # what a field that is left out is
 _MOST_SHAPES = 4096  # whose memory need is remembered
-_CALL_FIELDS, _OPTION_FIELDS = 5, (4, 5, 6)
-_TRACE_CHARACTERS = 128
 
 # Copies a result's bytes to where the shim will read them.
 Deliver = Callable[["CallAnswer"], None]
 # Asks the manager for more memory: lease and need in bytes; the new limit (None: it stays as it
 # is) and whether to go on.
 AskRelief = Callable[[int, int], tuple[int | None, bool]]
-
-
-class Options(NamedTuple):
-    """How a call is to be run."""
-
-    autocast: tuple[torch.dtype, bool] | None
-    rng: bytes | None
-    keys: list[int]
-    default_dtype: torch.dtype
-    trace: str = ""
-    arithmetic: Arithmetic = Arithmetic()
-
-    def mode(self) -> Mode:
-        """What of it changes the numbers that a program computes."""
-        return Mode(self.autocast, self.default_dtype, self.arithmetic)
-
-
-class GraphCall(NamedTuple):
-    """A call as it was asked for."""
-
-    lease: int
-    number: int
-    program: BuiltProgram
-    binding: Binding | None
-    inputs: Any
-    options: Options
 
 
 class CallAnswer(NamedTuple):
@@ -89,38 +63,6 @@ class CallAnswer(NamedTuple):
     rng: bytes | None
     times: list[float]
     batch: int
-
-
-def read_call(meta: Any, channel: ChannelState) -> GraphCall:
-    """Check what a CALL says, and find the program and binding it names."""
-    if not isinstance(meta, list) or len(meta) != _CALL_FIELDS or type(meta[0]) is not int:
-        raise CallRefused(FailureKind.BAD_FRAME, "CALL has five fields, the lease first")
-    lease, number, binding, inputs, options = meta
-    program = channel.program(number)
-    bound = channel.binding(number, binding)
-    return GraphCall(lease, number, program, bound, inputs, read_options(options))
-
-
-def read_options(options: Any) -> Options:
-    """Check a call's options."""
-    if not isinstance(options, list) or len(options) not in _OPTION_FIELDS:
-        raise CallRefused(FailureKind.BAD_FRAME, "options have four to six fields")
-    autocast, rng, keys, default, trace, sent = options + _OPTIONAL[len(options) :]
-    arithmetic = Arithmetic() if sent is None else read_arithmetic(sent)
-    if arithmetic is None:
-        raise CallRefused(FailureKind.BAD_FRAME, f"no settings of arithmetic: {sent!r:.80}")
-    if not isinstance(trace, str) or len(trace) > _TRACE_CHARACTERS:
-        raise CallRefused(FailureKind.BAD_FRAME, "a trace is a short text")
-    if autocast is not None:
-        if not isinstance(autocast, list) or len(autocast) != len(("dtype", "cache")):
-            raise CallRefused(FailureKind.BAD_FRAME, "autocast is a dtype and whether to cache")
-        autocast = (_dtype(autocast[0]), bool(autocast[1]))
-    if rng is not None and not isinstance(rng, bytes):
-        raise CallRefused(FailureKind.BAD_FRAME, "a generator's state is bytes")
-    if not isinstance(keys, list) or not all(type(key) is int for key in keys):
-        raise CallRefused(FailureKind.BAD_FRAME, "keys are numbers")
-    dtype = torch.float32 if default is None else _dtype(default)
-    return Options(autocast, rng, keys, dtype, trace, arithmetic)
 
 
 class Executor:
@@ -147,6 +89,7 @@ class Executor:
         self.graphs = Graphs(device)
         self._needs: dict[tuple[Any, ...], int] = {}
         self._arithmetic = Arithmetic()  # that is in force in this process
+        self._trimming: threading.Timer | None = None
         self._more_held = False  # perhaps more than the limit, since this was last looked at
 
     def set_limit(self, limit_bytes: int) -> None:
@@ -171,7 +114,7 @@ class Executor:
                 self.device.release()
             if self.device.used_bytes() > self.limit_bytes:
                 self.graphs.clear()
-                self.device.release()
+                self._park()
         finally:
             self._gate.release()
 
@@ -181,6 +124,11 @@ class Executor:
             if former is not None:
                 former.close()
             return self.device.share(area) if len(area) else None
+
+    def share_block(self, kept: KeptStorages, key: int, memory: memoryview) -> None:
+        """Prepare a block of a function's memory, so that calls may name it."""
+        with self._gate:
+            kept.blocks.add(key, memory, self.device.share)
 
     def bind(
         self, number: Any, described: Any, program: BuiltProgram, kept: KeptStorages
@@ -194,6 +142,40 @@ class Executor:
         """Let kept storages go."""
         with self._gate:
             kept.drop(keys)
+        self._give_up_idle_files()
+
+    def forget_session(self, kept: KeptStorages) -> None:
+        """Let everything go that a session keeps, its files too."""
+        with self._gate:
+            kept.clear()
+
+    def _give_up_idle_files(self) -> None:
+        """Have the files that no function reads be given up, unless they are used again soon."""
+        if self._trimming is None and self.sessions.any_free_file():
+            later = threading.Timer(IDLE_S, self._trim_files)
+            later.daemon = True
+            with contextlib.suppress(RuntimeError):  # no room for a thread: the next call tries
+                later.start()
+                self._trimming = later
+
+    def _trim_files(self) -> None:
+        with self._gate:
+            self._trimming = None
+            self.sessions.trim_files(time.monotonic() - IDLE_S)
+        self._give_up_idle_files()
+
+    def fetch(
+        self, kept: KeptStorages, key: int, epoch: int, room: Callable[[int], memoryview]
+    ) -> int:
+        """Copy a kept storage to memory of its size, which `room` gives; return the size."""
+        with self._gate:
+            held = kept.find(key, epoch)
+            if held is None:
+                raise CallRefused(FailureKind.MISSING, f"key {key}", {"missing": [key]})
+            size = held.storage.nbytes()
+            self.device.send([bytes_of(held.storage, 0, size)], [room(size)[:size]])
+            kept.shared(key)
+            return size
 
     def call(
         self, call: GraphCall, channel: ChannelState, body: memoryview, deliver: Deliver
@@ -207,6 +189,7 @@ class Executor:
             return self._call_in_turn(call, channel, body, deliver)
         finally:
             self._keep_within_limit()
+            self._give_up_idle_files()
 
     def _call_in_turn(
         self, call: GraphCall, channel: ChannelState, body: memoryview, deliver: Deliver
@@ -214,6 +197,8 @@ class Executor:
         asked_s = time.perf_counter()
         with self._gate, self.turns:
             self._leases.check(call.lease)
+            if call.options.residents is not None:
+                channel.kept.drop(call.options.residents.dropped)
             begun_s = time.perf_counter()
             try:
                 inputs = self._inputs(call, channel, body)
@@ -229,7 +214,8 @@ class Executor:
         area = body if arena is None else arena
         if prepared is not None:
             return prepared.refilled(area)
-        reader = InputReader(self.device, self.images, channel.kept, area)
+        borrows = call.program.borrows
+        reader = InputReader(self.device, self.images, channel.kept, area, borrows=borrows)
         inputs = reader.call(call.inputs, call.program.inputs, call.binding)
         if inputs.refill is not None and arena is not None:
             channel.prepare(call.number, call.inputs, call.binding, inputs)
@@ -261,7 +247,11 @@ class Executor:
                 time.sleep(self.run_s - spent_s)
             times[2] = max(spent_s, self.run_s)
             packer = Packer(
-                [*inputs.positions, run.positions], constants, channel.kept, call.options.keys
+                [*inputs.positions, run.positions],
+                constants,
+                channel.kept,
+                call.options.keys,
+                call.options.residents,
             )
             result = packer.pack(run.outputs, written, lasting=run.lasting)
             answer = CallAnswer(result, inputs.end_bytes, rng, times, inputs.batch)
@@ -351,10 +341,17 @@ class Executor:
 
     def _make_room(self, lease: int, short: OutOfMemory) -> None:
         """Give back everything that is kept for later, and ask for more."""
-        self.sessions.clear()
+        self.sessions.clear_copies()
         self.graphs.clear()
-        self.device.release()
+        self._park()
         self._relieve(lease, short)
+
+    def _park(self) -> None:
+        """Move what no function has to host memory, until a call needs it again."""
+        for held in self.sessions.sole():
+            if not held.parked:
+                held.storage, held.parked = self.device.park(held.storage), True
+        self.device.release()
 
     def _relieve(self, lease: int, short: OutOfMemory) -> None:
         with self.turns.yielded():  # their calls may end what has to leave
@@ -391,10 +388,3 @@ class Executor:
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [tensor._version for tensor in tensors]  # noqa: SLF001 - the counter autograd goes by
-
-
-def _dtype(name: Any) -> torch.dtype:
-    found = DTYPES.get(name) if isinstance(name, str) else None
-    if found is None or not found.is_floating_point:
-        raise CallRefused(FailureKind.BAD_FRAME, f"no dtype {name!r:.40} to compute in")
-    return found

@@ -7,14 +7,20 @@ from typing import Any, NamedTuple
 import torch
 
 from gpu_manager.worker.call_errors import CallRefused
+from gpu_manager.worker.calls.graph_call import Residents
 from gpu_manager.worker.program.channel_state import InputStorage, KeptStorages, TensorInput
 from gpu_manager.worker.program.tensor_specs import NAMES, bytes_of, extent_of, identity
-from torch_shim.wire.protocol import FailureKind, aligned
+from torch_shim.wire.protocol import FailureKind
 
 _WIDEST_ELEMENT_BYTES = 16
 # A tensor that uses less of the bytes between its first and last than this travels contiguous.
 _LEAST_DENSITY = 0.25
 _SPARSE_FROM_BYTES = 1 << 16
+
+
+# Where the offset of a part would stand: its bytes stay with the worker.
+_STAYS = -2
+_SOLE = 2
 
 
 class PackedResult(NamedTuple):
@@ -31,10 +37,10 @@ class PackedResult(NamedTuple):
 
     def place(self, offsets: Sequence[int]) -> None:
         """Say where each part lies."""
-        for entry, offset in zip(self.storages, offsets, strict=False):
-            entry[0] = offset
-        for entry, offset in zip(self.changed, offsets[len(self.storages) :], strict=True):
-            entry[1] = offset
+        sent = [(entry, 0) for entry in self.storages if entry[0] != _STAYS]
+        sent += [(entry, 1) for entry in self.changed if entry[1] != _STAYS]
+        for (entry, field), offset in zip(sent, offsets, strict=True):
+            entry[field] = offset
 
 
 class Packer:
@@ -46,12 +52,14 @@ class Packer:
         constants: Sequence[torch.Tensor],
         kept: KeptStorages,
         keys: Sequence[int],
+        residents: Residents | None = None,
     ) -> None:
         self._constants = {identity(constant.untyped_storage()) for constant in constants}
         self._inputs = ChainMap(*inputs)
         self._lasting = True
         self._kept = kept
         self._keys = keys
+        self._residents = residents
         self._storages: list[list[int]] = []
         self._parts: list[torch.Tensor] = []
 
@@ -109,11 +117,27 @@ class Packer:
         here = len(self._storages)
         for number, tensor in piece:
             views[number] = _described(here, tensor, start // tensor.element_size())
+        if self._stays(here, stop - start):
+            assert self._residents is not None
+            own = self._own(storage, start, stop)
+            self._kept.keep_sole(InputStorage(own, self._residents.first_key + here))
+            self._storages.append([_STAYS, stop - start, _SOLE])
+            return
         key = self._keys[here] if here < len(self._keys) else 0
         if key:
             self._kept.keep(InputStorage(self._own(storage, start, stop), key))
         self._storages.append([0, stop - start, bool(key)])
         self._parts.append(bytes_of(storage, start, stop))
+
+    def _stays(self, number: int, size_bytes: int) -> bool:
+        """Whether this output storage stays here until the function looks at it."""
+        found = self._residents
+        return (
+            found is not None
+            and size_bytes >= max(found.least_bytes, 1)
+            and size_bytes > found.wanted.get(number, 0)
+            and self._kept.has_room(size_bytes)
+        )
 
     def _own(self, whole: torch.UntypedStorage, start: int, stop: int) -> torch.UntypedStorage:
         """Part of a storage that may be kept: a copy where it belongs to more than this result."""
@@ -125,18 +149,15 @@ class Packer:
 
     def _changed(self, entry: TensorInput) -> list[int]:
         start, stop = extent_of(entry.tensor)
+        residents, key = self._residents, entry.held.key
+        if residents is not None and key and stop - start >= max(residents.least_bytes, 1):
+            if self._kept.has_sole(key):
+                return [entry.position, _STAYS, stop - start]
+            if self._kept.has_room(entry.held.storage.nbytes()):
+                self._kept.keep_sole(entry.held)
+                return [entry.position, _STAYS, stop - start]
         self._parts.append(bytes_of(entry.tensor.untyped_storage(), start, stop))
         return [entry.position, 0, stop - start]
-
-
-def offsets_behind(start: int, sizes: list[int]) -> tuple[list[int], int]:
-    """Where parts of these sizes lie from `start` on, each aligned, and where the last one ends."""
-    offsets = []
-    for size in sizes:
-        start = aligned(start)
-        offsets.append(start)
-        start += size
-    return offsets, start
 
 
 def _plain(output: torch.Tensor) -> torch.Tensor:

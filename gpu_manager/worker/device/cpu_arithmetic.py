@@ -6,10 +6,12 @@ full, as they would on a GPU.
 
 import contextlib
 import ctypes
+import mmap
 import os
 import re
 import resource
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import torch
@@ -41,6 +43,7 @@ class CpuArithmetic:
         self._sizes = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         self._peak = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+        weakref.finalize(self, _close_all, (self._sizes, self._status, self._peak))
         self._weights_bytes = 0
         self._limit_bytes = 0
         self._base_bytes = self._anonymous_bytes()
@@ -100,6 +103,24 @@ class CpuArithmetic:
         if size_bytes:
             source = ctypes.addressof(ctypes.c_char.from_buffer(area, offset))
             ctypes.memmove(storage.data_ptr(), source, size_bytes)
+
+    def park(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A copy in pages of a file, for only anonymous memory counts as the device's."""
+        size = storage.nbytes()
+        descriptor = os.memfd_create("gpufaas-parked", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, size)
+            memory = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        parked = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+        return parked.copy_(storage, non_blocking=False)
+
+    def unpark(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A copy in anonymous memory."""
+        with self._shortage_told():
+            copied: torch.UntypedStorage = storage.clone()  # type: ignore[no-untyped-call] # torch gives it no types
+            return copied
 
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
         """Do the work, watching the process's highest anonymous memory if asked to."""
@@ -163,3 +184,8 @@ def _part(whole: torch.UntypedStorage, offset: int, size: int) -> torch.UntypedS
     """A storage of its own over part of another one's memory."""
     part: torch.UntypedStorage = whole[offset : offset + size]
     return part
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -113,6 +113,19 @@ class CudaContext:
             there = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
             return there.copy_(found, non_blocking=True).untyped_storage()
 
+    def park(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A copy in pageable memory: pinned memory is scarce."""
+        with self._faults_told():
+            copied: torch.UntypedStorage = storage.cpu()  # type: ignore[no-untyped-call] # torch gives it no types
+            return copied
+
+    def unpark(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A copy on the GPU."""
+        size = storage.nbytes()
+        with self._faults_told():
+            there = torch.empty(size, dtype=torch.uint8, device=self.device).untyped_storage()
+            return there.copy_(storage, non_blocking=False)
+
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
         """Do the work and wait for the GPU."""
         if measure:

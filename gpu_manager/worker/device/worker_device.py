@@ -69,6 +69,12 @@ class WorkerDevice(Protocol):
         use; the copy stays as it was checked.
         """
 
+    def park(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A copy in host memory, which does not count as the device's."""
+
+    def unpark(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A parked storage on the device again; OutOfMemory where there is no room for it."""
+
     @property
     def refill(self) -> Refill | None:
         """Replaces what `receive` copied by an area's bytes of now: storage, area, offset, size.

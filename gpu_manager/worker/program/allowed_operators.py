@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch.overrides import get_overridable_functions
 
+import torch_shim.operators.padded_encoder  # noqa: F401 - it registers the operator
+from gpu_manager.worker.program import higher_order, numpy_functions
 from gpu_manager.worker.program.argument_checks import checked
 from gpu_manager.worker.program.replacements import Replacements
-from gpu_manager.worker.program.reviewed_operators import OF_TORCHVISION, is_reviewed
+from gpu_manager.worker.program.reviewed_operators import OF_LIBRARIES, is_reviewed
 
 Operator = Callable[..., Any]
 
@@ -27,7 +29,8 @@ def _words(text: str) -> tuple[str, ...]:
 
 # Methods that torch's table of overridable functions leaves out.
 _MORE_METHODS = _words(
-    "new_empty new_empty_strided new_full new_ones new_tensor new_zeros stride unflatten"
+    "new_empty new_empty_strided new_full new_ones new_tensor new_zeros stride unflatten "
+    "_is_all_true _is_any_true"
 )
 # Functions that torch's table leaves out because no argument of theirs decides who handles them.
 _MORE_FUNCTIONS: dict[str, tuple[str, ...]] = {
@@ -88,8 +91,9 @@ class OperatorTable:
     def __init__(self, device: torch.device) -> None:
         replaced = Replacements(device)
         self.reset = replaced.reset
-        replacements = replaced.table()
-        self._named = {**_common(), **_checked(replacements)}
+        self._adapted = replaced.on_emulated_gpu
+        named = {**_common(), **_checked(replaced.table())}
+        self._named = {name: self._adapted(name, found) for name, found in named.items()}
         self.device = device
         self._registered: dict[str, Operator] = {}
 
@@ -101,7 +105,8 @@ class OperatorTable:
             if found is None:
                 found = self._overload(name[2:])
                 if found is not None:
-                    found = self._registered[name] = checked(name, found)
+                    found = self._adapted(name, checked(name, found))
+                    self._registered[name] = found
         return found
 
     def names(self) -> list[str]:
@@ -135,7 +140,7 @@ def preload() -> None:
 @functools.cache
 def _common() -> dict[str, Operator]:
     listed = {**dict(_listed()), **dict(_functions()), **dict(_methods())}
-    return _checked(listed)
+    return _checked({**listed, **dict(numpy_functions.table())}) | higher_order.table()
 
 
 def _checked(operators: dict[str, Operator]) -> dict[str, Operator]:
@@ -143,17 +148,13 @@ def _checked(operators: dict[str, Operator]) -> dict[str, Operator]:
 
 
 def _is_allowed(namespace: str, short: str) -> bool:
-    return is_reviewed(short) if namespace == "aten" else short in _of_library(namespace)
+    return is_reviewed(short) if namespace == "aten" else short in OF_LIBRARIES.get(namespace, ())
 
 
 def _is_unusual(overload: torch._ops.OpOverload) -> bool:
     """Overloads that no graph has: those with an output that is given, or named dimensions."""
     arguments = overload._schema.arguments  # noqa: SLF001 - torch has no public way to ask
     return any(argument.is_out or "Dimname" in str(argument.type) for argument in arguments)
-
-
-def _of_library(namespace: str) -> frozenset[str]:
-    return OF_TORCHVISION if namespace == "torchvision" else frozenset()
 
 
 @functools.cache

@@ -13,7 +13,7 @@ Operator = Callable[..., Any]
 
 def checked(name: str, operator: Operator) -> Operator:
     """The operator, behind the checks that its name asks for."""
-    short = _short(name)
+    short = short_name(name)
     choices = _choices(short, operator)
     if short in _FACTORIES:
         operator = _zero_filled(operator)
@@ -23,7 +23,7 @@ def checked(name: str, operator: Operator) -> Operator:
     return _with_checked_choices(choices, operator) if choices else operator
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
     """`grid_sampler_2d` of `t:torch.grid_sampler_2d` and `a:aten::grid_sampler_2d.default`."""
     rest = name[2:]
     if "::" in rest:

@@ -14,6 +14,7 @@ import torch
 from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.tensor_specs import DTYPES
+from gpu_manager.worker.shared_memory.borrowing_operators import may_borrow
 from torch_shim.wire.programs import (
     Complex,
     Constant,
@@ -21,7 +22,9 @@ from torch_shim.wire.programs import (
     Ellipse,
     Mapping,
     Named,
+    PartName,
     Program,
+    ProgramPart,
     ProgramStep,
     Ref,
     Slice,
@@ -44,6 +47,8 @@ _NAMED: dict[str, Any] = {
 _MAX_INPUTS = 1 << 20
 _MAX_SIZE = 1 << 48
 _DEVICES = ("cpu", "cuda")  # where tensors of a program may be
+_HIGHER_ORDER = "h:"  # the operators that call parts
+_MOST_NESTED = 16  # parts in parts
 _AUTOCAST = "t:torch.amp.autocast_mode._enter_autocast"  # tells the devices apart itself
 
 Run = Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]
@@ -57,40 +62,77 @@ class BuiltProgram:
         self.inputs = program.inputs
         self.random = program.random
         self.steps = len(program.steps)
+        # Whether it reads large inputs where the function has them; a GPU has a copy in any case.
+        self.borrows = table.device.type == "cpu" and may_borrow(program)
         self._device = table.device
         self._constants = program.constants
         self.constants = self.fresh_constants()
-        self.run: Run = _Writer(program, table).function()
+        parts = _Parts(program.parts, table)
+        self.run: Run = _Writer(program, len(program.constants), table, parts).function()
 
     def fresh_constants(self) -> list[torch.Tensor]:
         """The program's own tensors, as they were sent."""
         return [_constant(constant, self._device) for constant in self._constants]
 
 
-class _Writer:
-    """Writes the source of one program, and the table of values it refers to."""
+class _Parts:
+    """The parts of one program as functions, each of which may call those before it."""
 
-    def __init__(self, program: Program, table: OperatorTable) -> None:
+    def __init__(self, parts: Sequence[ProgramPart], table: OperatorTable) -> None:
+        self._functions: list[Callable[..., Any]] = []
+        self._depths: list[int] = []
+        self._named: set[int] = set()
+        for part in parts:
+            self._named = set()
+            run = _Writer(part, 0, table, self).function(flat=False)
+            depth = 1 + max((self._depths[number] for number in self._named), default=0)
+            if depth > _MOST_NESTED:
+                raise CallRefused(FailureKind.PROGRAM, f"parts are nested {depth} deep")
+            self._functions.append(_called_with_arguments(run))
+            self._depths.append(depth)
+
+    def named(self, name: PartName) -> Callable[..., Any]:
+        """Return the part of this name."""
+        number = name.number
+        if type(number) is not int or not 0 <= number < len(self._functions):
+            raise CallRefused(FailureKind.PROGRAM, f"part {number!r:.40} is not there yet")
+        self._named.add(number)
+        return self._functions[number]
+
+
+def _called_with_arguments(run: Run) -> Callable[..., Any]:
+    return lambda *inputs: run(inputs, ())
+
+
+class _Writer:
+    """Writes the source of a program or of one of its parts, and the table of its values."""
+
+    def __init__(
+        self, program: Program | ProgramPart, constants: int, table: OperatorTable, parts: _Parts
+    ) -> None:
         if program.inputs > _MAX_INPUTS:
             raise CallRefused(FailureKind.PROGRAM, f"{program.inputs} inputs")
         self._program = program
+        self._constants = constants
         self._table = table
+        self._parts = parts
         self._device = table.device
         self._values: dict[str, Any] = {}
         self._names: dict[Any, str] = {}
-        self._defined = program.inputs + len(program.constants)
+        self._defined = program.inputs + constants
         self._last_use: dict[int, int] = {}
         self._maps_devices = True
+        self._takes_parts = False
 
-    def function(self) -> Run:
-        """The compiled function."""
+    def function(self, *, flat: bool = True) -> Run:
+        """The compiled function, which returns its output's leaves, or else the output itself."""
         program = self._program
         first = self._defined
         self._find_last_uses()
         lines = ["def run(inputs, constants):"]
         for names, count, start in (
             ("inputs", program.inputs, 0),
-            ("constants", len(program.constants), program.inputs),
+            ("constants", self._constants, program.inputs),
         ):
             if count:
                 lines.append(f" {''.join(f'v{start + n},' for n in range(count))} = {names}")
@@ -98,13 +140,19 @@ class _Writer:
             lines.append(f" v{first + number} = {self._call(step)}")
             self._defined += 1
             lines += [f" v{spent} = None" for spent in self._spent_after(first + number)]
-        lines.append(f" return ({''.join(f'{leaf},' for leaf in self._leaves(program.output))})")
+        lines.append(f" return {self._output(flat=flat)}")
         code = compile("\n".join(lines), "<program>", "exec", dont_inherit=True, optimize=2)
         # The builtins stay: torch itself imports modules through those of its caller.
         space = dict(self._values)
         exec(code, space)
         run: Run = space["run"]
         return run
+
+    def _output(self, *, flat: bool) -> str:
+        self._takes_parts = False
+        if flat:
+            return f"({''.join(f'{leaf},' for leaf in self._leaves(self._program.output))})"
+        return self._expression(self._program.output)
 
     def _find_last_uses(self) -> None:
         """After which step each value is needed no more; those of the output never end."""
@@ -133,6 +181,7 @@ class _Writer:
                 FailureKind.PROGRAM, f"operator {step.operator!r:.120} is not allowed"
             )
         self._maps_devices = step.operator != _AUTOCAST
+        self._takes_parts = step.operator.startswith(_HIGHER_ORDER)
         arguments = [self._expression(argument) for argument in step.arguments]
         if step.named and not any(True for _ in _references(list(step.named.values()))):
             named = {name: self._literal(value) for name, value in step.named.items()}
@@ -197,6 +246,8 @@ class _Writer:
             return complex(float(value.real), float(value.imaginary))
         if isinstance(value, Ellipse):
             return ...
+        if isinstance(value, PartName) and self._takes_parts:
+            return self._parts.named(value)
         if isinstance(value, DeviceName):
             if str(value.kind).partition(":")[0] not in _DEVICES:
                 raise CallRefused(FailureKind.PROGRAM, f"device {value.kind!r:.40}")

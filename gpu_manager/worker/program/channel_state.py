@@ -11,7 +11,9 @@ from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.device.device_image import DeviceImage
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.tensor_specs import TensorSpec, identity
-from torch_shim.wire.protocol import FailureKind
+from gpu_manager.worker.shared_memory.function_blocks import FunctionBlocks
+from gpu_manager.worker.shared_memory.result_files import FileBudget, ResultFiles
+from torch_shim.wire.protocol import MOST_BINDINGS, FailureKind
 
 
 class InputStorage:
@@ -21,7 +23,7 @@ class InputStorage:
     in the `image` of a model's weights, or in the area if there is no image.
     """
 
-    __slots__ = ("epoch", "image", "key", "place", "storage")
+    __slots__ = ("epoch", "image", "key", "parked", "place", "storage")
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class InputStorage:
         self.epoch = epoch
         self.image = image
         self.place = place
+        self.parked = False  # whether the storage lies in host memory for now
 
 
 class TensorInput(NamedTuple):
@@ -53,46 +56,104 @@ class TensorInput(NamedTuple):
         return layout == (spec.shape, spec.strides, spec.offset)
 
 
-class KeptStorages:
-    """A session's kept storages, the least recently used of which leave first."""
+class SoleBudget:
+    """The bytes that the sessions of a worker keep, and that nobody else has."""
 
-    def __init__(self, budget_bytes: int) -> None:
-        self._budget_bytes = budget_bytes
-        self._held: OrderedDict[int, InputStorage] = OrderedDict()
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
         self.size_bytes = 0
+
+
+class KeptStorages:
+    """A session's kept storages. One call at a time.
+
+    Copies of what the function has too leave when there are too many, the least recently used
+    first. Of what the function does not have, nothing leaves until the function says so.
+    """
+
+    def __init__(self, budget_bytes: int, sole_budget: SoleBudget, file_budget: FileBudget) -> None:
+        self.files = ResultFiles(file_budget)
+        self.blocks = FunctionBlocks()
+        self._budget_bytes = budget_bytes
+        self._sole_budget = sole_budget
+        self._copies: OrderedDict[int, InputStorage] = OrderedDict()
+        self._sole: OrderedDict[int, InputStorage] = OrderedDict()
+        self.size_bytes = 0  # of the copies
         self.channels = 0  # of the session that are open
 
     def find(self, key: int, epoch: int) -> InputStorage | None:
         """The storage of this name, if its content is that of this epoch."""
-        held = self._held.get(key)
+        holding = self._sole if key in self._sole else self._copies
+        held = holding.get(key)
         if held is None or held.epoch != epoch:
             return None
-        self._held.move_to_end(key)
+        holding.move_to_end(key)
         return held
 
     def keep(self, held: InputStorage) -> None:
-        """Keep a storage under its key, at the cost of others if need be."""
+        """Keep a copy under its key, at the cost of other copies if need be."""
         self.drop([held.key])
-        self._held[held.key] = held
+        self._copies[held.key] = held
         self.size_bytes += held.storage.nbytes()
-        while self.size_bytes > self._budget_bytes and self._held:
-            self.drop([next(iter(self._held))])
+        while self.size_bytes > self._budget_bytes and self._copies:
+            self.drop([next(iter(self._copies))])
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether as much may be kept that the function does not get."""
+        return self._sole_budget.size_bytes + size_bytes <= self._sole_budget.most_bytes
+
+    def keep_sole(self, held: InputStorage) -> None:
+        """Keep what the function does not have."""
+        self.drop([held.key])
+        self._sole[held.key] = held
+        self._sole_budget.size_bytes += held.storage.nbytes()
+
+    def has_sole(self, key: int) -> bool:
+        """Whether only the worker has what is kept under this key."""
+        return key in self._sole
+
+    def sole(self) -> list[InputStorage]:
+        """What the function does not have, the least recently used first."""
+        return list(self._sole.values())
+
+    def shared(self, key: int) -> None:
+        """The function has what is kept under this key too from now on."""
+        held = self._sole.pop(key, None)
+        if held is not None:
+            self._sole_budget.size_bytes -= held.storage.nbytes()
+            self.keep(held)
 
     def drop(self, keys: Iterable[int]) -> None:
-        """Forget these, if they are here."""
+        """Forget these, if they are here. A negative key is a file that the function gives back."""
         for key in keys:
-            held = self._held.pop(key, None)
+            if key < 0:
+                self.files.give(-key)
+            self.blocks.drop(key)
+            held = self._copies.pop(key, None)
             if held is not None:
                 self.size_bytes -= held.storage.nbytes()
+            held = self._sole.pop(key, None)
+            if held is not None:
+                self._sole_budget.size_bytes -= held.storage.nbytes()
+
+    def clear_copies(self) -> None:
+        """Forget what the function has too."""
+        self._copies.clear()
+        self.size_bytes = 0
 
     def clear(self) -> None:
         """Forget all."""
-        self._held.clear()
-        self.size_bytes = 0
+        self.drop([*self._copies, *self._sole])
+        self.files.clear()
+        self.blocks.clear()
 
 
 # Each takes a thread and a descriptor of the worker; a function has one for each of its threads.
 MOST_CHANNELS = 128
+
+
+_COPIES_BYTES = 1 << 30  # of one session
+_SOLE_BYTES = 4 << 30  # of all sessions
 
 
 class SessionStorages:
@@ -101,14 +162,17 @@ class SessionStorages:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sessions: dict[str, KeptStorages] = {}
-        self.budget_bytes = 1 << 30  # of one session
+        self.budget_bytes = _COPIES_BYTES
+        self.sole_budget = SoleBudget(_SOLE_BYTES)
+        self.file_budget = FileBudget()
 
     def open(self, name: str) -> KeptStorages:
         """What the session keeps, for one more channel of it."""
         with self._lock:
             kept = self._sessions.get(name)
             if kept is None:
-                kept = self._sessions[name] = KeptStorages(self.budget_bytes)
+                kept = KeptStorages(self.budget_bytes, self.sole_budget, self.file_budget)
+                self._sessions[name] = kept
             kept.channels += 1
             return kept
 
@@ -118,19 +182,36 @@ class SessionStorages:
             kept = self._sessions.get(name)
             return kept is not None and kept.channels >= MOST_CHANNELS
 
-    def close(self, name: str) -> None:
-        """A channel is gone; with the last one goes what the session kept."""
+    def close(self, name: str) -> bool:
+        """A channel is gone; return whether it was the session's last one."""
         with self._lock:
             kept = self._sessions[name]
             kept.channels -= 1
             if not kept.channels:
                 del self._sessions[name]
+            return not kept.channels
 
-    def clear(self) -> None:
-        """Forget everything kept, in any session."""
+    def clear_copies(self) -> None:
+        """Forget everything that the functions have too, in any session."""
+        for kept in self._now():
+            kept.clear_copies()
+
+    def sole(self) -> list[InputStorage]:
+        """What no function has, in any session."""
+        return [held for kept in self._now() for held in kept.sole()]
+
+    def any_free_file(self) -> bool:
+        """Whether there are files that no function reads."""
+        return any(kept.files.any_free for kept in self._now())
+
+    def trim_files(self, before_s: float) -> None:
+        """Give up the files that no function has read since then."""
+        for kept in self._now():
+            kept.files.trim(before_s)
+
+    def _now(self) -> list[KeptStorages]:
         with self._lock:
-            for kept in self._sessions.values():
-                kept.clear()
+            return list(self._sessions.values())
 
 
 class Binding:
@@ -162,7 +243,7 @@ class ChannelState:
         self.kept = kept
         self.arena: memoryview | None = None
         self._programs: dict[int, BuiltProgram] = {}
-        self._bindings: dict[int, Binding] = {}  # the latest of each program
+        self._bindings: dict[int, OrderedDict[int, Binding]] = {}  # the latest of each program
         self._prepared: dict[int, tuple[Any, Binding | None, Any]] = {}
 
     def define(self, number: int, program: BuiltProgram) -> None:
@@ -179,17 +260,23 @@ class ChannelState:
         return found
 
     def bind(self, program: int, binding: Binding) -> None:
-        """Remember a program's binding instead of its former one."""
-        self._bindings[program] = binding
+        """Remember a program's binding; the least recently used leaves if there are too many."""
+        known = self._bindings.setdefault(program, OrderedDict())
+        known[binding.number] = binding
+        known.move_to_end(binding.number)
+        if len(known) > MOST_BINDINGS:
+            known.popitem(last=False)
         self._prepared.pop(program, None)
 
     def binding(self, program: int, number: Any) -> Binding | None:
         """The program's binding of this number; None for no number."""
         if number is None:
             return None
-        found = self._bindings.get(program)
-        if found is None or found.number != number or found.gone:
+        known = self._bindings.get(program)
+        found = known.get(number) if known is not None and type(number) is int else None
+        if known is None or found is None or found.gone:
             raise CallRefused(FailureKind.MISSING, f"binding {number!r:.40}", {"missing": []})
+        known.move_to_end(number)
         return found
 
     def take_arena(self, arena: memoryview) -> None:

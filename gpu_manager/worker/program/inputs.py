@@ -20,6 +20,7 @@ from torch_shim.wire.protocol import FailureKind
 
 _IMAGE, _KEPT, _AREA = 0, 1, 2
 _IMAGE_FIELDS, _KEPT_FIELDS, _AREA_FIELDS = 4, 3, 5
+_BLOCK_FIELDS = 6  # of what lies in a block instead of the area
 _TENSOR_FIELDS = 5
 _MOST_LASTING_BYTES = 1 << 20  # of inputs whose copies may stay for the next call
 
@@ -73,6 +74,12 @@ def _batch(sent: list[TensorInput]) -> int:
     return 0 if largest is None or not largest.dim() else largest.size(0)
 
 
+def borrowed(area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
+    """An area's bytes themselves, which the function can write to at any time."""
+    found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
+    return found.untyped_storage()
+
+
 class InputReader:
     """Reads descriptions of tensors; equal sources become one storage."""
 
@@ -82,11 +89,14 @@ class InputReader:
         images: dict[str, DeviceImage],
         kept: KeptStorages,
         area: memoryview = NO_AREA,
+        *,
+        borrows: bool = False,
     ) -> None:
         self._device = device
         self._images = images
         self._kept = kept
         self._area = area
+        self._borrows = borrows
         self._held: dict[tuple[int, ...], InputStorage] = {}
         self._missing: list[int] = []
         self._end_bytes = 0
@@ -151,7 +161,7 @@ class InputReader:
         return None if held is None else TensorInput(position, view(held.storage, spec), held, spec)
 
     def _source(self, source: Any) -> InputStorage | None:
-        if not isinstance(source, list) or not source or len(source) > _AREA_FIELDS:
+        if not isinstance(source, list) or not source or len(source) > _BLOCK_FIELDS:
             raise CallRefused(FailureKind.BAD_FRAME, f"source {source!r:.60}")
         kind, *rest = source
         if kind == _IMAGE and len(source) == _IMAGE_FIELDS:
@@ -164,9 +174,17 @@ class InputReader:
             held = self._kept.find(key, epoch)
             if held is None:
                 self._missing.append(key)
+            elif held.parked:
+                held.storage, held.parked = self._device.unpark(held.storage), False
             return held
         if kind == _AREA and len(source) == _AREA_FIELDS:
-            return self._sent(*rest)
+            return self._sent(self._area, *rest)
+        if kind == _AREA and len(source) == _BLOCK_FIELDS:
+            block = self._kept.blocks.get(rest[-1])
+            if block is None:
+                raise CallRefused(FailureKind.BAD_FRAME, f"no block {rest[-1]}")
+            self._lasting = False
+            return self._sent(block.memory, *rest)
         raise CallRefused(FailureKind.BAD_FRAME, f"source {source!r:.60}")
 
     def _weights(self, digest: Any, offset: Any, size_bytes: Any) -> InputStorage:
@@ -184,15 +202,20 @@ class InputReader:
             self._held[(id(image), offset)] = known
         return known
 
-    def _sent(self, offset: int, size_bytes: int, key: int, epoch: int) -> InputStorage:
-        if offset + size_bytes > len(self._area):
+    def _sent(
+        self, area: memoryview, offset: int, size_bytes: int, key: int, epoch: int, block: int = 0
+    ) -> InputStorage:
+        if offset + size_bytes > len(area):
             raise CallRefused(FailureKind.BAD_FRAME, f"{size_bytes} bytes at {offset} of the area")
-        known = self._held.get((offset, size_bytes, key))
+        known = self._held.get((block, offset, size_bytes, key))
         if known is None:
-            storage = self._device.receive(self._area, offset, size_bytes)
+            borrows = self._borrows and not key and size_bytes > _MOST_LASTING_BYTES
+            take = borrowed if borrows else self._device.receive
+            storage = take(area, offset, size_bytes)
             known = InputStorage(storage, key, epoch, place=(offset, size_bytes))
-            self._held[(offset, size_bytes, key)] = known
-            self._end_bytes = max(self._end_bytes, offset + size_bytes)
+            self._held[(block, offset, size_bytes, key)] = known
+            if not block:
+                self._end_bytes = max(self._end_bytes, offset + size_bytes)
             if key:
                 self._lasting = False
                 self._kept.keep(known)

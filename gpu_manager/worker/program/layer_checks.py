@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from gpu_manager.worker.program.requirements import require, require_values, require_within
+from torch_shim.operators.padded_encoder import LAYER_WEIGHTS, layer_arguments
 
 _STATIC = slice(21, 23)  # keys and values given to torch.nn.functional's attention
 _ENCODER_ARGUMENTS = 15  # weights, and what lies between them
+_HEADS_ARGUMENTS = 4  # the weights of attention alone
 _LSTM_GATES, _GRU_GATES, _PLAIN_GATES = 4, 3, 1
 
 
@@ -99,18 +101,83 @@ def encoder_layer(
     qkv, qkv_bias, out, out_bias, _, _, _, norm, norm_bias, norm_2, norm_2_bias = weights[:11]
     wide, wide_bias, narrow, narrow_bias = weights[11:]
     inner = wide.size(0)
-    for weight, shape in (
-        (qkv, (3 * size, size)),
-        (qkv_bias, (3 * size,)),
-        (out, (size, size)),
+    _shapes(
         (wide, (inner, size)),
         (wide_bias, (inner,)),
         (narrow, (size, inner)),
-        *((vector, (size,)) for vector in (out_bias, norm, norm_bias, norm_2, norm_2_bias)),
-        (narrow_bias, (size,)),
-    ):
+        *((vector, (size,)) for vector in (norm, norm_bias, norm_2, norm_2_bias, narrow_bias)),
+    )
+    _attention_weights(size, qkv, qkv_bias, out, out_bias)
+    _mask(src, num_heads, mask, mask_type)
+
+
+def native_heads(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    size: int,
+    heads: int,
+    *more: Any,
+    mask: torch.Tensor | None = None,
+    **named: Any,
+) -> None:
+    """As for `encoder_layer`, of its attention alone."""
+    weights, options = more[:_HEADS_ARGUMENTS], more[_HEADS_ARGUMENTS:]
+    require(len(weights) == _HEADS_ARGUMENTS, "too few weights")
+    mask = options[0] if options else mask
+    mask_type = options[3] if len(options) > len("mnv") else named.get("mask_type")
+    require(query.dim() == len("BLE") and query.size(2) == size, "queries of {}", query.shape)
+    require(query.shape == key.shape == value.shape, "keys of shape {}", key.shape)
+    require(heads > 0 and size > 0 and size % heads == 0, "{} heads of {}", heads, size)
+    _attention_weights(size, *weights)
+    _mask(query, heads, mask, mask_type)
+
+
+def padded_encoder(
+    source: torch.Tensor,
+    padding: torch.Tensor,
+    mask_check: Any,
+    heads: int,
+    use_gelu: Any,
+    epsilon: float,
+    weights: Sequence[torch.Tensor],
+) -> None:
+    """Every layer holds to what `encoder_layer` asks for, and the mask to the source."""
+    del mask_check
+    require(source.dim() == len("BLE"), "input of shape {}", source.shape)
+    require(padding.shape == source.shape[:2], "a mask of shape {}", padding.shape)
+    require(weights and len(weights) % LAYER_WEIGHTS == 0, "{} weights", len(weights))
+    for first in range(0, len(weights), LAYER_WEIGHTS):
+        layer = weights[first : first + LAYER_WEIGHTS]
+        encoder_layer(
+            source, *layer_arguments(source.size(2), heads, bool(use_gelu), epsilon, layer)
+        )
+
+
+def _attention_weights(
+    size: int,
+    qkv: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    out: torch.Tensor,
+    out_bias: torch.Tensor,
+) -> None:
+    _shapes(
+        (qkv, (3 * size, size)),
+        (qkv_bias, (3 * size,)),
+        (out, (size, size)),
+        (out_bias, (size,)),
+    )
+
+
+def _shapes(*expected: tuple[torch.Tensor, tuple[int, ...]]) -> None:
+    for weight, shape in expected:
         require(weight.shape == shape, "weights of shape {}, not {}", weight.shape, shape)
-    batch, length = src.shape[:2]
+
+
+def _mask(
+    source: torch.Tensor, num_heads: int, mask: torch.Tensor | None, mask_type: int | None
+) -> None:
+    batch, length = source.shape[:2]
     shapes = ((length, length), (batch, length), (batch, num_heads, length, length))
     if mask is not None:
         require(mask_type in range(len(shapes)), "a mask of type {}", mask_type)

@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
+from gpu_manager.worker.program.argument_checks import short_name
+from torch_shim.missing_kernels import substitution
+
 Operator = Callable[..., Any]
 
 _PREDISPATCH = "t:torch._functorch.predispatch."
@@ -24,6 +27,17 @@ _BATCH_NORMS = {
     "a:aten::_batch_norm_with_update": (3, 4),
 }
 _TRAINING = 5
+_OF_TORCH = "tma"  # how names of functions, methods and registered operators begin
+
+# The product of mixture-of-experts layers; the last are transformers' own for other dtypes.
+_GROUPED_PRODUCTS = (
+    "t:torch.nn.functional.grouped_mm",
+    "t:torch._grouped_mm",
+    "a:aten::_grouped_mm",
+    "a:aten::_grouped_mm.default",
+    "a:transformers::grouped_mm_fallback",
+    "a:transformers::grouped_mm_fallback.default",
+)
 
 
 class Replacements:
@@ -54,9 +68,21 @@ class Replacements:
             "t:torch.amp.autocast_mode._exit_autocast": self._exit_autocast,
         }
         table.update(_vmap_helpers())
+        table.update(dict.fromkeys(_GROUPED_PRODUCTS, _grouped_product))
         for name, (mean, variance) in _BATCH_NORMS.items():
             table.update(_noting(name, mean, variance))
         return table
+
+    def on_emulated_gpu(self, name: str, operator: Operator) -> Operator:
+        """Return the operator; on an emulated GPU with what stands in for a kernel of CUDA's."""
+        short = short_name(name)
+        if (
+            self._device.type != "cpu"
+            or name[0] not in _OF_TORCH
+            or not substitution.has_substitute(short)
+        ):
+            return operator
+        return substitution.with_substitute(operator, short)
 
     def _to_cuda(
         self,
@@ -120,6 +146,55 @@ def _vmap_helpers() -> dict[str, Operator]:
         for name in ("_remove_batch_dim", "_vmap_increment_nesting", "_vmap_decrement_nesting"):
             table[f"{space}{name}"] = getattr(functorch, name)
     return table
+
+
+def _grouped_product(
+    first: torch.Tensor,
+    second: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The products of the groups that `offs` ends; rows or columns of no group are zero.
+
+    CUDA's kernel believes the offsets: it gets them ascending and within the tensor, without a
+    word from the GPU. The products of other dtypes are computed one by one.
+    """
+    if bias is not None:
+        raise RuntimeError("bias is not supported yet")  # as torch says
+    if offs is None:
+        product = first @ second
+        return product if out_dtype is None else product.to(out_dtype)
+    by_rows = (first.dim(), second.dim()) == (_MATRIX, _MATRICES)
+    if by_rows and first.device.type == "cuda" and first.dtype is torch.bfloat16:
+        ends = offs.clamp(0, len(first)).cummax(0).values.to(offs.dtype)
+        made: torch.Tensor = torch._grouped_mm(first, second, ends, None, out_dtype)  # noqa: SLF001 - older torch has no public one
+        rows = torch.arange(len(first), device=first.device)
+        return made.masked_fill_((rows >= ends[-1]).unsqueeze(1), 0)
+    return _products_one_by_one(first, second, offs.tolist(), out_dtype or first.dtype)
+
+
+_MATRIX, _MATRICES = 2, 3
+
+
+def _products_one_by_one(
+    first: torch.Tensor, second: torch.Tensor, ends: list[int], dtype: torch.dtype
+) -> torch.Tensor:
+    ends = [max(0, end) for end in ends]
+    groups = list(zip([0, *ends[:-1]], ends, strict=True))
+    if (first.dim(), second.dim()) == (_MATRIX, _MATRICES):  # a matrix for each group of rows
+        made = first.new_zeros(len(first), second.shape[2], dtype=dtype)
+        for number, (start, end) in enumerate(groups):
+            made[start:end] = first[start:end] @ second[number]
+    elif (first.dim(), second.dim()) == (_MATRICES, _MATRIX):  # one for each group of columns
+        made = first.new_zeros(first.shape[1], second.shape[1], dtype=dtype)
+        for number, (start, end) in enumerate(groups):
+            made[:, start:end] = first[number] @ second[:, start:end]
+    else:  # the groups are parts of the sums
+        made = first.new_zeros(len(groups), len(first), second.shape[1], dtype=dtype)
+        for number, (start, end) in enumerate(groups):
+            made[number] = first[:, start:end] @ second[start:end]
+    return made
 
 
 def _noting(name: str, mean: int, variance: int) -> dict[str, Operator]:

@@ -154,7 +154,7 @@ INTERNAL = {
     _batch_norm_with_update _embedding_bag _embedding_bag_forward_only"""
     ),
     "what torch's own modules call: layers, attention and masks": _words(
-        """_canonical_mask _fused_rms_norm _shape_as_tensor
+        """_canonical_mask _fused_rms_norm _native_multi_head_attention _shape_as_tensor
     _transformer_encoder_layer_fwd _weight_norm _cast_Float _cast_Half"""
     ),
     "assertions and symbolic numbers, which Dynamo adds": _words(
@@ -169,7 +169,10 @@ INTERNAL = {
 _OF_TORCH = frozenset().union(PUBLIC, DUNDERS, *INTERNAL.values())
 
 # Registered operators of other libraries.
-OF_TORCHVISION = _words("deform_conv2d nms ps_roi_align ps_roi_pool roi_align roi_pool")
+OF_LIBRARIES = {
+    "torchvision": _words("deform_conv2d nms ps_roi_align ps_roi_pool roi_align roi_pool"),
+    "gpufaas": _words("padded_encoder"),  # torch_shim/operators
+}
 
 
 def is_reviewed(name: str) -> bool:

@@ -224,6 +224,8 @@ CHECKS: dict[str, Callable[..., None]] = {
         upsample,
     ),
     "_transformer_encoder_layer_fwd": layer_checks.encoder_layer,
+    "_native_multi_head_attention": layer_checks.native_heads,
+    "padded_encoder": layer_checks.padded_encoder,
     **dict.fromkeys(
         ("scaled_dot_product_attention", "_scaled_dot_product_attention_math"),
         layer_checks.attention,

@@ -16,6 +16,7 @@ import torch
 
 import torch_shim
 from torch_shim import errors, process_report
+from torch_shim.advice.told_places import CodePlace
 from torch_shim.tensors import handles
 
 Place = tuple[str, int]
@@ -85,12 +86,14 @@ class Notes:
     def local_call(self) -> Callable[..., Any]:
         """`ProcessReport.local_call`, with the program's line noted."""
 
-        def noted(report: Any, reason: str, operators: int, *rest: str) -> None:
+        def noted(
+            report: Any, reason: str, operators: int, what: str = "", place: CodePlace | None = None
+        ) -> None:
             with self._lock:
-                sums = self.local.setdefault((*self._place(), reason), [0, 0])
+                sums = self.local.setdefault((*(place or self._place()), reason), [0, 0])
                 sums[0] += 1
                 sums[1] += operators
-            _local_call(report, reason, operators, *rest)
+            _local_call(report, reason, operators, what, place)
 
         return noted
 

@@ -83,8 +83,6 @@ class _Top:
                     if key == "quit":
                         return
                     self._press(key)
-        except KeyboardInterrupt:
-            return
         finally:
             self._reader.stop()
 

@@ -23,6 +23,7 @@ from gpufaas.options.subparsers import Commands
 from gpufaas.output import optional_pictures
 from gpufaas.remote.gateway_api import add_gateway_url_option, gateway_url
 from gpufaas.remote.scheduler_api import SchedulerApi, add_scheduler_options, scheduler_api
+from gpufaas.stack.example_body import example_body
 from scheduler.sim import azure_trace
 from scheduler.sim.workload import Arrivals, Pattern
 
@@ -131,18 +132,15 @@ def _request(target: LoadTarget, function: str, option: str | None) -> bytes:
 
 
 def _body(function: str, option: str | None) -> bytes:
-    """The option's file or JSON; else the example in the function's folder, or nothing."""
-    path = Path("functions", function.partition(".")[0], "example.json")
-    if option is None and not path.is_file():
-        return b""
+    """The option's file or JSON; else that of the function's first example call, or nothing."""
+    if option is None:
+        return example_body(Path("functions", function.partition(".")[0]))
+    if _is_json(option):
+        return option.encode()
     try:
-        if option is None:
-            return path.read_bytes()
-        if _is_json(option):
-            return option.encode()
         return Path(option).read_bytes()
     except OSError as error:
-        raise CommandError(f"--body {option or path}: {error.strerror}, nor is it JSON") from error
+        raise CommandError(f"--body {option}: {error.strerror}, nor is it JSON") from error
 
 
 def _is_json(text: str) -> bool:

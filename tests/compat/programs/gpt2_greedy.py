@@ -24,11 +24,14 @@ model.eval()
 
 results = {}
 for call in range(3):
+    start = time.perf_counter()
     prompt = torch.randint(3, 300, (1, 6 + call), device=device)
     text = model.generate(
         prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False
     )
     results[f"text{call}"] = text.cpu()
+    if call == 0:
+        print(f"{(time.perf_counter() - start) * 1000:.2f} ms to the first answer")
 
 start = time.perf_counter()
 model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False)

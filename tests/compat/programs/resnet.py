@@ -32,12 +32,15 @@ def picture():
 
 results = {}
 for call in range(3):
+    start = time.perf_counter()
     inputs = torch.stack([prepare(picture()) for _ in range(batch)]).to(device)
     with torch.inference_mode():
         output = model(inputs)
         probabilities = torch.nn.functional.softmax(output, dim=1)
     top, categories = torch.topk(probabilities, 5)
     results[f"output{call}"] = output.cpu()
+    if call == 0:
+        print(f"{(time.perf_counter() - start) * 1000:.2f} ms to the first answer")
     results[f"top{call}"] = top.cpu()
     results[f"categories{call}"] = categories[0].tolist()
 

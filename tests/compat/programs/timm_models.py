@@ -13,7 +13,10 @@ model = timm.create_model(name, pretrained=False, num_classes=10).to(device).eva
 
 results = {}
 with torch.inference_mode():
-    for call in range(3):
+    start = time.perf_counter()
+    results["first"] = model(torch.rand(2, 3, size, size).to(device)).cpu()
+    print(f"{(time.perf_counter() - start) * 1000:.2f} ms to the first answer")
+    for call in range(2):
         pictures = torch.rand(2, 3, size, size).to(device)
         features = model.forward_features(pictures)
         results[f"scores{call}"] = model.forward_head(features).cpu()

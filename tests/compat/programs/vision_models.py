@@ -13,10 +13,13 @@ model = models.get_model(name, weights=None).eval().to(device)
 
 results = {"parameters": sum(p.numel() for p in model.parameters())}
 for call, batch in enumerate([1, 1, 2, 1]):
+    start = time.perf_counter()
     pictures = torch.rand(batch, 3, size, size)
     with torch.inference_mode():
         scores = model(pictures.to(device))
     results[f"scores{call}"] = scores.float().cpu()
+    if call == 0:
+        print(f"{(time.perf_counter() - start) * 1000:.2f} ms to the first answer")
 
 pictures = torch.rand(1, 3, size, size).to(device)
 with torch.inference_mode():

@@ -14,7 +14,7 @@ from tests.kit.engines.docker_engine import Engine, EngineFailed
 from tests.kit.places import ROOT
 from tests.kit.waiting import wait_until
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 FUNCTION_BASE = "gpufaas-test/function:latest"
 
 SERVICES = ("etcd", "nats", "scheduler-1", "scheduler-2", "cpu-manager", "gateway")

@@ -11,6 +11,20 @@ from tests.e2e.stack import Rest, Stack, leases
 from tests.kit.waiting import wait_until
 
 NAME = "watched"
+HALF = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+    def forward(self, x):
+        return torch.from_numpy(self.layer(x).cpu().numpy().clip(0))
+model = Net().eval().cuda()
+def handle(event, context):
+    with torch.no_grad():
+        model(torch.ones(1, 8, device="cuda"))
+    return "done"
+"""
 BLOCK = f".block[aria-label^='{NAME},']"
 
 
@@ -39,6 +53,29 @@ def test_calls_are_seen_and_orders_carried_out_when_the_stack_is_real(
         up.scheduler.put("/policy", before)
         rest.remove(NAME)
     page.until(f"!document.getElementById('functions').innerText.includes('{NAME}')")
+
+
+def test_work_without_a_gpu_is_told_with_its_line_and_the_templates_state(
+    opened: Opener, up: Stack, rest: Rest
+) -> None:
+    name = "half"
+    rest.deploy(name, annotations={**write(up.work, name, HALF), "com.gpufaas.enabled": "true"})
+    page = opened(f"{up.url}/ui/", credentials=("admin", up.password))
+    row = f"document.querySelector('[data-id=\"{name}.openfaas-fn\"] .cell')"
+    try:
+        page.until(f"{row} !== null")
+        page.run(f"{row}.click()")
+        page.until(IS_OPEN)
+        page.until("document.querySelector('dialog').innerText.includes('imported, ')")
+
+        def is_told() -> bool:
+            assert rest.call(name).text == "done"
+            return "NumPy computes on the function's own processor" in page.text("dialog[open]")
+
+        wait_until(is_told, "the line is told", instead=lambda: page.text("dialog[open]"))
+        assert "handler.py:8: NumPy" in page.text("dialog[open]")
+    finally:
+        rest.remove(name)
 
 
 def _calls_are_seen(page: Page) -> None:

@@ -9,7 +9,7 @@ from tests.integration.docker.world import Images
 from tests.kit.engines.docker_engine import Engine
 
 # Without what the first one waits for: the base image, should it have to be made.
-_ONE_S = 90
+_ONE_S = 240
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -27,7 +27,7 @@ from tests.kit.places import ROOT
 from tests.kit.processes.process_functions import Heard
 from tests.kit.waiting import StillWaiting, eventually, wait_until
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 USER = "10001:10001"
 HANDLER = """
 import json, os, socket, sys, time

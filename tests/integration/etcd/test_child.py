@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import sys
@@ -19,6 +18,7 @@ from scheduler.store.etcd_channel import EtcdSettings
 from scheduler.store.etcd_store import EtcdStore
 from tests.kit.engines.real_etcd import needs_etcd
 from tests.kit.places import ROOT
+from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, needs_etcd]
@@ -143,5 +143,5 @@ async def test_the_version_is_said_and_the_wheels_is_called_a_trial(
 
 async def test_a_frozen_etcd_is_ended_all_the_same(tmp_path: Path) -> None:
     async with etcd_server(tmp_path, LOG) as server:
-        os.kill(server.process.pid, signal.SIGSTOP)
+        stop(server.process.pid)
     assert server.process.returncode == -signal.SIGKILL

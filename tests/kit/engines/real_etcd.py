@@ -1,7 +1,6 @@
 """A real etcd for tests: started, killed, frozen, restarted and compacted at will."""
 
 import logging
-import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -19,6 +18,7 @@ from gpufaas.local.held_ports import HeldPort
 from scheduler.model.errors import StoreUnavailable
 from scheduler.store.etcd_channel import EtcdChannel, EtcdSettings
 from scheduler.store.etcd_store import EtcdStore
+from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import PATIENCE_S, eventually
 
 Answer = TypeVar("Answer")
@@ -72,9 +72,7 @@ class EtcdWorld:
     def freeze(self) -> None:
         """Stop it without ending it: connections stay, answers do not come."""
         assert self._server is not None
-        self._server.process.send_signal(signal.SIGSTOP)
-        # Until all its threads have stopped; it is not reaped, should it have ended instead.
-        os.waitid(os.P_PID, self._server.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        stop(self._server.process.pid)
 
     def thaw(self) -> None:
         """Let it go on."""

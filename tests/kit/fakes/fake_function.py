@@ -63,9 +63,13 @@ Behaviour = Callable[[Got, asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass
 class FakeFunction:
-    """One instance: what it got, and how many connections it has had and has."""
+    """One instance: what it got, and how many connections it has had and has.
+
+    It answers health requests with `health`, else 200; they are not in `got`.
+    """
 
     endpoint: Endpoint
+    health: Behaviour | None = None
     got: list[Got] = field(default_factory=list)
     connections: int = 0
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -97,6 +101,9 @@ async def a_function(
         try:
             while True:
                 got = await _request(reader)
+                if got.target == "/_/health":
+                    await (fake.health or says())(got, writer)
+                    continue
                 fake.got.append(got)
                 await behave(got, writer)
                 await writer.drain()

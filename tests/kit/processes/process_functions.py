@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gateway_ext.model import Deployment, Endpoint, FunctionId, LogLine
 from gateway_ext.ports import Injection, LogQuery
@@ -178,6 +180,22 @@ def marked(instance: str, state: Path | None = None) -> list[int]:
                 if all(one in environment for one in wanted):
                     found.append(int(path.name))
     return sorted(found)
+
+
+async def lines_with(there: World, function: FunctionId, text: str) -> bool:
+    """Whether a line of the function's log has this text in it."""
+    return any(text in line.text for line in await there.log(function))
+
+
+async def template_text(there: World, function: FunctionId) -> str:
+    """The state of the function's template."""
+    return (await there.provider.function(function, usage=False)).template
+
+
+async def told(endpoint: Endpoint) -> dict[str, Any]:
+    """The JSON object that the function answers with."""
+    found: dict[str, Any] = json.loads(await call(endpoint))
+    return found
 
 
 async def trouble(provider: ProcessProvider, function: FunctionId, text: str) -> None:

@@ -86,13 +86,15 @@ class Running:
 
 @contextlib.contextmanager
 def runtime(
-    handler: str, *, ready: bool = True, workers: int = 1, **environment: str
+    handler: str, *, ready: bool = True, workers: int = 1, example: str = "", **environment: str
 ) -> Iterator[Running]:
-    """Serves this text as handler.py."""
+    """Serves this text as handler.py, with the other one as example.json beside it."""
     with tempfile.TemporaryDirectory(prefix="rt") as name:
         folder = Path(name)
         (folder / "function").mkdir()
         (folder / "function" / "handler.py").write_text(handler)
+        if example:
+            (folder / "function" / "example.json").write_text(example)
         path, written = str(folder / "s"), folder / "out"
         with written.open("wb") as output:
             process = subprocess.Popen(

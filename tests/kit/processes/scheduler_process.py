@@ -12,6 +12,7 @@ from pathlib import Path
 from gpufaas.local.held_ports import HeldPort
 from scheduler.client.scheduler_client import SchedulerClient
 from scheduler.service.http.access import ApiRole, token
+from tests.kit.processes.stopped_process import stop
 
 SECRET = b"a secret of processes in the tests"
 
@@ -36,7 +37,7 @@ class SchedulerProcess:
 
     def freeze(self) -> None:
         """As a machine does that is paused: connections stay, answers do not come."""
-        self.process.send_signal(signal.SIGSTOP)
+        stop(self.process.pid)
 
     def thaw(self) -> None:
         """Let it go on."""

@@ -87,6 +87,51 @@ async def test_call_that_may_have_begun_is_repeated_only_if_declared_repeatable(
         assert [got.body for got in fake.got] == [b"x", b"x"]
 
 
+async def test_call_behind_a_broken_one_is_repeated_elsewhere_if_the_instance_has_ended() -> None:
+    async with (
+        a_gateway() as gateway,
+        a_function(writes(close=True)) as ended,
+        a_function(says(b"second"), "i1") as second,
+    ):
+        ended.health = writes(close=True)  # as of a process whose listening socket closes last
+        gateway.deploy(a_deployment(), ended)
+        assert (await gateway.call()).status == 502
+        gateway.deploy(a_deployment(), ended, second)
+        assert [(await gateway.call()).body for _ in range(4)] == [b"second"] * 4
+        assert len(ended.got) == 1
+
+
+async def test_instance_that_lives_gets_the_calls_behind_a_broken_one() -> None:
+    answers = [writes(close=True), says(b"second"), says(b"third")]
+
+    async def behave(got: Got, writer: asyncio.StreamWriter) -> None:
+        await answers[len(fake.got) - 1](got, writer)
+
+    async with a_gateway() as gateway, a_function(behave) as fake:
+        function = gateway.deploy(a_deployment(), fake)
+        assert (await gateway.call()).status == 502
+        assert function.instances[0].doubted_since_s
+        assert (await gateway.call()).body == b"second"
+        assert not function.instances[0].doubted_since_s
+        fake.health = writes(close=True)  # it is not asked again
+        assert (await gateway.call()).body == b"third"
+        assert fake.connections == 2  # the health request's connection is kept
+
+
+async def test_health_answer_without_end_holds_up_no_call() -> None:
+    answers = [writes(close=True), says(b"second")]
+
+    async def behave(got: Got, writer: asyncio.StreamWriter) -> None:
+        await answers[len(fake.got) - 1](got, writer)
+
+    async with a_gateway() as gateway, a_function(behave) as fake:
+        begun = b"HTTP/1.1 200 X\r\ncontent-length: 9000000\r\n\r\n" + bytes(1 << 20)
+        fake.health = writes(begun, 30.0)
+        gateway.deploy(a_deployment(timeout="5s"), fake)
+        assert (await gateway.call()).status == 502
+        assert (await gateway.call()).body == b"second"
+
+
 async def test_kept_connection_that_was_closed_is_not_used() -> None:
     async with a_gateway() as gateway, a_function(says()) as fake:
         gateway.deploy(a_deployment(), fake)

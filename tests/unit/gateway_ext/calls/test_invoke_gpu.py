@@ -20,7 +20,7 @@ from scheduler.model.errors import (
     SchedulerUnreachable,
 )
 from scheduler.model.values import RequestId
-from tests.kit.fakes.fake_function import FakeFunction, a_function, says
+from tests.kit.fakes.fake_function import FakeFunction, a_function, says, writes
 from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway, answer_of
 
@@ -57,6 +57,28 @@ async def test_gpu_call_is_given_a_lease_for_the_models_of_the_call_before() -> 
         assert (request.priority, request.batch, request.slo_s) == (3, 4, 2.0)
         assert request.deadline_s is not None
         await eventually(lambda: gateway.leases.released == [1])
+
+
+async def test_models_and_local_work_that_follow_a_stream_are_learned() -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n"
+    behind = f"0\r\nx-gpu-models: {BERT}\r\nX-Gpu-Local: app.py:3 it prints\r\n\r\n".encode()
+    async with a_gateway() as gateway, a_function(writes(head, 0.01, behind)) as fake:
+        function = gateway.deploy(a_gpu_deployment(), fake)
+        assert (await gateway.call()).body == b"hi"
+        assert function.local.lines == ("app.py:3 it prints",)
+        await gateway.call()
+        assert fake.got[1].header("x-gpu-lease") == "token1"
+
+
+async def test_report_of_work_without_a_gpu_is_kept_until_the_next_deployment() -> None:
+    line = "app.py:3 it prints; take it out"
+    async with a_gateway() as gateway, a_function(says(headers=f"X-Gpu-Local: {line}\r\n")) as fake:
+        function = gateway.deploy(a_gpu_deployment(), fake)
+        for _ in range(2):
+            assert (await gateway.call()).header("x-gpu-local") is None
+            assert function.local.lines == (line,)
+        assert gateway.deploy(a_gpu_deployment(), fake).local.lines == (line,)
+        assert gateway.deploy(a_gpu_deployment(priority="2"), fake).local.lines == ()
 
 
 async def test_plain_function_is_given_no_lease() -> None:

@@ -192,7 +192,7 @@ async def test_no_call_fails_when_instances_are_replaced_under_load() -> None:
             nonlocal over
             async with a_function(behave, next(names)) as fake:
                 gateway.deploy(deployment, fake)
-                await asyncio.sleep(0.1)
+                await eventually(lambda: len(statuses) > 20 * (number + 1))
                 if number < 5:
                     await generation(deployment, number + 1)
                 else:
@@ -202,5 +202,4 @@ async def test_no_call_fails_when_instances_are_replaced_under_load() -> None:
 
         load = [asyncio.create_task(callers()) for _ in range(8)]
         await generation(a_deployment(), 0)
-        assert len(statuses) > 100
         assert set(statuses) == {200}

@@ -65,6 +65,7 @@ def test_whatever_is_sent_is_understood_or_refused(body: bytes) -> None:
         created_at=st.datetimes(timezones=st.just(UTC)),
         usage=st.none() | st.builds(Usage, st.floats(0.5, 9), st.integers(1, 9)),
         trouble=st.text(max_size=5),
+        template=st.text(max_size=5),
     )
 )
 def test_a_status_comes_through_both_ways_unchanged(status: FunctionStatus) -> None:

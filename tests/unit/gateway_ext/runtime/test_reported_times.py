@@ -1,9 +1,10 @@
-"""A function's report of its time, and its receiver."""
+"""A function's report of its time and its models, and its receiver."""
 
 import http.client
 import json
 
 from gateway_ext.tracing import reported_trace
+from tests.kit.places import ROOT
 from tests.kit.processes.runtime_process import Unix, runtime
 
 TRACE = {"traceparent": f"00-{32 * 'a'}-{16 * 'b'}-01"}
@@ -21,6 +22,17 @@ def slowly():
     for number in range(3):
         time.sleep(0.02)
         yield str(number)
+"""
+MODELS = """
+from torch_shim.leases import request_context
+def handle(event, context):
+    return pieces(event.body.decode().split())
+def pieces(names):
+    for name in names:
+        if name == "-":
+            yield name
+        else:
+            request_context.note_model(name)
 """
 LATER = """
 import asyncio
@@ -43,10 +55,10 @@ def took_us(header: str) -> int:
     return handler.took_us
 
 
-def trailers(path: str) -> tuple[bytes, dict[str, str]]:
-    """The answer's body and what comes behind it, which http.client drops."""
+def streamed(path: str, asked: str = "") -> tuple[str, bytes, dict[str, str]]:
+    """The answer's head and body, and what comes behind it, which http.client drops."""
     connection = Unix(path)
-    connection.request("GET", "/stream", headers=TRACE)
+    connection.request("POST", "/stream", asked, headers=TRACE)
     assert connection.sock is not None
     content = b""
     while b"\r\n0\r\n" not in content or not content.endswith(b"\r\n\r\n"):
@@ -55,10 +67,10 @@ def trailers(path: str) -> tuple[bytes, dict[str, str]]:
         content += piece
     connection.close()
     head, _, rest = content.partition(b"\r\n\r\n")
-    body, _, behind = rest.rpartition(b"\r\n0\r\n")
-    lines = [line.partition(b": ") for line in behind.split(b"\r\n") if line]
-    assert b"Trailer: X-Gpu-Trace" in head
-    return body, {name.decode(): value.decode() for name, _, value in lines}
+    body, _, end = rest.rpartition(b"\r\n0\r\n")
+    lines = [line.partition(b": ") for line in end.split(b"\r\n") if line]
+    behind = {name.decode(): value.decode() for name, _, value in lines}
+    return head.decode(), body, behind
 
 
 def test_time_of_the_handler_is_reported_when_the_call_belongs_to_a_trace() -> None:
@@ -76,11 +88,24 @@ def test_time_of_the_handler_is_reported_when_the_call_belongs_to_a_trace() -> N
 def test_time_of_a_stream_follows_it() -> None:
     for handler, least_us in ((HANDLER, 55_000), (LATER, 85_000)):
         with runtime(handler) as running:
-            body, behind = trailers(running.path)
+            head, body, behind = streamed(running.path)
+            assert "Trailer: X-Gpu-Trace\r\n" in head
             assert body.count(b"\r\n") > 3
             assert took_us(behind["X-Gpu-Trace"]) > least_us
             # A client that does not ask for trailers reads the same stream.
             assert running.call("/stream", headers=TRACE).body == b"012"
+
+
+def test_models_that_a_stream_uses_after_its_first_piece_follow_it() -> None:
+    with runtime(MODELS, GPUFAAS_ENABLED="1", PYTHONPATH=str(ROOT)) as running:
+        head, _, behind = streamed(running.path, "- bert resnet -")
+        assert "X-Gpu-Models: " not in head
+        assert "Trailer: X-Gpu-Trace, X-Gpu-Models, X-Gpu-Local\r\n" in head
+        assert behind["X-Gpu-Models"] == "bert,resnet"
+        # What is known by the first piece is said at once, and not again.
+        head, _, behind = streamed(running.path, "bert - resnet")
+        assert "X-Gpu-Models: bert\r\n" in head
+        assert "X-Gpu-Models" not in behind
 
 
 def test_nothing_is_reported_when_the_call_belongs_to_no_trace() -> None:

@@ -98,6 +98,7 @@ async def test_state_joins_what_both_know(tmp_path: Path) -> None:
         assert [one["label"] for one in shown["residents"]] == ["reader"]
         assert (function["id"], function["gpu"]) == ("reader.openfaas-fn", True)
         assert function["gpu_seconds"] >= 0.0
+        assert list(function["local"]) == []
         assert (decision["function"], decision["namespace"]) == ("reader", "openfaas-fn")
         assert decision["outcome"] == "completed"
         assert state["totals"]["misses"] == 1

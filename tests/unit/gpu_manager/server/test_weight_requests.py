@@ -56,6 +56,55 @@ async def test_weights_are_refused_when_the_proof_is_another_sessions() -> None:
         image.close()
 
 
+async def test_function_needs_no_further_proof_when_one_of_its_processes_has_the_weights() -> None:
+    async with manager() as it:
+        image = weights(os.urandom(1000))
+        await (await it.client("first")).upload(image)
+        another = await it.client("first")
+
+        offered, _ = await another.ask(FrameKind.OFFER, {"digest": image.digest})
+        _, (copy,) = await another.ask(FrameKind.PROVE, {"digest": image.digest})
+
+        assert offered == {"have": True, "yours": True}
+        assert os.pread(copy, 1000, 0) == image.content
+        os.close(copy)
+        wrong = {"digest": image.digest, "proof": "0" * 64}
+        assert await refusal(another.ask(FrameKind.PROVE, wrong)) == "weights refused"
+        image.close()
+
+
+@pytest.mark.parametrize(("function", "tenant"), [("second", "team"), ("first", "other")])
+async def test_right_to_weights_is_of_no_use_to_another_function(
+    function: str, tenant: str
+) -> None:
+    async with manager() as it:
+        image = weights(os.urandom(1000))
+        await (await it.client("first", tenant="team")).upload(image)
+        other = await it.client(function, tenant=tenant)
+
+        offered, _ = await other.ask(FrameKind.OFFER, {"digest": image.digest})
+
+        assert "yours" not in offered
+        asked = other.ask(FrameKind.PROVE, {"digest": image.digest})
+        assert await refusal(asked) == "unknown model"
+        assert await refusal(other.acquire(image.digest)) == "unknown model"
+        image.close()
+
+
+async def test_right_to_weights_ends_when_the_function_forgets_them() -> None:
+    async with manager() as it:
+        image = weights(os.urandom(1000))
+        first, fellow = await it.client("first"), await it.client("second")
+        await first.upload(image)
+        await fellow.upload(image)
+        await first.tell(FrameKind.FORGET, {"digest": image.digest})
+
+        assert (await first.ask(FrameKind.OFFER, {"digest": image.digest}))[0] == {"have": True}
+        asked = first.ask(FrameKind.PROVE, {"digest": image.digest})
+        assert await refusal(asked) == "unknown model"
+        image.close()
+
+
 async def test_weights_count_as_absent_when_only_another_tenant_has_them() -> None:
     async with manager() as it:
         image = weights(os.urandom(1000))
@@ -117,7 +166,7 @@ async def test_image_is_gone_when_its_last_function_forgets_it() -> None:
         images = open_images()
 
         await one.tell(FrameKind.FORGET, {"digest": image.digest})
-        assert (await other.ask(FrameKind.OFFER, {"digest": image.digest}))[0] == {"have": True}
+        assert (await other.ask(FrameKind.OFFER, {"digest": image.digest}))[0]["have"]
         await other.tell(FrameKind.FORGET, {"digest": image.digest})
         assert (await other.ask(FrameKind.OFFER, {"digest": image.digest}))[0] == {"have": False}
 

@@ -3,6 +3,8 @@
 import hashlib
 import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,22 @@ def test_proof_salts_every_piece_so_that_kept_digests_of_pieces_prove_nothing() 
     nonce = new_nonce()
     expected = plain_digest(storages, b"proof of " + nonce.encode())
     assert possession_proof(storages, nonce) == expected
+
+
+def test_digest_is_the_same_when_the_interpreter_ends_and_starts_no_threads() -> None:
+    program = (
+        "import atexit\n"
+        "from torch_shim.wire.image_digests import PIECE_BYTES, image_digest\n"
+        "storages = [bytes(PIECE_BYTES), bytes(PIECE_BYTES + 1)]\n"
+        "print(image_digest(storages))\n"
+        "atexit.register(lambda: print(image_digest(storages)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stderr == ""
+    before, at_the_end = done.stdout.split()
+    assert before == at_the_end
 
 
 def test_nonce_has_32_bytes() -> None:

@@ -11,7 +11,15 @@ from testbed.nodes.manager_client import manager, weights
 from tests.unit.gpu_manager.worker.calls.caller import LEASE, CallFailed, LocalWorker, program, step
 from torch_shim.wire.manager_session import ManagerSession
 from torch_shim.wire.programs import Ref
-from torch_shim.wire.protocol import ARITHMETIC, LATER_REQUESTS, SIZES, TRACE, FrameKind
+from torch_shim.wire.protocol import (
+    ARITHMETIC,
+    FILES,
+    LATER_REQUESTS,
+    RESIDENTS,
+    SIZES,
+    TRACE,
+    FrameKind,
+)
 
 pytestmark = pytest.mark.timeout(20, func_only=True)
 
@@ -67,7 +75,7 @@ async def test_manager_says_that_its_workers_take_traces_and_takes_one_itself() 
         image = weights(b"weights")
         client = await it.client()
         later = [kind.name for kind in LATER_REQUESTS]
-        assert client.welcome["knows"] == [*later, TRACE, SIZES, ARITHMETIC]
+        assert client.welcome["knows"] == [*later, TRACE, SIZES, ARITHMETIC, RESIDENTS, FILES]
         await client.upload(image)
         answer, ends = await client.acquire(image.digest, trace=SAID)
         assert answer["request"].startswith("team/function/")

@@ -16,6 +16,7 @@ from torch_shim.tensors import tensor_types
 ON_GPU = " of a CUDA tensor"  # refused, or not, by what is not in the source
 # A program for every refusal that the shim spells out; without one here, a new one fails below.
 REFUSALS = {
+    "a DTensor of a CUDA tensor": "torch.distributed.tensor.distribute_tensor(x, mesh)",
     "Tensor.__dlpack__ of a CUDA tensor": "x.__dlpack__()",
     "to_dlpack of a CUDA tensor": "torch.utils.dlpack.to_dlpack(x)",
     "torch.cuda.Event(interprocess=True)": "torch.cuda.Event(interprocess=True)",

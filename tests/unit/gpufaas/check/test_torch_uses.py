@@ -144,7 +144,7 @@ def test_name_means_nothing_when_it_was_not_imported() -> None:
         ("torch.compile(model)", REDIRECTED, False),
         ("torch.nn.DataParallel(model)", REDIRECTED, False),
         ("torch.cuda.amp.autocast()", REDIRECTED, False),
-        ("torch.distributed.init_process_group('nccl')", CANNOT, False),
+        ("torch.distributed.init_process_group('nccl')", LOCAL, False),
         ("torch.utils.cpp_extension.load(name, files)", CANNOT, False),
         ("torch.cuda.something_new()", CANNOT, False),
         ("torch.cuda.Event(enable_timing=True)", LOCAL, False),

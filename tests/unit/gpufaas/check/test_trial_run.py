@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufaas.check import break_reasons
+from gpufaas.check import local_rules
 from gpufaas.check.findings import Finding, FoundBy, UseOutcome, UseRule, without_repeats
 from gpufaas.check.report_text import Checked, as_json, as_text
 from gpufaas.check.trial_run import (
@@ -18,15 +18,18 @@ from gpufaas.check.trial_run import (
     TrialRun,
 )
 from gpufaas.check.verdicts import judge, share_in_graphs
+from torch_shim.advice import break_reasons
 
 # Said where Dynamo does not say it by one of its registered names.
 UNREGISTERED = ["generic_jump TensorVariable()"]
 
 
 def registered() -> list[str]:
-    """Every kind of graph break that Dynamo knows."""
+    """Every kind of graph break that Dynamo or the shim knows."""
     text = (resources.files("torch._dynamo") / "graph_break_registry.json").read_text()
-    return [versions[0]["Gb_type"] for versions in json.loads(text).values()] + UNREGISTERED
+    ours = (resources.files("torch_shim.capture") / "graph_limits.py").read_text()
+    dynamos = [versions[0]["Gb_type"] for versions in json.loads(text).values()]
+    return dynamos + re.findall(r'gb_type="([^"]+)"', ours) + UNREGISTERED
 
 
 def ran(**more: object) -> TrialRun:
@@ -45,7 +48,7 @@ def checked(*found: Finding, run: TrialRun | None = None) -> Checked:
 def test_pattern_matches_dynamos_message(pattern: str, advice: break_reasons.Advice) -> None:
     answer = [name for name in registered() if re.search(pattern, name)]
 
-    assert any(break_reasons.of_break(name).why == advice.why for name in answer)
+    assert any(local_rules.of_break(name).why == advice.why for name in answer)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,7 @@ def test_pattern_matches_dynamos_message(pattern: str, advice: break_reasons.Adv
     ],
 )
 def test_break_is_reported_in_plain_words(reason: str, why: str) -> None:
-    rule = break_reasons.of_break(reason)
+    rule = local_rules.of_break(reason)
 
     assert (rule.why, rule.outcome, rule.heavy) == (why, UseOutcome.LOCAL, False)
     assert rule.remedy
@@ -83,15 +86,20 @@ def test_break_is_reported_in_plain_words(reason: str, why: str) -> None:
             "NumPy computes on the function's own processor",
         ),
         (
-            "attribute fwd_body_0 of type GraphModule",
-            "a custom autograd function with gradients",
+            "program refused: operator 'h:print' is not allowed",
+            "workers do not have this higher-order operator",
+        ),
+        (
+            "program refused: operator 'a:mine::op.default' is not allowed",
+            "workers know PyTorch's own operators only",
         ),
         ("function mine.fast_norm", "workers know PyTorch's own operators only"),
-        ("operator failed: KeyError", "operator failed: KeyError"),
+        ("operator failed: KeyError", "a worker failed at it, and the function did not"),
+        ("something new", "something new"),
     ],
 )
 def test_local_graph_is_reported_in_plain_words(reason: str, why: str) -> None:
-    assert break_reasons.of_local(reason, heavy=True).why == why
+    assert local_rules.of_local(reason, heavy=True).why == why
 
 
 @pytest.mark.parametrize(("operators", "heavy"), [(5, False), (6, True)])

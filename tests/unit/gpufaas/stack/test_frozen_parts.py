@@ -2,14 +2,13 @@
 
 import asyncio
 import logging
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
 from common.liveness import LivenessTimes
 from gpufaas.stack.supervisor import Supervisor
+from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import eventually
 from tests.unit.gpufaas.stack.test_supervisor import alive, at_once, noting, part, pids
 
@@ -24,7 +23,7 @@ async def test_frozen_part_is_killed_and_started_again_and_the_log_says_so(
     async with Supervisor(LOG, SOON) as supervisor:
         await supervisor.start(part(tmp_path, noting(tmp_path, "time.sleep(60)")))
         await eventually(lambda: len(pids(tmp_path)) == 1)
-        os.kill(pids(tmp_path)[0], signal.SIGSTOP)
+        stop(pids(tmp_path)[0])
         await eventually(lambda: len(pids(tmp_path)) == 2)
         assert not alive(pids(tmp_path)[0])
     assert "toy was stopped by a signal" in caplog.text
@@ -60,5 +59,5 @@ time.sleep(60)
     async with Supervisor(LOG) as supervisor:
         await supervisor.start(part(tmp_path, noting(tmp_path, ending), stop_s=30.0))
         await eventually((tmp_path / "set").exists)
-        os.kill(pids(tmp_path)[0], signal.SIGSTOP)
+        stop(pids(tmp_path)[0])
     assert ended.exists()

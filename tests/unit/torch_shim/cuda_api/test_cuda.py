@@ -125,3 +125,32 @@ def test_cuda_names_call_and_remedy_when_it_cannot_redirect(shim: Snippet, call:
     else:
         raise AssertionError
     """)
+
+
+def test_missing_gpu_raises_the_class_that_torch_raises(shim: Snippet) -> None:
+    shim("""
+    try:
+        torch.ones(2, device="cuda:1")
+    except getattr(torch, "AcceleratorError", RuntimeError) as error:
+        assert "invalid device ordinal" in str(error)
+    else:
+        raise AssertionError
+    """)
+
+
+@pytest.mark.parametrize("device", ["", "'cuda'", "device='cuda:0'", "torch.device('cuda')", "0"])
+def test_streams_and_events_of_any_device_are_the_gpus_when_it_is_named(
+    shim: Snippet, device: str
+) -> None:
+    shim(f"""
+    stream = torch.Stream({device})
+    start, end = (torch.Event({device or "device=None"}, enable_timing=True) for _ in range(2))
+    assert isinstance(stream, torch.cuda.Stream) and isinstance(stream, torch.Stream)
+    assert isinstance(start, torch.cuda.Event) and isinstance(torch.cuda.Event(), torch.Event)
+    assert stream.device == torch.device("cuda", 0)
+    with stream:
+        assert torch.accelerator.current_stream() is stream
+        start.record(), end.record(stream)
+    stream.wait_event(end), stream.synchronize(), end.synchronize()
+    assert start.elapsed_time(end) >= 0
+    """)

@@ -151,3 +151,14 @@ def test_tensor_is_shared_when_passed_to_another_process(shim: Snippet) -> None:
     child.join()
     assert child.exitcode == 0
     """)
+
+
+def test_tensor_without_data_moves_without_data(shim: Snippet) -> None:
+    shim("""
+        from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+        with FakeTensorMode():
+            fake = torch.ones(2, 3)
+        for moved in (fake.to("cuda"), fake.cuda(), fake.to(torch.device("cuda", 0))):
+            assert type(moved) is FakeTensor and moved.device == torch.device("cuda:0"), moved
+            assert moved.cpu().device.type == "cpu" and moved.shape == (2, 3)
+    """)

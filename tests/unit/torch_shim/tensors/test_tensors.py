@@ -186,3 +186,34 @@ def test_handles_work_when_used_on_other_threads(shim: Snippet) -> None:
     [thread.join() for thread in threads]
     assert seen == [True] * 4
     """)
+
+
+def test_tensor_made_of_a_gpu_tensor_stays_there_when_an_old_constructor_makes_it(
+    shim: Snippet,
+) -> None:
+    shim("""
+    from torch.autograd import Variable
+    g = torch.ones(2).cuda()
+    made = Variable(g, requires_grad=True)
+    assert made.is_cuda and made.requires_grad and isinstance(made, Variable)
+    (made * g).sum().backward()
+    assert made.grad.is_cuda
+    assert Variable(data=g).is_cuda and not Variable(torch.ones(2)).is_cuda
+    """)
+
+
+def test_parameter_class_of_a_user_keeps_the_device_when_made_of_a_tensor(shim: Snippet) -> None:
+    shim("""
+    class Scale(torch.nn.Parameter):
+        def __new__(cls, data):
+            return torch.Tensor._make_subclass(cls, data, True)
+
+    g = torch.ones(2).cuda()
+    made = Scale(g)
+    assert made.is_cuda and isinstance(made, Scale) and made.requires_grad
+    with torch.no_grad():
+        g.add_(1)
+    assert made.sum().item() == 4, "it shares the memory"
+    assert not Scale(torch.ones(2)).is_cuda
+    assert torch.Tensor._make_subclass(torch.nn.Parameter, g).is_cuda
+    """)

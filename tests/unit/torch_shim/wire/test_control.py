@@ -17,8 +17,9 @@ from torch_shim.errors import ConnectionLost, ManagerUnreachable, RemoteFailure
 from torch_shim.wire import control_connection, dialing, manager_session
 from torch_shim.wire.control_connection import ControlConnection
 from torch_shim.wire.frame_socket import FrameSocket
-from torch_shim.wire.manager_session import ManagerSession, ModelLease, WorkerPeer
+from torch_shim.wire.manager_session import ManagerSession, ModelLease
 from torch_shim.wire.protocol import LATER_REQUESTS, FrameKind
+from torch_shim.wire.worker_peer import WorkerPeer
 
 MANAGER_TAKES, ASKED = 64, 80  # requests at once
 KNOWS = [kind.name for kind in LATER_REQUESTS]

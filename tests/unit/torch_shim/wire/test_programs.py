@@ -1,5 +1,7 @@
 """Programs on their way: packed and read again, and whatever else is refused."""
 
+from dataclasses import replace
+
 import msgpack
 import pytest
 
@@ -11,7 +13,9 @@ from torch_shim.wire.programs import (
     Ellipse,
     Mapping,
     Named,
+    PartName,
     Program,
+    ProgramPart,
     ProgramStep,
     Ref,
     Slice,
@@ -39,9 +43,27 @@ PROGRAM = Program(
 )
 
 
-def test_program_is_the_same_when_it_was_packed_and_read_again() -> None:
-    assert unpack(PROGRAM.pack()) == PROGRAM
-    assert digest_of(PROGRAM.pack()) == digest_of(unpack(PROGRAM.pack()).pack())
+BRANCH = ProgramPart(1, (ProgramStep("m:sin", [Ref(0)]),), Tuple([Ref(1)]))
+CALL = ProgramStep("h:cond", [Ref(0), PartName(0), PartName(0), Tuple([Ref(1)])])
+WITH_PARTS = replace(PROGRAM, steps=(*PROGRAM.steps, CALL), parts=(BRANCH,))
+
+
+@pytest.mark.parametrize("program", [PROGRAM, WITH_PARTS])
+def test_program_is_the_same_when_it_was_packed_and_read_again(program: Program) -> None:
+    assert unpack(program.pack()) == program
+    assert digest_of(program.pack()) == digest_of(unpack(program.pack()).pack())
+
+
+def test_program_is_of_the_first_version_unless_it_has_parts() -> None:
+    assert msgpack.unpackb(PROGRAM.pack(), strict_map_key=False)[0] == 1
+    assert msgpack.unpackb(WITH_PARTS.pack(), strict_map_key=False)[0] == 2
+
+
+def test_program_is_refused_when_its_parts_are_too_many_or_too_long() -> None:
+    branch = replace(BRANCH, steps=BRANCH.steps * 100_001)
+    for parts in ((BRANCH,) * 1025, (branch, branch)):
+        with pytest.raises(BadFrame, match="too many"):
+            unpack(replace(WITH_PARTS, parts=parts).pack())
 
 
 @pytest.mark.parametrize(
@@ -50,6 +72,11 @@ def test_program_is_the_same_when_it_was_packed_and_read_again() -> None:
         b"",
         b"\x00" * 40,
         msgpack.packb([2, 0, [], [], None, False]),
+        msgpack.packb([2, 0, [], [], None, False, [[0, []]]]),
+        msgpack.packb([2, 0, [], [], None, False, [[True, [], None]]]),
+        msgpack.packb([2, 0, [], [], None, False, 7]),
+        msgpack.packb([1, 0, [], [], None, False, []]),
+        msgpack.packb([3, 0, [], [], None, False, []]),
         msgpack.packb([1, -1, [], [], None, False]),
         msgpack.packb([1, 0, [], [["m:add", [{99: []}], {}]], None, False]),
         msgpack.packb([1, 0, [], [["m:add", [{0: [1, 2, 3]}], {}]], None, False]),

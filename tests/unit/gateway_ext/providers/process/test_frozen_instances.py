@@ -1,10 +1,8 @@
 """Instances that are stopped by a signal are replaced; those with a slow handler are not."""
 
-import os
-import signal
-
 from gateway_ext.providers.process import child_instance
 from tests.kit.processes.process_functions import call, marked, world
+from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import eventually
 
 # It blocks the event loop of its handler, as many do that are only slow.
@@ -21,7 +19,7 @@ async def test_stopped_instance_is_killed_and_replaced_and_the_log_says_so() -> 
         there.build("f")
         f = await there.deploy()
         (endpoint,) = await there.ready(f)
-        os.kill(marked(endpoint.instance)[0], signal.SIGSTOP)
+        stop(marked(endpoint.instance)[0])
         await eventually(lambda: endpoint not in there.heard.endpoints[f], "its end")
         (other,) = await there.ready(f)
         assert await call(other) == b"hello"

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import threading
 from collections.abc import Iterator
 
@@ -11,6 +10,7 @@ import torch
 
 from common.liveness import LivenessTimes
 from gpu_manager.runtimes.runtime import Emulation, HostedModel
+from tests.kit.processes.stopped_process import stop
 from tests.kit.worlds.worker_machine import (
     LONG,
     Machine,
@@ -48,12 +48,22 @@ def test_stopped_worker_is_killed_under_a_waiting_call(machine: Machine) -> None
     machine.admit(hosted)
     with machine.connect(hosted) as caller:
         machine.call(caller, DOUBLE, torch.ones(2))
-        os.kill(pid_of(hosted), signal.SIGSTOP)
+        stop(pid_of(hosted))
         with pytest.raises(ConnectionLost):
             machine.call(caller, DOUBLE, torch.ones(2))
     machine.until(hosted.closed.done, "its end is known")
     ((_, cause),) = machine.watcher.deaths
     assert "stopped by a signal" in cause
+
+
+def test_stopped_worker_is_replaced_when_its_lease_is_ended(machine: Machine) -> None:
+    hosted = machine.load()
+    machine.admit(hosted)
+    stop(pid_of(hosted))
+    machine.run(asyncio.wait_for(hosted.end(7, grace_s=0.2), 3))
+    assert hosted.closed.done()
+    assert len(machine.watcher.deaths) == 1
+    assert doubled(machine, machine.load()) == [2.0, 2.0]
 
 
 def test_worker_that_hangs_under_a_lease_is_killed(machine: Machine) -> None:
@@ -103,7 +113,7 @@ def test_worker_lives_while_it_computes_or_waits_for_a_gpu_for_long(machine: Mac
 def test_stopped_spare_is_replaced_when_a_model_would_be_loaded_in_it(machine: Machine) -> None:
     machine.until(lambda: machine.runtime.spares["cpu"] == 1, "there is a spare")
     (spare,) = machine.runtime.spare_workers("cpu")
-    os.kill(spare.pid, signal.SIGSTOP)
+    stop(spare.pid)
     hosted = machine.load()
     assert pid_of(hosted) != spare.pid
     assert doubled(machine, hosted) == [2.0, 2.0]
@@ -113,7 +123,7 @@ def test_stopped_fork_server_is_replaced_when_a_worker_is_needed(machine: Machin
     machine.until(lambda: machine.runtime.spares["cpu"] == 1, "there is a spare")
     server = machine.runtime.server_pid
     assert server is not None
-    os.kill(server, signal.SIGSTOP)
+    stop(server)
     hosted = [machine.load(model=name) for name in ("m", "n")][-1]
     assert machine.runtime.server_pid not in {None, server}
     assert not children_of(server)

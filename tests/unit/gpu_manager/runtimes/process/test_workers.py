@@ -206,19 +206,6 @@ def test_death_is_reported_when_a_signal_ends_the_worker(
     assert again.id != hosted.id
 
 
-def test_stopped_worker_is_replaced_when_its_lease_is_ended(machine: Machine) -> None:
-    hosted = machine.load()
-    machine.admit(hosted)
-    os.kill(pid_of(hosted), signal.SIGSTOP)
-    machine.run(asyncio.wait_for(hosted.end(7, grace_s=0.2), 3))
-    assert hosted.closed.done()
-    assert len(machine.watcher.deaths) == 1
-    again = machine.load()
-    machine.admit(again)
-    with machine.connect(again) as caller:
-        assert machine.call(caller, DOUBLE, torch.ones(2)).outputs[0].tolist() == [2.0, 2.0]
-
-
 def test_worker_exits_when_its_orders_are_cut(machine: Machine) -> None:
     hosted: Any = machine.load()
     machine.admit(hosted)

@@ -25,6 +25,7 @@ from torch_shim.wire.protocol import FrameKind, aligned
 
 LEASE = 7
 DIGEST = "d" * 64
+_STAYS = -2  # where the offset of bytes would stand that the worker did not send
 
 
 def program(*steps: ProgramStep, inputs: int = 1, output: Sequence[Any], **more: Any) -> Program:
@@ -169,6 +170,9 @@ class Caller:
             source = frame.body
         found, end = [], 0
         for offset, size in entries:
+            if offset == _STAYS:
+                found.append(bytearray())
+                continue
             start = end if offset < 0 else offset
             end = aligned(start + size)
             found.append(bytearray(source[start : start + size]))
@@ -176,7 +180,10 @@ class Caller:
         new = zip(changed, found[len(storages) :], strict=True)
         return Reply(
             outputs,
-            {entry[0]: torch.frombuffer(data, dtype=torch.uint8) for entry, data in new},
+            {
+                entry[0]: torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
+                for entry, data in new
+            },
             rng,
             frame.meta,
             [size for _, size in entries],
@@ -210,7 +217,7 @@ def _output(view: Any, storages: list[bytearray]) -> Any:
         return view
     storage, name, shape, strides, offset = view
     data = storages[storage]
-    if not data:
+    if not data:  # it has no elements, or stays with the worker
         return torch.empty(shape, dtype=DTYPES[name])
     flat = torch.frombuffer(data, dtype=torch.uint8).untyped_storage()
     return torch.empty(0, dtype=DTYPES[name]).set_(flat, offset, shape, strides)
@@ -245,10 +252,14 @@ class LocalWorker:
         ours, theirs = socket.socketpair()
         reports = CallObservers(lambda lease, _: self.ran.append(lease), self._note, self.lost.set)
         server = ChannelServer(theirs, session, self.executor, self.leases, self.programs, reports)
+        self.serve(server)
+        return Caller(ours, arena_bytes)
+
+    def serve(self, server: ChannelServer) -> None:
+        """Serve a channel on a thread of its own."""
         thread = threading.Thread(target=server.serve, daemon=True)
         thread.start()
         self._threads.append(thread)
-        return Caller(ours, arena_bytes)
 
     def join(self) -> None:
         """Wait until every channel's thread has ended."""

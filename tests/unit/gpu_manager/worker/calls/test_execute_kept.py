@@ -6,9 +6,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.unit.gpu_manager.worker.calls.caller import CallFailed, LocalWorker, program, step
+from tests.unit.gpu_manager.worker.calls.caller import (
+    CallFailed,
+    LocalWorker,
+    program,
+    step,
+    weight,
+)
 from torch_shim.wire.programs import Named, Ref
-from torch_shim.wire.protocol import FrameKind
+from torch_shim.wire.protocol import MOST_BINDINGS, FrameKind
 
 F = "t:torch.nn.functional."
 
@@ -170,3 +176,25 @@ def test_call_is_to_be_sent_again_when_memory_ran_out_after_it_wrote() -> None:
     with worker.connect() as caller, pytest.raises(CallFailed) as failed:
         caller.call(what, torch.ones(4))
     assert failed.value.failure == "not held here any more"
+
+
+def test_latest_bindings_of_a_program_stay_and_the_oldest_leaves() -> None:
+    weights = [torch.full((3,), float(number)) for number in range(MOST_BINDINGS + 1)]
+    what = program(step("o:mul", Ref(0), Ref(1)), inputs=2, output=[Ref(2)])
+    worker = LocalWorker(*weights)
+    x = torch.ones(3)
+    with worker.connect() as caller:
+        bindings = [
+            caller.bind(what, {1: weight(worker.weights, number, value)})
+            for number, value in enumerate(weights[:MOST_BINDINGS])
+        ]
+        for _ in range(2):  # by turns
+            for binding, value in zip(bindings, weights, strict=False):
+                reply = caller.call(what, x, None, binding=binding)
+                assert torch.equal(reply.outputs[0], value)
+        caller.call(what, x, None, binding=bindings[0])
+        caller.bind(what, {1: weight(worker.weights, MOST_BINDINGS, weights[-1])})
+        caller.call(what, x, None, binding=bindings[0])  # the one used last
+        with pytest.raises(CallFailed) as failed:
+            caller.call(what, x, None, binding=bindings[1])
+        assert failed.value.failure == "not held here any more"

@@ -246,6 +246,82 @@ def test_encoder_layer_computes_when_everything_fits() -> None:
     assert torch.equal(found, expected)
 
 
+def _heads(**changes: Any) -> tuple[Any, ...]:
+    sequence = torch.ones(3, 2, 4)
+    weights = [torch.ones(size) for size in ((12, 4), (12,), (4, 4), (4,))]
+    mask = torch.zeros(3, 2, dtype=torch.bool)
+    found: list[Any] = [sequence, sequence, sequence, 4, 2, *weights, mask, True, True, 1]
+    for place, value in changes.items():
+        found[int(place[1:])] = value
+    return tuple(found)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"_1": torch.ones(3, 5, 4)},
+        {"_3": 8},
+        {"_4": 3},
+        {"_4": 0},
+        {"_5": torch.ones(11, 4)},
+        {"_8": torch.ones(3)},
+        {"_9": torch.zeros(2, 3, dtype=torch.bool)},
+        {"_12": 3},
+    ],
+    ids="_".join,
+)
+def test_native_heads_refuse_what_does_not_fit(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"weights|mask|heads|queries|keys"):
+        operator("t:torch._native_multi_head_attention")(*_heads(**changes))
+
+
+def test_native_heads_compute_when_everything_fits() -> None:
+    found = operator("t:torch._native_multi_head_attention")(*_heads())
+    expected = torch._native_multi_head_attention(*_heads())  # noqa: SLF001 - as torch's module does
+    assert all(map(torch.equal, found, expected))
+
+
+def _padded(**changes: Any) -> tuple[Any, ...]:
+    padding = torch.tensor([[False, False], [False, True], [True, True]])
+    weights = [value for value in _encoder()[3:18] if isinstance(value, torch.Tensor)]
+    found: list[Any] = [torch.ones(3, 2, 4), padding, True, 2, False, 1e-5, weights * 2]
+    for place, value in changes.items():
+        found[int(place[1:])] = value
+    return tuple(found)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"_0": torch.ones(3, 2, 5)},
+        {"_1": torch.zeros(3, 3, dtype=torch.bool)},
+        {"_3": 3},
+        {"_6": []},
+        {"_6": [FOUR] * 12},
+        {"_6": [FOUR] * 11},
+    ],
+    ids="_".join,
+)
+def test_padded_encoder_refuses_what_does_not_fit(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"weights|mask|heads|input"):
+        operator("a:gpufaas::padded_encoder.default")(*_padded(**changes))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("mask_check", [True, False])
+def test_padded_encoder_leaves_zeros_where_padding_is_behind(*, mask_check: bool) -> None:
+    found = operator("a:gpufaas::padded_encoder.default")(*_padded(_2=mask_check))
+    assert not found[1, 1].any()
+    assert not found[2].any()
+    assert found[0].any()
+
+
+def test_padded_encoder_keeps_padding_when_it_is_in_front() -> None:
+    padding = torch.tensor([[False, False], [True, False], [False, False]])
+    found = operator("a:gpufaas::padded_encoder.default")(*_padded(_1=padding))
+    assert found[1, 0].any()
+
+
 EMPTY: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "t:torch.empty": (([64, 64],), {}),
     "t:torch.empty_like": ((torch.ones(64, 64),), {}),

@@ -1,0 +1,1 @@
+"""How long the first answer takes of a function that has no instance, or one instance too few."""

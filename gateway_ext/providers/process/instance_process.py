@@ -1,0 +1,101 @@
+"""The process of an instance, however it came to be: its id, its output, its end."""
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from typing import Protocol
+
+from gateway_ext.providers.process.process_launch import LaunchedProcess
+
+
+class InstanceProcess(Protocol):
+    """A process that leads a session, until it has ended."""
+
+    @property
+    def pid(self) -> int:
+        """Its id, and that of its session."""
+        ...
+
+    @property
+    def output(self) -> int:
+        """The reading end of the pipe that it writes to, which the caller closes."""
+        ...
+
+    @property
+    def exited(self) -> asyncio.Future[int]:
+        """Resolves to its exit status once it has ended: negative if a signal ended it."""
+        ...
+
+    @property
+    def gone(self) -> asyncio.Future[None]:
+        """Resolves as soon as it has ended; how it ended may be known a little later."""
+        ...
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        ...
+
+
+class StartedProcess:
+    """A child of this process."""
+
+    def __init__(self, launched: LaunchedProcess) -> None:
+        self._process = launched.process
+        self.output = launched.output
+        self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pidfd = os.pidfd_open(self._process.pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._handle_exit)
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        return self._process.pid
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if not self.exited.done():
+            self._process.send_signal(number)
+
+    def _handle_exit(self) -> None:
+        status = self._process.poll()
+        if status is None:
+            return
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self.gone.set_result(None)
+        self.exited.set_result(status)
+
+
+class KeptProcess:
+    """A child of a keeper, which reports its end."""
+
+    def __init__(self, pid: int, output: int) -> None:
+        """ProcessLookupError if it has ended and its keeper has taken note of that."""
+        self.pid = pid
+        self.output = output
+        self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pidfd = os.pidfd_open(pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._note_end)
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended: its id may be another's by then."""
+        if self._pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def ended(self, status: int) -> None:
+        """Note how it ended."""
+        if self._pidfd >= 0:
+            self._note_end()
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if not self.exited.done():
+            self.exited.set_result(status)
+
+    def _note_end(self) -> None:
+        if not self.gone.done():
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            self.gone.set_result(None)

@@ -1,0 +1,344 @@
+"""The template of one version of a function: started when an instance is first needed.
+
+Whatever it does, an instance is started: from the template, or anew as if there were none.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from common.tasks import BackgroundTasks
+from gateway_ext.providers.process import process_table
+from gateway_ext.providers.process.instance_process import KeptProcess
+from gateway_ext.providers.process.process_launch import LaunchOrders
+from gateway_ext.providers.process.template.spare_fork import SpareFork
+from gateway_ext.providers.process.template.template_run import (
+    TemplateBroken,
+    TemplatePlace,
+    TemplateRun,
+)
+
+log = logging.getLogger(__name__)
+
+_WARM_S = 600.0
+_MOST_FAILURES = 3
+# A template waits for orders: beyond that much processor time it does something else.
+_MOST_IDLE_CPU_S = 10.0
+
+
+class TemplateUsage(NamedTuple):
+    """The resources of the process that waits for orders, of its spare, and of what is warmed."""
+
+    waiting: process_table.ProcessUsage
+    spare: process_table.ProcessUsage
+    warmed: process_table.ProcessUsage
+
+
+class FunctionTemplate:
+    """Forks instances of one version; without a usable template `fork` gives none.
+
+    `refused` is why the version has no template any more; empty while it may have one.
+    """
+
+    def __init__(
+        self,
+        orders: LaunchOrders,
+        place: TemplatePlace,
+        *,
+        start_s: float,
+        has_examples: bool,
+        refused: str = "",
+    ) -> None:
+        self.refused = refused
+        self.memory_bytes = 0
+        self.used_s = time.monotonic()
+        self.warm = False
+        self._orders = orders
+        self._place = place
+        self._start_s = start_s
+        self._has_examples = has_examples
+        self._bad_examples = ""  # why the example calls of this version are not made again
+        self._run: TemplateRun | None = None
+        # Why the template becomes the instance that it is asked for, and whether the next will too.
+        self._obstacle, self._is_for_good = "", False
+        self._failures = 0
+        self._idle_cpu_s: float | None = None
+        self._closed = False
+        self._one_at_a_time = asyncio.Lock()
+        self._starting: asyncio.Task[None] | None = None
+        self._warming: asyncio.Task[None] | None = None
+        self._warmed: TemplateRun | None = None  # the fork that makes the example calls
+        self._watching: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks(log, f"a template of {place.function}")
+        self._spare = SpareFork(self._fork_spare, self._tasks)
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a process."""
+        return self._run is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether it starts, forks, or makes its example calls."""
+        tasks = (self._starting, self._warming)
+        return self._one_at_a_time.locked() or any(t is not None and not t.done() for t in tasks)
+
+    @property
+    def text(self) -> str:
+        """Its state, for people."""
+        if self.refused:
+            return f"none: {self.refused}"
+        if self._run is None:
+            return "starts" if self.busy else "none until an instance starts"
+        if self._bad_examples:
+            return f"imported, and not warm: {self._bad_examples}"
+        return "warm" if self.warm else "imported"
+
+    async def fork(self, name: str, listener: int) -> KeptProcess | None:
+        """An instance of this name that serves this socket; None if it must be started anew."""
+        # A cancelled fork must not leave a process behind that nobody knows.
+        forking = asyncio.ensure_future(self._fork_in_turn(name, listener))
+        try:
+            return await asyncio.shield(forking)
+        except asyncio.CancelledError:
+            forking.add_done_callback(_end_unwanted)
+            raise
+
+    def fork_ended_up(self, *, ready: bool) -> None:
+        """A fork can be called; if not, it has ended, and the next instance is started anew."""
+        if ready:
+            self._failures = 0
+        elif self._run is not None:
+            self._fail("forked an instance that never became ready")
+
+    def enforce(self, limit_bytes: int | None, usage: TemplateUsage) -> None:
+        """Note what its processes use; end one that exceeds its limit, or computes unasked."""
+        beyond_bytes = max(0, usage.spare.own_bytes - usage.waiting.own_bytes)
+        self.memory_bytes = usage.waiting.own_bytes + usage.warmed.own_bytes + beyond_bytes
+        if limit_bytes is not None and usage.warmed.own_bytes > limit_bytes:
+            assert self._warming is not None, "its task is there as long as the process"
+            self._warming.cancel()
+            self._refuse_examples(f"its calls {_took(usage.warmed, limit_bytes)}")
+        self._spare.enforce(limit_bytes, _MOST_IDLE_CPU_S, usage.spare)
+        if self._run is None:
+            return
+        if limit_bytes is not None and usage.waiting.own_bytes > limit_bytes:
+            self._fail(_took(usage.waiting, limit_bytes))
+        elif self.busy or self._idle_cpu_s is None:
+            self._idle_cpu_s = usage.waiting.cpu_s
+        elif usage.waiting.cpu_s - self._idle_cpu_s > _MOST_IDLE_CPU_S:
+            self._fail(f"computed for {_MOST_IDLE_CPU_S:g} s although nothing was asked of it")
+
+    def usage(self, sessions: Mapping[int, Sequence[int]]) -> TemplateUsage:
+        """The resources of its processes; `sessions` has process ids by the session's leader."""
+        runs = (self._run, self._spare.run, self._warmed)
+        each = [() if run is None else sessions.get(run.process.pid, ()) for run in runs]
+        return TemplateUsage(*map(process_table.usage, each))
+
+    def give_up(self, why: str) -> None:
+        """End the process; the next instance that starts brings another one."""
+        if self._run is not None:
+            self._note(f"was ended: {why}")
+            self._drop()
+
+    def renew(self, why: str) -> None:
+        """End what has imported the handler or does so: what it has read then has changed."""
+        for task in (self._starting, self._warming):
+            if task is not None:
+                task.cancel()
+        self._bad_examples = ""
+        self.give_up(why)
+
+    async def close(self) -> None:
+        """End the process for good."""
+        self._closed = True
+        for task in (self._starting, self._warming):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        async with self._one_at_a_time:
+            self._drop()
+        await self._tasks.wait()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    async def _fork_in_turn(self, name: str, listener: int) -> KeptProcess | None:
+        try:
+            await self._ensure()
+            async with self._one_at_a_time:
+                try:
+                    return await self._spare.become(name, listener) or await self._forked_now(
+                        name, listener
+                    )
+                except (TemplateBroken, OSError) as error:
+                    self._fail(str(error))
+                    return None
+        finally:
+            self.used_s = time.monotonic()
+            self._spare_soon()
+
+    async def _forked_now(self, name: str, listener: int) -> KeptProcess | None:
+        run = self._run
+        if run is None:
+            return None
+        self._stop_watching()
+        process = await run.fork(name, listener)
+        self._forked(run, process)
+        return process
+
+    def _spare_soon(self) -> None:
+        if not self._closed:
+            self._spare.make_soon()
+
+    async def _fork_spare(self) -> TemplateRun | None:
+        """A spare of the template that there is now; None while another is being warmed.
+
+        Nobody waits for it: the template is watched meanwhile, and its next order waits there.
+        """
+        run = self._run
+        if run is None or self._obstacle or self._warmed is not None:
+            return None
+        try:
+            return await run.fork_spare()
+        except (TemplateBroken, OSError) as error:
+            if self._run is run:
+                self._fail(str(error))
+            return None
+
+    def _forked(self, run: TemplateRun, process: KeptProcess) -> None:
+        if process is run.process:
+            self._run = None
+            self._spare.drop()
+            run.release()
+            why = self._obstacle or "it became an instance itself"
+            self._failures += 1
+            if self._is_for_good or self._failures >= _MOST_FAILURES:
+                self.refused = why
+                self._note(f"of this version is none: {why}")
+        else:
+            self._watch_again(run)
+
+    async def _ensure(self) -> None:
+        """Have a template, unless it is refused; whoever is cancelled meanwhile stops nothing."""
+        if self._run is not None or self.refused or self._closed:
+            return
+        if self._starting is None or self._starting.done():
+            self._starting = self._tasks.start(self._start())
+        await asyncio.wait([self._starting])
+
+    async def _start(self) -> None:
+        run = None
+        try:
+            run = await TemplateRun.start(self._orders, self._place)
+            report = await run.report("imported", "failed", within_s=self._start_s)
+        except (TemplateBroken, OSError) as error:
+            self._end(run)
+            self._fail(str(error))
+            return
+        except BaseException:
+            self._end(run)
+            raise
+        self._obstacle, self._is_for_good = report.why, report.state == "imported"
+        self._run, self.warm = run, False
+        self._watch(run)
+        if self._has_examples and not report.why and not self._bad_examples:
+            self._warming = self._tasks.start(self._make_examples())
+
+    async def _make_examples(self) -> None:
+        """Have a fork make the example calls, and take the template's place if they went well."""
+        run = None
+        try:
+            async with self._one_at_a_time:
+                before = self._run
+                if before is None:
+                    return
+                self._stop_watching()
+                try:
+                    run = self._warmed = await before.fork_template()
+                finally:
+                    self._watch_again(before)
+            report = await run.report("warmed", "failed", within_s=_WARM_S)
+            if report.state == "failed":
+                raise TemplateBroken(report.why)
+            async with self._one_at_a_time:
+                if self._run is before:
+                    self._drop()
+                    self._run, self.warm = run, True
+                    self._watch(run)
+                    run = None
+        except (TemplateBroken, OSError) as error:
+            if run is None:
+                self._note(f"is not warm: {error}")
+            else:
+                self._refuse_examples(str(error))
+        finally:
+            self._warmed = None
+            self._end(run)
+            self._spare_soon()
+
+    def _refuse_examples(self, why: str) -> None:
+        """Make the calls no more: the file is a part of this version, and so is its mistake."""
+        self._bad_examples = why
+        self._note(f"is not warm: {why}; the calls are not made again")
+
+    def _watch(self, run: TemplateRun) -> None:
+        self._stop_watching()
+        self._idle_cpu_s = None
+        self._watching = self._tasks.start(self._fail_when_it_ends(run))
+
+    def _watch_again(self, run: TemplateRun) -> None:
+        """Watch it after an order, unless it was ended meanwhile."""
+        if self._run is run:
+            self._watch(run)
+
+    def _stop_watching(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+
+    async def _fail_when_it_ends(self, run: TemplateRun) -> None:
+        why = await run.unasked_end()
+        if self._run is run:
+            self._watching = None
+            self._fail(why)
+
+    def _fail(self, why: str) -> None:
+        self._failures += 1
+        self._drop()
+        if self._failures >= _MOST_FAILURES:
+            self.refused = f"{why}, as others before it"
+        self._note(f"{why}; instances start without it")
+
+    def _drop(self) -> None:
+        self._spare.drop()
+        self._stop_watching()
+        run, self._run = self._run, None
+        self.memory_bytes = 0
+        self._end(run)
+
+    def _end(self, run: TemplateRun | None) -> None:
+        if run is not None:
+            self._tasks.start(run.end())
+
+    def _note(self, text: str) -> None:
+        self._place.log.write(f"{self._place.function}-template", f"the template {text}")
+        log.info("%s: the template %s", self._place.function, text)
+
+
+def _took(usage: process_table.ProcessUsage, limit_bytes: int) -> str:
+    used, most = usage.own_bytes >> 20, limit_bytes >> 20
+    return f"took {used} MiB of memory, the limit of an instance is {most} MiB"
+
+
+def _end_unwanted(forking: asyncio.Future[KeptProcess | None]) -> None:
+    if forking.cancelled() or forking.exception() is not None:
+        return
+    process = forking.result()
+    if process is not None:
+        process_table.kill_session(process.pid)
+        process.send_signal(signal.SIGKILL)
+        os.close(process.output)

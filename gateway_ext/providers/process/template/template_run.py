@@ -1,0 +1,214 @@
+"""One process that is a template, from its start to its end, and its orders to fork."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
+
+from common.liveness import LivenessTimes, until_frozen
+from gateway_ext.providers.managed.logs.function_log import FunctionLog
+from gateway_ext.providers.managed.logs.output_pipe import OutputPipe
+from gateway_ext.providers.process import process_table
+from gateway_ext.providers.process.instance_process import KeptProcess
+from gateway_ext.providers.process.process_launch import MARK, LaunchOrders
+from gateway_ext.providers.process.template.template_keeper import TemplateKeeper
+from gateway_ext.providers.process.template.template_line import (
+    TemplateLine,
+    TemplateLineBroken,
+    TemplateReport,
+)
+
+_LINE = "GPUFAAS_TEMPLATE"
+_LIVENESS = LivenessTimes(look_s=0.75)
+_KEEPER_S = 60.0
+_FORK_S = 10.0
+_NOTICE_S = 1.0  # between the end of a process and that of its line
+_DRAIN_OUTPUT_S = 0.5
+
+
+class TemplatePlace(NamedTuple):
+    """What the processes of a function share; `leaders` has the leaders of all sessions that run.
+
+    `mark` identifies processes of this gateway.
+    """
+
+    function: str
+    log: FunctionLog
+    mark: str
+    leaders: set[int]
+
+
+class TemplateBroken(Exception):
+    """The template cannot be used any more: it has ended, hangs, or breaks the rules."""
+
+
+class TemplateRun:
+    """A template process; `idle` from its first report on. Whoever has one ends it by `end`."""
+
+    def __init__(
+        self,
+        name: str,
+        process: KeptProcess,
+        keeper: TemplateKeeper,
+        line: TemplateLine,
+        place: TemplatePlace,
+    ) -> None:
+        self.name = name
+        self.process = process
+        self._keeper = keeper
+        self._line = line
+        self._place = place
+        place.leaders.add(process.pid)
+        self._living = asyncio.create_task(self._live())
+
+    @classmethod
+    async def start(cls, orders: LaunchOrders, place: TemplatePlace) -> Self:
+        """Start the first template of a keeper; TemplateBroken if that fails."""
+        name = new_name(place)
+        line = TemplateLine()
+        with line.theirs as theirs:
+            own = {_LINE: str(theirs.fileno()), **named(name, place)}
+            complete = replace(orders, environment={**orders.environment, **own})
+            try:
+                keeper = TemplateKeeper(complete, [theirs.fileno()])
+            except OSError as error:
+                line.close()
+                raise TemplateBroken(f"cannot be started: {error}") from error
+        try:
+            process = await asyncio.wait_for(asyncio.shield(keeper.first), _KEEPER_S)
+        except BaseException as error:  # a caller that is cancelled leaves no process behind
+            line.close()
+            keeper.end()
+            if isinstance(error, OSError | TimeoutError):
+                raise TemplateBroken(f"cannot be started: {error!r}") from error
+            raise
+        return cls(name, process, keeper, line, place)
+
+    async def report(self, *expected: str, within_s: float) -> TemplateReport:
+        """The template's next report; TemplateBroken unless it is one of those expected."""
+        try:
+            found = await self._line.report(within_s)
+        except (TemplateLineBroken, TimeoutError) as error:
+            raise TemplateBroken(str(error) or f"did not report within {within_s:g} s") from error
+        if found.state not in expected or found.pid != self.process.pid:
+            raise TemplateBroken("sent a report that nobody expects")
+        return found
+
+    async def fork(self, name: str, listener: int) -> KeptProcess:
+        """An instance of this name that serves this socket; TemplateBroken if it does not come."""
+        process, line = await self._forked("serve", name, [listener])
+        line.close()
+        return process
+
+    async def fork_template(self) -> "TemplateRun":
+        """Another template below the same keeper, which makes its example calls now."""
+        return await self._forked_run("warm")
+
+    async def fork_spare(self) -> "TemplateRun":
+        """A fork that waits for the order to be an instance, and makes no other process."""
+        return await self._forked_run("spare")
+
+    async def unasked_end(self) -> str:
+        """Wait until the template ends, speaks without being asked, or freezes; returns why."""
+        spoken = asyncio.create_task(self._line.closed())
+        frozen = asyncio.create_task(until_frozen(self.process.pid, None, _LIVENESS))
+        waits: set[asyncio.Future[Any]] = {spoken, frozen, self.process.exited}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if frozen.done():
+                return frozen.result()
+            ended = await asyncio.wait({self.process.exited}, timeout=_NOTICE_S)
+            return "ended" if ended[0] else "broke its line"
+        finally:
+            spoken.cancel()
+            frozen.cancel()
+            await asyncio.gather(spoken, frozen, return_exceptions=True)
+
+    async def end(self) -> None:
+        """Kill it, and return when nothing but its forks is left of it."""
+        self._line.close()
+        if not self.process.exited.done():
+            process_table.kill_session(self.process.pid)
+            self.process.send_signal(signal.SIGKILL)
+        await asyncio.shield(self._living)
+
+    def release(self) -> KeptProcess:
+        """Give the process away, which has become an instance itself."""
+        self._line.close()
+        self._living.cancel()
+        return self.process
+
+    async def _live(self) -> None:
+        """Store its output until it has ended; then kill what it has started."""
+        pid, name = self.process.pid, self.name
+        pipe = OutputPipe(self.process.output, lambda lines: self._place.log.write(name, *lines))
+        try:
+            await asyncio.shield(self.process.exited)
+            self._place.leaders.discard(pid)
+            await asyncio.to_thread(process_table.end_marked, mark_of(name, self._place))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
+        finally:
+            pipe.close()
+
+    async def _forked_run(self, kind: str) -> "TemplateRun":
+        name = new_name(self._place)
+        process, line = await self._forked(kind, name, [])
+        return TemplateRun(name, process, self._keeper, line, self._place)
+
+    async def _forked(
+        self, kind: str, name: str, descriptors: list[int]
+    ) -> tuple[KeptProcess, TemplateLine]:
+        with contextlib.ExitStack() as ours:
+            output, written = os.pipe()
+            ours.callback(os.close, output)
+            with contextlib.ExitStack() as theirs:
+                theirs.callback(os.close, written)
+                line = TemplateLine()
+                ours.callback(line.close)
+                theirs.callback(line.theirs.close)
+                passed = [line.theirs.fileno(), written, *descriptors]
+                try:
+                    self._line.order(kind, name, named(name, self._place), passed)
+                except TemplateLineBroken as error:
+                    raise TemplateBroken(str(error)) from error
+            process = await self._began(line, output)
+            ours.pop_all()
+        line.confirm()
+        return process, line
+
+    async def _began(self, line: TemplateLine, output: int) -> KeptProcess:
+        """The process that has begun at the other end of the line."""
+        try:
+            found = await line.report(_FORK_S)
+            if found.state != "began":
+                raise TemplateLineBroken("did not begin")
+            return self._new_process(found.pid, output)
+        except (TemplateLineBroken, TimeoutError, OSError) as error:
+            why = "it took too long" if isinstance(error, TimeoutError) else str(error)
+            raise TemplateBroken(f"did not fork: {why}") from error
+
+    def _new_process(self, pid: int, output: int) -> KeptProcess:
+        """The process that has begun: a fork, or this one, if it cannot be forked."""
+        if pid != self.process.pid:
+            return self._keeper.take(pid, output)
+        self.process.output = output
+        return self.process
+
+
+def new_name(place: TemplatePlace) -> str:
+    """A name of a process of the function; all of them have the same length."""
+    return f"{place.function}-{secrets.token_hex(4)}"
+
+
+def mark_of(name: str, place: TemplatePlace) -> str:
+    """The value of the variable by which its descendants are found."""
+    return f"{place.mark}/{name}"
+
+
+def named(name: str, place: TemplatePlace) -> dict[str, str]:
+    """The variables of a process of this name."""
+    return {"HOSTNAME": name, MARK: mark_of(name, place)}

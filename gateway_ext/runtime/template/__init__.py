@@ -1,0 +1,1 @@
+"""The template: a process that has imported the handler, and of which instances are forks."""

@@ -1,0 +1,108 @@
+"""Calls of the handler that its author wrote down in `example.json`, for the template to make.
+
+The file is one call or a list of them: `{"body": TEXT or any JSON, "method", "path", "headers"}`,
+with `body_base64` for bytes. Nothing else is ever called in the template: a call may have effects,
+and only its author knows that it may be repeated.
+"""
+
+import asyncio
+import base64
+import binascii
+import json
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gateway_ext.runtime.handler.handler_event import HandlerContext, HandlerEvent, Headers
+from gateway_ext.runtime.handler.handler_module import Handle
+from gateway_ext.runtime.handler.handler_response import HandlerResponse, answer_of, piece_of
+
+FILE = "example.json"
+_MOST_BYTES, _MOST_CALLS = 8 << 20, 16
+_FIRST_ERROR = 400
+
+
+class BadExample(Exception):
+    """The file cannot be used, or a call in it fails."""
+
+
+class ExampleCall(NamedTuple):
+    """One call, before it becomes an event."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+def examples_in(folder: Path) -> list[ExampleCall]:
+    """The calls that the folder's file lists; none without a file."""
+    path = folder / FILE
+    if not path.is_file():
+        return []
+    if path.stat().st_size > _MOST_BYTES:
+        raise BadExample(f"{FILE} is larger than {_MOST_BYTES >> 20} MiB")
+    try:
+        found = json.loads(path.read_bytes())
+        calls = [_call(one) for one in (found if isinstance(found, list) else [found])]
+    except (ValueError, TypeError, AttributeError, binascii.Error) as error:
+        raise BadExample(f"{FILE}: {error}") from error
+    if len(calls) > _MOST_CALLS:
+        raise BadExample(f"{FILE} has more than {_MOST_CALLS} calls")
+    return calls
+
+
+def make(handle: Handle, calls: list[ExampleCall], hostname: str) -> None:
+    """Make the calls one by one, in this thread, and read their answers to the end."""
+    for number, call in enumerate(calls, 1):
+        event = HandlerEvent(call.method, call.path, Headers(list(call.headers.items())), call.body)
+        try:
+            status = _status(handle, event, HandlerContext(hostname))
+        except Exception as error:
+            raise BadExample(f"call {number} of {FILE} raised {error!r}") from error
+        if status >= _FIRST_ERROR:
+            raise BadExample(f"call {number} of {FILE} was answered {status}")
+
+
+def _status(handle: Handle, event: HandlerEvent, context: HandlerContext) -> int:
+    returned = handle(event, context)
+    if isinstance(returned, Awaitable):
+        return asyncio.run(_awaited(returned))
+    answer = answer_of(returned)
+    if answer.pieces_async is not None:
+        return asyncio.run(_read(answer))
+    for piece in answer.pieces or ():
+        piece_of(piece)
+    return answer.status
+
+
+async def _awaited(returned: Awaitable[object]) -> int:
+    answer = answer_of(await returned)
+    for piece in answer.pieces or ():
+        piece_of(piece)
+    return await _read(answer)
+
+
+async def _read(answer: HandlerResponse) -> int:
+    if answer.pieces_async is not None:
+        async for piece in answer.pieces_async:
+            piece_of(piece)
+    return answer.status
+
+
+def _call(fields: Any) -> ExampleCall:
+    if not isinstance(fields, dict):
+        raise TypeError("a call is an object")
+    unknown = fields.keys() - {"body", "body_base64", "method", "path", "headers"}
+    if unknown:
+        raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
+    headers = {str(name): str(value) for name, value in fields.get("headers", {}).items()}
+    method, path = str(fields.get("method", "POST")), str(fields.get("path", "/"))
+    return ExampleCall(method, path, headers, _body(fields))
+
+
+def _body(fields: dict[str, Any]) -> bytes:
+    if "body_base64" in fields:
+        return base64.b64decode(fields["body_base64"], validate=True)
+    body = fields.get("body", "")
+    return (body if isinstance(body, str) else json.dumps(body)).encode()

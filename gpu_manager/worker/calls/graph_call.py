@@ -1,0 +1,116 @@
+"""A call as it was asked for: read from the wire and checked."""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from gpu_manager.worker.call_errors import CallRefused
+from gpu_manager.worker.program.build import BuiltProgram
+from gpu_manager.worker.program.channel_state import Binding, ChannelState
+from gpu_manager.worker.program.recorded_runs import Mode
+from gpu_manager.worker.program.tensor_specs import DTYPES
+from torch_shim.wire.arithmetic import Arithmetic, read_arithmetic
+from torch_shim.wire.protocol import FailureKind
+
+_OPTIONAL = [None, None, None, None, "", None, None]  # what a field that is left out is
+_CALL_FIELDS, _OPTION_FIELDS = 5, (4, 5, 6, 7)
+_TRACE_CHARACTERS = 128
+
+
+class Residents(NamedTuple):
+    """What the shim says about outputs and changed inputs that it may never look at.
+
+    Storages of at least `least_bytes` stay with the worker, output storage n under `first_key` + n,
+    unless it is `wanted` up to its size. `dropped` are the keys of those that the function needs no
+    more. A function that `gives_back` the files of results says so by their negative numbers.
+    """
+
+    first_key: int
+    least_bytes: int
+    wanted: dict[int, int]
+    dropped: list[int]
+    gives_back: bool = False
+
+
+class Options(NamedTuple):
+    """How a call is to be run."""
+
+    autocast: tuple[torch.dtype, bool] | None
+    rng: bytes | None
+    keys: list[int]
+    default_dtype: torch.dtype
+    trace: str = ""
+    arithmetic: Arithmetic = Arithmetic()
+    residents: Residents | None = None
+
+    def mode(self) -> Mode:
+        """What of it changes the numbers that a program computes."""
+        return Mode(self.autocast, self.default_dtype, self.arithmetic)
+
+
+class GraphCall(NamedTuple):
+    """A call as it was asked for."""
+
+    lease: int
+    number: int
+    program: BuiltProgram
+    binding: Binding | None
+    inputs: Any
+    options: Options
+
+
+def read_call(meta: Any, channel: ChannelState) -> GraphCall:
+    """Check what a CALL says, and find the program and binding it names."""
+    if not isinstance(meta, list) or len(meta) != _CALL_FIELDS or type(meta[0]) is not int:
+        raise CallRefused(FailureKind.BAD_FRAME, "CALL has five fields, the lease first")
+    lease, number, binding, inputs, options = meta
+    program = channel.program(number)
+    bound = channel.binding(number, binding)
+    return GraphCall(lease, number, program, bound, inputs, read_options(options))
+
+
+def read_options(options: Any) -> Options:
+    """Check a call's options."""
+    if not isinstance(options, list) or len(options) not in _OPTION_FIELDS:
+        raise CallRefused(FailureKind.BAD_FRAME, "options have four to seven fields")
+    autocast, rng, keys, default, trace, sent, stay = options + _OPTIONAL[len(options) :]
+    arithmetic = Arithmetic() if sent is None else read_arithmetic(sent)
+    if arithmetic is None:
+        raise CallRefused(FailureKind.BAD_FRAME, f"no settings of arithmetic: {sent!r:.80}")
+    if not isinstance(trace, str) or len(trace) > _TRACE_CHARACTERS:
+        raise CallRefused(FailureKind.BAD_FRAME, "a trace is a short text")
+    if autocast is not None:
+        if not isinstance(autocast, list) or len(autocast) != len(("dtype", "cache")):
+            raise CallRefused(FailureKind.BAD_FRAME, "autocast is a dtype and whether to cache")
+        autocast = (_dtype(autocast[0]), bool(autocast[1]))
+    if rng is not None and not isinstance(rng, bytes):
+        raise CallRefused(FailureKind.BAD_FRAME, "a generator's state is bytes")
+    if not isinstance(keys, list) or not all(type(key) is int for key in keys):
+        raise CallRefused(FailureKind.BAD_FRAME, "keys are numbers")
+    dtype = torch.float32 if default is None else _dtype(default)
+    return Options(autocast, rng, keys, dtype, trace, arithmetic, _read_residents(stay))
+
+
+def _read_residents(sent: Any) -> Residents | None:
+    match sent:
+        case None:
+            return None
+        case [int(first), int(least), list(wanted), list(dropped), *more] if first > 0 and more in (
+            [],
+            [True],
+        ):
+            numbers = [*dropped, *(number for entry in wanted for number in _pair(entry))]
+            if all(type(number) is int for number in numbers):
+                return Residents(first, least, dict(wanted), dropped, bool(more))
+    raise CallRefused(FailureKind.BAD_FRAME, f"what stays: {sent!r:.80}")
+
+
+def _pair(entry: Any) -> Any:
+    return entry if isinstance(entry, list) and len(entry) == len(("number", "size")) else [None]
+
+
+def _dtype(name: Any) -> torch.dtype:
+    found = DTYPES.get(name) if isinstance(name, str) else None
+    if found is None or not found.is_floating_point:
+        raise CallRefused(FailureKind.BAD_FRAME, f"no dtype {name!r:.40} to compute in")
+    return found

@@ -1,0 +1,139 @@
+"""Files in memory that carry large results to a function, and are used again.
+
+Making a file costs several times what filling it does: the kernel clears each of its pages. So a
+function says when nobody reads a result any more, and the worker writes a later one to the same
+pages. A session's files are its own: no other function's data was ever in them.
+"""
+
+import fcntl
+import itertools
+import mmap
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from gpu_manager.worker.device.worker_device import SharedArea
+
+# Smaller results come in a file that is used once.
+LEAST_BYTES = 1 << 20
+# How much all files of a worker may take, beside the results that are used once.
+_MOST_BYTES = 1 << 30
+IDLE_S = 10.0  # that a file waits for a result before it is given up
+_ROUNDED_TO = 1 << 21
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+_numbers = itertools.count(1)
+
+# Prepares memory for transfers from the device.
+Prepare = Callable[[memoryview], SharedArea | None]
+
+
+def make_file(size_bytes: int) -> int:
+    """Make a file of this size in memory, whose size nobody can change; return its descriptor."""
+    descriptor = os.memfd_create("gpufaas-result", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, size_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+class ResultFile:
+    """One file, mapped in this process."""
+
+    def __init__(self, size_bytes: int, prepare: Prepare) -> None:
+        self.number = next(_numbers)
+        self.size_bytes = size_bytes
+        self.descriptor = make_file(size_bytes)
+        self.free_since_s = 0.0
+        try:
+            self.memory = memoryview(mmap.mmap(self.descriptor, size_bytes))
+            self._shared = prepare(self.memory)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def close(self) -> None:
+        """Let go of it. A function that still maps it keeps the pages."""
+        if self._shared is not None:
+            self._shared.close()
+        os.close(self.descriptor)
+        self.memory = memoryview(b"")
+
+
+class FileBudget:
+    """The bytes of all sessions' files in a worker."""
+
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        self.most_bytes = most_bytes
+        self.size_bytes = 0
+
+
+class ResultFiles:
+    """One session's files: those that the function reads, and those that are free."""
+
+    def __init__(self, budget: FileBudget) -> None:
+        self._budget = budget
+        self._lent: OrderedDict[int, ResultFile] = OrderedDict()
+        self._free: list[ResultFile] = []  # the one that became free last is the last
+
+    def take(self, size_bytes: int, prepare: Prepare) -> ResultFile | None:
+        """Return a file of at least this size; None where another one would be too many."""
+        fitting = [file for file in self._free if size_bytes <= file.size_bytes <= 2 * size_bytes]
+        if fitting:
+            found = min(fitting, key=lambda file: file.size_bytes)
+            self._free.remove(found)
+        else:
+            wanted = -(-size_bytes // _ROUNDED_TO) * _ROUNDED_TO
+            if not self._make_room(wanted):
+                return None
+            found = ResultFile(wanted, prepare)
+            self._budget.size_bytes += wanted
+        self._lent[found.number] = found
+        return found
+
+    def give(self, number: int) -> None:
+        """The function reads this one no more; of a number that is unknown, nothing is said."""
+        file = self._lent.pop(number, None)
+        if file is not None:
+            file.free_since_s = time.monotonic()
+            self._free.append(file)
+
+    def trim(self, before_s: float) -> None:
+        """Give up files that have been free since then."""
+        for file in [file for file in self._free if file.free_since_s <= before_s]:
+            self._free.remove(file)
+            self._close(file)
+
+    def clear(self) -> None:
+        """Give up all."""
+        for file in [*self._free, *self._lent.values()]:
+            self._close(file)
+        self._free.clear()
+        self._lent.clear()
+
+    @property
+    def any_free(self) -> bool:
+        """Whether there are files that nobody reads."""
+        return bool(self._free)
+
+    def _make_room(self, size_bytes: int) -> bool:
+        """Give up files of this session until another one is within the budget.
+
+        Those that the function reads go too, the oldest first: they become its own.
+        """
+        while self._budget.size_bytes + size_bytes > self._budget.most_bytes:
+            if self._free:
+                self._close(self._free.pop(0))
+            elif self._lent and size_bytes <= self._budget.most_bytes:
+                self._close(self._lent.popitem(last=False)[1])
+            else:
+                return False
+        return True
+
+    def _close(self, file: ResultFile) -> None:
+        self._budget.size_bytes -= file.size_bytes
+        file.close()

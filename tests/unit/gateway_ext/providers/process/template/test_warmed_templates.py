@@ -1,0 +1,117 @@
+"""A template is warmed by the calls of `example.json`, and by nothing else."""
+
+import json
+import os
+import signal
+
+from gateway_ext.model import FunctionId, Resources
+from tests.kit.processes.process_functions import World, call, lines_with, template_text, world
+from tests.kit.waiting import eventually
+
+_COUNTS = """
+import os, random, threading
+random.seed(1)
+IMPORTED_BY = os.getpid()
+CALLS = []
+def handle(event, context):
+    if event.body == b"fail":
+        raise ValueError("an example that fails")
+    if event.body == b"thread":
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    if event.body == b"exit":
+        os._exit(3)
+    CALLS.append([event.body.decode(), random.random()])
+    return {"calls": CALLS, "template": IMPORTED_BY}
+"""
+
+
+def _with_examples(there: World, bodies: list[str]) -> None:
+    folder = there.build("f", _COUNTS)
+    (folder / "example.json").write_text(json.dumps([{"body": body} for body in bodies]))
+
+
+async def test_instances_have_what_the_examples_have_made_and_chances_as_after_the_import() -> None:
+    async with world() as there:
+        _with_examples(there, ["one", "two"])
+        f = await there.deploy()
+        (endpoint,) = await there.ready(f)
+        cold = json.loads(await call(endpoint))["calls"]
+        assert [body for body, _ in cold] == [""]
+        await eventually(lambda: _is(there, f, "warm"), "a warm template")
+        await there.provider.scale(f, 2)
+        endpoints = await there.ready(f, 2)
+        (other,) = [one for one in endpoints if one != endpoint]
+        warm = json.loads(await call(other))["calls"]
+        assert [body for body, _ in warm] == ["one", "two", ""]
+        assert warm[2][1] == cold[0][1], "a generator that the handler has seeded begins as it did"
+
+
+async def _is(there: World, function: FunctionId, text: str) -> bool:
+    return (await template_text(there, function)) == text
+
+
+async def test_template_serves_without_its_examples_when_they_fail() -> None:
+    reasons = {"fail": "an example that fails", "thread": "threads", "exit": "ended"}
+    for body, why in reasons.items():
+        async with world() as there:
+            _with_examples(there, [body])
+            f = await there.deploy()
+            await there.ready(f)
+            await eventually(lambda: lines_with(there, f, "is not warm"), "the note")  # noqa: B023 - awaited in this round
+            assert await lines_with(there, f, why)
+            await there.provider.scale(f, 2)
+            endpoints = await there.ready(f, 2)
+            for endpoint in endpoints:
+                assert len(json.loads(await call(endpoint))["calls"]) == 1
+            assert why in (await template_text(there, f)).removeprefix("imported, and not warm: ")
+
+
+async def test_examples_that_failed_are_not_made_again_when_the_template_starts_again() -> None:
+    async with world() as there:
+        _with_examples(there, ["fail"])
+        f = await there.deploy()
+        (endpoint,) = await there.ready(f)
+        await eventually(lambda: lines_with(there, f, "is not warm"), "the note")
+        first = json.loads(await call(endpoint))["template"]
+
+        os.kill(first, signal.SIGKILL)
+        await eventually(lambda: lines_with(there, f, "instances start without it"), "its end")
+        await there.provider.scale(f, 2)
+        templates = {json.loads(await call(one))["template"] for one in await there.ready(f, 2)}
+        assert len(templates) == 2
+        assert "an example that fails" in await template_text(there, f)
+        assert await _notes(there, f, 1)
+
+
+async def test_examples_that_failed_are_made_again_when_a_secret_has_changed() -> None:
+    async with world() as there:
+        await there.provider.create_secret("openfaas-fn", "s", b"old")
+        _with_examples(there, ["fail"])
+        f = await there.deploy(secrets=("s",))
+        await there.ready(f)
+        await eventually(lambda: _notes(there, f, 1), "the note")
+        await there.provider.update_secret("openfaas-fn", "s", b"new")
+        await there.provider.scale(f, 2)
+        await there.ready(f, 2)
+        await eventually(lambda: _notes(there, f, 2), "another note")
+
+
+async def _notes(there: World, function: FunctionId, count: int) -> bool:
+    found = [line for line in await there.log(function) if "is not warm" in line.text]
+    return len(found) == count
+
+
+async def test_calls_that_take_more_memory_than_an_instance_may_are_given_up() -> None:
+    async with world() as there:
+        folder = there.build("f", _COUNTS.replace("CALLS = []", "CALLS, TAKEN = [], []", 1))
+        handler = folder / "handler.py"
+        taking = '    if event.body == b"take":\n        TAKEN.append(b"1" * (200 << 20))\n'
+        sleeping = "        __import__('time').sleep(1000)\n"
+        text = handler.read_text()
+        handler.write_text(text.replace("    CALLS.append", f"{taking}{sleeping}    CALLS.append"))
+        (folder / "example.json").write_text('{"body": "take"}')
+        f = await there.deploy(limits=Resources(memory="100Mi"))
+        (endpoint,) = await there.ready(f)
+        await eventually(lambda: lines_with(there, f, "is not warm: its calls took"), "the note")
+        assert json.loads(await call(endpoint))["calls"][0][0] == ""
+        assert (await template_text(there, f)).startswith("imported, and not warm: its calls took")

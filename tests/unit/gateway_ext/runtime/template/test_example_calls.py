@@ -1,0 +1,78 @@
+"""The calls of `example.json`: read strictly, made in order, and their failures told."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway_ext.runtime.handler.handler_event import HandlerContext, HandlerEvent
+from gateway_ext.runtime.template.example_calls import BadExample, ExampleCall, examples_in, make
+
+
+def listed(folder: Path, content: object) -> list[ExampleCall]:
+    text = content if isinstance(content, str) else json.dumps(content)
+    (folder / "example.json").write_text(text)
+    return examples_in(folder)
+
+
+def test_calls_are_read_with_their_defaults(tmp_path: Path) -> None:
+    assert examples_in(tmp_path) == []
+    assert listed(tmp_path, {"body": "text"}) == [ExampleCall("POST", "/", {}, b"text")]
+    many = [
+        {"body": {"a": 1}, "method": "PUT", "path": "/x?y=1", "headers": {"A": "b"}},
+        {"body_base64": "AAE="},
+    ]
+    assert listed(tmp_path, many) == [
+        ExampleCall("PUT", "/x?y=1", {"A": "b"}, b'{"a": 1}'),
+        ExampleCall("POST", "/", {}, b"\0\1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "content", ["{", [1], {"unknown": 1}, {"body_base64": "?"}, {"headers": 1}, [{}] * 17]
+)
+def test_file_is_refused_when_it_is_no_list_of_calls(tmp_path: Path, content: object) -> None:
+    with pytest.raises(BadExample, match=r"example\.json"):
+        listed(tmp_path, content)
+
+
+def test_answers_of_all_kinds_are_read_to_their_end() -> None:
+    seen: list[str] = []
+
+    def noted(number: int) -> str:
+        seen.append(str(number))
+        return "piece"
+
+    def plain(event: HandlerEvent, context: HandlerContext) -> object:
+        seen.append(f"{event.path} {event.query['a']} on {context.hostname}")
+        return map(noted, range(2))
+
+    async def later(event: HandlerEvent, context: HandlerContext) -> object:
+        del event, context
+        seen.append("later")
+        return "done"
+
+    async def pieces(event: HandlerEvent, context: HandlerContext) -> AsyncIterator[str]:
+        del event, context
+        yield "piece"
+        seen.append("pieces")
+
+    calls = [ExampleCall("GET", "/p?a=b", {}, b"")]
+    for handle in (plain, later, pieces):
+        make(handle, calls, "host")
+    assert seen == ["/p b on host", "0", "1", "later", "pieces"]
+
+
+@pytest.mark.parametrize("answer", [{"statusCode": 500}, {"statusCode": 404, "body": "no"}])
+def test_error_answer_fails(answer: object) -> None:
+    with pytest.raises(BadExample, match=r"call 1 of example\.json was answered"):
+        make(lambda _, __: answer, [ExampleCall("GET", "/", {}, b"")], "host")
+
+
+def test_raised_error_fails() -> None:
+    def handle(event: HandlerEvent, context: HandlerContext) -> object:
+        raise ValueError(f"no such thing: {event.body!r} on {context.hostname}")
+
+    with pytest.raises(BadExample, match="no such thing"):
+        make(handle, [ExampleCall("GET", "/", {}, b"")], "host")

@@ -1,0 +1,101 @@
+"""Each place in a program that stays in the function is told once, with a remedy."""
+
+import logging
+
+import pytest
+
+from gateway_ext.runtime.gpu_placement import ShimPlacements
+from torch_shim.advice.break_reasons import Advice, for_local
+from torch_shim.advice.told_places import CodePlace, ToldPlaces, users_line
+from torch_shim.process_report import GraphBreak, ProcessReport
+
+PRINTS = Advice("it prints", "take it out")
+
+
+def test_place_is_told_once_with_its_line_and_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    told = ToldPlaces()
+    for _ in range(3):
+        told.tell(CodePlace("app.py", 7), "Net runs here", PRINTS)
+    told.tell(CodePlace("app.py", 8), "Net runs here", PRINTS)
+    assert [record.getMessage() for record in caplog.records] == [
+        "app.py:7: Net runs here: it prints (take it out)",
+        "app.py:8: Net runs here: it prints (take it out)",
+    ]
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+def test_nothing_is_told_when_there_is_nothing_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    told = ToldPlaces()
+    told.tell(CodePlace("app.py", 7), "Net runs here", for_local("its graph is being traced"))
+    assert not caplog.records
+    assert not told.to_send()
+
+
+def test_program_with_many_places_is_told_of_some(caplog: pytest.LogCaptureFixture) -> None:
+    told = ToldPlaces()
+    for line in range(100):
+        told.tell(CodePlace("app.py", line), "Net runs here", PRINTS)
+    assert len(caplog.records) == 31
+    assert "gpufaas check" in caplog.records[-1].getMessage()
+
+
+def test_lines_are_sent_a_few_times_and_fit_into_a_header() -> None:
+    told = ToldPlaces()
+    for line in range(6):
+        told.tell(CodePlace("/home/me/app/a|b\n.py", line), "x", Advice("wh\u00e4t" * 200, "do"))
+    sent = [told.to_send() for _ in range(8)]
+    assert [len(lines) for lines in sent] == [4, 4, 4, 2, 2, 2, 0, 0]
+    for text in (text for lines in sent for text in lines):
+        assert text.startswith("me/app/a?b?.py:")
+        assert len(text) <= 240
+        assert text.isprintable()
+        assert "|" not in text
+
+
+def test_runtime_sends_the_lines_with_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = ToldPlaces()
+    monkeypatch.setattr("torch_shim.leases.request_context.told_places", told)
+    placements = ShimPlacements()
+    assert placements.used() == []
+    told.tell(CodePlace("app.py", 7), "Net runs here", PRINTS)
+    told.tell(CodePlace("app.py", 8), "Net runs here", PRINTS)
+    sent = "app.py:7: it prints; take it out|app.py:8: it prints; take it out"
+    assert placements.used() == [("X-Gpu-Local", sent)]
+
+
+def test_file_is_sent_as_it_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend("/home/me/build-1")
+    told = ToldPlaces()
+    told.tell(CodePlace("/home/me/build-1/function/handler.py", 7), "Net runs here", PRINTS)
+    assert told.to_send() == ["function/handler.py:7: it prints; take it out"]
+
+
+def test_users_line_is_that_of_the_program() -> None:
+    place = _calls_something()
+    assert place.file == __file__
+    assert place.line > 0
+
+
+def _calls_something() -> CodePlace:
+    return users_line()
+
+
+def test_report_tells_of_graphs_and_breaks_at_their_lines(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_shim.process_report.told_places", ToldPlaces())
+    report = ProcessReport()
+    for _ in range(2):
+        report.local_call("layout torch.sparse_coo", 3, "Net", CodePlace("app.py", 4))
+        report.local_call("Dynamo is being imported", 0, "Net")
+        report.graph_break(GraphBreak("app.py", 9, "generic_jump TensorVariable()"))
+    assert [record.getMessage() for record in caplog.records if record.levelno > logging.INFO] == [
+        "app.py:4: Net runs on the function's own processor: workers take dense tensors only "
+        "(call .to_dense() first)",
+        "app.py:9: a graph ends here: a branch depends on a tensor's value "
+        "(use torch.where, or branch on a shape)",
+    ]
+    assert report.counts.local_calls == {
+        "layout torch.sparse_coo": 2,
+        "Dynamo is being imported": 2,
+    }

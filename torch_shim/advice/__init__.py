@@ -1,0 +1,1 @@
+"""What users are told about work of their models that stays in the function."""

@@ -1,0 +1,1 @@
+"""How Dynamo traces beside other threads: its settings, what it reads, and when it makes way."""

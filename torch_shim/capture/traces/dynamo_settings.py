@@ -1,0 +1,120 @@
+"""Dynamo's settings for the shim's own traces: they hold in whichever thread a trace is made.
+
+Dynamo keeps its settings in context variables (torch 2.10 and 2.11: in globals), so a setting made
+once by one thread does not reach the others. The settings are applied around each trace instead,
+and to traces for the shim's backends only: what users set for their own `torch.compile` stays.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from torch._C._dynamo.eval_frame import (
+    get_eval_frame_callback,
+)
+from torch._dynamo import config, convert_frame
+
+# A module may be called in many ways: at torch's limit of 8 it would run locally from then on.
+RECOMPILE_LIMIT = 64
+ALL_RECOMPILES_LIMIT = 4096
+
+_OURS = "_gpufaas_backend"
+_USERS = "_gpufaas_users_backend"
+
+Backend = TypeVar("Backend", bound=Callable[..., Any])
+
+
+class _Traces(threading.local):
+    """What this thread traces: for one of the shim's backends, and beside its caller's thread."""
+
+    ours = False
+    in_background = False
+
+
+_traces = _Traces()
+
+
+def for_gpu(backend: Backend) -> Backend:
+    """Mark a backend as the shim's: its traces use the shim's settings."""
+    setattr(backend, _OURS, True)
+    return backend
+
+
+def of_user(backend: Backend) -> Backend:
+    """Mark a backend as a user's: it sees every graph that it would see on CUDA."""
+    setattr(backend, _USERS, True)
+    return backend
+
+
+def traces_for_gpu() -> bool:
+    """Whether this thread is making a trace for one of the shim's backends."""
+    return _traces.ours
+
+
+def traces_in_background() -> bool:
+    """Whether this thread traces while its caller goes on."""
+    return _traces.in_background
+
+
+@contextlib.contextmanager
+def in_background() -> Iterator[None]:
+    """Mark this thread as one that traces while its caller goes on."""
+    _traces.in_background = True
+    try:
+        yield
+    finally:
+        _traces.in_background = False
+
+
+def in_users_region() -> bool:
+    """Whether this thread runs code that a user compiles with a backend of their own."""
+    return _is_marked(get_eval_frame_callback(), _USERS)
+
+
+def install() -> None:
+    """Apply the settings around each trace for a marked backend."""
+    native = convert_frame.CatchErrorsWrapper.__call__
+
+    def trace(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_marked(self, _OURS):
+            with _tracing(ours=False):
+                return native(self, *args, **kwargs)
+        # The lock that Dynamo takes for a trace: in torch 2.10 the settings are global, and two
+        # threads that save and restore them in turn would leave the wrong ones behind.
+        with convert_frame.compile_lock, _tracing(ours=True), config.patch(_settings()):
+            return native(self, *args, **kwargs)
+
+    convert_frame.CatchErrorsWrapper.__call__ = trace  # type: ignore[method-assign]
+
+
+def _settings() -> dict[str, Any]:
+    return {
+        "skip_nnmodule_hook_guards": False,  # an added hook must be noticed
+        "allow_rnn": True,
+        "capture_scalar_outputs": True,  # `int(batch.max()) + 1`: a worker reads such values too
+        "capture_dynamic_output_shape_ops": True,  # selections by a mask
+        "suppress_errors": True,  # code that cannot be traced runs eagerly and raises its errors
+        "fail_on_recompile_limit_hit": False,  # Dynamo forbids it beside suppress_errors
+        "recompile_limit": max(config.recompile_limit, RECOMPILE_LIMIT),
+        "accumulated_recompile_limit": max(
+            config.accumulated_recompile_limit, ALL_RECOMPILES_LIMIT
+        ),
+    }
+
+
+@contextlib.contextmanager
+def _tracing(*, ours: bool) -> Iterator[None]:
+    before, _traces.ours = _traces.ours, ours
+    try:
+        yield
+    finally:
+        _traces.ours = before
+
+
+def _is_marked(callback: Any, mark: str) -> bool:
+    """Whether a backend, inside the wrappers of Dynamo's and of `torch.compile`, has this mark."""
+    while callback is not None and not hasattr(callback, mark):
+        inner = getattr(callback, "_torchdynamo_orig_backend", None)
+        callback = getattr(callback, "compiler_fn", None) if inner is None else inner
+    return callback is not None

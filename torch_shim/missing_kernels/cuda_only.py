@@ -1,0 +1,179 @@
+"""Operators that are registered for CUDA alone: matrix products into another dtype, and cuDNN's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_shim.missing_kernels.choice import Choice, Substitute, always, into_out, refusing
+
+_NARROW = frozenset({torch.float16, torch.bfloat16})
+_REMEDY = "call the public function of torch that computes the same"
+# Tensors before `out_dtype` in the registered operators; torch's functions take it by name.
+_PRODUCTS = {"mm": 2, "bmm": 2, "addmm": 3, "baddbmm": 3}
+
+
+def _product(tensors: int) -> Choice:
+    def choose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Substitute | None:
+        given = len(args) > tensors and isinstance(args[tensors], torch.dtype)
+        return compute if given or "out_dtype" in kwargs else None
+
+    def compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        del func
+        named = dict(kwargs)
+        dtype = named.pop("out_dtype", None) or args[tensors]
+        factors = args[:tensors]
+        dtypes = {factor.dtype for factor in factors[-2:]}
+        if dtypes != {dtype} and not (dtype is torch.float32 and dtypes <= _NARROW):
+            raise RuntimeError(
+                "out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs"
+            )
+        out = named.pop("out", None)
+        product = getattr(torch, _PRODUCT_OF[tensors][factors[-1].dim()])
+        wide = [factor.to(dtype) for factor in factors]
+        result: torch.Tensor = product(*wide, *args[tensors + 1 :], **named)
+        return into_out(out, result)
+
+    return choose
+
+
+# By the number of tensors and the dimensions of the factors.
+_PRODUCT_OF = {2: {2: "mm", 3: "bmm"}, 3: {2: "addmm", 3: "baddbmm"}}
+
+
+def _convolved(
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    none = [0] * len(stride)
+    return torch.convolution(source, weight, bias, stride, padding, dilation, False, none, groups)
+
+
+def _convolution(
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *_: object,
+) -> torch.Tensor:
+    return _convolved(source, weight, None, stride, padding, dilation, groups)
+
+
+def _convolution_transpose(
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    *rest: int,
+) -> torch.Tensor:
+    return torch.convolution(
+        source,
+        weight,
+        None,
+        stride,
+        padding,
+        dilation,
+        True,
+        output_padding,
+        rest[0],
+    )
+
+
+def _convolution_relu(
+    source: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *shape: Any
+) -> torch.Tensor:
+    return _convolved(source, weight, bias, *shape).relu_()
+
+
+def _convolution_add_relu(
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    z: torch.Tensor,
+    alpha: float | None,
+    bias: torch.Tensor | None,
+    *shape: Any,
+) -> torch.Tensor:
+    sum_ = _convolved(source, weight, bias, *shape).add_(z, alpha=1 if alpha is None else alpha)
+    return sum_.relu_()
+
+
+def _depthwise(
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: Sequence[int],
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> torch.Tensor:
+    del kernel_size
+    return _convolved(source, weight, bias, stride, padding, dilation, source.shape[1])
+
+
+def _batch_norm(*args: Any) -> tuple[torch.Tensor, ...]:
+    reserve = torch.empty(0, dtype=torch.uint8)
+    return (*torch.native_batch_norm(*args), reserve)
+
+
+def _affine_grid(theta: torch.Tensor, *size: int) -> torch.Tensor:
+    return torch.affine_grid_generator(theta, size, True)
+
+
+def _grid_sampler(source: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+    return torch.grid_sampler(source, grid, 0, 0, True)
+
+
+def _fused_dropout(
+    source: torch.Tensor, kept: float, generator: torch.Generator | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = torch.empty_like(source).bernoulli_(kept, generator=generator)
+    return source * mask / kept, mask.to(torch.uint8)
+
+
+def _masked_scale(source: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    return source * mask * scale
+
+
+_REFUSED = """
+_convert_weight_to_int4pack _cslt_compress _cslt_sparse_mm _cslt_sparse_mm_search
+_cudnn_attention_backward _cudnn_attention_forward _cudnn_attention_forward_no_dropout_inplace
+_cudnn_ctc_loss _cudnn_init_dropout_state _cudnn_rnn _cudnn_rnn_backward _cudnn_rnn_flatten_weight
+_efficient_attention_backward _efficient_attention_forward _fill_mem_eff_dropout_mask
+_flash_attention_backward _flash_attention_forward _flash_attention_forward_no_dropout_inplace
+_fused_rms_norm_backward _mixed_dtypes_linear _scaled_addmm _scaled_grouped_mm
+_scaled_grouped_mm_v2 _scaled_dot_product_cudnn_attention
+_scaled_dot_product_cudnn_attention_backward
+_scaled_dot_product_efficient_attention_backward _scaled_dot_product_flash_attention_backward
+_sparse_semi_structured_addmm _sparse_semi_structured_apply _sparse_semi_structured_apply_dense
+_sparse_semi_structured_linear _sparse_semi_structured_mm _sparse_semi_structured_tile
+_thnn_fused_gru_cell _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell
+_thnn_fused_lstm_cell_backward_impl _to_sparse_semi_structured _triton_multi_head_attention
+_triton_scaled_dot_attention _use_cudnn_ctc_loss _weight_int4pack_mm batch_norm_backward_elemt
+batch_norm_backward_reduce batch_norm_elemt batch_norm_gather_stats
+batch_norm_gather_stats_with_counts batch_norm_stats cudnn_affine_grid_generator_backward
+cudnn_batch_norm_backward cudnn_grid_sampler_backward
+"""
+SUBSTITUTES: dict[str, Choice] = {
+    **{name: _product(tensors) for name, tensors in _PRODUCTS.items()},
+    **{name: refusing(name, _REMEDY) for name in _REFUSED.split()},
+    "cudnn_convolution": always(_convolution),
+    "cudnn_convolution_transpose": always(_convolution_transpose),
+    "cudnn_convolution_relu": always(_convolution_relu),
+    "cudnn_convolution_add_relu": always(_convolution_add_relu),
+    "_conv_depthwise2d": always(_depthwise),
+    "conv_depthwise3d": always(_depthwise),
+    "cudnn_batch_norm": always(_batch_norm),
+    "cudnn_affine_grid_generator": always(_affine_grid),
+    "cudnn_grid_sampler": always(_grid_sampler),
+    "_fused_dropout": always(_fused_dropout),
+    "_masked_scale": always(_masked_scale),
+}

@@ -1,0 +1,221 @@
+"""Turns a worker's answer to one call into tensors of this process."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from torch_shim.errors import BadFrame
+from torch_shim.remote.transfer import NAME_OF, SentInput, Shipment
+from torch_shim.tensors import write_epochs
+from torch_shim.tensors.large.lent_copies import note_origin
+from torch_shim.wire.arena import Buffer, LentPages, flat, map_privately, span_of, tensor_over
+from torch_shim.wire.data_channel import DataChannel
+from torch_shim.wire.frame_socket import Frame
+from torch_shim.wire.protocol import ALIGNMENT, places_behind
+from torch_shim.wire.worker_peer import WorkerPeer
+
+# Where the offset of a result's part would stand: its bytes follow those of the part before it in
+# the file or body that came with the answer, or they stay with the worker.
+BEHIND, STAYS = -1, -2
+
+_RESULT_FIELDS = 5  # behind them: the number of the file that is to be given back
+_PART_FIELDS = 3
+_VIEW_FIELDS = 5
+
+_DTYPE_OF = {name: dtype for dtype, name in NAME_OF.items()}
+
+
+class AliasOfCopy(Exception):
+    """An output lies in an input of which the worker has a compact copy.
+
+    Where the output lies in the input itself cannot be told from that: the call has to be repeated
+    with these inputs as they lie.
+    """
+
+    def __init__(self, positions: frozenset[int]) -> None:
+        super().__init__(positions)
+        self.positions = positions
+
+
+class OutputView(NamedTuple):
+    """How an output lies in its storage; strides and offset in elements.
+
+    A negative source -1 - n is the storage of input n.
+    """
+
+    source: int
+    dtype: torch.dtype
+    shape: list[int]
+    strides: list[int]
+    offset: int
+    end_bytes: int
+
+
+class Results:
+    """A worker's answer to one call, as tensors of this process.
+
+    Everything in it was computed by a process that may have gone mad: BadFrame for what does not
+    fit together, before memory is taken or a byte is read.
+    """
+
+    def __init__(
+        self, frame: Frame, channel: DataChannel, peer: WorkerPeer, args: Sequence[Any]
+    ) -> None:
+        try:
+            sizes = self._check(frame.meta, args)
+            places, self.size_bytes = places_behind(0, sizes)
+            self.lent = peer.lent(frame.meta[_RESULT_FIELDS:])
+            sent_here = frame.descriptors or frame.body or channel.arena is None
+            if not sent_here and any(entry[0] == BEHIND for entry in self.storages):
+                raise BadFrame("a result is said to be behind its frame, where nothing is")
+        except BaseException:
+            frame.close_descriptors()
+            raise
+        self._places = iter(places)
+        sent = [number for number, entry in enumerate(self.storages) if entry[0] != STAYS]
+        self._mapped = dict(zip(sent, places, strict=False))  # those of changed inputs follow
+        self._area, self._copies = self._open(frame, channel)
+
+    def bytes_at(self, offset: int, size: int) -> torch.UntypedStorage:
+        """Return the next part, which this process owns.
+
+        Parts are read in order: the storages' first, then those of changed inputs.
+        """
+        place = next(self._places)
+        start = offset if offset >= 0 else place
+        if start + size > len(self._area):
+            raise BadFrame(f"{size} bytes of a result at {start} of {len(self._area)}")
+        found = flat(self._area, torch.uint8, start, size)
+        return write_epochs.storage_of(found.clone() if self._copies else found)
+
+    def _check(self, meta: Any, args: Sequence[Any]) -> list[int]:
+        """Take the fields of an answer; return the sizes of the parts that came with it."""
+        if not isinstance(meta, list) or len(meta) < _RESULT_FIELDS:
+            raise BadFrame("a result of unknown shape")
+        self.storages, views, self.changed, self.rng, self.times = meta[:_RESULT_FIELDS]
+        if not isinstance(views, list) or not isinstance(self.rng, bytes | None):
+            raise BadFrame("a result of unknown shape")
+        parts = _parts(self.storages, 0) + _parts(self.changed, 1)
+        for position, _, size in self.changed:
+            _check_inside(_input(args, position), size)
+        self.views = [self._view(described, args) for described in views]
+        return [size for offset, size in parts if offset != STAYS]
+
+    def _view(self, described: Any, args: Sequence[Any]) -> Any:
+        """Return an output as it is to be made: an OutputView, or a value without a tensor."""
+        if not isinstance(described, list):
+            if described is not None and not isinstance(described, bool | int | float):
+                raise BadFrame(f"an output: {described!r:.80}")
+            return described
+        found = _read_view(described)
+        if found.source < 0:
+            _input(args, -1 - found.source)
+        elif found.source >= len(self.storages):
+            raise BadFrame(f"an output in storage {found.source} of {len(self.storages)}")
+        elif found.end_bytes > self.storages[found.source][1]:
+            size = self.storages[found.source][1]
+            raise BadFrame(f"an output up to byte {found.end_bytes} of {size}")
+        return found
+
+    def check_aliases(self, shipment: Shipment) -> None:
+        """Raise AliasOfCopy where an output lies in an input that was sent compactly."""
+        aliased = [
+            -1 - found.source
+            for found in self.views
+            if isinstance(found, OutputView) and found.source < 0
+        ]
+        sent = {position: shipment.sent(position) for position in aliased}
+        copies = [at for at, one in sent.items() if one and one.value is not one.original]
+        if copies:
+            raise AliasOfCopy(frozenset(copies))
+
+    def note_origin(self, output: torch.Tensor, source: int) -> None:
+        """Record that an output lies in a file that came with the answer, if it does."""
+        if self.lent is not None and source in self._mapped:
+            note_origin(output, self.lent, self._mapped[source])
+
+    def _open(self, frame: Frame, channel: DataChannel) -> tuple[Buffer, bool]:
+        """Return the memory that holds the answer, and whether the bytes must be copied from it."""
+        if frame.descriptors or frame.body or channel.arena is None:
+            return body_of(frame, self.size_bytes, self.lent), False
+        return channel.arena.memory, True
+
+
+def _parts(entries: Any, first: int) -> list[tuple[int, int]]:
+    """Return offset and size of the parts in a list of a result, which begin at a field."""
+    if not isinstance(entries, list):
+        raise BadFrame("the parts of a result are a list")
+    found = []
+    for entry in entries:
+        if not isinstance(entry, list) or len(entry) != _PART_FIELDS:
+            raise BadFrame(f"part of a result: {entry!r:.60}")
+        offset, size = entry[first], entry[first + 1]
+        if type(offset) is not int or type(size) is not int or size < 0 or offset < STAYS:
+            raise BadFrame(f"part of a result: {entry!r:.60}")
+        found.append((offset, size))
+    return found
+
+
+def body_of(frame: Frame, size_bytes: int, lent: LentPages | None = None) -> Buffer:
+    """Return the memory that came with a frame, which this process owns."""
+    if frame.descriptors:
+        return map_privately(frame.descriptors[0], max(size_bytes, ALIGNMENT), lent)
+    if len(frame.body) < size_bytes:
+        raise BadFrame(f"a result of {size_bytes} bytes in a body of {len(frame.body)}")
+    return frame.body or bytearray()
+
+
+def view(storage: torch.UntypedStorage, found: OutputView) -> torch.Tensor:
+    """Return an output over one of a result's storages."""
+    return tensor_over(storage, found.dtype, found.offset, found.shape, found.strides)
+
+
+def alias(base: torch.Tensor, sent: SentInput | None, found: OutputView) -> torch.Tensor:
+    """Return an output over the storage of an input."""
+    first_byte = sent.first_byte if sent is not None else 0
+    offset = found.offset + first_byte // found.dtype.itemsize
+    storage = write_epochs.storage_of(base)
+    if first_byte + found.end_bytes > storage.nbytes():
+        raise BadFrame(f"an output up to byte {first_byte + found.end_bytes} of an input's")
+    if found.dtype == base.dtype:
+        return base.as_strided(found.shape, found.strides, offset)
+    return tensor_over(storage, found.dtype, offset, found.shape, found.strides)
+
+
+def laid_out(data: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
+    """Return new content of a tensor, from its first element to its last, with its layout."""
+    needed = span_of(like) * like.element_size()
+    if data.nbytes() < needed:
+        raise BadFrame(f"{data.nbytes()} bytes came for an input of {needed}")
+    return tensor_over(data, like.dtype, 0, like.size(), like.stride())
+
+
+def _input(args: Sequence[Any], position: Any) -> torch.Tensor:
+    """Return the tensor among a call's inputs that a result names."""
+    found = args[position] if type(position) is int and 0 <= position < len(args) else None
+    if not isinstance(found, torch.Tensor):
+        raise BadFrame(f"a result names input {position!r:.40}, which is no tensor")
+    return found
+
+
+def _check_inside(value: torch.Tensor, size: int) -> None:
+    if size > write_epochs.storage_of(value).nbytes():
+        raise BadFrame(f"{size} bytes were written to an input that is smaller")
+
+
+def _read_view(described: list[Any]) -> OutputView:
+    """Check what a result says about an output."""
+    try:
+        source, name, shape, strides, offset = described[:_VIEW_FIELDS]
+        numbers = [source, offset, *shape, *strides]
+        if {type(number) for number in numbers} != {int} or min(numbers[1:]) < 0:
+            raise BadFrame(f"an output: {described!r:.80}")
+        dtype = _DTYPE_OF[name]
+        span = 1
+        for size, stride in zip(shape, strides, strict=True):
+            span = span + (size - 1) * stride if size and span else 0
+    except (LookupError, TypeError, ValueError) as error:
+        raise BadFrame(f"an output: {described!r:.80}") from error
+    end_bytes = (offset + span) * dtype.itemsize if span else 0
+    return OutputView(source, dtype, shape, strides, offset, end_bytes)

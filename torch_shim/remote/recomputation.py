@@ -1,0 +1,236 @@
+"""Computes again what a worker had alone when it died, by repeating the calls that made it.
+
+A handle without bytes remembers its call: the program, the model's weights, copies of inputs of a
+few KiB (token ids), and of inputs that only a worker had the calls that made those. So the cache of
+a language model is the chain of its text's calls. Nothing large is kept alive for it: a large input
+is referred to weakly, and a call that lacks one, or whose weights were written to since, cannot be
+repeated. Nor can one that draws random numbers or writes to its inputs.
+"""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from torch_shim.errors import RemoteFailure
+from torch_shim.leases.presented_lease import SessionLease
+from torch_shim.remote.bindings import Bound
+from torch_shim.tensors import write_epochs
+from torch_shim.tensors.absent_bytes import AbsentBytes, RunThere, absent_of, bring
+from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
+from torch_shim.wire.arena import tensor_over
+from torch_shim.wire.protocol import FailureKind
+
+# An input of at most this size is copied, so that the call can be repeated.
+_MOST_COPIED_BYTES = 16 << 10
+_MOST_DEPTH = 1024  # calls of which each needs the one before
+_MOST_CALLS = 16384  # for one tensor
+_MOST_NESTED = 2  # workers that die while calls are repeated
+
+LeaseFor = Callable[[int], SessionLease]
+
+
+class Repeatable(Protocol):
+    """A program that a worker runs."""
+
+    def run(self, args: Sequence[Any], lease_for: LeaseFor, run_there: RunThere) -> list[Any]:
+        """Return its outputs."""
+
+    def settings(self) -> Any:
+        """Return what of this process changes the numbers that it computes."""
+
+
+class _Made(NamedTuple):
+    """An input that an earlier call made: an output of it, seen as this."""
+
+    call: "RememberedCall"
+    output: int
+    layout: tuple[torch.dtype, int, torch.Size, tuple[int, ...]]
+
+
+class _Elsewhere(NamedTuple):
+    """An input that the function has, if it still has it and has not written to it."""
+
+    tensor: "weakref.ref[torch.Tensor]"
+    content: tuple[int, int]
+
+
+class RememberedCall:
+    """One call, and the handles without bytes that it made."""
+
+    def __init__(
+        self, program: Repeatable, bound: Bound, inputs: list[Any], depth: int, how: "CallOptions"
+    ) -> None:
+        self.depth = depth
+        self._program = program
+        self._bound = weakref.ref(bound)
+        self._inputs = inputs  # as `_Made`, `_Elsewhere`, or values
+        self._how = how
+        self._settings = program.settings()
+        self._made: list[tuple[int, weakref.ref[AbsentBytes]]] = []
+
+    def made(self, output: int, absent: AbsentBytes) -> None:
+        """Note that this output lies in a storage whose bytes only the worker has."""
+        self._made.append((output, weakref.ref(absent)))
+        absent.call, absent.output = self, output
+
+    def restore(self) -> None:
+        """Compute the bytes of every handle of this call that is still without them."""
+        with _repeating.lock, NoTorchFunction(), torch.no_grad():
+            if _nested.depth >= _MOST_NESTED:
+                raise _lost("workers died while it was computed again")
+            _nested.depth += 1
+            try:
+                outputs = _repeat(self)
+            finally:
+                _nested.depth -= 1
+            for output, reference in self._made:
+                absent = reference()
+                if absent is not None:
+                    bring((outputs[output],))
+                    storage = write_epochs.storage_of(outputs[output])
+                    absent.fill(storage)
+
+    def earlier(self) -> list["RememberedCall"]:
+        """Return the calls whose outputs this one reads."""
+        return [value.call for value in self._inputs if isinstance(value, _Made)]
+
+    def run(self, outputs: dict["RememberedCall", list[Any]]) -> list[Any]:
+        """Repeat this call; the outputs of earlier ones are given."""
+        bound = self._bound()
+        if bound is None or not bound.unchanged():
+            raise _lost("the weights that it was computed with have changed")
+        if self._settings != self._program.settings():
+            raise _lost("it was computed with other settings of autocast or arithmetic")
+        args = [_value(value, outputs) for value in self._inputs]
+        for position, value in bound.given():
+            args[position] = value
+        found = self._program.run(args, self._how.lease_for, self._how.run_there)
+        return [become_cuda(one) if type(one) is torch.Tensor else one for one in found]
+
+
+class CallOptions(NamedTuple):
+    """How a call finds its worker."""
+
+    lease_for: LeaseFor
+    run_there: RunThere
+
+
+class _Nested(threading.local):
+    depth = 0
+
+
+class _Repeating:
+    """One thread at a time computes something again."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+
+    def renew(self) -> None:
+        """In a forked child: the thread that had the lock is not there."""
+        self.lock = threading.RLock()
+
+
+_nested = _Nested()
+_repeating = _Repeating()
+os.register_at_fork(after_in_child=_repeating.renew)
+
+
+def remember(
+    program: Repeatable,
+    args: Sequence[Any],
+    bound: Bound,
+    how: CallOptions,
+    outputs: Sequence[Any],
+    made: Iterable[AbsentBytes],
+) -> None:
+    """Have the storages that a call made without bytes remember it, if it could be repeated."""
+    inputs: list[Any] = [None] * len(args)
+    depth = 1
+    for position in bound.others:
+        value = args[position]
+        if isinstance(value, torch.Tensor):
+            value = _remembered(value)
+            if value is None:
+                return
+            if isinstance(value, _Made):
+                depth = max(depth, value.call.depth + 1)
+        inputs[position] = value
+    if depth > _MOST_DEPTH:
+        return
+    call = RememberedCall(program, bound, inputs, depth, how)
+    wanted = set(map(id, made))
+    for number, output in enumerate(outputs):
+        absent = absent_of(output) if isinstance(output, torch.Tensor) else None
+        if absent is not None and id(absent) in wanted:
+            wanted.discard(id(absent))
+            call.made(number, absent)
+
+
+def _remembered(value: torch.Tensor) -> Any:
+    absent = absent_of(value)
+    if absent is not None:
+        call = absent.call
+        if not isinstance(call, RememberedCall):
+            return None
+        layout = (value.dtype, int(value.storage_offset()), value.size(), value.stride())
+        return _Made(call, absent.output, layout)
+    if value.numel() * value.element_size() <= _MOST_COPIED_BYTES:
+        with NoTorchFunction():
+            copy = value.detach().clone()
+        return become_cuda(copy) if isinstance(value, CudaTensor) else copy
+    return _Elsewhere(weakref.ref(value), _content(value))
+
+
+def _value(value: Any, outputs: dict[RememberedCall, list[Any]]) -> Any:
+    if isinstance(value, _Made):
+        storage = write_epochs.storage_of(outputs[value.call][value.output])
+        return become_cuda(tensor_over(storage, *value.layout))
+    if not isinstance(value, _Elsewhere):
+        return value
+    found = value.tensor()
+    if found is None or _content(found) != value.content:
+        raise _lost("an input that it was computed from is gone, or was written to")
+    return found
+
+
+def _repeat(last: RememberedCall) -> list[Any]:
+    """Run the calls that lead to this one, the first one first; return the outputs of this one."""
+    order = _in_order(last)
+    users: dict[RememberedCall, int] = {}
+    for call in order:
+        for earlier in set(call.earlier()):
+            users[earlier] = users.get(earlier, 0) + 1
+    outputs: dict[RememberedCall, list[Any]] = {}
+    for call in order:
+        outputs[call] = call.run(outputs)
+        for earlier in set(call.earlier()):
+            users[earlier] -= 1
+            if not users[earlier]:
+                del outputs[earlier]  # a cache of each step is more than a worker has room for
+    return outputs[last]
+
+
+def _in_order(last: RememberedCall) -> list[RememberedCall]:
+    """Return a call and all before it, each behind those whose outputs it reads."""
+    found: dict[RememberedCall, None] = {}
+    waiting = [last]
+    while waiting:
+        call = waiting.pop()
+        if call not in found:
+            found[call] = None
+            waiting += call.earlier()
+            if len(found) > _MOST_CALLS:
+                raise _lost(f"more than {_MOST_CALLS} calls would have to be repeated")
+    return sorted(found, key=lambda call: call.depth)
+
+
+def _content(value: torch.Tensor) -> tuple[int, int]:
+    return write_epochs.marked(value).epoch, write_epochs.version_of(value)
+
+
+def _lost(reason: str) -> RemoteFailure:
+    return RemoteFailure(FailureKind.LOST, reason, {})

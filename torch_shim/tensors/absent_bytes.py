@@ -1,0 +1,256 @@
+"""Handles whose bytes only a worker has: the bytes come when somebody looks at them.
+
+Until then the pages of such a storage are protected, so that a reader that nobody thought of ends
+the process instead of computing with garbage. Operators that need no bytes (views, shapes) run on
+the handle as they are.
+"""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from torch_shim.errors import BadFrame, RemoteFailure
+from torch_shim.process_report import report
+from torch_shim.tensors import write_epochs
+from torch_shim.tensors.dispatch import Operator, names
+from torch_shim.wire.arena import LentPages, ProtectedMemory, flat, tensor_over
+
+# Operators that read no element: they give views of the same storage, or facts about the tensor.
+_NO_BYTES = names(
+    "__get__ __hash__ __len__ __set__ _is_view alias as_strided chunk dense_dim detach diagonal "
+    "dim dsplit element_size empty_like expand expand_as get_device hsplit is_complex is_conj "
+    "is_contiguous is_floating_point is_inference is_neg is_same_size is_set_to is_signed moveaxis "
+    "movedim narrow ndimension nelement new_empty new_full new_ones new_zeros numel ones_like "
+    "permute register_hook register_post_accumulate_grad_hook requires_grad_ retain_grad select "
+    "size sparse_dim split split_with_sizes squeeze storage_offset stride swapaxes swapdims t "
+    "transpose unbind unflatten unfold unsafe_chunk unsafe_split unsqueeze view view_as vsplit "
+    "zeros_like"
+)
+_REMEDY = (
+    "Call the model again with tensors that the function has; what shall outlive a worker is to be "
+    "copied by .cpu() after the call"
+)
+_BASIC_INDEX = (int, slice, type(None), type(...))
+
+
+class Arrived(Protocol):
+    """Bytes as a worker hands them over: a file, whose descriptor is the receiver's, or memory."""
+
+    @property
+    def descriptor(self) -> int | None:
+        """The file whose pages become the storage's."""
+
+    @property
+    def memory(self) -> memoryview:
+        """The bytes, if there is no file."""
+
+    @property
+    def lent(self) -> LentPages | None:
+        """Held while the file is mapped, if it is to be given back."""
+
+
+class BytesHolder(Protocol):
+    """A worker that has bytes which this process has not."""
+
+    sole: set[int]
+
+    def channel_for(self, channel: Any) -> AbstractContextManager[Any]:
+        """Yield this channel, or an idle one while the block runs; None if the worker is lost."""
+
+    def fetch(self, key: int, channel: Any) -> Arrived:
+        """Return the bytes of a key; RemoteFailure if they are lost."""
+
+    def drop(self, key: int) -> None:
+        """Note that nobody needs the bytes any more; safe in a finalizer."""
+
+
+class MadeByCall(Protocol):
+    """The call that made bytes which only a worker has."""
+
+    def restore(self) -> None:
+        """Compute the bytes again where they are lacking; RemoteFailure if that cannot be."""
+
+
+# Runs an operator where the bytes are; None if it cannot.
+RunThere = Callable[[Operator, tuple[Any, ...], dict[str, Any] | None], Any]
+
+
+class AbsentBytes:
+    """The bytes of one storage, while only a worker has them."""
+
+    def __init__(self, key: int, memory: ProtectedMemory) -> None:
+        self.key = key
+        self.absent = False
+        self.holder: BytesHolder | None = None
+        self.call: MadeByCall | None = None  # if it can be repeated
+        self.output = 0  # of that call
+        self.run_there: RunThere = _nowhere
+        self._memory = memory
+        self._looked: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def lent(self) -> LentPages | None:
+        """The pages of a worker's file in which the bytes lie, if they came so."""
+        return self._memory.lent
+
+    def leave(
+        self, holder: BytesHolder, run_there: RunThere, looked: Callable[[], None] | None = None
+    ) -> None:
+        """From now on only this worker has the bytes; `looked` is called when they are fetched."""
+        self.holder, self.run_there, self._looked = holder, run_there, looked
+        self.call = None
+        holder.sole.add(self.key)
+        if not self.absent:
+            self._memory.protect()
+            waiting[self.key] = weakref.ref(self)
+            self.absent = True
+
+    def bring(self, channel: Any = None) -> None:
+        """Fetch the bytes unless they are here; who is using a channel of the worker passes it."""
+        holder = self.holder
+        if not self.absent or holder is None:
+            return
+        try:
+            self._fetch(holder, channel)
+        except (RemoteFailure, BadFrame) as failure:
+            if not self._restore(failure):
+                raise RuntimeError(f"CUDA error: {failure}. {_REMEDY}") from failure
+        report.add("bytes_out", len(self._memory))
+        if self._looked is not None:
+            self._looked()
+
+    def fill(self, content: torch.UntypedStorage) -> None:
+        """Take bytes that were computed again, unless the bytes have come meanwhile."""
+        with self._lock:
+            if self._still_absent():
+                size = content.nbytes()
+                flat_bytes = tensor_over(content, torch.uint8, 0, (size,), (1,))
+                self._memory.fill(flat_bytes.numpy().data)
+                self._note_here()
+
+    def _fetch(self, holder: BytesHolder, channel: Any) -> None:
+        # The channel before the lock: who has the lock may be waiting for this very channel.
+        with holder.channel_for(channel) as using, self._lock:
+            if self._still_absent():
+                self._take(holder.fetch(self.key, using))
+                self._note_here()
+
+    def _restore(self, failure: RemoteFailure | BadFrame) -> bool:
+        """Have the bytes computed again; return whether they are here now."""
+        if self.call is None:
+            return not self.absent
+        try:
+            self.call.restore()
+        except RemoteFailure as second:
+            reason = f"{failure}; it cannot be computed again, since {second.message}"
+            raise RuntimeError(f"CUDA error: {reason}. {_REMEDY}") from second
+        return not self._still_absent()
+
+    def _note_here(self) -> None:
+        self.absent = False
+        self.call = None
+        waiting.pop(self.key, None)
+
+    def _take(self, arrived: Arrived) -> None:
+        if arrived.descriptor is None:
+            self._memory.fill(arrived.memory)
+        else:
+            self._memory.fill_from(arrived.descriptor, arrived.lent)
+
+    def _still_absent(self) -> bool:
+        return self.absent
+
+    def __del__(self) -> None:
+        if self.absent and self.holder is not None:
+            waiting.pop(self.key, None)
+            self.holder.drop(self.key)
+
+
+# The storages whose bytes are absent, by key: while there are none, operators skip the check.
+waiting: dict[int, "weakref.ref[AbsentBytes]"] = {}
+
+
+def storage_without_bytes(mark: write_epochs.WriteMark, size_bytes: int) -> torch.UntypedStorage:
+    """Return a storage with this mark, whose `absent` is to be told who has the bytes."""
+    memory = ProtectedMemory.make(size_bytes)
+    storage = write_epochs.storage_of(flat(memory, torch.uint8, 0, size_bytes))
+    write_epochs.adopt_mark(storage, mark)
+    mark.absent = AbsentBytes(mark.key, memory)
+    return storage
+
+
+def absent_of(tensor: torch.Tensor) -> AbsentBytes | None:
+    """Return what a tensor lacks; None if its bytes are here."""
+    try:
+        mark = write_epochs.mark_of(tensor)
+    except (NotImplementedError, RuntimeError):  # sparse and functorch's tensors have no storage
+        return None
+    found = None if mark is None else mark.absent
+    return found if found is not None and found.absent else None
+
+
+def bring(values: Iterable[Any]) -> None:
+    """Fetch the bytes of every tensor among some values, nested lists and maps included."""
+    if not waiting:
+        return
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found = absent_of(value)
+            if found is not None:
+                found.bring()
+        elif isinstance(value, list | tuple):
+            bring(value)
+        elif isinstance(value, dict):
+            bring(value.values())
+
+
+def run_absent(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """Run an operator where its input is, and return its result.
+
+    None if it has to run here: then the bytes that it reads have come.
+    """
+    name = getattr(func, "__name__", "")
+    if name in _NO_BYTES or (name == "__getitem__" and _is_basic(args[1])):
+        return None
+    lacking = _lacking(args[0]) if args else None
+    answer = None if lacking is None else lacking.run_there(func, args, kwargs)
+    if answer is None:
+        bring(args)
+        if kwargs:
+            bring(kwargs.values())
+    return answer
+
+
+def _lacking(first: Any) -> AbsentBytes | None:
+    """Return the absent bytes of an operator's first tensor."""
+    if isinstance(first, list | tuple) and first:
+        first = first[0]
+    return absent_of(first) if isinstance(first, torch.Tensor) else None
+
+
+def _nowhere(*_: Any) -> None:
+    """Nothing runs anywhere else."""
+
+
+def _is_basic(index: Any) -> bool:
+    """Whether indexing so gives a view."""
+    if type(index) is tuple:
+        return all(type(part) in _BASIC_INDEX for part in index)
+    return type(index) in _BASIC_INDEX
+
+
+def bring_all() -> None:
+    """Fetch everything: a child has no session in which to fetch it."""
+    for reference in list(waiting.values()):
+        found = reference()
+        if found is not None:
+            found.bring()
+
+
+os.register_at_fork(before=bring_all)

@@ -1,0 +1,1 @@
+"""Memory of the function that workers map."""

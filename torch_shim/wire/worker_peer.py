@@ -1,0 +1,228 @@
+"""One worker as this process sees it: the idle channels to it, and the storages that it keeps."""
+
+import logging
+import mmap
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch_shim.errors import BadFrame, ConnectionLost, RemoteFailure
+from torch_shim.wire.arena import LentPages
+from torch_shim.wire.data_channel import DataChannel, read_left
+from torch_shim.wire.frame_socket import Frame
+from torch_shim.wire.memory.shared_blocks import SharedBlock, shared_blocks
+from torch_shim.wire.protocol import FailureKind
+
+log = logging.getLogger("torch_shim")
+
+Content = tuple[int, int]
+
+# How long a worker that ends may take to send what only it has.
+_LEAVING_S = 3.0
+_MOST_DROPPED = 1 << 14  # keys in one message, whose lists are bounded
+
+
+class Fetched(NamedTuple):
+    """Bytes that a worker had: in a file to be mapped, whose descriptor the receiver closes, or
+    in a buffer to be copied. Who maps a file holds `lent` meanwhile."""
+
+    descriptor: int | None
+    memory: memoryview
+    lent: LentPages | None = None
+
+
+class WorkerStorages:
+    """The storages that one worker keeps for this session, by key.
+
+    An entry has the epoch and version of this process's storage when both copies were equal, and
+    the worker's epoch.
+    """
+
+    def __init__(self) -> None:
+        self.epochs: dict[int, tuple[Content, int]] = {}
+        self.sent: dict[int, Content] = {}
+
+    def result(self, key: int, content: Content) -> None:
+        """Record that the worker keeps a result under this key, with epoch 0."""
+        self.epochs[key] = (content, 0)
+
+    def forget(self, keys: Sequence[int]) -> None:
+        """Record that the worker no longer keeps the storages with these keys."""
+        for key in keys:
+            self.epochs.pop(key, None)
+
+
+class WorkerPeer:
+    """One worker: the idle channels to it, and the storages that it keeps for this process."""
+
+    def __init__(self, name: str, *, takes_files_back: bool = False) -> None:
+        self.name = name
+        self.takes_files_back = takes_files_back  # so that it writes to them again
+        self.kept = WorkerStorages()
+        self._maps_blocks = takes_files_back
+        self._blocks: set[int] = set()  # that the worker maps
+        self.sole: set[int] = set()  # the keys of storages whose bytes only the worker has
+        self._idle: list[DataChannel] = []
+        self._changed = threading.Condition()
+        self._lost = False
+        self._dropped: deque[int] = deque()
+        # What the worker had when it ended: epoch and bytes by key.
+        self._left: dict[int, tuple[int, memoryview]] = {}
+
+    def take(self) -> DataChannel | None:
+        """Return an idle channel; None if there is none."""
+        with self._changed:
+            return self._idle.pop() if self._idle else None
+
+    def give(self, channel: DataChannel) -> None:
+        """Add a channel to the idle ones, after its use or when it is new."""
+        with self._changed:
+            if not channel.broken and not self._lost:
+                self._idle.append(channel)
+                self._changed.notify()
+                return
+        self._close(channel)
+
+    def mark_lost(self) -> None:
+        """Close the channels, because the worker has ended."""
+        with self._changed:
+            self._lost = True
+            idle, self._idle = self._idle, []
+            self._changed.notify_all()
+        for channel in idle:
+            self._close(channel)
+
+    def hung_up(self) -> bool:
+        """Whether the worker has closed its idle channels."""
+        with self._changed:
+            return bool(self._idle) and self._idle[0].hung_up()
+
+    def close_copies(self) -> None:
+        """Close a forked child's copies of the channels without sending anything on them."""
+        for channel in self._idle:
+            channel.wire.socket.close()
+
+    def drop(self, key: int) -> None:
+        """Note that the function needs a storage no more; safe in a finalizer."""
+        self.sole.discard(key)
+        self._dropped.append(key)
+
+    def lent(self, numbers: Sequence[Any]) -> LentPages | None:
+        """Return what to hold while a file is mapped that came with an answer, if it has a number.
+
+        `numbers` are the fields behind those that every answer has.
+        """
+        match numbers:
+            case []:
+                return None
+            case [int(number)] if number > 0 and self.takes_files_back:
+                return LentPages(partial(self.drop, -number))
+        raise BadFrame(f"the file of an answer: {numbers!r:.60}")
+
+    def share(self, block: SharedBlock, channel: DataChannel) -> bool:
+        """Have the worker map a block, unless it does already; whether calls may name it."""
+        if not self._maps_blocks or not channel.wire.local:
+            return False
+        if block.key not in self._blocks:
+            try:
+                channel.share(block.key, block.size_bytes, block.descriptor)
+            except RemoteFailure as refused:  # it has no room for the mapping: send it all copies
+                log.warning("a worker maps no further memory of this function: %s", refused)
+                self._maps_blocks = False
+                return False
+            self._blocks.add(block.key)
+            block.forget.append(self._forget_block)
+        return True
+
+    def _forget_block(self, key: int) -> None:
+        self._blocks.discard(key)
+        self._dropped.append(key)
+
+    def take_dropped(self) -> list[int]:
+        """Return keys noted since, for the caller to send; they are forgotten here."""
+        taken: list[int] = []
+        while self._dropped and len(taken) < _MOST_DROPPED:
+            taken.append(self._dropped.popleft())
+        self.kept.forget(taken)
+        return taken
+
+    def send_dropped(self) -> None:
+        """Send the keys noted since, if a channel is idle: no call may follow for long."""
+        shared_blocks.trim()
+        channel = self.take() if self._dropped else None
+        if channel is None:
+            return
+        try:
+            channel.drop(self.take_dropped())
+        except ConnectionLost:
+            self.mark_lost()  # and with the worker went what it kept
+        finally:
+            self.give(channel)
+
+    @contextmanager
+    def channel_for(self, channel: DataChannel | None) -> Iterator[DataChannel | None]:
+        """Yield this channel, or else an idle one; wait for one. None if the worker is lost."""
+        if channel is not None:
+            yield channel
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self._idle or self._lost)
+            borrowed = self._idle.pop() if self._idle else None
+        try:
+            yield borrowed
+        finally:
+            if borrowed is not None:
+                self.give(borrowed)
+
+    def fetch(self, key: int, channel: DataChannel | None) -> Fetched:
+        """Return the bytes of a storage that only the worker has; RemoteFailure if they are lost.
+
+        Without a channel, what the worker sent when it ended is all there is.
+        """
+        if channel is None:
+            return self._fetch_left(key)
+        _, epoch = self.kept.epochs.get(key, (None, -1))  # an epoch that no worker has: it is lost
+        try:
+            frame = channel.fetch(key, epoch, gives_back=self.takes_files_back)
+        except ConnectionLost:
+            self._close(channel)
+            self.mark_lost()
+            return self._fetch_left(key)
+        if not isinstance(frame.meta, list) or not frame.meta:
+            raise BadFrame(f"the answer to FETCH: {frame.meta!r:.60}")
+        lent = self.lent(frame.meta[1:])
+        self.sole.discard(key)
+        return Fetched(frame.descriptors[0] if frame.descriptors else None, frame.body, lent)
+
+    def _fetch_left(self, key: int) -> Fetched:
+        epoch, found = self._left.pop(key, (-1, memoryview(b"")))
+        self.sole.discard(key)
+        # Another epoch: a call whose answer did not come has written to it already.
+        if epoch != self.kept.epochs.get(key, (None, None))[1]:
+            message = "the worker has ended, and with it a tensor that only it had"
+            raise RemoteFailure(FailureKind.LOST, message, {"key": key})
+        return Fetched(None, found)
+
+    def _close(self, channel: DataChannel) -> None:
+        """Close a channel; a worker that ends in good order sends first what only it has."""
+        if self.sole - self._left.keys():
+            frame = channel.last_frame(_LEAVING_S)
+            if frame is not None:
+                self._take_left(frame)
+        channel.close()
+
+    def _take_left(self, frame: Frame) -> None:
+        if frame.descriptors:
+            try:
+                size = os.fstat(frame.descriptors[0]).st_size
+                whole = memoryview(mmap.mmap(frame.descriptors[0], size, flags=mmap.MAP_PRIVATE))
+            finally:
+                frame.close_descriptors()
+        else:
+            whole = frame.body
+        for key, epoch, offset, size in read_left(frame.meta, len(whole)):
+            self._left[key] = epoch, whole[offset : offset + size]
