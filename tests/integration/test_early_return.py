@@ -55,7 +55,7 @@ def test_lease_goes_back_when_five_requests_before_were_alike(tmp_path: Path) ->
         assert sixth.right
         assert sixth.used == it.used
         assert it.returned == [sixth.lease]
-        wait_until(it.all_ended_once, "each lease has ended once", within_s=5.0)
+        wait_until(it.all_ended_once, "each lease has ended once")
 
 
 def test_lease_is_kept_when_early_returns_are_switched_off(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_lease_is_kept_when_early_returns_are_switched_off(tmp_path: Path) -> No
         for _ in range(8):
             assert it.call().right
         assert it.returned == []
-        wait_until(it.all_ended_once, "each lease has ended once", within_s=5.0)
+        wait_until(it.all_ended_once, "each lease has ended once")
 
 
 def test_request_comes_back_when_it_makes_a_further_call(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_request_comes_back_when_it_makes_a_further_call(tmp_path: Path) -> None
         for _ in range(9):
             assert it.call().right
         assert len(it.returned) == 1  # twice as many have to be alike now
-        wait_until(it.all_ended_once, "each lease has ended once", within_s=5.0)
-        wait_until(lambda: it.node.leases() == 0, "no lease is left", within_s=5.0)
+        wait_until(it.all_ended_once, "each lease has ended once")
+        wait_until(lambda: it.node.leases() == 0, "no lease is left")
 
 
 def test_answers_are_right_when_some_requests_of_many_make_further_calls(tmp_path: Path) -> None:
@@ -96,5 +96,5 @@ def test_answers_are_right_when_some_requests_of_many_make_further_calls(tmp_pat
         it.node.do(callers())
         assert it.returned
         assert max(it.granted.values()) == 2
-        wait_until(it.all_ended_once, "each lease has ended once", within_s=5.0)
-        wait_until(lambda: it.node.leases() == 0, "no lease is left", within_s=5.0)
+        wait_until(it.all_ended_once, "each lease has ended once")
+        wait_until(lambda: it.node.leases() == 0, "no lease is left")

@@ -154,11 +154,9 @@ def test_interrupt_comes_once_when_a_terminal_sends_it() -> None:
 def test_nothing_is_left_when_the_run_is_killed() -> None:
     with running(*python(LISTENER)) as it:
         program = int(line(it))
-        wait_until(
-            lambda: len(_fork_servers(it.pid)) == 1, "it has a server of forks", within_s=10.0
-        )
+        wait_until(lambda: len(_fork_servers(it.pid)) == 1, "it has a server of forks")
         (server,) = _fork_servers(it.pid)
-        wait_until(lambda: bool(_fork_servers(server)), "it has a spare worker", within_s=20.0)
+        wait_until(lambda: bool(_fork_servers(server)), "it has a spare worker")
         workers = _children(server)
 
         it.kill()
@@ -166,7 +164,6 @@ def test_nothing_is_left_when_the_run_is_killed() -> None:
         wait_until(
             lambda: not any(alive(pid) for pid in [server, *workers]),
             "all have ended",
-            within_s=2.0,
         )
         os.kill(program, signal.SIGKILL)
 

@@ -44,7 +44,7 @@ def functions(node: NodeThread) -> Iterator[list[FunctionClient]]:
     yield found
     for function in found:
         function.close()
-    wait_until(lambda: node.leases() == 0, "no lease is left", within_s=3.0)
+    wait_until(lambda: node.leases() == 0, "no lease is left")
 
 
 def function(
@@ -56,10 +56,10 @@ def function(
 
 def evict_all(node: NodeThread) -> None:
     """Leave nothing on the GPU."""
-    wait_until(lambda: node.leases() == 0, "no lease is left", within_s=3.0)
+    wait_until(lambda: node.leases() == 0, "no lease is left")
     for resident in node.run(lambda it: [r.model for g in it.status().gpus for r in g.residents]):
         node.do(node.node.driver.evict(resident))
-    wait_until(lambda: node.pids() == [], "no process is left", within_s=3.0)
+    wait_until(lambda: node.pids() == [], "no process is left")
 
 
 def test_call_is_answered_by_a_worker(node: NodeThread, functions: list[FunctionClient]) -> None:
@@ -146,7 +146,7 @@ def test_next_lease_has_another_worker_when_one_was_killed(
 
     os.kill(pid, number)
 
-    wait_until(lambda: node.leases() == 0, "no lease is left", within_s=2.0)
+    wait_until(lambda: node.leases() == 0, "no lease is left")
     assert it.use(image) == [7.0] * 4
     assert node.pids() != [pid]
     image.close()
@@ -194,7 +194,7 @@ def test_tenants_share_no_worker_when_their_weights_are_the_same(node: NodeThrea
     assert len(node.pids()) == 2
     for it in (ones, others):
         it.close()
-    wait_until(lambda: node.leases() == 0, "no lease is left", within_s=2.0)
+    wait_until(lambda: node.leases() == 0, "no lease is left")
     image.close()
 
 
@@ -208,7 +208,7 @@ def test_call_is_answered_when_the_client_is_on_another_node(node: NodeThread) -
 
     for it in (here, there):
         it.close()
-    wait_until(lambda: node.leases() == 0, "no lease is left", within_s=2.0)
+    wait_until(lambda: node.leases() == 0, "no lease is left")
     image.close()
 
 
@@ -250,7 +250,7 @@ def test_everything_of_a_process_is_gone_when_it_is_killed_in_a_call(
         client.kill()
         client.wait()
 
-        wait_until(lambda: slow_node.leases() == 0, "no lease is left", within_s=2.0)
+        wait_until(lambda: slow_node.leases() == 0, "no lease is left")
         assert client.stdout.read() == b""
     # The call had less than two seconds left: its worker either ended it, or was killed.
     assert slow_node.pids() in ([], [worker])
@@ -313,7 +313,7 @@ def test_call_ends_with_its_deadline_when_the_worker_hangs(slow_node: NodeThread
         it.call(image)
 
     assert time.monotonic() - began_s < 5.0
-    wait_until(lambda: slow_node.leases() == 0, "no lease is left", within_s=1.0)
+    wait_until(lambda: slow_node.leases() == 0, "no lease is left")
     it.close()
     image.close()
 

@@ -1,8 +1,6 @@
 """A node that starts and stops: what it leaves behind, and how a signal ends a daemon."""
 
-import contextlib
 import json
-import re
 import socket
 import subprocess
 import sys
@@ -16,6 +14,7 @@ from gpu_manager.credentials import FunctionCredentials, FunctionIdentity, load_
 from testbed.nodes.node_thread import node_thread
 from testbed.nodes.worker_client import FunctionClient, alive
 from tests.integration.test_node import model
+from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import wait_until
 from torch_shim.errors import WireError
 
@@ -24,7 +23,7 @@ HOST = socket.gethostname()
 
 
 def test_nothing_is_left_when_a_node_has_stopped() -> None:
-    before = _open_files()
+    before = open_files()
     with node_thread(400) as it:
         image = model(15.0)
         function = FunctionClient(it.address, it.credential())
@@ -36,16 +35,7 @@ def test_nothing_is_left_when_a_node_has_stopped() -> None:
     image.close()
 
     assert not any(alive(pid) for pid in [*pids, server])
-    wait_until(lambda: _open_files() == before, "no file more is open", within_s=1.0)
-
-
-def _open_files() -> list[str]:
-    """What this process has open, by kind."""
-    found = []
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            found.append(re.sub(r"\d+", "", str(entry.readlink())))
-    return sorted(found)
+    wait_until(lambda: not opened_since(before), "no file more is open")
 
 
 def _fork_server(pid: int) -> int:
@@ -109,7 +99,7 @@ def test_workers_and_memory_are_gone_when_the_daemon_was_killed(daemon: Daemon) 
 
     daemon.process.kill()
 
-    wait_until(lambda: not any(alive(pid) for pid in family), "all have ended", within_s=2.0)
+    wait_until(lambda: not any(alive(pid) for pid in family), "all have ended")
     with pytest.raises(WireError):
         it.call(image)
     it.close()

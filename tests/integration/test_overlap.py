@@ -112,7 +112,7 @@ def test_worker_is_killed_when_it_keeps_its_turn_without_a_lease() -> None:
                 leases.forget(held.id)
 
         node.run(forget)
-        wait_until(lambda: not alive(pid), "it has ended", within_s=10.0)
+        wait_until(lambda: not alive(pid), "it has ended")
         calling.join()
         it.close()
     image.close()

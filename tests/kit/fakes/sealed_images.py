@@ -25,11 +25,6 @@ def content_of(descriptor: int, table: ImageTable) -> list[bytes]:
     return [os.pread(descriptor, size, offset) for offset, size in table.storages]
 
 
-def open_files() -> int:
-    """How many descriptors this process has."""
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def open_images() -> int:
     """How many of them are images."""
     found = 0

@@ -156,7 +156,7 @@ async def test_fault_in_the_committers_thread_fails_all_who_wait_and_all_who_com
     await committer.open()
     for _ in range(2):
         with pytest.raises(QueueFailed):
-            await asyncio.wait_for(committer.run(odd, durable=False), 5)
+            await asyncio.wait_for(committer.run(odd, durable=False), 60)
     await committer.close()
 
 

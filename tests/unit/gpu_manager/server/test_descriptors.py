@@ -16,7 +16,7 @@ from testbed.nodes.manager_client import (
     manager,
     weights,
 )
-from tests.kit.fakes.sealed_images import open_files
+from tests.kit.processes.open_files import OpenFiles, open_files, opened_since
 from tests.kit.waiting import eventually
 from torch_shim.errors import ConnectionLost
 from torch_shim.wire.protocol import VERSION, FrameKind, pack_frame
@@ -43,10 +43,12 @@ async def send(client: ManagerClient, data: bytes, descriptors: int = 0) -> bool
     return True
 
 
-async def as_before(before: int) -> None:
-    """Wait until no more files are open than before."""
+async def as_before(before: OpenFiles, more: int = 0) -> None:
+    """Wait until what was opened since then is closed, but for as many as said."""
     await eventually(
-        lambda: open_files() <= before, "files are closed", instead=lambda: f"{open_files()} open"
+        lambda: len(opened_since(before)) <= more,
+        "files are closed",
+        instead=lambda: f"open: {sorted(opened_since(before))}",
     )
 
 
@@ -187,7 +189,7 @@ async def test_client_is_admitted_when_others_connect_and_are_silent() -> None:
         assert len(left) <= most
         for each in silent:
             each.close()
-        await as_before(before + 2)
+        await as_before(before, more=2)
 
 
 async def hung_up(client: ManagerClient) -> bool:

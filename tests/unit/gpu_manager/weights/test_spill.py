@@ -20,7 +20,8 @@ from cache_manager.tiers.tier_index import TierIndex
 from gpu_manager.errors import StoreFailed, UnknownImage, WeightsChanged
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore
-from tests.kit.fakes.sealed_images import content_of, open_files, open_images, sealed_image
+from tests.kit.fakes.sealed_images import content_of, open_images, sealed_image
+from tests.kit.processes.open_files import open_files, opened_since
 from torch_shim.wire.image_digests import image_digest, new_nonce, possession_proof
 
 KIB = 1024
@@ -33,7 +34,7 @@ ALICE = "shop/alice"
 def no_leaks() -> Iterator[None]:
     before = open_files()
     yield
-    assert open_files() == before
+    assert not opened_since(before)
     assert open_images() == 0
 
 

@@ -10,7 +10,8 @@ from cache_manager.tiers.tier_index import TierIndex
 from gpu_manager.errors import WeightStoreFull
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore
-from tests.kit.fakes.sealed_images import content_of, open_files, open_images, sealed_image
+from tests.kit.fakes.sealed_images import content_of, open_images, sealed_image
+from tests.kit.processes.open_files import open_files, opened_since
 from torch_shim.wire.image_digests import lay_out
 
 KIB = 1024
@@ -24,7 +25,8 @@ def store() -> Iterator[WeightStore]:
     store = WeightStore(TierIndex("lru", 4 * KIB))
     yield store
     store.close()
-    assert (open_files(), open_images()) == (files, images)
+    assert not opened_since(files)
+    assert open_images() == images
 
 
 def image(letter: str, size: int = KIB) -> list[bytes]:

@@ -16,7 +16,8 @@ from gpu_manager.errors import BadImage, ProofRefused, UnknownImage, WeightStore
 from gpu_manager.weights.sealed_images import SEALS, read_sizes, read_table
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore
-from tests.kit.fakes.sealed_images import content_of, open_files, open_images, sealed_image
+from tests.kit.fakes.sealed_images import content_of, open_images, sealed_image
+from tests.kit.processes.open_files import open_files, opened_since
 from torch_shim.wire.image_digests import (
     ImageTable,
     image_digest,
@@ -38,7 +39,7 @@ def store() -> Iterator[WeightStore]:
     store = WeightStore(TierIndex("lru", 4 * KIB))
     yield store
     store.close()
-    assert open_files() == before
+    assert not opened_since(before)
     assert open_images() == 0
 
 
@@ -370,4 +371,4 @@ def test_store_holds_its_budget_and_mixes_nothing_up_when_threads_use_it(tmp_pat
     assert status.spill.written > 0
     assert status.spill.read > 0
     store.close()
-    assert open_files() == before
+    assert not opened_since(before)

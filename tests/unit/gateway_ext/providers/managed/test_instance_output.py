@@ -49,7 +49,7 @@ async def test_pipe_is_cut_into_lines() -> None:
             os.write(written, part)
             await asyncio.sleep(0.01)
         os.close(written)
-        await asyncio.wait_for(reader.ended, 10)
+        await asyncio.wait_for(reader.ended, 60)
     assert [text[:5] for text in stored.texts] == ["one", "two", "thxxx", "xxxxx", "\ufffd las"]
     assert max(map(len, stored.texts)) <= 64 << 10
 
@@ -65,7 +65,7 @@ async def test_endless_writer_is_read_a_little_in_each_turn_and_then_waits() -> 
             assert turns >= len(stored.at_once), "several parts were read in one turn"
             assert max(stored.at_once) <= 8192, "16 KiB of lines with two bytes"
             endless.kill()
-            await asyncio.wait_for(reader.ended, 10)
+            await asyncio.wait_for(reader.ended, 60)
     assert "were dropped" in stored.texts[-1]
 
 
@@ -78,7 +78,7 @@ async def test_quiet_one_is_stored_whole_beside_an_endless_writer(tmp_path: Path
                 os.write(written, b"%d\n" % number)
                 await asyncio.sleep(0.001)
             os.close(written)
-            await asyncio.wait_for(reader.ended, 10)
+            await asyncio.wait_for(reader.ended, 60)
             endless.kill()
     assert quiet.texts == [str(number) for number in range(100)]
     log.close()

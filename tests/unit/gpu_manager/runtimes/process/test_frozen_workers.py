@@ -60,7 +60,7 @@ def test_stopped_worker_is_replaced_when_its_lease_is_ended(machine: Machine) ->
     hosted = machine.load()
     machine.admit(hosted)
     stop(pid_of(hosted))
-    machine.run(asyncio.wait_for(hosted.end(7, grace_s=0.2), 3))
+    machine.run(asyncio.wait_for(hosted.end(7, grace_s=0.2), 60))
     assert hosted.closed.done()
     assert len(machine.watcher.deaths) == 1
     assert doubled(machine, machine.load()) == [2.0, 2.0]

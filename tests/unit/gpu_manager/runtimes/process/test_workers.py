@@ -191,7 +191,7 @@ def test_death_is_reported_when_a_signal_ends_the_worker(
             calling = asyncio.create_task(asyncio.to_thread(caller.call, LONG, 0))
             await until_it_computes(hosted)
         os.kill(pid_of(hosted), number)
-        await asyncio.wait_for(asyncio.shield(hosted.closed), 2)
+        await asyncio.wait_for(asyncio.shield(hosted.closed), 60)
         if calling is not None:
             with pytest.raises(ConnectionLost):
                 await calling
@@ -215,7 +215,7 @@ def test_worker_exits_when_its_orders_are_cut(machine: Machine) -> None:
         calling = asyncio.create_task(asyncio.to_thread(caller.call, LONG, 0))
         await until_it_computes(hosted)
         hosted.worker.stream.socket.shutdown(socket.SHUT_RDWR)  # as a dead manager
-        await asyncio.wait_for(asyncio.shield(hosted.worker.exited), 2)  # as above
+        await asyncio.wait_for(asyncio.shield(hosted.worker.exited), 60)  # as above
         with pytest.raises(ConnectionLost):
             await calling
 
@@ -228,7 +228,7 @@ def test_workers_are_gone_when_the_fork_server_is_killed(machine: Machine) -> No
     server = machine.runtime.server_pid  # the victim
     assert server is not None
     os.kill(server, signal.SIGKILL)
-    machine.run(asyncio.wait_for(asyncio.shield(hosted.closed), 2))
+    machine.run(asyncio.wait_for(asyncio.shield(hosted.closed), 60))
     assert len(machine.watcher.deaths) == 1
     again = machine.load()
     machine.admit(again)

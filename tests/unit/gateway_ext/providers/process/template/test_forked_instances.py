@@ -179,7 +179,7 @@ async def test_nothing_is_left_of_an_instance_that_was_a_fork() -> None:
 
 
 async def call_and_leave(endpoint: Endpoint, path: str) -> None:
-    await asyncio.wait_for(call(endpoint, path), 5)
+    await asyncio.wait_for(call(endpoint, path), 60)
 
 
 async def test_instance_lives_when_its_template_dies_and_the_next_starts_all_the_same() -> None:
