@@ -1,4 +1,7 @@
-"""LitServe, run by its own Python: `litserve_server.py noop PORT`, until standard input ends."""
+"""LitServe, run by its own Python: `litserve_server.py PROGRAM PORT`, until standard input ends.
+
+PROGRAM is `noop` or `computing`.
+"""
 
 import os
 import signal
@@ -8,8 +11,11 @@ import time
 import urllib.request
 
 import litserve  # type: ignore[import-not-found]  # installed in an environment of its own
+import torch
+from two_layers import scores, two_layers  # type: ignore[import-not-found]  # beside this script
 
 _ASK_S = 0.1
+_WORKERS = _API_SERVERS = 2
 
 
 class EmptyApi(litserve.LitAPI):  # type: ignore[misc]  # whose types are not known here
@@ -24,12 +30,41 @@ class EmptyApi(litserve.LitAPI):  # type: ignore[misc]  # whose types are not kn
         return {"hello": "hello"}
 
 
+class ComputingApi(litserve.LitAPI):  # type: ignore[misc]
+    """Serves the small model."""
+
+    def setup(self, device: str) -> None:
+        """Make the model in this worker."""
+        del device
+        torch.set_num_threads(1)
+        self._model = two_layers()
+
+    def predict(self, request: dict[str, list[float]]) -> dict[str, list[float]]:
+        """The scores of one request."""
+        return {"scores": scores(self._model, request["numbers"])}
+
+
 def main() -> None:
     """Serve until the starting process closes standard input."""
-    port = int(sys.argv[2])
-    server = litserve.LitServer(EmptyApi(), accelerator="cpu", workers_per_device=1)
+    program, port = sys.argv[1], int(sys.argv[2])
+    server = litserve.LitServer(
+        EmptyApi() if program == "noop" else ComputingApi(),
+        accelerator="cpu",
+        devices=1,
+        workers_per_device=_WORKERS,
+        fast_queue=True,
+    )
     threading.Thread(target=_watch, args=(port,), daemon=True).start()
-    server.run(host="127.0.0.1", port=port, log_level="warning", generate_client_file=False)
+    server.run(
+        host="127.0.0.1",
+        port=port,
+        num_api_servers=_API_SERVERS,
+        log_level="warning",
+        generate_client_file=False,
+        access_log=False,
+        loop="uvloop",  # fails where it is not installed, as `auto` would not
+        http="httptools",
+    )
 
 
 def _watch(port: int) -> None:

@@ -1,10 +1,10 @@
-"""Ray Serve and LitServe beside us: installed into environments of their own, served, and asked."""
+"""Peers beside us: each served by its own Python, and all its processes ended afterwards."""
 
 import contextlib
 import os
 import signal
 import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,33 +12,29 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from bench.measure.peers.peer_installs import (
+    PeerSystem,
+    PeerUnavailable,
+    peer_python,
+    peers_folder,
+)
 from gpufaas.local.held_ports import HeldPort
 
-FOLDER = Path("out/peers")
 _SCRIPTS = Path(__file__).parent
 _START_S, _STOP_S = 180.0, 15.0
 _READY = b"ready"
-# No reports to their makers, and no metrics.
-_QUIET = (
-    "RAY_USAGE_STATS_ENABLED=0",
-    "RAY_SERVE_LOG_TO_STDERR=0",
-    "RAY_DEDUP_LOGS=0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0",
-)
 
 
-class PeerSystem(StrEnum):
-    """A system to compare gpufaas with."""
+class PeerProgram(StrEnum):
+    """What a peer serves; the value is the argument of its script."""
 
-    RAY = "ray"
-    LITSERVE = "litserve"
+    NOOP = "noop"
+    COMPUTING = "computing"
+    ZIPF = "zipf"
+    ZIPF_OVERLAPPED = "zipf-overlapped"
 
 
-_WANTED = {PeerSystem.RAY: "ray[serve]", PeerSystem.LITSERVE: "litserve"}
-
-
-class PeerUnavailable(Exception):
-    """A peer could not be installed or started, with the reason."""
+_ZIPF = frozenset({PeerProgram.ZIPF, PeerProgram.ZIPF_OVERLAPPED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,52 +45,59 @@ class ServedPeer:
     pid: int
 
 
-def install(peer: PeerSystem) -> str:
-    """Have it in out/peers; its version. NoPeer where the network does not give it."""
-    folder = FOLDER / peer
-    python = folder / "bin" / "python"
-    made = folder / "made"
-    if not made.exists():
-        print(f"installing {_WANTED[peer]} into {folder} ...", flush=True)
-        _ran(peer, [sys.executable, "-m", "venv", "--clear", str(folder)])
-        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-        _ran(peer, [*pip, _WANTED[peer]])
-        made.touch()
-    asked = f"from importlib.metadata import version; print(version({peer.value!r}))"
-    return _ran(peer, [str(python), "-c", asked]).strip()
-
-
 @contextmanager
-def peer_server(peer: PeerSystem, what: str) -> Iterator[ServedPeer]:
-    """Serve what the peer's script calls `what`; all its processes end with the context."""
+def peer_server(peer: PeerSystem, program: PeerProgram) -> Iterator[ServedPeer]:
+    """Serve a program; all of the peer's processes end with the context."""
     port = HeldPort().keep()
-    python = str(FOLDER.absolute() / peer / "bin" / "python")
     script = str(_SCRIPTS / f"{peer.value}_server.py")
-    log = FOLDER / f"{peer}-{what}.log"
-    with log.open("wb") as errors:
+    log = peers_folder() / f"{peer}-{program}.log"
+    with tempfile.TemporaryDirectory(prefix="peer") as scratch, log.open("wb") as errors:
         process = subprocess.Popen(
-            ["/usr/bin/env", *_QUIET, python, script, what, str(port)],
-            cwd=FOLDER,
+            [str(peer_python(peer)), script, program.value, str(port)],
+            cwd=scratch,
+            env=dict(os.environ) | _settings(peer, program, scratch),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             start_new_session=True,
         )
-    try:
-        _wait(process, peer, log)
-        yield ServedPeer(f"http://127.0.0.1:{port}", process.pid)
-    finally:
-        assert process.stdin is not None, "it was opened"
-        process.stdin.close()  # the server's sign to end
         try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            print(f"{peer} does not end and is killed", flush=True)
-        with contextlib.suppress(ProcessLookupError):  # no process of the group is left
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        assert process.stdout is not None, "it was opened"
-        process.stdout.close()
+            _wait(process, peer, log)
+            yield ServedPeer(f"http://127.0.0.1:{port}", process.pid)
+        finally:
+            _end(process, peer)
+
+
+def _settings(peer: PeerSystem, program: PeerProgram, scratch: str) -> dict[str, str]:
+    """The environment in which the peer does best; docs/benchmarks.md says why."""
+    # One thread for a model this small, in every system.
+    found = {"OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1", "BENTOML_DO_NOT_TRACK": "True"}
+    if peer is PeerSystem.RAY:
+        found |= {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_SERVE_LOG_TO_STDERR": "0",
+            "RAY_DEDUP_LOGS": "0",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        }
+        # HAProxy spreads calls without knowing which replica holds which model, so the
+        # multiplexed program keeps Ray's own proxy, which does.
+        if program not in _ZIPF:
+            found |= _with_haproxy(scratch)
+    return found
+
+
+def _with_haproxy(scratch: str) -> dict[str, str]:
+    return {
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{scratch}/haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{scratch}/admin.sock",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": scratch,
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{scratch}/server-state",
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(HeldPort().keep()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(HeldPort().keep()),
+    }
 
 
 def _wait(process: "subprocess.Popen[bytes]", peer: PeerSystem, log: Path) -> None:
@@ -108,9 +111,15 @@ def _wait(process: "subprocess.Popen[bytes]", peer: PeerSystem, log: Path) -> No
     raise PeerUnavailable(f"{peer} did not start: see {log}")
 
 
-def _ran(peer: PeerSystem, command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr or done.stdout).strip().splitlines()[-1:]
-        raise PeerUnavailable(f"{peer} cannot be installed here: {' '.join(last)}")
-    return done.stdout
+def _end(process: "subprocess.Popen[bytes]", peer: PeerSystem) -> None:
+    assert process.stdin is not None, "it was opened"
+    process.stdin.close()  # the server's sign to end
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        print(f"{peer} does not end and is killed", flush=True)
+    with contextlib.suppress(ProcessLookupError):  # no process of the group is left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert process.stdout is not None, "it was opened"
+    process.stdout.close()

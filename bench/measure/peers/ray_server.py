@@ -1,7 +1,7 @@
-"""Ray Serve, run by its own Python, until standard input ends: `ray_server.py WHAT PORT`.
+"""Ray Serve, run by its own Python, until standard input ends: `ray_server.py PROGRAM PORT`.
 
-WHAT is `noop`; `zipf`, where a load has the GPU to itself as it has with us; or `zipf-overlapped`,
-where another model runs meanwhile.
+PROGRAM is `noop`; `computing`; `zipf`, where a load has the GPU to itself as it has with us; or
+`zipf-overlapped`, where another model runs meanwhile.
 """
 
 import asyncio
@@ -10,9 +10,16 @@ from typing import Any
 
 import ray  # type: ignore[import-not-found]  # installed in an environment of its own
 from ray import serve
+from ray.serve.schema import LoggingConfig  # type: ignore[import-not-found]
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
+from two_layers import (  # type: ignore[import-not-found]  # beside this script
+    numbers_of,
+    scores,
+    two_layers,
+)
 
+_WORKERS = 2
 _REPLICAS, _ROOM = 4, 4
 _LOAD_S, _RUN_S = 0.25, 0.02
 _HIT, _MISS = 200, 201
@@ -20,7 +27,9 @@ _HIT, _MISS = 200, 201
 _MANY = 100
 
 
-@serve.deployment(max_ongoing_requests=_MANY, ray_actor_options={"num_cpus": 0})
+@serve.deployment(
+    num_replicas=_WORKERS, max_ongoing_requests=_MANY, ray_actor_options={"num_cpus": 0}
+)
 class EmptyDeployment:
     """Answers every request alike."""
 
@@ -28,6 +37,20 @@ class EmptyDeployment:
         """Read the body, as any function does."""
         await request.body()
         return Response(b"hello")
+
+
+@serve.deployment(
+    num_replicas=_WORKERS, max_ongoing_requests=_MANY, ray_actor_options={"num_cpus": 0}
+)
+class ComputingDeployment:
+    """Serves the small model."""
+
+    def __init__(self) -> None:
+        self._model = two_layers()
+
+    async def __call__(self, request: Request) -> Response:
+        """The scores of one request."""
+        return JSONResponse({"scores": scores(self._model, numbers_of(await request.body()))})
 
 
 @serve.deployment(num_replicas=_REPLICAS, ray_actor_options={"num_cpus": 0})
@@ -73,18 +96,28 @@ class _Model:
 
 def main() -> None:
     """Serve until the starting process closes standard input."""
-    what, port = sys.argv[1], int(sys.argv[2])
+    program, port = sys.argv[1], int(sys.argv[2])
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
-        noop: Any = EmptyDeployment
-        models: Any = Models
-        serve.run(noop.bind() if what == "noop" else models.bind(what))
+        serve.start(
+            http_options={"host": "127.0.0.1", "port": port},
+            logging_config=LoggingConfig(enable_access_log=False),
+        )
+        serve.run(_application(program))
         print("ready", flush=True)
         sys.stdin.read()
         serve.shutdown()
     finally:
         ray.shutdown()
+
+
+def _application(program: str) -> Any:
+    noop: Any = EmptyDeployment
+    computing: Any = ComputingDeployment
+    models: Any = Models
+    if program == "noop":
+        return noop.bind()
+    return computing.bind() if program == "computing" else models.bind(program)
 
 
 if __name__ == "__main__":
