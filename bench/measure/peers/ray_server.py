@@ -5,6 +5,7 @@ PROGRAM is `noop`; `computing`; `zipf`, where a load has the GPU to itself as it
 """
 
 import asyncio
+import os
 import sys
 from typing import Any
 
@@ -25,10 +26,16 @@ _LOAD_S, _RUN_S = 0.25, 0.02
 _HIT, _MISS = 200, 201
 # The default of 5 collapses at 32 clients; with its multiplexing the default does better.
 _MANY = 100
+# Replicas log each call unless their own settings say otherwise; those of `serve.start` do not
+# reach them.
+_WITHOUT_ACCESS_LOG = LoggingConfig(enable_access_log=False)
 
 
 @serve.deployment(
-    num_replicas=_WORKERS, max_ongoing_requests=_MANY, ray_actor_options={"num_cpus": 0}
+    num_replicas=_WORKERS,
+    max_ongoing_requests=_MANY,
+    ray_actor_options={"num_cpus": 0},
+    logging_config=_WITHOUT_ACCESS_LOG,
 )
 class EmptyDeployment:
     """Answers every request alike."""
@@ -40,7 +47,10 @@ class EmptyDeployment:
 
 
 @serve.deployment(
-    num_replicas=_WORKERS, max_ongoing_requests=_MANY, ray_actor_options={"num_cpus": 0}
+    num_replicas=_WORKERS,
+    max_ongoing_requests=_MANY,
+    ray_actor_options={"num_cpus": 0},
+    logging_config=_WITHOUT_ACCESS_LOG,
 )
 class ComputingDeployment:
     """Serves the small model."""
@@ -53,7 +63,11 @@ class ComputingDeployment:
         return JSONResponse({"scores": scores(self._model, numbers_of(await request.body()))})
 
 
-@serve.deployment(num_replicas=_REPLICAS, ray_actor_options={"num_cpus": 0})
+@serve.deployment(
+    num_replicas=_REPLICAS,
+    ray_actor_options={"num_cpus": 0},
+    logging_config=_WITHOUT_ACCESS_LOG,
+)
 class Models:
     """A GPU with room for four models; load and run only take time."""
 
@@ -97,11 +111,17 @@ class _Model:
 def main() -> None:
     """Serve until the starting process closes standard input."""
     program, port = sys.argv[1], int(sys.argv[2])
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+        _temp_dir=os.getcwd(),  # the starting process removes the folder
+    )
     try:
         serve.start(
             http_options={"host": "127.0.0.1", "port": port},
-            logging_config=LoggingConfig(enable_access_log=False),
+            logging_config=_WITHOUT_ACCESS_LOG,
         )
         serve.run(_application(program))
         print("ready", flush=True)
