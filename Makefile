@@ -88,12 +88,12 @@ bench: setup ## Measure, in a few minutes at most
 	@$(BIN)/python -m bench.shim
 	@$(BIN)/python -m bench.scheduler
 	@$(BIN)/python -m bench.live
-	@$(BIN)/python -m bench.gateway --without-peers --only calls
+	@$(BIN)/python -m bench.gateway --system gpufaas --only calls
 
 bench-wake: setup ## Measure how long functions take to wake, with and without templates
 	@$(BIN)/python -m bench.wake $(ARGS)
 
-bench-full: setup ## Measure everything (downloads Ray Serve and LitServe into out/peers)
+bench-full: setup ## Measure everything (downloads LitServe, Ray Serve and BentoML into the cache folder)
 	@$(BIN)/python -m bench.placement --full $(ARGS)
 	@$(BIN)/python -m bench.shim --full
 	@$(BIN)/python -m bench.scheduler --full

@@ -1,149 +1,124 @@
-"""`python -m bench.gateway`: calls through the whole stack, beside Ray Serve and LitServe."""
+"""`python -m bench.gateway`: calls through the whole stack, beside those of its peers."""
 
 import argparse
-import os
+import shlex
+import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from statistics import median
 
 from bench import idle
-from bench.gateway.empty_calls import CLIENTS, GPUS, OURS, Answering, one_round
+from bench.gateway.call_cases import PEERS, Answering, CallCase, CallKind, cases
+from bench.gateway.call_tables import cells, show_calls
 from bench.gateway.many_models import ZipfRun, of_ray, ours, warm_stack
+from bench.gateway.measured_calls import one_round
 from bench.measure.call_costs import CallCosts
-from bench.measure.load_figures import LoadFigures, medians
-from bench.measure.peers import peer_servers
-from bench.measure.peers.peer_servers import PeerSystem, PeerUnavailable
+from bench.measure.load_figures import medians
+from bench.measure.peers import peer_installs
+from bench.measure.peers.peer_installs import PeerUnavailable
+from bench.measure.peers.peer_servers import PeerProgram
 from bench.measure.report import BenchReport, load_average
 from testbed.live.live_load import ZIPF_GPUS, ZIPF_MODELS, ZIPF_ROOM
 from testbed.live.live_runs import ZIPF_CALLERS, ZIPF_MEASURED, ZIPF_WARMING
 
-_COMMAND = "python -m bench.gateway --full"
 _ROUNDS, _SECONDS, _SEEDS = 3, 4.0, (1, 2, 3)
 _IDLE_S = 30.0
-_TARGETS = {Answering.PLAIN: (0.001, 2_500), Answering.GPU: (0.002, 1_500)}
-_ONE, _MANY, _MOST = CLIENTS
-_COLLAPSED = 0.5
-_RAY_ZIPF = {"Ray Serve": "zipf", "Ray Serve, overlapped": "zipf-overlapped"}
-_PEERS = {Answering.RAY: PeerSystem.RAY, Answering.LITSERVE: PeerSystem.LITSERVE}
+_RAY_ZIPF = {"Ray Serve": PeerProgram.ZIPF, "Ray Serve, overlapped": PeerProgram.ZIPF_OVERLAPPED}
 
 
 def main() -> None:
-    """A short round of each; with --full everything (a quarter of an hour), kept."""
-    parser = argparse.ArgumentParser(prog="bench.gateway", description=__doc__)
-    parser.add_argument("--full", action="store_true", help="everything; keep it")
-    parser.add_argument("--without-peers", action="store_true", help="only ours")
-    parser.add_argument("--only", choices=["calls", "zipf", "idle"], help="one part")
-    options = parser.parse_args()
+    """A short round of each; with --full everything (half an hour), kept."""
+    options = _options().parse_args()
     full: bool = options.full
-    report = BenchReport("The gateway", _COMMAND)
-    report.add(
-        f"{len(os.sched_getaffinity(0))} cores, on which clients, gateway, scheduler, GPU manager "
-        f"and functions run. Load average before: {load_average()}."
+    report = BenchReport(
+        "The gateway", shlex.join(["python", "-m", "bench.gateway", *sys.argv[1:]])
     )
-    installed = [] if options.without_peers else _installed(report)
+    report.add(
+        f"{report.facts['cores']} cores, on which clients and the measured system run; "
+        f"torch {version('torch')}. Load average before: {load_average()}."
+    )
+    report.facts |= {"torch": version("torch"), "load_average_before": load_average()}
+    systems = _systems(report, options.system or list(Answering))
     if options.only in {None, "calls"}:
-        _calls(report, installed, _ROUNDS if full else 1, _SECONDS if full else 1.0)
+        rounds = options.rounds or (_ROUNDS if full else 1)
+        seconds = options.seconds or (_SECONDS if full else 1.0)
+        chosen = cases(systems, options.kind or list(CallKind))
+        _calls(report, chosen, rounds, seconds, options.instances)
     if options.only in {None, "zipf"}:
-        _zipf(report, with_ray=Answering.RAY in installed, seeds=_SEEDS if full else _SEEDS[:1])
+        _zipf(report, with_ray=Answering.RAY in systems, seeds=_SEEDS if full else _SEEDS[:1])
     if options.only in {None, "idle"}:
         idle.measure(report, _IDLE_S if full else 5.0)
     report.add(f"\nLoad average after: {load_average()}.")
+    report.facts["load_average_after"] = load_average()
     if full:
-        print(f"\n{report.keep('gateway')}")
+        kept = report.keep("gateway")
+        print(f"\n{kept}\n{report.keep_facts(kept)}")
 
 
-def _installed(report: BenchReport) -> list[Answering]:
-    """The peers that are or can be installed here."""
-    found = []
-    for system, peer in _PEERS.items():
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench.gateway", description=__doc__)
+    parser.add_argument("--full", action="store_true", help="everything; keep it")
+    parser.add_argument("--only", choices=["calls", "zipf", "idle"], help="one part")
+    parser.add_argument(
+        "--system",
+        action="append",
+        type=lambda name: Answering[name.upper()],
+        help="measure only this system: gpufaas, litserve, ray, bentoml; may be repeated",
+    )
+    parser.add_argument(
+        "--kind",
+        action="append",
+        type=lambda name: CallKind[name.upper()],
+        help="measure only these calls: plain, empty, computing, competing; may be repeated",
+    )
+    parser.add_argument("--rounds", type=int, help=f"of each case (1, in full {_ROUNDS})")
+    parser.add_argument("--seconds", type=float, help=f"of each load (1, in full {_SECONDS:g})")
+    parser.add_argument(
+        "--instances", type=int, default=1, help="of each of our functions that computes (1)"
+    )
+    return parser
+
+
+def _systems(report: BenchReport, wanted: Sequence[Answering]) -> list[Answering]:
+    """Those of the wanted systems that are or can be installed here."""
+    found, versions = [], {}
+    for system in wanted:
         try:
-            report.add(f"{system} {peer_servers.install(peer)}.")
+            if system in PEERS:
+                versions[system] = peer_installs.install(PEERS[system])
+                report.add(f"{system} {versions[system]}.")
         except PeerUnavailable as error:
             report.add(f"Without {system}: {error}")
         else:
             found.append(system)
+    report.facts["peers"] = versions
     return found
 
 
-# -- calls that do nothing ------------------------------------------------------------------------
+# -- calls ----------------------------------------------------------------------------------------
 
 
 def _calls(
-    report: BenchReport, installed: Sequence[Answering], rounds: int, seconds: float
+    report: BenchReport, chosen: Sequence[CallCase], rounds: int, seconds: float, instances: int
 ) -> None:
-    report.add("\n## Calls that do nothing\n")
+    report.add("\n## Calls\n")
     report.add(
-        "A POST with a small JSON body. Ours: `gpufaas up`, the function in a process of its own; "
-        f"the GPU function is given a lease of one of {GPUS} emulated GPUs for every call, and "
-        "does nothing with it. Ray Serve: one replica, max_ongoing_requests 100. LitServe: one "
-        f"worker. Medians of {rounds} rounds of {seconds:g} s each, in which all are started and "
-        "measured in turn; `others` is the number of cores that everything else here took."
+        "A POST with 16 numbers as JSON; every answer is checked. Ours: `gpufaas up`, each "
+        "function in processes of its own; a plain call has no GPU; the GPU function that does nothing gets "
+        "one of 8 emulated GPUs for every call; the one that computes has two small linear layers "
+        f"on 2 emulated GPUs and {instances} instance(s); 4 such functions with weights of their "
+        "own compete for 4. Peers compute the same model with the same torch, at their best "
+        "documented settings (docs/benchmarks.md), and have no GPU to share. Medians of "
+        f"{rounds} rounds of {seconds:g} s each, in which the systems are started and measured in "
+        "turn; `others` is the number of cores that everything else here took."
     )
-    runs: dict[Answering, list[dict[int, CallCosts]]] = {}
-    for _ in range(rounds):
-        for system in (*OURS, *installed):
-            runs.setdefault(system, []).append(one_round(system, seconds))
-    report.add(
-        "\n| system | clients | calls/s | median ms | p99 ms | failed | clients' core | others |\n"
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
-    )
-    found = {
-        (system, clients): medians([run[clients].figures for run in measured])
-        for system, measured in runs.items()
-        for clients in CLIENTS
-    }
-    for (system, clients), row in found.items():
-        others = median(run[clients].others for run in runs[system])
-        report.add(
-            f"| {system} | {clients} | {_cells(row)} | {row.failed} | {row.generator:.2f} "
-            f"| {others:.2f} |"
-        )
-    _show_processor_time(report, runs)
-    _compare_with_targets(report, found)
-    _ratios(report, found, installed)
-
-
-def _show_processor_time(
-    report: BenchReport, runs: dict[Answering, list[dict[int, CallCosts]]]
-) -> None:
-    """The processor time of a call by part."""
-    report.add(f"\nProcessor time of a call at {_MANY} clients, in ms:\n")
-    for system in OURS:
-        rounds = [run[_MANY].processor_s for run in runs[system]]
-        parts = {name: median(each.get(name, 0.0) for each in rounds) for name in rounds[0]}
-        shown = (f"{name} {1e3 * cpu_s:.3f}" for name, cpu_s in sorted(parts.items()))
-        report.add(f"- {system}: {', '.join(shown)}")
-
-
-def _compare_with_targets(
-    report: BenchReport, found: dict[tuple[Answering, int], LoadFigures]
-) -> None:
-    report.add()
-    for system, (most_s, least_rate) in _TARGETS.items():
-        one, many, most = (found[system, clients] for clients in CLIENTS)
-        collapsed = most.rate < _COLLAPSED * many.rate or most.failed > 0
-        report.add(
-            f"{system}: target: a median of {1e3 * most_s:g} ms at {_ONE} client: "
-            f"{_yes(one.p50_s <= most_s)}; {least_rate:,} calls/s at {_MANY}: "
-            f"{_yes(many.rate >= least_rate)}; no collapse at {_MOST}: {_yes(not collapsed)}.\n"
-        )
-
-
-def _ratios(
-    report: BenchReport,
-    found: dict[tuple[Answering, int], LoadFigures],
-    installed: Sequence[Answering],
-) -> None:
-    for peer in installed:
-        for mine in OURS:
-            rates = ", ".join(
-                f"{found[mine, clients].rate / found[peer, clients].rate:.1f} at {clients}"
-                for clients in CLIENTS
-            )
-            sooner = found[peer, _ONE].p50_s / found[mine, _ONE].p50_s
-            report.add(
-                f"- {mine} against {peer}: {rates} clients times the rate; the median at one "
-                f"client {sooner:.1f} times as short"
-            )
+    report.facts |= {"rounds_count": rounds, "round_s": seconds, "instances": instances}
+    runs: dict[CallCase, list[dict[int, CallCosts]]] = {}
+    for number in range(rounds):
+        for case in chosen:
+            print(f"round {number + 1} of {rounds}: {case}", file=sys.stderr, flush=True)
+            runs.setdefault(case, []).append(one_round(case, seconds, instances))
+    show_calls(report, runs)
 
 
 # -- many models ----------------------------------------------------------------------------------
@@ -165,15 +140,15 @@ def _zipf(report: BenchReport, *, with_ray: bool, seeds: Sequence[int]) -> None:
     runs: dict[str, list[ZipfRun]] = {}
     for seed in seeds:
         if with_ray:
-            for name, what in _RAY_ZIPF.items():
-                _show_zipf(report, runs, name, seed, of_ray(seed, what))
+            for name, program in _RAY_ZIPF.items():
+                _show_zipf(report, runs, name, seed, of_ray(seed, program))
     with warm_stack() as running:
         for seed in seeds:
             _show_zipf(report, runs, "gpufaas", seed, ours(running, seed))
     for name, found in runs.items():
         row = medians([each.figures for each in found])
         ratio = median(each.hit_ratio for each in found)
-        report.add(f"| {name} | median | {_cells(row)} | {ratio:.3f} | {row.failed} |")
+        report.add(f"| {name} | median | {cells(row)} | {ratio:.3f} | {row.failed} |")
 
 
 def _show_zipf(
@@ -181,15 +156,7 @@ def _show_zipf(
 ) -> None:
     runs.setdefault(name, []).append(found)
     row = found.figures
-    report.add(f"| {name} | {seed} | {_cells(row)} | {found.hit_ratio:.3f} | {row.failed} |")
-
-
-def _cells(row: LoadFigures) -> str:
-    return f"{row.rate:,.1f} | {1e3 * row.p50_s:.2f} | {1e3 * row.p99_s:.1f}"
-
-
-def _yes(good: object) -> str:
-    return "reached" if good else "NOT reached"
+    report.add(f"| {name} | {seed} | {cells(row)} | {found.hit_ratio:.3f} | {row.failed} |")
 
 
 if __name__ == "__main__":

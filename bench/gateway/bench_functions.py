@@ -1,11 +1,15 @@
 """The functions of the gateway's benches, as a person would write them."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
+
+from bench.measure.peers import two_layers
 
 PLAIN = "noop"
 GPU = "gpu-noop"
 BUSY = "busy"
+COMPUTING = "computing"
 WARM = b"warm"
 MODELS = 16
 
@@ -61,9 +65,29 @@ def handle(event, context):
         return {"sum": float(model(words).sum())}
 '''
 
-# The peers have one process as well; another would take its start's time from what is measured.
+# The model that the peers serve too.
+_COMPUTING = '''"""Scores the numbers of a request with two small layers."""
+
+import os
+
+from .two_layers import numbers_of, scores, two_layers
+
+model = two_layers(int(os.environ["SEED"])).cuda()
+
+
+def handle(event, context):
+    return {"scores": scores(model, numbers_of(event.body), "cuda")}
+'''
+
+# An instance that starts meanwhile would take its time from what is measured.
 _ONE = {"com.openfaas.scale.max": "1"}
-_HANDLERS: Mapping[str, str] = {PLAIN: _PLAIN, BUSY: _BUSY, GPU: _GPU, "model": _MODEL}
+_HANDLERS: Mapping[str, str] = {
+    PLAIN: _PLAIN,
+    BUSY: _BUSY,
+    GPU: _GPU,
+    "model": _MODEL,
+    COMPUTING: _COMPUTING,
+}
 
 
 def write_builds(folder: Path) -> None:
@@ -72,6 +96,7 @@ def write_builds(folder: Path) -> None:
         build = folder / name / "function"
         build.mkdir(parents=True)
         (build / "handler.py").write_text(handler, encoding="utf-8")
+    shutil.copy(two_layers.__file__, folder / COMPUTING / "function")
 
 
 def plain() -> dict[str, object]:
@@ -99,6 +124,17 @@ def model(number: int) -> dict[str, object]:
     }
 
 
+def computing(seed: int, instances: int) -> dict[str, object]:
+    """The deployment of one of the functions that compute."""
+    return {
+        "service": computing_name(seed),
+        "image": COMPUTING,
+        "envVars": {"SEED": str(seed)},
+        **_with_gpu(),
+        "labels": {f"com.openfaas.scale.{end}": str(instances) for end in ("min", "max")},
+    }
+
+
 def with_max_wait(deployment: Mapping[str, object], max_wait: str) -> dict[str, object]:
     """The deployment with a longest wait for its calls."""
     found = deployment.get("annotations")
@@ -109,6 +145,11 @@ def with_max_wait(deployment: Mapping[str, object], max_wait: str) -> dict[str, 
 def model_name(number: int) -> str:
     """What it is called."""
     return f"model-{number:02d}"
+
+
+def computing_name(seed: int) -> str:
+    """The name of the function that computes with the weights of this seed."""
+    return f"{COMPUTING}-{seed}"
 
 
 def _with_gpu() -> dict[str, object]:

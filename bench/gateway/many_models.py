@@ -5,10 +5,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from bench.gateway import bench_functions
-from bench.gateway.empty_calls import call_until_leased, stack_of_builds
+from bench.gateway.bench_stacks import call_until_leased, stack_of_builds
 from bench.measure.load_figures import LoadFigures, figures_of, http_post, load_of
 from bench.measure.peers import peer_servers
-from bench.measure.peers.peer_servers import PeerSystem
+from bench.measure.peers.peer_installs import PeerSystem
+from bench.measure.peers.peer_servers import PeerProgram
 from bench.measure.whole_stack import StackNotReady, WholeStack
 from testbed.live.live_load import ZIPF_GPUS, ZIPF_MODELS, ZIPF_ROOM, zipf, zipf_models
 from testbed.live.live_runs import ZIPF_CALLERS, ZIPF_MEASURED, ZIPF_WARMING
@@ -62,14 +63,14 @@ def ours(running: WholeStack, seed: int) -> ZipfRun:
     return ZipfRun(found, float("nan") if ratio is None else ratio)
 
 
-def of_ray(seed: int, what: str) -> ZipfRun:
-    """The same calls to a new Ray Serve with cold caches; `ray_server.py` explains `what`."""
+def of_ray(seed: int, program: PeerProgram) -> ZipfRun:
+    """The same calls to a new Ray Serve with cold caches; `ray_server.py` explains the programs."""
     calls = [
         http_post("/", f"serve_multiplexed_model_id: m{number}\r\n")
         for number in range(ZIPF_MODELS)
     ]
     order = chosen(seed)
-    with peer_servers.peer_server(PeerSystem.RAY, what) as served:
+    with peer_servers.peer_server(PeerSystem.RAY, program) as served:
         load_of(served.url, calls, ZIPF_CALLERS, iter(order[:ZIPF_WARMING]))
         outcome = load_of(served.url, calls, ZIPF_CALLERS, iter(order[ZIPF_WARMING:]))
     statuses = outcome.tally.figures().statuses

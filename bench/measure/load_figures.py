@@ -1,4 +1,4 @@
-"""Clients in a closed loop, by the generator of `gpufaas load`, and figures of their calls."""
+"""Clients in a closed loop, by the generator of `gpufaas load`: figures of calls, and answers."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from statistics import median
 
 import uvloop
 
-from gpufaas.load.http_callers import target_at
+from gpufaas.load.http_callers import OnAnswer, target_at
 from gpufaas.load.load_run import LoadOutcome, TrafficPlan, run
 from gpufaas.load.statistics import Latency
 
@@ -34,9 +34,15 @@ def http_post(path: str, more: str = "", body: bytes = _JSON) -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def load_for(url: str, calls: list[bytes], clients: int, seconds: float) -> LoadFigures:
+def load_for(
+    url: str,
+    calls: list[bytes],
+    clients: int,
+    seconds: float,
+    on_answer: OnAnswer | None = None,
+) -> LoadFigures:
     """Clients that go round these calls until the time is over."""
-    return figures_of(_run(url, calls, clients, seconds, cycle(range(len(calls)))))
+    return figures_of(_run(url, calls, clients, seconds, cycle(range(len(calls))), on_answer))
 
 
 def load_of(url: str, calls: list[bytes], clients: int, chosen: Iterator[int]) -> LoadOutcome:
@@ -69,7 +75,12 @@ def medians(runs: Sequence[LoadFigures]) -> LoadFigures:
 
 
 def _run(
-    url: str, calls: list[bytes], clients: int, seconds: float, chosen: Iterator[int]
+    url: str,
+    calls: list[bytes],
+    clients: int,
+    seconds: float,
+    chosen: Iterator[int],
+    on_answer: OnAnswer | None = None,
 ) -> LoadOutcome:
     plan = TrafficPlan(
         target=target_at(url),
@@ -79,6 +90,7 @@ def _run(
         timeout_s=_TIMEOUT_S,
         clients=clients,
         choices=chosen,
+        on_answer=on_answer,
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run(plan, asyncio.Event(), lambda _outcome, _in_flight: None))

@@ -14,11 +14,15 @@ _PARTS = ("scheduler", "gpu-manager", "gateway", "up")
 
 @dataclass(frozen=True, slots=True)
 class PartUsage:
-    """One process, or all of a part: its name, its share of memory, its processor time so far."""
+    """One process, or all of a part: its name, its share of memory, its processor time so far.
+
+    `torch_bytes` is the memory of those processes that have loaded torch.
+    """
 
     name: str
     pss_bytes: int
     processor_s: float
+    torch_bytes: int = 0
 
 
 def process_tree(first: int) -> dict[int, PartUsage]:
@@ -32,7 +36,9 @@ def process_tree(first: int) -> dict[int, PartUsage]:
         pid, inherited = left.pop()
         with suppress(OSError):  # the process has ended meanwhile
             name = _part(pid) or f"{inherited}'s workers".replace("'s workers's", "'s")
-            found[pid] = PartUsage(name, _pss_bytes(pid), processor_s(pid))
+            pss_bytes = _pss_bytes(pid)
+            torch_bytes = pss_bytes if _has_torch(pid) else 0
+            found[pid] = PartUsage(name, pss_bytes, processor_s(pid), torch_bytes)
             left += [(child, name) for child in children[pid]]
     return found
 
@@ -43,7 +49,10 @@ def usage_by_part(processes: Mapping[int, PartUsage]) -> dict[str, PartUsage]:
     for each in processes.values():
         old = found.get(each.name, PartUsage(each.name, 0, 0.0))
         found[each.name] = PartUsage(
-            each.name, old.pss_bytes + each.pss_bytes, old.processor_s + each.processor_s
+            each.name,
+            old.pss_bytes + each.pss_bytes,
+            old.processor_s + each.processor_s,
+            old.torch_bytes + each.torch_bytes,
         )
     return found
 
@@ -85,3 +94,7 @@ def _part(pid: int) -> str:
 def _pss_bytes(pid: int) -> int:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+def _has_torch(pid: int) -> bool:
+    return "/libtorch_cpu.so" in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
 """The report of a bench: the machine, and lines that are printed and kept."""
 
+import json
 import os
 import platform
 from datetime import UTC, datetime
@@ -13,10 +14,21 @@ class MeasurementFailed(Exception):
 
 
 class BenchReport:
-    """Lines of Markdown, printed at once and kept in a file with today's date at the end."""
+    """Lines of Markdown, printed at once and kept in a file with today's date at the end.
+
+    `facts` say of what the figures are, for a file of JSON.
+    """
 
     def __init__(self, title: str, command: str) -> None:
         self._today = datetime.now(tz=UTC).date().isoformat()
+        self.facts: dict[str, object] = {
+            "measured": title,
+            "date": self._today,
+            "command": command,
+            "machine": _processor(),
+            "cores": len(os.sched_getaffinity(0)),
+            "python": platform.python_version(),
+        }
         self._lines = [
             f"# {title}, measured on {self._today}",
             "",
@@ -28,6 +40,12 @@ class BenchReport:
         """Add a line and print it."""
         self._lines.append(line)
         print(line, flush=True)
+
+    def keep_facts(self, markdown: Path) -> Path:
+        """Write `facts`, with whatever was added to them, as JSON beside the Markdown; the file."""
+        path = markdown.with_suffix(".json")
+        path.write_text(json.dumps(self.facts, indent=1) + "\n", encoding="utf-8")
+        return path
 
     def keep(self, name: str) -> Path:
         """Write all lines to bench/results/; the file."""

@@ -33,6 +33,8 @@ class DueCall(NamedTuple):
 
 # The call, its status or NO_ANSWER, and the reason for no answer.
 OnEnded = Callable[[DueCall, int, str], None]
+# The function's index, the status and the body of its answer.
+OnAnswer = Callable[[int, int, bytes], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def target_at(text: str) -> LoadTarget:
 
 
 class GatewayConnections:
-    """Connections to one gateway; `on_ended` gets every call once."""
+    """Connections to one gateway; `on_ended` gets every call once, `on_answer` what it answers."""
 
     def __init__(
         self,
@@ -69,12 +71,14 @@ class GatewayConnections:
         *,
         most: int,
         timeout_s: float,
+        on_answer: OnAnswer | None = None,
     ) -> None:
         self._target = target
         self._requests = requests
         self._on_ended = on_ended
         self._most = most
         self._timeout_s = timeout_s
+        self._on_answer = on_answer
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
         self._opening: set[asyncio.Task[None]] = set()
@@ -158,7 +162,7 @@ class GatewayConnections:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(self), url.host, url.port, ssl=self._target.tls
+                    self._connection, url.host, url.port, ssl=self._target.tls
                 )
         except TimeoutError:
             self._report_failure(call, f"no connection within {_CONNECT_S:g} s")
@@ -166,6 +170,9 @@ class GatewayConnections:
             self._report_failure(call, f"no connection: {error.strerror or error}")
         else:
             self._make(connection, call)
+
+    def _connection(self) -> "_Connection":
+        return _Connection(self) if self._on_answer is None else _Reading(self, self._on_answer)
 
     def _report_failure(self, call: DueCall, reason: str) -> None:
         if not self._closed:
@@ -228,3 +235,21 @@ class _Connection(asyncio.Protocol):
         call, self._call = self._call, None
         if call is not None:
             self._owner.call_ended(self, call, status, reason)
+
+
+class _Reading(_Connection):
+    """Reads the answers' bodies too; the parser would call `on_body` of every connection."""
+
+    def __init__(self, owner: GatewayConnections, on_answer: OnAnswer) -> None:
+        super().__init__(owner)
+        self._on_answer = on_answer
+        self._body = b""
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def _end(self, status: int, reason: str) -> None:
+        body, self._body = self._body, b""
+        if self._call is not None and status:
+            self._on_answer(self._call.function, status, body)
+        super()._end(status, reason)

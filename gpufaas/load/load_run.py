@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gpufaas.load.arrivals import Arrival
-from gpufaas.load.http_callers import NO_ANSWER, DueCall, GatewayConnections, LoadTarget
+from gpufaas.load.http_callers import NO_ANSWER, DueCall, GatewayConnections, LoadTarget, OnAnswer
 from gpufaas.load.pacing import PreciseTimer
 from gpufaas.load.statistics import CallTally
 
@@ -22,7 +22,8 @@ _SPARE_FILES = 64
 class TrafficPlan:
     """The calls to make: either at `arrivals`, or by `clients` one after another.
 
-    Clients call the functions of `choices` until the time or the choices end.
+    Clients call the functions of `choices` until the time or the choices end. `on_answer` gets the
+    body of every answer, of whatever status.
     """
 
     target: LoadTarget
@@ -33,6 +34,7 @@ class TrafficPlan:
     arrivals: list[Arrival] = field(default_factory=list)
     clients: int = 0
     choices: Iterator[int] = field(default_factory=lambda: iter(()))
+    on_answer: OnAnswer | None = None
 
 
 @dataclass(slots=True)
@@ -69,6 +71,7 @@ class _LoadRun:
             self._ended,
             most=_connections(),
             timeout_s=plan.timeout_s,
+            on_answer=plan.on_answer,
         )
         self._next = 0
         self._sending = True

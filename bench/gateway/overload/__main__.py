@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.gateway import bench_functions
-from bench.gateway.empty_calls import call_until_leased, stack_of_builds
+from bench.gateway.bench_stacks import call_until_leased, stack_of_builds
 from bench.gateway.overload.offered_loads import (
     FACTORS,
     OfferedLoad,

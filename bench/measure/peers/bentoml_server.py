@@ -3,12 +3,12 @@
 PROGRAM is `noop` or `computing`. `bentoml serve` imports this file for the service of that name.
 """
 
-import os
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import bentoml  # type: ignore[import-not-found]  # installed in an environment of its own
 import torch
@@ -17,6 +17,7 @@ from two_layers import scores, two_layers  # type: ignore[import-not-found]  # b
 _WORKERS = 2
 _ASK_S = 0.1
 _STOP_S = 10.0
+_OK = 200
 _SETTINGS = {
     "workers": _WORKERS,
     "logging": {"access": {"enabled": False}},
@@ -24,7 +25,7 @@ _SETTINGS = {
 }
 
 
-@bentoml.service(**_SETTINGS)  # type: ignore[untyped-decorator]
+@bentoml.service(**_SETTINGS)
 class Noop:
     """Answers every request alike."""
 
@@ -35,7 +36,7 @@ class Noop:
         return {"hello": "hello"}
 
 
-@bentoml.service(**_SETTINGS)  # type: ignore[untyped-decorator]
+@bentoml.service(**_SETTINGS)
 class Computing:
     """Serves the small model."""
 
@@ -54,7 +55,7 @@ def main() -> None:
     """Serve until the starting process closes standard input."""
     service = {"noop": "Noop", "computing": "Computing"}[sys.argv[1]]
     port = int(sys.argv[2])
-    here = os.path.dirname(os.path.abspath(__file__))
+    here = str(Path(__file__).resolve().parent)
     command = [sys.executable, "-m", "bentoml", "serve", f"bentoml_server:{service}"]
     server = subprocess.Popen(
         [*command, "--working-dir", here, "--host", "127.0.0.1", "--port", str(port)],
@@ -74,7 +75,7 @@ def main() -> None:
 def _answers(port: int) -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1) as answer:
-            return bool(answer.status == 200)
+            return bool(answer.status == _OK)
     except OSError:
         return False
 

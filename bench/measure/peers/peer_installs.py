@@ -1,7 +1,6 @@
 """Installs each peer into an environment of its own, from pinned versions, outside the checkout."""
 
 import hashlib
-import os
 import subprocess
 import sys
 from enum import StrEnum
@@ -56,9 +55,8 @@ def peer_folder(peer: PeerSystem) -> Path:
 
 
 def peers_folder() -> Path:
-    """`$XDG_CACHE_HOME/gpufaas/peers`, or `~/.cache/gpufaas/peers`."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "gpufaas" / "peers"
+    """`~/.cache/gpufaas/peers`, which is made where it is not there."""
+    folder = Path.home() / ".cache" / "gpufaas" / "peers"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -52,10 +52,10 @@ def peer_server(peer: PeerSystem, program: PeerProgram) -> Iterator[ServedPeer]:
     script = str(_SCRIPTS / f"{peer.value}_server.py")
     log = peers_folder() / f"{peer}-{program}.log"
     with tempfile.TemporaryDirectory(prefix="peer") as scratch, log.open("wb") as errors:
+        settings = [f"{name}={value}" for name, value in _settings(peer, program, scratch).items()]
         process = subprocess.Popen(
-            [str(peer_python(peer)), script, program.value, str(port)],
+            ["/usr/bin/env", *settings, str(peer_python(peer)), script, program.value, str(port)],
             cwd=scratch,
-            env=dict(os.environ) | _settings(peer, program, scratch),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

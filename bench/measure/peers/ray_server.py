@@ -5,8 +5,8 @@ PROGRAM is `noop`; `computing`; `zipf`, where a load has the GPU to itself as it
 """
 
 import asyncio
-import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import ray  # type: ignore[import-not-found]  # installed in an environment of its own
@@ -116,7 +116,7 @@ def main() -> None:
         include_dashboard=False,
         log_to_driver=False,
         configure_logging=False,
-        _temp_dir=os.getcwd(),  # the starting process removes the folder
+        _temp_dir=str(Path.cwd()),  # the starting process removes the folder
     )
     try:
         serve.start(

@@ -1,0 +1,141 @@
+"""One round of a case: the system is started, warmed up, called and ended; answers are checked."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from bench.gateway import bench_functions
+from bench.gateway.bench_stacks import call_until_leased, stack_of_builds
+from bench.gateway.call_cases import (
+    COMPETING_FUNCTIONS,
+    GPUS,
+    PEERS,
+    Answering,
+    CallCase,
+    CallKind,
+)
+from bench.gateway.checked_calls import (
+    Answer,
+    CheckedCalls,
+    bodies,
+    computing_calls,
+    empty_calls,
+)
+from bench.measure.call_costs import CallCosts, call_costs
+from bench.measure.load_figures import LoadFigures, load_for
+from bench.measure.peers.peer_servers import PeerProgram, peer_server
+from bench.measure.process_usage import process_tree, usage_by_part
+from bench.measure.report import MeasurementFailed
+from bench.measure.whole_stack import StackNotReady, WholeStack
+
+_SETTLE_S, _WARM_S, _WARM_CLIENTS = 3.0, 1.0, 8
+_WORKERS = "gpu-manager's workers"
+_PATHS = {Answering.RAY: "/", Answering.LITSERVE: "/predict", Answering.BENTOML: "/predict"}
+_PROGRAMS = {CallKind.EMPTY: PeerProgram.NOOP, CallKind.COMPUTING: PeerProgram.COMPUTING}
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A system that is ready; `leases` counts those that were given so far."""
+
+    url: str
+    calls: CheckedCalls
+    usage: Callable[[], dict[str, float]]
+    leases: Callable[[], int] | None = None
+
+
+def one_round(case: CallCase, seconds: float, instances: int) -> dict[int, CallCosts]:
+    """Put every number of clients on a system for these seconds.
+
+    MeasurementFailed if an answer is wrong, or if a GPU call of ours was computed elsewhere.
+    """
+    found = {}
+    with _target(case, instances) as target:
+        time.sleep(_SETTLE_S)  # until the workers of the pool are made
+        _load(target, _WARM_CLIENTS, _WARM_S)
+        for clients in case.clients:
+            leases = target.leases() if target.leases else 0
+            found[clients] = call_costs(partial(_load, target, clients, seconds), target.usage)
+            if target.leases and target.leases() <= leases:
+                raise MeasurementFailed(f"{case}: no call got a lease")
+            if _computes_on_gpu(case) and not found[clients].processor_s.get(_WORKERS):
+                raise MeasurementFailed(f"{case}: no worker computed anything")
+    return found
+
+
+def _load(target: _Target, clients: int, seconds: float) -> LoadFigures:
+    answers: list[Answer] = []
+    figures = load_for(
+        target.url, target.calls.calls, clients, seconds, lambda *each: answers.append(each)
+    )
+    target.calls.check(answers)
+    return figures
+
+
+def _computes_on_gpu(case: CallCase) -> bool:
+    return case.system is Answering.GPUFAAS and case.kind in {
+        CallKind.COMPUTING,
+        CallKind.COMPETING,
+    }
+
+
+@contextmanager
+def _target(case: CallCase, instances: int) -> Iterator[_Target]:
+    if case.system in PEERS:
+        path = _PATHS[case.system]
+        program = _PROGRAMS[case.kind]
+        calls = empty_calls(path) if program is PeerProgram.NOOP else computing_calls({0: path})
+        with peer_server(PEERS[case.system], program) as served:
+            yield _Target(served.url, calls, partial(_usage_of_peer, served.pid))
+    else:
+        devices = f"cpu:{GPUS[case.kind]}"
+        with stack_of_builds("--devices", devices, "--gpu-memory", "1GiB") as running:
+            calls = _deploy(running, case.kind, instances)
+            leases = None if case.kind is CallKind.PLAIN else partial(_leases, running)
+            yield _Target(running.url, calls, partial(_usage_of_stack, running.pid), leases)
+
+
+def _deploy(running: WholeStack, kind: CallKind, instances: int) -> CheckedCalls:
+    if kind is CallKind.PLAIN:
+        running.deploy(bench_functions.plain())
+        running.ready(bench_functions.PLAIN)
+        return empty_calls(f"/function/{bench_functions.PLAIN}")
+    if kind is CallKind.EMPTY:
+        return _deploy_empty(running)
+    seeds = range(COMPETING_FUNCTIONS if kind is CallKind.COMPETING else 1)
+    names = {seed: bench_functions.computing_name(seed) for seed in seeds}
+    for seed in seeds:
+        running.deploy(bench_functions.computing(seed, instances))
+    for name in names.values():
+        running.ready(name)
+        call_until_leased(running, name, bodies()[0])
+    return computing_calls({seed: f"/function/{name}" for seed, name in names.items()})
+
+
+def _deploy_empty(running: WholeStack) -> CheckedCalls:
+    name = bench_functions.GPU
+    running.deploy(bench_functions.gpu())
+    running.ready(name)
+    call_until_leased(running, name, bench_functions.WARM)
+    before = running.cache()
+    running.call(name, b"")
+    if not running.cache().since(before).hits:
+        raise StackNotReady(f"{name}: a call that does nothing got no lease")
+    return empty_calls(f"/function/{name}")
+
+
+def _leases(running: WholeStack) -> int:
+    found = running.cache()
+    return found.hits + found.misses
+
+
+def _usage_of_stack(pid: int) -> dict[str, float]:
+    parts = usage_by_part(process_tree(pid))
+    return {name: part.processor_s for name, part in parts.items()}
+
+
+def _usage_of_peer(pid: int) -> dict[str, float]:
+    """A peer's processes are not told apart."""
+    return {"all": sum(each.processor_s for each in process_tree(pid).values())}
