@@ -4,8 +4,10 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from importlib.metadata import version
 from statistics import median
+from typing import TypeVar
 
 from bench import idle
 from bench.gateway.call_cases import PEERS, Answering, CallCase, CallKind, cases
@@ -21,6 +23,7 @@ from bench.measure.report import BenchReport, load_average
 from testbed.live.live_load import ZIPF_GPUS, ZIPF_MODELS, ZIPF_ROOM
 from testbed.live.live_runs import ZIPF_CALLERS, ZIPF_MEASURED, ZIPF_WARMING
 
+_Choice = TypeVar("_Choice", bound=StrEnum)
 _ROUNDS, _SECONDS, _SEEDS = 3, 4.0, (1, 2, 3)
 _IDLE_S = 30.0
 _RAY_ZIPF = {"Ray Serve": PeerProgram.ZIPF, "Ray Serve, overlapped": PeerProgram.ZIPF_OVERLAPPED}
@@ -38,11 +41,11 @@ def main() -> None:
         f"torch {version('torch')}. Load average before: {load_average()}."
     )
     report.facts |= {"torch": version("torch"), "load_average_before": load_average()}
-    systems = _systems(report, options.system or list(Answering))
+    systems = _systems(report, _chosen(Answering, options.system))
     if options.only in {None, "calls"}:
         rounds = options.rounds or (_ROUNDS if full else 1)
         seconds = options.seconds or (_SECONDS if full else 1.0)
-        chosen = cases(systems, options.kind or list(CallKind))
+        chosen = cases(systems, _chosen(CallKind, options.kind))
         _calls(report, chosen, rounds, seconds, options.instances)
     if options.only in {None, "zipf"}:
         _zipf(report, with_ray=Answering.RAY in systems, seeds=_SEEDS if full else _SEEDS[:1])
@@ -62,14 +65,14 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--system",
         action="append",
-        type=lambda name: Answering[name.upper()],
-        help="measure only this system: gpufaas, litserve, ray, bentoml; may be repeated",
+        choices=_names(Answering),
+        help="measure only this system; may be repeated",
     )
     parser.add_argument(
         "--kind",
         action="append",
-        type=lambda name: CallKind[name.upper()],
-        help="measure only these calls: plain, empty, computing, competing; may be repeated",
+        choices=_names(CallKind),
+        help="measure only these calls; may be repeated",
     )
     parser.add_argument("--rounds", type=int, help=f"of each case (1, in full {_ROUNDS})")
     parser.add_argument("--seconds", type=float, help=f"of each load (1, in full {_SECONDS:g})")
@@ -77,6 +80,15 @@ def _options() -> argparse.ArgumentParser:
         "--instances", type=int, default=1, help="of each of our functions that computes (1)"
     )
     return parser
+
+
+def _names(choices: type[StrEnum]) -> list[str]:
+    return [each.name.lower() for each in choices]
+
+
+def _chosen(choices: type[_Choice], names: list[str] | None) -> list[_Choice]:
+    """All of them where none is named."""
+    return [each for each in choices if not names or each.name.lower() in names]
 
 
 def _systems(report: BenchReport, wanted: Sequence[Answering]) -> list[Answering]:
@@ -104,13 +116,13 @@ def _calls(
     report.add("\n## Calls\n")
     report.add(
         "A POST with 16 numbers as JSON; every answer is checked. Ours: `gpufaas up`, each "
-        "function in processes of its own; a plain call has no GPU; the GPU function that does nothing gets "
-        "one of 8 emulated GPUs for every call; the one that computes has two small linear layers "
-        f"on 2 emulated GPUs and {instances} instance(s); 4 such functions with weights of their "
-        "own compete for 4. Peers compute the same model with the same torch, at their best "
-        "documented settings (docs/benchmarks.md), and have no GPU to share. Medians of "
-        f"{rounds} rounds of {seconds:g} s each, in which the systems are started and measured in "
-        "turn; `others` is the number of cores that everything else here took."
+        "function in processes of its own. A plain call has no GPU; the GPU call that does nothing "
+        "is given one of 8 emulated GPUs; the one that computes has two small linear layers on one "
+        f"of 2 (instances of its function: {instances}); 4 such functions, with weights of their "
+        "own, compete for 4. Peers compute the same model with the same torch, at their best "
+        "documented settings (docs/benchmarks.md), and have no GPU to share. Medians of rounds "
+        f"({rounds} of {seconds:g} s), in which the systems are started and measured in turn; "
+        "`others` is the number of cores that everything else here took."
     )
     report.facts |= {"rounds_count": rounds, "round_s": seconds, "instances": instances}
     runs: dict[CallCase, list[dict[int, CallCosts]]] = {}

@@ -26,7 +26,7 @@ def test_tree_has_a_process_and_all_that_descend_from_it() -> None:
     assert parent.pid in found
     assert len(found) == 2
     assert os.getpid() not in found
-    assert all(each.pss_bytes > 0 for each in found.values())
+    assert all(each.pss_bytes > 0 == each.torch_bytes for each in found.values())
 
 
 def test_processor_s_grows_with_work() -> None:
@@ -39,7 +39,25 @@ def test_processor_s_grows_with_work() -> None:
 
 def test_usage_by_part_sums_the_processes_of_a_part() -> None:
     found = usage_by_part(
-        {1: PartUsage("a", 10, 1.0), 2: PartUsage("b", 5, 0.5), 3: PartUsage("a", 1, 2.0)}
+        {1: PartUsage("a", 10, 1.0, 10), 2: PartUsage("b", 5, 0.5), 3: PartUsage("a", 1, 2.0)}
     )
 
-    assert found == {"a": PartUsage("a", 11, 3.0), "b": PartUsage("b", 5, 0.5)}
+    assert found == {"a": PartUsage("a", 11, 3.0, 10), "b": PartUsage("b", 5, 0.5)}
+
+
+def test_tree_tells_the_memory_of_processes_that_have_loaded_torch() -> None:
+    script = "import sys, torch; print('ready', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            assert child.stdout.readline() == b"ready\n"
+            found = process_tree(child.pid)[child.pid]
+        finally:
+            child.stdin.write(b"\n")
+            child.stdin.flush()
+            child.wait()
+
+    assert found.torch_bytes == found.pss_bytes > 0

@@ -195,6 +195,32 @@ async def _hi(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Non
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 
 
+async def test_answers_are_given_with_their_call_and_status_when_somebody_reads_them() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readuntil(b"\r\n\r\n"):
+            body = await reader.readexactly(2)
+            status = b"429 Too Many Requests" if body == b"no" else b"200 OK"
+            head = b"HTTP/1.1 " + status + b"\r\nContent-Length: 8\r\n\r\n"
+            writer.write(head + b"the ")
+            await writer.drain()
+            writer.write(body + b"!!")
+
+    answers: list[tuple[int, int, bytes]] = []
+    async with a_server(serve) as url:
+        requests = [target_at(url).request("f", body, "text/plain") for body in (b"hi", b"no")]
+        plan = a_plan(
+            url,
+            functions=("hi", "no"),
+            requests=requests,
+            clients=1,
+            choices=iter([0, 1, 0]),
+            on_answer=lambda *answer: answers.append(answer),
+        )
+        await a_run(plan)
+
+    assert answers == [(0, 200, b"the hi!!"), (1, 429, b"the no!!"), (0, 200, b"the hi!!")]
+
+
 async def test_open_loop_counts_the_wait_from_when_a_call_was_due() -> None:
     """A server that takes nothing for a while is slow for all calls that were due meanwhile."""
 
