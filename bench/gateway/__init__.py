@@ -1,1 +1,1 @@
-"""What does a call through the whole stack cost, beside Ray Serve and LitServe?"""
+"""What does a call through the whole stack cost, beside LitServe, Ray Serve and BentoML?"""

@@ -1,1 +1,1 @@
-"""Ray Serve and LitServe, each in an environment of its own; no import of ours in the servers."""
+"""LitServe, Ray Serve and BentoML, each in its own environment; no import of ours in the servers."""
