@@ -1,1 +1,1 @@
-"""LitServe, Ray Serve and BentoML, each in its own environment; no import of ours in the servers."""
+"""LitServe, Ray Serve and BentoML, each in an environment of its own; servers import none of ours."""
