@@ -1,1 +1,1 @@
-"""LitServe, Ray Serve and BentoML, each in an environment of its own; servers import none of ours."""
+"""LitServe, Ray Serve and BentoML, each in an environment of its own, and programs for each."""
