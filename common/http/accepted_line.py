@@ -24,7 +24,7 @@ class AcceptedLine(FrameLine):
         super().__init__(_FIRST_FRAME_BYTES)
         self.host = host
         self._table = table
-        self._ended = ended
+        self._at_end = ended
         self._switched = False
 
     def confirm(self) -> None:
@@ -48,7 +48,7 @@ class AcceptedLine(FrameLine):
     def connection_lost(self, exc: Exception | None) -> None:
         """Count the connection no more."""
         self._table.remove(self)
-        self._ended()
+        self._at_end()
         super().connection_lost(exc)
 
     def drop(self) -> None:

@@ -33,9 +33,11 @@ async def echo(request: StreamRequest, line: AcceptedLine) -> None:
 async def dialed(path: str) -> AsyncIterator[FrameLine]:
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with serving(app, listener, 1.0, streams=echo):
-        async with await dial(url, path, {}, 16 << 20) as line:
-            yield line
+    async with (
+        serving(app, listener, 1.0, streams=echo),
+        await dial(url, path, {}, 16 << 20) as line,
+    ):
+        yield line
 
 
 async def test_frames_return_in_order_when_many_of_any_size_are_sent() -> None:
