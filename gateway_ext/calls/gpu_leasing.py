@@ -22,7 +22,7 @@ from scheduler.api import (
     RequestWithdrawn,
     SchedulerError,
 )
-from scheduler.client.scheduler_client import GrantedLease
+from scheduler.client.granted_lease import GrantedLease
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +18,7 @@ import aiohttp
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 from common.tcp import notice_silence
 from common.telemetry.traces import TraceContext, headers_of
+from scheduler.client.granted_lease import GrantedLease
 from scheduler.client.presence import CALLER, Presence
 from scheduler.client.waits import Waits
 from scheduler.model.errors import (
@@ -54,19 +54,6 @@ LISTED = "listed"  # the key under which an answer that is a JSON list is return
 Post = Callable[[str, Mapping[str, str], Mapping[str, object]], Awaitable[tuple[int, bytes]]]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class GrantedLease:
-    """A lease: where to use it, and which token to present there.
-
-    `addresses` are those of the node's GPU manager; `token` is for the header `X-Gpu-Lease`.
-    """
-
-    placement: Placement
-    term: int
-    addresses: tuple[str, ...]
-    token: str
 
 
 class SchedulerClient:

@@ -20,7 +20,7 @@ from gateway_ext.calls.invoke import Invoke
 from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, FunctionId
 from scheduler.api import Estimate, LeaseId, Placement, Request, RequestId, SlotId
-from scheduler.client.scheduler_client import GrantedLease
+from scheduler.client.granted_lease import GrantedLease
 from tests.kit.fakes.fake_function import FakeFunction
 
 
