@@ -1,6 +1,7 @@
 """The gateways' client against real schedulers: leases, errors, and leaders that change."""
 
 import asyncio
+import socket
 
 import pytest
 
@@ -189,7 +190,10 @@ async def test_release_is_not_repeated_when_the_same_leader_answers_on() -> None
         for number in range(3):
             granted = await client.acquire(request(f"r{number}"))
             client.release(granted.placement.lease)
-        assert world.service.meters.answered["/release", 200] == 3
+        answered = world.service.meters.answered
+        await eventually(lambda: answered["/release", 200] >= 3)
+        await client.acquire(request("later"))
+        assert answered["/release", 200] == 3
 
 
 async def test_client_ends_in_peace_when_no_leader_is_left_to_hear_of_its_releases() -> None:
@@ -269,3 +273,21 @@ async def test_bad_question_is_refused_and_an_open_number_ends_the_stream() -> N
         line.send(pack_up(AskLease(3, request("r3"))))
         with pytest.raises(LineBroken):
             await answer_of(line)
+
+
+async def test_cancelling_ends_a_lease_whose_answer_no_caller_took() -> None:
+    async with leading() as world, world.leases() as client:
+        await client.acquire(request("r0"))
+        client.cancel(RequestId("r0"))
+        assert (await client.acquire(request("r1"))).placement.gpu == "g0"
+
+
+async def test_frozen_scheduler_is_left_when_another_one_leads() -> None:
+    """Connections to it are taken, as by the kernel for a process that is frozen."""
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        url = f"http://127.0.0.1:{frozen.getsockname()[1]}"
+        async with (
+            leading(term=2) as world,
+            LeaseClient([url, world.url], token(SECRET, ApiRole.CALLER)) as client,
+        ):
+            assert (await client.acquire(request("r0"))).term == 2
