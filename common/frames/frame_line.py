@@ -114,8 +114,9 @@ class FrameLine(asyncio.Protocol):
             transport.close()
 
     def abort(self) -> None:
-        """Close at once; frames that were not sent yet are lost."""
+        """Close at once; frames that were not sent or received yet are lost."""
         self._end(_HUNG_UP)
+        self._unread.clear()
         if self._transport is not None:
             self._transport.abort()
 

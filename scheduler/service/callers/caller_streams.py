@@ -12,11 +12,11 @@ from common.telemetry.work_context import ABOUT, Work
 from scheduler.api import Placement
 from scheduler.model.errors import BadValue, NotLeading, RequestWithdrawn, SchedulerError
 from scheduler.model.values import Request
+from scheduler.service import error_table
 from scheduler.service.callers.caller_leases import CallerLeases
-from scheduler.service.callers.request_bounds import check_request
-from scheduler.service.http import error_table
 from scheduler.service.leadership.term import Office
 from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.request_bounds import check_request
 from scheduler.wire.caller_stream import (
     BEAT_S,
     GREETING_S,

@@ -20,8 +20,9 @@ from scheduler.model.errors import (
     SchedulerError,
 )
 from scheduler.model.values import Request, RequestId
+from scheduler.service import error_table
 from scheduler.service.callers.caller_leases import CallerLeases
-from scheduler.service.http import error_table, request_bodies
+from scheduler.service.http import request_bodies
 from scheduler.service.http.access import ApiAccess
 from scheduler.service.leadership.term import Office
 from scheduler.service.metrics.counters import SchedulerCounters

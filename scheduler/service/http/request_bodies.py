@@ -7,6 +7,7 @@ from pydantic_core import from_json
 from cache_manager.model.ids import ModelId, NodeId
 from scheduler.model.errors import MalformedRequest
 from scheduler.model.values import LeaseId, Request, RequestId
+from scheduler.service.request_bounds import LONGEST_NAME, MOST_MODELS, MOST_S, MOST_WHOLE
 
 _ACQUIRE = frozenset(
     {
@@ -25,10 +26,6 @@ _ACQUIRE = frozenset(
         "max_wait_s",
     }
 )
-LONGEST_NAME = 512
-MOST_MODELS = 64
-MOST_S = 1e9
-MOST_WHOLE = (1 << 63) - 1  # messages and records carry no larger number
 _MOST_LEASES = 4_096
 
 Fields = dict[str, Any]

@@ -17,8 +17,8 @@ from common.http.body_bound import bounded
 from common.telemetry import process_metrics
 from common.telemetry.metrics import CONTENT_TYPE
 from scheduler.model.errors import CallerNotAllowed, MalformedRequest, SchedulerError
+from scheduler.service import error_table
 from scheduler.service.callers.caller_leases import CallerLeases
-from scheduler.service.http import error_table
 from scheduler.service.http.access import ApiAccess, ApiRole
 from scheduler.service.http.feed_routes import feed_router
 from scheduler.service.http.health import Health

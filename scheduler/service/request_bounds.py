@@ -1,10 +1,14 @@
-"""What a caller may ask for over a stream: the bounds that `request_bodies` has for HTTP."""
+"""The bounds on what a caller may ask for, by HTTP or over a stream."""
 
 import math
 
 from scheduler.model.errors import MalformedRequest
 from scheduler.model.values import Request
-from scheduler.service.http.request_bodies import LONGEST_NAME, MOST_MODELS, MOST_S, MOST_WHOLE
+
+LONGEST_NAME = 512
+MOST_MODELS = 64
+MOST_S = 1e9
+MOST_WHOLE = (1 << 63) - 1  # messages and records carry no larger number
 
 
 def check_request(request: Request) -> Request:
