@@ -42,7 +42,8 @@ from scheduler.wire.request_times import relative
 
 log = logging.getLogger(__name__)
 
-# A leader may die while a release that it took still waits for its node's stream, this long.
+# A leader may die while a release that it took still waits for its node's stream, this long; and
+# what was sent on a line that broke may never have arrived.
 _REPEATED_S = 12.0
 _MOST_REPEATED = 4_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
@@ -58,11 +59,11 @@ class _Question(NamedTuple):
     asked_s: float
 
 
-class _GivenBack(NamedTuple):
-    """A lease that was given back; the next leader may not have heard of it."""
+class _SaidLately(NamedTuple):
+    """What a leader was told, and the next one may not have heard."""
 
     at_s: float
-    message: GiveBack
+    message: GiveBack | Cancel
 
 
 class LeaseClient:
@@ -70,9 +71,9 @@ class LeaseClient:
 
     A question whose leader goes away is asked again of the next one, with its id and its time of
     arrival, until a leader answers or none has been found for `patience_s`. The next leader also
-    hears the last releases again: the earlier one may have died before it applied them. A leader
-    that is silent counts as gone. The leases end with this process. All times of requests are those
-    of `time.monotonic` in this process.
+    hears the last releases and cancellations again: the earlier one may have died before it applied
+    them. A leader that is silent counts as gone. The leases end with this process. All times of
+    requests are those of `time.monotonic` in this process.
     """
 
     def __init__(self, urls: Sequence[str], token: str, *, patience_s: float = 30.0) -> None:
@@ -84,10 +85,9 @@ class LeaseClient:
         self._numbers = count(1)
         self._questions: dict[int, _Question] = {}
         self._held: dict[LeaseId, None] = {}
-        self._given_back: deque[_GivenBack] = deque(maxlen=_MOST_REPEATED)
+        self._said: deque[_SaidLately] = deque(maxlen=_MOST_REPEATED)
         self._line: FrameLine | None = None
         self._term = 0
-        self._heard_s = 0.0
         self._without_leader_s = 0.0
         self._staying: asyncio.Task[None] | None = None
 
@@ -131,13 +131,11 @@ class LeaseClient:
         """The holder no longer needs the GPU, or (with `may_return`) may need it again later."""
         if not may_return:
             self._held.pop(lease, None)
-        message = GiveBack(lease, may_return)
-        self._given_back.append(_GivenBack(time.monotonic(), message))
-        self._send(message)
+        self._say(GiveBack(lease, may_return))
 
     def cancel(self, request: RequestId) -> None:
         """End the request, wherever it is."""
-        self._send(Cancel(request))
+        self._say(Cancel(request))
 
     # -- questions --------------------------------------------------------------------------------
 
@@ -146,7 +144,7 @@ class LeaseClient:
     ) -> GrantedLease:
         answer: asyncio.Future[GrantedLease] = asyncio.get_running_loop().create_future()
         self._questions[call] = _Question(request, make, answer, time.monotonic())
-        self._send_question(make)
+        self._send(make())
         try:
             return await answer
         except asyncio.CancelledError:
@@ -155,9 +153,9 @@ class LeaseClient:
         finally:
             self._questions.pop(call, None)
 
-    def _send_question(self, make: Callable[[], CallerUp]) -> None:
-        if self._line is not None:
-            self._line.send(pack_up(make()))
+    def _say(self, message: GiveBack | Cancel) -> None:
+        self._said.append(_SaidLately(time.monotonic(), message))
+        self._send(message)
 
     def _send(self, message: CallerUp) -> None:
         if self._line is not None:
@@ -187,7 +185,7 @@ class LeaseClient:
             if self._line is not None:
                 self._line, self._without_leader_s = None, time.monotonic()
                 log.info("the stream to the scheduler has ended: %s", trouble)
-            pause_s = _FIRST_PAUSE_S if led or self._at != at else pause_s
+            pause_s = _FIRST_PAUSE_S if led else pause_s
             self._lose_patience(trouble)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -214,11 +212,11 @@ class LeaseClient:
         """Use this line: repeat what its leader may not know, and ask what is unanswered."""
         self._line, self._term = line, term
         since_s = min(self._without_leader_s, time.monotonic()) - _REPEATED_S
-        for at_s, message in self._given_back:
+        for at_s, message in self._said:
             if at_s >= since_s:
                 self._send(message)
         for question in self._questions.values():
-            self._send_question(question.make)
+            self._send(question.make())
 
     async def _listen(self, line: FrameLine, at: str) -> bool:
         sent_away: list[SentAway] = []

@@ -291,3 +291,23 @@ async def test_frozen_scheduler_is_left_when_another_one_leads() -> None:
             LeaseClient([url, world.url], token(SECRET, ApiRole.CALLER)) as client,
         ):
             assert (await client.acquire(request("r0"))).term == 2
+
+
+async def test_lease_ends_when_its_grant_was_lost_with_the_line_and_nobody_waits_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with leading() as world, world.leases() as client:
+        assert world.office is not None
+        leases = world.office.core.placer.leases
+        client.release((await client.acquire(request("before"))).placement.lease)
+        await eventually(lambda: not leases)
+        with monkeypatch.context() as patch:
+            patch.setattr(FrameLine, "_write", lambda _: None)  # nothing arrives anywhere
+            waiting = asyncio.create_task(world.office.driver.acquire(request("r0")))
+            asking = asyncio.create_task(client.acquire(request("r0")))
+            await eventually(lambda: len(leases) == 1)
+            assert await waiting
+            asking.cancel()
+            await asyncio.sleep(0)
+            await cut_all_lines(world)
+        await eventually(lambda: not leases, "the lease has ended")
