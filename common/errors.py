@@ -3,7 +3,8 @@
 CommonError
 ├── BadSize              a text that is no size
 ├── BadAddress           a text that is no address
-└── NoResponse           an HTTP peer broke off; `sent`: bytes of the request may have reached it
+├── NoResponse           an HTTP peer broke off; `sent`: bytes of the request may have reached it
+└── StreamRefused        a server answered with this status instead of beginning a stream
 """
 
 
@@ -33,3 +34,11 @@ class NoResponse(CommonError):
     def __init__(self, why: str, *, sent: bool) -> None:
         super().__init__(why)
         self.sent = sent
+
+
+class StreamRefused(CommonError):
+    """A server answered with this HTTP status instead of beginning a stream."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(f"the server answered {status} {why}".rstrip())
+        self.status = status

@@ -8,12 +8,10 @@ from collections import deque
 from types import TracebackType
 from typing import Protocol, Self
 
+from common.frames.frame_line import LineBroken
+
 _CLOSE_S = 1.0
 _PIECE_BYTES = 64 << 10
-
-
-class LineBroken(Exception):
-    """No message is received or sent on this line any more; the text says why."""
 
 
 class MessageSocket(Protocol):

@@ -1,6 +1,5 @@
 """The part of the gateway that the command line may use."""
 
-from gateway_ext.calls.scheduler_posting import Posting
 from gateway_ext.errors import GatewayError
 from gateway_ext.gateway import Gateway
 from gateway_ext.model import FunctionId
@@ -18,7 +17,6 @@ __all__ = [
     "GatewayError",
     "GatewaySettings",
     "Injection",
-    "Posting",
     "Provider",
     "TracerSettings",
     "make_provider",

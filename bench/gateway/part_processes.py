@@ -16,10 +16,9 @@ from gateway_ext.calls.call_limits import InvokeSettings
 from gateway_ext.calls.function_table import Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing
 from gateway_ext.calls.invoke import Invoke
-from gateway_ext.calls.scheduler_posting import Posting
 from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, Endpoint, FunctionId
-from scheduler.client.scheduler_client import SchedulerClient
+from scheduler.client.lease_client import LeaseClient
 from scheduler.service.http.access import ApiRole, token
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Settings
@@ -68,7 +67,10 @@ async def serve_scheduler(parent: ParentPipe) -> None:
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     service = SchedulerService(Settings(), _SECRET, "bench", url)
-    async with service.lead(1) as office, serving(service.app, listener, _DRAIN_S):
+    async with (
+        service.lead(1) as office,
+        serving(service.app, listener, _DRAIN_S, streams=service.serve_stream),
+    ):
         attach_in_process(office.driver, InstantNode("node", GPUS))
         parent.ready(url)
         await parent.order()
@@ -88,9 +90,7 @@ async def _invoke(stack: AsyncExitStack, part: PathPart, path: str, scheduler_ur
     settings, functions, meters = InvokeSettings(), Functions(), GatewayMeters()
     leasing = None
     if part is PathPart.GPU:
-        posting = Posting()
-        stack.callback(posting.close)
-        client = SchedulerClient([scheduler_url], token(_SECRET, ApiRole.CALLER), post=posting)
+        client = LeaseClient([scheduler_url], token(_SECRET, ApiRole.CALLER))
         leasing = GpuLeasing(await stack.enter_async_context(client), meters)
     for number in range(FUNCTIONS):
         deployment = Deployment(

@@ -16,12 +16,11 @@ import aiohttp
 from bench.measure.child_process import ParentPipe
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 from common.http.server import serving as serving_calls
-from gateway_ext.calls.scheduler_posting import Posting
 from gateway_ext.gateway import Gateway
 from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, Endpoint, FunctionId
 from gateway_ext.settings import GatewaySettings
+from scheduler.client.lease_client import LeaseClient
 from scheduler.client.operator_client import OperatorClient
-from scheduler.client.scheduler_client import SchedulerClient
 from scheduler.model.events import ModelRegistered
 from scheduler.model.values import GpuSpec, ModelSpec
 from scheduler.service.driver.driver import Driver
@@ -131,11 +130,10 @@ async def serve_gateway(
         settings = GatewaySettings(
             listen="127.0.0.1:0", state_dir=state_dir, auth=False, scaling=False, drain_s=1.0
         )
-        provider, posting = MemoryProvider(start), Posting()
-        stack.callback(posting.close)
+        provider = MemoryProvider(start)
         enter = stack.enter_async_context
         caller, admin = token(SECRET, ApiRole.CALLER), token(SECRET, ApiRole.ADMIN)
-        leases = await enter(SchedulerClient([scheduler_url], caller, post=posting))
+        leases = await enter(LeaseClient([scheduler_url], caller))
         console = await enter(OperatorClient([scheduler_url], admin))
         found = await enter(Gateway(settings, provider, leases, console=console))
         for number in range(cluster.functions):

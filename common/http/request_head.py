@@ -38,6 +38,7 @@ class BadHead(Exception):
 MALFORMED = Refusal(HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request")
 TOO_LARGE = Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the headers are too large")
 TOO_MANY_REQUESTS = Refusal(HTTPStatus.TOO_MANY_REQUESTS, "too many requests at once")
+NO_STREAM = Refusal(HTTPStatus.NOT_FOUND, "there is no such stream")
 NO_ROOM = Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "the server has as many connections as it takes")
 
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from common.http.accepted_line import StreamHandler
 from common.http.asgi import App
 from common.http.connection_table import ConnectionTable
 from common.http.server_protocol import Limits, ServerProtocol
@@ -35,12 +36,14 @@ async def serving(
     drain_s: float,
     *,
     websocket: type[asyncio.Protocol] | None = None,
+    streams: StreamHandler | None = None,
     limits: Limits | None = None,
 ) -> AsyncIterator[None]:
     """Serve an ASGI application on this socket for as long as the context lasts.
 
     At its end no new connection is accepted, requests in flight have `drain_s` to end, and those
-    that are left then are cancelled. Websockets are refused unless `websocket` is given.
+    that are left then are cancelled. Websockets are refused unless `websocket` is given, and lines
+    of frames unless `streams` is, which serves one line each time that it is called.
     """
     limits = limits or Limits()
     config = Config(
@@ -61,7 +64,7 @@ async def serving(
     state = ServerState()
     table = ConnectionTable(_most_connections(limits))
     server = await asyncio.get_running_loop().create_server(
-        lambda: ServerProtocol(config, state, limits, table),
+        lambda: ServerProtocol(config, state, limits, table, streams),
         sock=listener,
         backlog=_BACKLOG,
     )

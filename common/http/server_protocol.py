@@ -1,16 +1,21 @@
 """uvicorn's HTTP protocol, with bounds on all that a client may send before it is served."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
+from urllib.parse import unquote
 
 import httptools
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from common.frames.frame_line import LineBroken
+from common.frames.stream_upgrade import PROTOCOL, StreamRequest
+from common.http.accepted_line import AcceptedLine, StreamHandler
 from common.http.connection_table import ConnectionTable
 from common.http.joining_transport import JoiningTransport
 from common.http.request_head import (
@@ -22,6 +27,10 @@ from common.http.request_head import (
     Refusal,
     check_head,
 )
+
+log = logging.getLogger(__name__)
+
+_BODY_HEADERS = frozenset({b"content-length", b"transfer-encoding"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +67,18 @@ class ServerProtocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
 
     def __init__(
-        self, config: Config, state: ServerState, limits: Limits, table: ConnectionTable
+        self,
+        config: Config,
+        state: ServerState,
+        limits: Limits,
+        table: ConnectionTable,
+        streams: StreamHandler | None = None,
     ) -> None:
-        """`table` counts the connections of one server."""
+        """`table` counts the connections of one server; `streams` serves lines of frames."""
         super().__init__(config, state, {})
         self._limits = limits
         self._table = table
+        self._streams = streams
         if self.ws_protocol_class is not None:
             make_websocket: Callable[..., asyncio.Protocol] = self.ws_protocol_class
             self.ws_protocol_class = cast(Any, partial(make_websocket, table=table))
@@ -175,11 +190,49 @@ class ServerProtocol(HttpToolsProtocol):
         """Whether no request waits for its response."""
         return getattr(self.cycle, "response_complete", True)  # it is None before the first one
 
+    def _should_upgrade(self) -> bool:
+        """Whether the request in the parser ends HTTP on this connection."""
+        return self._wants_stream() or super()._should_upgrade()
+
+    def _wants_stream(self) -> bool:
+        """Whether the request asks for a line of frames, and no other one is being answered."""
+        if self._streams is None or not self.idle or self._get_upgrade() != PROTOCOL:
+            return False
+        return self.parser.get_method() == b"GET" and not any(
+            name in _BODY_HEADERS for name, _ in self.headers
+        )
+
+    def _begin_stream(self, frames: bytes) -> None:
+        """Hand the bare transport to a line of frames; what came behind the head are frames."""
+        assert self._streams is not None, "a stream was wanted"
+        self._upgraded = True
+        self._end_of_head()
+        self._table.remove(self)
+        self.connections.discard(self)
+        transport = cast(JoiningTransport, self.transport).wrapped
+        shown: Any = None  # uvicorn types its own protocols only
+        line = AcceptedLine(self.host, self._table, lambda: self.connections.discard(shown))
+        shown = line
+        self.connections.add(shown)
+        line.connection_made(transport)
+        transport.set_protocol(line)
+        path = unquote(self.url.partition(b"?")[0].decode("latin-1"))
+        request = StreamRequest(path, tuple(self.headers))
+        task = self.loop.create_task(_serve_stream(self._streams, request, line))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        self.loop.call_soon(line.switch)  # after the handler's first step, which may refuse
+        if frames:
+            line.data_received(frames)
+
     def _feed(self, data: bytes) -> None:
         while data:
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
+                if self._wants_stream():
+                    self._begin_stream(data[upgrade.args[0] :])
+                    return
                 if self._should_upgrade():
                     self.handle_websocket_upgrade()
                     return
@@ -233,3 +286,13 @@ class ServerProtocol(HttpToolsProtocol):
     def _more_comes(self) -> bool:
         """Whether the client may be sending what will not be read."""
         return self._refused or getattr(self.cycle, "more_body", False)
+
+
+async def _serve_stream(streams: StreamHandler, request: StreamRequest, line: AcceptedLine) -> None:
+    try:
+        async with line:
+            await streams(request, line)
+    except LineBroken as error:
+        log.debug("the stream %r: %s", request.path[:200], error)
+    except Exception:
+        log.exception("the stream %r failed", request.path[:200])

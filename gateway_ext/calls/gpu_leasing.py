@@ -6,7 +6,6 @@ import secrets
 import time
 from typing import NamedTuple, Protocol
 
-from common.tasks import BackgroundTasks
 from common.telemetry.traces import TraceContext
 from gateway_ext import error_statuses
 from gateway_ext.calls.function_table import Function
@@ -22,27 +21,22 @@ from scheduler.api import (
     RequestWithdrawn,
     SchedulerError,
 )
-from scheduler.client.scheduler_client import GrantedLease
+from scheduler.client.granted_lease import GrantedLease
 
 log = logging.getLogger(__name__)
 
 _CALL_ID_LETTERS = 64
-_FAREWELL_S = 5.0
 
 
 class LeaseSource(Protocol):
-    """Where leases come from: `scheduler.client.SchedulerClient`."""
+    """Where leases come from: `scheduler.client.lease_client.LeaseClient`."""
 
     async def acquire(self, request: Request, trace: TraceContext | None = None) -> GrantedLease:
         """Wait for a lease, for this trace; cancelling the task cancels the request."""
         ...
 
-    async def release(self, lease: LeaseId) -> None:
+    def release(self, lease: LeaseId) -> None:
         """Give the GPU back."""
-        ...
-
-    async def cancel(self, request: RequestId) -> None:
-        """End the request, in whatever state it is."""
         ...
 
 
@@ -59,7 +53,6 @@ class GpuLeasing:
     def __init__(self, leases: LeaseSource, meters: GatewayMeters) -> None:
         self._leases = leases
         self._meters = meters
-        self._tasks = BackgroundTasks(log, "giving back a lease")
 
     async def acquire(
         self, function: Function, journey: Journey, deadline_s: float, *, own_id: bool
@@ -81,8 +74,6 @@ class GpuLeasing:
             trace = journey.context(LEASE, attempt.number)
             granted = await self._leases.acquire(request, trace)
         except asyncio.CancelledError:
-            # The lease may have been granted already, and nothing else would release it.
-            self._tasks.start(self._cancel(request.id))
             self._meters.lease("cancelled", time.monotonic() - asked_s)
             raise
         except (EventRefused, RequestFailed, RequestWithdrawn) as error:
@@ -102,28 +93,8 @@ class GpuLeasing:
         return CallLease(granted.placement.lease, _lines(granted))
 
     def release(self, lease: CallLease) -> None:
-        """Release the lease in the background: the call is over."""
-        self._tasks.start(self._release(lease.id))
-
-    async def close(self) -> None:
-        """Wait a moment for the leases that are being released."""
-        await self._tasks.wait(_FAREWELL_S)
-        if self._tasks:
-            late = len(self._tasks)
-            log.warning("%d leases could not be given back: they end by themselves", late)
-            await self._tasks.close()
-
-    async def _release(self, lease: LeaseId) -> None:
-        try:
-            await self._leases.release(lease)
-        except SchedulerError as error:  # the GPU manager ends a lease that is not used
-            log.warning("lease %s was not given back: %s", lease, error)
-
-    async def _cancel(self, request: RequestId) -> None:
-        try:
-            await self._leases.cancel(request)
-        except SchedulerError as error:
-            log.info("request %s was not cancelled: %s", request, error)
+        """The call is over: give its lease back."""
+        self._leases.release(lease.id)
 
 
 def _request(function: Function, call_id: str, deadline_s: float, *, own_id: bool) -> Request:

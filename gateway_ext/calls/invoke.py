@@ -123,9 +123,7 @@ class Invoke:
             ABOUT.reset(before)
 
     async def close(self) -> None:
-        """Release every lease, and close the connections."""
-        if self._parts.leasing is not None:
-            await self._parts.leasing.close()
+        """Close the connections."""
         self._parts.client.close()
 
     def _call(

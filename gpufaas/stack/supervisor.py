@@ -81,6 +81,7 @@ class Supervisor:
             raise
         keeping = asyncio.get_running_loop().create_task(self._keep(part, process))
         self._running.append((part, keeping))
+        await asyncio.sleep(0)  # a task that is cancelled before it began would stop nothing
 
     async def _keep(self, part: Part, process: Process) -> None:
         pause_s = 0.0

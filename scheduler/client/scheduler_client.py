@@ -6,9 +6,8 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +18,7 @@ import aiohttp
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 from common.tcp import notice_silence
 from common.telemetry.traces import TraceContext, headers_of
+from scheduler.client.granted_lease import GrantedLease
 from scheduler.client.presence import CALLER, Presence
 from scheduler.client.waits import Waits
 from scheduler.model.errors import (
@@ -49,24 +49,7 @@ _OK, _DONE, _UNAUTHORIZED = 200, 204, 401
 _NOT_LEADING = "not-leading"
 LISTED = "listed"  # the key under which an answer that is a JSON list is returned
 
-# Posts JSON with these headers to a URL, and returns the status and the body of the answer; every
-# failure on the way is an OSError or a ValueError.
-Post = Callable[[str, Mapping[str, str], Mapping[str, object]], Awaitable[tuple[int, bytes]]]
-
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class GrantedLease:
-    """A lease: where to use it, and which token to present there.
-
-    `addresses` are those of the node's GPU manager; `token` is for the header `X-Gpu-Lease`.
-    """
-
-    placement: Placement
-    term: int
-    addresses: tuple[str, ...]
-    token: str
 
 
 class SchedulerClient:
@@ -77,7 +60,6 @@ class SchedulerClient:
     also receives the last releases again: the earlier leader may have died before it applied them.
     A leader that neither answers nor goes away is left once another one leads. The leases end with
     this process (`Presence`). All times of requests are those of `time.monotonic` in this process.
-    `post` replaces sending by aiohttp.
     """
 
     def __init__(
@@ -87,7 +69,6 @@ class SchedulerClient:
         *,
         patience_s: float = 30.0,
         connections: int = 0,
-        post: Post | None = None,
     ) -> None:
         self._urls = [url.rstrip("/") for url in urls]
         self._at = self._urls[0]
@@ -95,7 +76,6 @@ class SchedulerClient:
         self._headers = {"Authorization": f"Bearer {token}", CALLER: self._presence.caller}
         self._patience_s = patience_s
         self._connections = connections
-        self._post: Post = self._post_by_aiohttp if post is None else post
         self._session: aiohttp.ClientSession | None = None
         self._waits = Waits(self._urls, self._readiness, self._go_to)
         self._term = 0
@@ -243,7 +223,7 @@ class SchedulerClient:
             raise ValueError("the answer is no JSON object")
         return status, answer
 
-    async def _post_by_aiohttp(
+    async def _post(
         self, url: str, headers: Mapping[str, str], fields: Mapping[str, object]
     ) -> tuple[int, bytes]:
         assert self._session is not None, "use it as a context"

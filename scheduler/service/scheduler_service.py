@@ -6,16 +6,19 @@ from asyncio import TaskGroup, get_running_loop
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
 from starlette.websockets import WebSocket
 
 from cache_manager.model.ids import NodeId
+from common.frames.stream_upgrade import StreamRequest
+from common.http.accepted_line import AcceptedLine
 from common.http.asgi import App
 from common.telemetry.traces import Sink
 from scheduler.api import Placement
 from scheduler.model.errors import DatastoreError, NotLeading
 from scheduler.model.values import Request
+from scheduler.service.callers.caller_leases import CallerLeases
+from scheduler.service.callers.caller_streams import CallerStreams
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.http.access import ApiAccess
 from scheduler.service.http.health import Health
@@ -35,6 +38,7 @@ from scheduler.store.keeper import Keeper
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import Recovered, recover
 from scheduler.store.stored_records import PolicyChoice
+from scheduler.wire import caller_stream
 from scheduler.wire.cluster_status import Status
 from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens, addresses_for_token
 
@@ -74,7 +78,12 @@ class SchedulerService:
         self.meters = SchedulerCounters(settings.scheduler.metric_names)
         self.metrics = MetricsPage(self.meters, self._status, self._own, sink).text
         guarded = settings.scheduler.metrics_auth
-        self.app: App = make_app(self, ApiAccess(secret), self.meters, metrics_auth=guarded)
+        self._access = ApiAccess(secret)
+        self._leases = CallerLeases()
+        self.callers: CallerStreams | None = None
+        self.app: App = make_app(
+            self, self._access, self.meters, self._leases, metrics_auth=guarded
+        )
 
     async def run(self, store: Store) -> None:
         """Campaign and lead, again and again, until cancelled; then hand over."""
@@ -159,14 +168,17 @@ class SchedulerService:
 
         streams = NodeStreams(office.driver, lambda: office.term, self._secret, log, fenced=fenced)
         self._office, self.streams, self._candidacy = office, streams, candidacy
+        callers = CallerStreams(office, self._leases, self.meters, self.signed, self._elsewhere)
+        self.callers = callers
         self._policy = PolicyInForce(choice, office.decide_by)
         log.info("%s decides by %s", self.name, choice.name)
         try:
             yield office
         finally:
-            self._office = self.streams = self._candidacy = self._policy = None
+            self._office = self.streams = self._candidacy = self._policy = self.callers = None
             await streams.close()
             office.close()
+            await callers.close()
 
     def _configured(self) -> PolicyChoice:
         return PolicyChoice(self._settings.policy, self._settings.parameters)
@@ -187,8 +199,8 @@ class SchedulerService:
             raise NotLeading(self._elsewhere())
         return office
 
-    def lease_fields(self, placement: Placement, request: Request) -> dict[str, Any]:
-        """The fields of an answer beside the placement: term, addresses and a signed token."""
+    def signed(self, placement: Placement, request: Request) -> tuple[int, tuple[str, ...], str]:
+        """What an answer has beside the placement: term, addresses and a signed token."""
         term = self.office().term
         addresses = self._addresses(placement.node)
         claims = LeaseClaims(
@@ -202,11 +214,7 @@ class SchedulerService:
             expires_s=time.time() + self._settings.scheduler.token_s,
             addresses=addresses_for_token(addresses),
         )
-        return {
-            "term": term,
-            "addresses": addresses,
-            "token": self._tokens.sign(claims),
-        }
+        return term, addresses, self._tokens.sign(claims)
 
     async def set_policy(self, policy: str, parameters: Mapping[str, float]) -> None:
         """Decide by this policy from now on, here and after a restart."""
@@ -233,6 +241,17 @@ class SchedulerService:
             store=self.store_state(),
             gpus=0 if office is None else len(office.core.cluster.gpus),
         )
+
+    async def serve_stream(self, request: StreamRequest, line: AcceptedLine) -> None:
+        """Serve one line of frames: a caller's stream."""
+        known = self._access.role(dict(request.headers).get(b"authorization", b""))
+        if request.path != caller_stream.PATH or known is None:
+            line.refuse()
+        elif self.callers is None:
+            line.send(caller_stream.pack_down(caller_stream.SentAway(self._elsewhere())))
+            await line.flush()
+        else:
+            await self.callers.serve(line)
 
     async def node_stream(self, websocket: WebSocket) -> None:
         """Serve one GPU manager's stream."""

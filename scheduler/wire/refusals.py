@@ -8,6 +8,7 @@ from scheduler.model.errors import (
     EventRefused,
     GivenBack,
     ModelsTooLarge,
+    NoGpus,
     QueueFull,
     RequestEnded,
     RequestExpired,
@@ -28,10 +29,12 @@ class CallRefusal(NamedTuple):
     needed_bytes: int = 0
     largest_bytes: int = 0
     deadline_s: float | None = None
+    wait_s: float = 0.0
 
 
 # The names on the wire, which stay the same when a class is renamed.
-_WIRE_NAMES: dict[type[RequestEnded], str] = {
+_WIRE_NAMES: dict[type[SchedulerError], str] = {
+    NoGpus: "NoGpus",
     QueueFull: "QueueFull",
     ModelsTooLarge: "TooLarge",
     RequestExpired: "Expired",
@@ -45,7 +48,7 @@ _REFUSED = "Refused"
 def refusal(error: SchedulerError) -> CallRefusal:
     """The error as a value; an error without a name on the wire is sent as a refused event."""
     if not isinstance(error, RequestEnded):
-        return CallRefusal(_REFUSED, str(error))
+        return CallRefusal(_WIRE_NAMES.get(type(error), _REFUSED), str(error))
     return CallRefusal(
         error=_WIRE_NAMES.get(type(error), _REFUSED),
         reason=error.reason,
@@ -54,12 +57,14 @@ def refusal(error: SchedulerError) -> CallRefusal:
         needed_bytes=error.needed_bytes if isinstance(error, ModelsTooLarge) else 0,
         largest_bytes=error.largest_bytes if isinstance(error, ModelsTooLarge) else 0,
         deadline_s=error.deadline_s if isinstance(error, RequestExpired) else None,
+        wait_s=error.wait_s if isinstance(error, QueueFull) else 0.0,
     )
 
 
 _MAKERS: dict[str, Callable[[CallRefusal, RequestId], SchedulerError]] = {
     _REFUSED: lambda sent, _: EventRefused(None, sent.reason),
-    "QueueFull": lambda sent, request: QueueFull(request, sent.reason, sent.waiting),
+    "NoGpus": lambda _, __: NoGpus(),
+    "QueueFull": lambda sent, request: QueueFull(request, sent.reason, sent.waiting, sent.wait_s),
     "TooLarge": lambda sent, request: ModelsTooLarge(
         request, sent.reason, sent.needed_bytes, sent.largest_bytes
     ),

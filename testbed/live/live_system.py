@@ -122,7 +122,8 @@ async def live(setup: Setup) -> AsyncIterator[LiveSystem]:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         settings = Settings(policy=setup.policy, scheduler=Serving())
         service = SchedulerService(settings, _SECRET, "live", url, recorder)
-        await stack.enter_async_context(serving(service.app, listener))
+        server = serving(service.app, listener, streams=service.serve_stream)
+        await stack.enter_async_context(server)
         office = await stack.enter_async_context(service.lead(1))
         _register(office.driver, setup.models)
         nodes = setup.nodes(monotonic)

@@ -10,7 +10,8 @@ import pytest
 from cache_manager.model.ids import ModelId
 from gpu_manager.credentials import load_secret
 from gpufaas.local.held_ports import HeldPort
-from scheduler.client.scheduler_client import GrantedLease, SchedulerClient
+from scheduler.client.granted_lease import GrantedLease
+from scheduler.client.scheduler_client import SchedulerClient
 from scheduler.model.values import Request, RequestId
 from scheduler.service.http.access import ApiRole, token
 from tests.integration.test_node import model

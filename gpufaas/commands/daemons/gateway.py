@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,6 @@ from gateway_ext.api import (
     Gateway,
     GatewayError,
     GatewaySettings,
-    Posting,
     TracerSettings,
     make_provider,
 )
@@ -33,8 +32,8 @@ from gpufaas.options.configuration import TraceSettings, read_settings
 from gpufaas.options.subparsers import Commands, add_log_format_option
 from gpufaas.remote.manager_admin import default_address
 from gpufaas.remote.scheduler_api import SchedulerApi, scheduler_urls
+from scheduler.client.lease_client import LeaseClient
 from scheduler.client.operator_client import OperatorClient
-from scheduler.client.scheduler_client import SchedulerClient
 from scheduler.service.http.access import ApiRole, token
 
 log = logging.getLogger(__name__)
@@ -140,8 +139,8 @@ async def _serve(serving: _Serving, environment: Mapping[str, str]) -> None:
     admin_token = token(secret, ApiRole.ADMIN)
     async with (
         _refreshed(shim),
-        _leases(urls, token(secret, ApiRole.CALLER)) as leases,
-        SchedulerClient(urls, admin_token, patience_s=_PINNING_PATIENCE_S) as pinning,
+        LeaseClient(urls, token(secret, ApiRole.CALLER), patience_s=_PATIENCE_S) as leases,
+        OperatorClient(urls, admin_token, patience_s=_PINNING_PATIENCE_S) as pinning,
         OperatorClient(urls, admin_token, patience_s=_PAGE_PATIENCE_S) as console,
         _tracer(serving.tracing, environment) as tracer,
         Gateway(
@@ -165,19 +164,6 @@ async def _tracer(
     """A tracer, which exports spans if a collector is configured."""
     async with span_exporter(tracing, environment) as exporter:
         yield CallTracer(TracerSettings(keep=tracing.keep, ratio=tracing.ratio), exporter)
-
-
-@asynccontextmanager
-async def _leases(urls: Sequence[str], bearer: str) -> AsyncIterator[SchedulerClient]:
-    """The client for leases; over our own HTTP client, which has no TLS, if no URL needs TLS."""
-    plain = all(url.startswith("http://") for url in urls)
-    posting = Posting() if plain else None
-    try:
-        async with SchedulerClient(urls, bearer, patience_s=_PATIENCE_S, post=posting) as leases:
-            yield leases
-    finally:
-        if posting is not None:
-            posting.close()
 
 
 @asynccontextmanager

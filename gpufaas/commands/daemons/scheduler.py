@@ -135,7 +135,7 @@ async def _serve(
         span_exporter(tracing, environment) as exporter,
     ):
         service = SchedulerService(settings, secret, name, url, recorder, exporter)
-        async with serving(service.app, listener):
+        async with serving(service.app, listener, streams=service.serve_stream):
             freeze_started_objects()
             log.info("%s answers at %s, documentation at %s/docs", name, url, url)
             working = asyncio.create_task(service.run(store))

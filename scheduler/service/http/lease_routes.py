@@ -20,9 +20,10 @@ from scheduler.model.errors import (
     SchedulerError,
 )
 from scheduler.model.values import Request, RequestId
-from scheduler.service.http import error_table, request_bodies
+from scheduler.service import error_table
+from scheduler.service.callers.caller_leases import CallerLeases
+from scheduler.service.http import request_bodies
 from scheduler.service.http.access import ApiAccess
-from scheduler.service.http.caller_leases import CallerLeases
 from scheduler.service.leadership.term import Office
 from scheduler.service.metrics.counters import SchedulerCounters
 from scheduler.service.views.wait_progress import WaitProgress
@@ -45,19 +46,25 @@ class Leading(Protocol):
         """The leader's core, driver and history; NotLeading if this scheduler does not lead."""
         ...
 
-    def lease_fields(self, placement: Placement, request: Request) -> dict[str, Any]:
-        """The fields of an answer beside the placement: term, addresses and a signed token."""
+    def signed(self, placement: Placement, request: Request) -> tuple[int, tuple[str, ...], str]:
+        """What an answer has beside the placement: term, addresses and a signed token."""
         ...
 
 
 class HotPath:
     """Serves the routes of `routes` and no other."""
 
-    def __init__(self, leading: Leading, access: ApiAccess, meters: SchedulerCounters) -> None:
+    def __init__(
+        self,
+        leading: Leading,
+        access: ApiAccess,
+        meters: SchedulerCounters,
+        callers: CallerLeases,
+    ) -> None:
         self._leading = leading
         self._access = access
         self._meters = meters
-        self._callers = CallerLeases()
+        self._callers = callers
         self.routes: Mapping[str, Callable[[Scope, Receive, Send], Awaitable[int]]] = {
             "/acquire": self._acquire,
             "/wanted": self._wanted,
@@ -182,6 +189,7 @@ class HotPath:
 
     def _answer(self, placement: Placement, request: Request) -> dict[str, Any]:
         estimate = placement.estimate
+        term, addresses, token = self._leading.signed(placement, request)
         return {
             "request": request.id,
             "lease": placement.lease,
@@ -191,7 +199,9 @@ class HotPath:
             "models": placement.models,
             "hit": placement.hit,
             "estimate": {"load_s": estimate.load_s, "run_s": estimate.run_s},
-            **self._leading.lease_fields(placement, request),
+            "term": term,
+            "addresses": addresses,
+            "token": token,
         }
 
     def _ended(self, office: Office, error: RequestWithdrawn) -> SchedulerError:

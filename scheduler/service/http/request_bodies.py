@@ -7,6 +7,7 @@ from pydantic_core import from_json
 from cache_manager.model.ids import ModelId, NodeId
 from scheduler.model.errors import MalformedRequest
 from scheduler.model.values import LeaseId, Request, RequestId
+from scheduler.service.request_bounds import LONGEST_NAME, MOST_MODELS, MOST_S, MOST_WHOLE
 
 _ACQUIRE = frozenset(
     {
@@ -25,9 +26,6 @@ _ACQUIRE = frozenset(
         "max_wait_s",
     }
 )
-_LONGEST_NAME = 512
-_MOST_MODELS = 64
-_MOST_WHOLE = (1 << 63) - 1  # messages and records carry no larger number
 _MOST_LEASES = 4_096
 
 Fields = dict[str, Any]
@@ -37,8 +35,8 @@ def acquire(body: bytes, now_s: float) -> Request:
     """The request; its body's times are relative, its own times are the scheduler's."""
     fields = _fields(body, _ACQUIRE)
     models = fields.get("models")
-    if not isinstance(models, list) or not 0 < len(models) <= _MOST_MODELS:
-        raise MalformedRequest(f"models: from 1 to {_MOST_MODELS} names")
+    if not isinstance(models, list) or not 0 < len(models) <= MOST_MODELS:
+        raise MalformedRequest(f"models: from 1 to {MOST_MODELS} names")
     deadline_in_s = _seconds(fields, "deadline_in_s")
     waited_s = _seconds(fields, "waited_s")
     near = _text(fields, "near", None)
@@ -109,8 +107,8 @@ def _name(fields: Fields, field: str) -> str:
 
 
 def _checked_name(field: str, value: object) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_NAME:
-        raise MalformedRequest(f"{field}: a text of 1 to {_LONGEST_NAME} characters is expected")
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME:
+        raise MalformedRequest(f"{field}: a text of 1 to {LONGEST_NAME} characters is expected")
     return value
 
 
@@ -123,7 +121,7 @@ def _whole(fields: Fields, field: str, missing: int, least: int | None = None) -
     value = fields.get(field, missing)
     if (
         type(value) is not int
-        or not (-_MOST_WHOLE if least is None else least) <= value <= _MOST_WHOLE
+        or not (-MOST_WHOLE if least is None else least) <= value <= MOST_WHOLE
     ):
         raise MalformedRequest(
             f"{field}: a whole number{'' if least is None else f' from {least}'}"
@@ -137,9 +135,6 @@ def _seconds(fields: Fields, field: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise MalformedRequest(f"{field}: seconds")
-    if not 0.0 <= value <= _MOST_S:  # nor is NaN
-        raise MalformedRequest(f"{field}: from 0 to {_MOST_S:g} seconds")
+    if not 0.0 <= value <= MOST_S:  # nor is NaN
+        raise MalformedRequest(f"{field}: from 0 to {MOST_S:g} seconds")
     return float(value)
-
-
-_MOST_S = 1e9

@@ -17,7 +17,8 @@ from common.http.body_bound import bounded
 from common.telemetry import process_metrics
 from common.telemetry.metrics import CONTENT_TYPE
 from scheduler.model.errors import CallerNotAllowed, MalformedRequest, SchedulerError
-from scheduler.service.http import error_table
+from scheduler.service import error_table
+from scheduler.service.callers.caller_leases import CallerLeases
 from scheduler.service.http.access import ApiAccess, ApiRole
 from scheduler.service.http.feed_routes import feed_router
 from scheduler.service.http.health import Health
@@ -67,6 +68,7 @@ def make_app(
     service: ServiceApplication,
     access: ApiAccess,
     meters: SchedulerCounters,
+    callers: CallerLeases,
     *,
     metrics_auth: bool = True,
 ) -> App:
@@ -75,7 +77,7 @@ def make_app(
     Credentials are checked before a request is routed, since FastAPI reads a body before it asks
     who sent it. A websocket proves by its greeting who it is.
     """
-    hot = HotPath(service, access, meters)
+    hot = HotPath(service, access, meters, callers)
     management = bounded(_management(service, access, meters), MOST_BODY_BYTES)
     public = _PUBLIC if metrics_auth else _PUBLIC | {_METRICS}
 

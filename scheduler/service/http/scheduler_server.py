@@ -4,6 +4,7 @@ import socket
 from contextlib import AbstractAsyncContextManager
 
 from common.http import server
+from common.http.accepted_line import StreamHandler
 from common.http.asgi import App
 from common.http.buffered_websocket import BufferedWebsocket
 from common.http.server_protocol import Limits
@@ -12,10 +13,15 @@ _DRAIN_S = 3.0
 
 
 def serving(
-    app: App, listener: socket.socket, limits: Limits | None = None
+    app: App,
+    listener: socket.socket,
+    limits: Limits | None = None,
+    streams: StreamHandler | None = None,
 ) -> AbstractAsyncContextManager[None]:
-    """Serve HTTP and the websockets of nodes and gateways for as long as the context lasts."""
-    return server.serving(app, listener, _DRAIN_S, websocket=BufferedWebsocket, limits=limits)
+    """Serve HTTP, the websockets of nodes and the streams of callers while the context lasts."""
+    return server.serving(
+        app, listener, _DRAIN_S, websocket=BufferedWebsocket, streams=streams, limits=limits
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -4,8 +4,8 @@ import asyncio
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from common.frames.frame_line import LineBroken
 from common.http.buffered_websocket import KNOWN_CLIENT
-from common.line import LineBroken
 
 _CLOSE_S = 1.0
 _ENDED = RuntimeError, OSError, WebSocketDisconnect

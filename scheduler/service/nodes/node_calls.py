@@ -8,11 +8,12 @@ from typing import Any
 from cache_manager.model.ids import NodeId
 from common.tasks import BackgroundTasks
 from scheduler.model.errors import BadValue, SchedulerError
-from scheduler.model.values import Placement, Request
+from scheduler.model.values import Placement
 from scheduler.service.driver.driver import Driver
 from scheduler.wire.cluster_status import Status
 from scheduler.wire.node_stream import Acquire, Answer, Ask, Survey, Wanted
 from scheduler.wire.refusals import refusal
+from scheduler.wire.request_times import absolute
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class NodeCalls:
     async def _answered(self, call: NodeCall) -> Answer:
         driver, number = self._driver, call.call
         if isinstance(call, Acquire):
-            request = _here(call.request, self._now_s())
+            request = absolute(call.request, self._now_s())
             return self._placed(number, await driver.acquire(request))
         if isinstance(call, Wanted):
             return self._placed(number, await driver.wanted(call.request))
@@ -86,12 +87,3 @@ class NodeCalls:
         status = self._driver.status()
         gpus = tuple(gpu for gpu in status.gpus if gpu.node == self._node)
         return replace(status, gpus=gpus)
-
-
-def _here(request: Request, now_s: float) -> Request:
-    """The request with its times converted to this scheduler's clock."""
-    deadline_s, arrived_s = request.deadline_s, request.arrived_s
-    return request._replace(
-        deadline_s=None if deadline_s is None else now_s + deadline_s,
-        arrived_s=None if arrived_s is None else max(0.0, min(now_s, now_s + arrived_s)),
-    )

@@ -9,7 +9,8 @@ from logging import DEBUG, WARNING, Logger
 from starlette.websockets import WebSocket
 
 from cache_manager.model.ids import NodeId
-from common.line import LineBroken, MessageLine
+from common.frames.frame_line import LineBroken
+from common.line import MessageLine
 from scheduler.model.errors import BadValue
 from scheduler.service.driver.driver import Driver
 from scheduler.service.nodes.accepted_socket import AcceptedSocket

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway_ext.calls.scheduler_posting import Posting
-from scheduler.client.scheduler_client import SchedulerClient
-from scheduler.service.http.access import ApiRole, token
 from testbed.nodes.fake_node import FakeNode, fake_node
 from tests.kit.cores.builders import gpu
 from tests.kit.fakes.fake_function import FakeFunction, a_function, says
@@ -44,15 +41,12 @@ class World:
 @asynccontextmanager
 async def a_world(gpus: int) -> AsyncIterator[World]:
     node = fake_node("n0", *(gpu(f"g{number}", node="n0") for number in range(gpus)), load_s=0.0)
-    async with service_world.leading(node) as scheduler:
-        posting = Posting()
-        caller = token(service_world.SECRET, ApiRole.CALLER)
-        async with (
-            SchedulerClient([scheduler.url], caller, post=posting) as client,
-            a_gateway(client) as gateway,
-        ):
-            yield World(gateway, scheduler, node)
-        posting.close()
+    async with (
+        service_world.leading(node) as scheduler,
+        scheduler.leases() as client,
+        a_gateway(client) as gateway,
+    ):
+        yield World(gateway, scheduler, node)
 
 
 async def test_callers_that_send_their_bodies_slowly_hold_no_gpu() -> None:

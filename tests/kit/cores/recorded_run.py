@@ -48,7 +48,7 @@ async def _record(path: Path) -> None:
     service = SchedulerService(settings, _SECRET, "recorded", url, recorder)
     random = Random(1)
     async with (
-        serving(service.app, listener),
+        serving(service.app, listener, streams=service.serve_stream),
         service.lead(1) as office,
         SchedulerClient([url], token(_SECRET, ApiRole.CALLER)) as client,
     ):

@@ -15,7 +15,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from itertools import count
 from typing import NamedTuple
 
-from scheduler.client.scheduler_client import GrantedLease, SchedulerClient
+from scheduler.client.granted_lease import GrantedLease
+from scheduler.client.scheduler_client import SchedulerClient
 from scheduler.model.values import Request, RequestId
 from testbed.nodes.manager_client import SealedWeights
 from testbed.nodes.worker_client import FunctionClient

@@ -20,7 +20,7 @@ from gateway_ext.calls.invoke import Invoke
 from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, FunctionId
 from scheduler.api import Estimate, LeaseId, Placement, Request, RequestId, SlotId
-from scheduler.client.scheduler_client import GrantedLease
+from scheduler.client.granted_lease import GrantedLease
 from tests.kit.fakes.fake_function import FakeFunction
 
 
@@ -159,14 +159,16 @@ class FakeLeases:
         self.errors: list[Exception] = []
         self.open = asyncio.Event()
         self.open.set()
-        self.releasing = asyncio.Event()
-        self.releasing.set()
         self._numbers = itertools.count(1)
 
     async def acquire(self, request: Request, trace: TraceContext | None = None) -> GrantedLease:
         self.asked.append(request)
         self.traces.append(trace)
-        await self.open.wait()
+        try:
+            await self.open.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(request.id)
+            raise
         if self.errors:
             raise self.errors.pop(0)
         lease = LeaseId(next(self._numbers))
@@ -181,9 +183,5 @@ class FakeLeases:
         )
         return GrantedLease(placement, 1, ("unix:/run/n0", "tcp:n0:1"), f"token{lease}")
 
-    async def release(self, lease: LeaseId) -> None:
-        await self.releasing.wait()
+    def release(self, lease: LeaseId) -> None:
         self.released.append(lease)
-
-    async def cancel(self, request: RequestId) -> None:
-        self.cancelled.append(request)

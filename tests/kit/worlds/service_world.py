@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 
+from scheduler.client.lease_client import LeaseClient
 from scheduler.client.scheduler_client import SchedulerClient
 from scheduler.service.http.access import ApiRole, token
 from scheduler.service.http.scheduler_server import listen, serving
@@ -73,6 +74,11 @@ class World:
         urls = [self.url, *more_urls]
         return SchedulerClient(urls, token(SECRET, ApiRole.CALLER), patience_s=patience_s)
 
+    def leases(self, *more_urls: str, patience_s: float = 10.0) -> LeaseClient:
+        """A client for leases of this scheduler and perhaps others."""
+        urls = [self.url, *more_urls]
+        return LeaseClient(urls, token(SECRET, ApiRole.CALLER), patience_s=patience_s)
+
 
 @asynccontextmanager
 async def a_world(
@@ -85,7 +91,7 @@ async def a_world(
     service = SchedulerService(settings, SECRET, "s0", url)
     headers = {"Authorization": f"Bearer {token(SECRET, role)}"}
     async with (
-        serving(service.app, listener),
+        serving(service.app, listener, streams=service.serve_stream),
         aiohttp.ClientSession(headers=headers) as session,
     ):
         yield World(service, url, session)

@@ -288,16 +288,3 @@ def test_only_models_that_every_recent_call_used_are_expected() -> None:
     assert [expected_after(both) for _ in range(4)] == [["e"], ["e"], ["e"], ["b", "e"]]
     assert expected_after("no digest") == ["b", "e"]
     assert expected_after(64 * "c") == []
-
-
-async def test_closing_waits_for_messages_to_the_scheduler() -> None:
-    async with a_gateway() as gateway, a_function(USES_BERT) as fake:
-        await a_learned_function(gateway, fake)
-        gateway.leases.releasing.clear()
-        await gateway.call()
-        closing = asyncio.create_task(gateway.invoke.close())
-        await asyncio.sleep(0.02)
-        assert not closing.done()
-        gateway.leases.releasing.set()
-        await closing
-        assert gateway.leases.released == [1]

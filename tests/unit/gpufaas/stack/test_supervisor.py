@@ -125,6 +125,15 @@ async def test_child_is_started_again_when_it_dies_and_gone_at_the_end(tmp_path:
     assert not any(alive(pid) for pid in pids(tmp_path))
 
 
+async def test_child_is_gone_when_the_stack_ends_as_soon_as_it_is_up(tmp_path: Path) -> None:
+    async def once_noted() -> bool:
+        return bool(pids(tmp_path))
+
+    async with Supervisor(LOG) as children:
+        await children.start(part(tmp_path, noting(tmp_path, "time.sleep(60)"), once_noted))
+    assert not any(alive(pid) for pid in pids(tmp_path))
+
+
 async def test_child_that_ends_before_it_is_up_fails_the_start_with_its_last_words(
     tmp_path: Path,
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from cache_manager.model.ids import ModelId
 from scheduler.model.values import Request, RequestId
-from scheduler.service.http import caller_leases
+from scheduler.service.callers import caller_leases
 from scheduler.service.http.access import ApiRole, token
 from tests.kit.places import ROOT
 from tests.kit.waiting import eventually

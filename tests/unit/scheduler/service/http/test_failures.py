@@ -7,7 +7,7 @@ import pytest
 from scheduler.model import errors
 from scheduler.model.errors import CallerNotAllowed, ModelsTooLarge, NotLeading, QueueFull
 from scheduler.model.values import RequestId
-from scheduler.service.http import error_table
+from scheduler.service import error_table
 from scheduler.service.http.access import ApiAccess, ApiRole, token
 
 R0 = RequestId("r0")

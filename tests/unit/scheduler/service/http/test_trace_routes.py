@@ -5,13 +5,10 @@ import logging
 import pytest
 
 from common.telemetry.traces import Span, TraceContext
-from gateway_ext.calls.scheduler_posting import Posting
 from gpufaas.local.log_format import JsonLines
-from scheduler.client.scheduler_client import SchedulerClient
 from scheduler.model.values import RequestId
-from scheduler.service.http.access import ApiRole, token
 from tests.kit.cores.builders import request
-from tests.kit.worlds.service_world import SECRET, World, leading
+from tests.kit.worlds.service_world import World, leading
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 
@@ -23,13 +20,9 @@ def whole(world: World, name: str) -> Span:
     return world.office.traces.spans(RequestId(name))[0]
 
 
-@pytest.mark.parametrize("own_way", [False, True])
-async def test_request_belongs_to_the_trace_of_its_headers(own_way: bool) -> None:  # noqa: FBT001 - a case
-    posting = Posting() if own_way else None
-    async with (
-        leading() as world,
-        SchedulerClient([world.url], token(SECRET, ApiRole.CALLER), post=posting) as client,
-    ):
+@pytest.mark.parametrize("streams", [False, True])
+async def test_request_belongs_to_the_trace_of_its_headers(streams: bool) -> None:  # noqa: FBT001 - a case
+    async with leading() as world, world.leases() if streams else world.client() as client:
         traced = TRACE._replace(state="a=1")
         for name, trace in (
             ("r0", traced),
@@ -37,12 +30,12 @@ async def test_request_belongs_to_the_trace_of_its_headers(own_way: bool) -> Non
             ("r2", traced._replace(span_id=16 * "c")),
         ):
             granted = await client.acquire(request(name), trace)
-            await client.release(granted.placement.lease)
+            releasing = client.release(granted.placement.lease)
+            if releasing is not None:
+                await releasing
         assert (whole(world, "r0").trace_id, whole(world, "r0").parent_id) == TRACE[:2]
         assert whole(world, "r1").trace_id == 32 * "0"
         assert whole(world, "r2").parent_id == 16 * "c"
-    if posting is not None:
-        posting.close()
 
 
 async def test_spans_of_a_request_are_shown() -> None:

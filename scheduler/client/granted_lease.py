@@ -1,0 +1,18 @@
+"""What a caller gets for a request."""
+
+from dataclasses import dataclass
+
+from scheduler.model.values import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedLease:
+    """A lease: where to use it, and which token to present there.
+
+    `addresses` are those of the node's GPU manager; `token` is for the header `X-Gpu-Lease`.
+    """
+
+    placement: Placement
+    term: int
+    addresses: tuple[str, ...]
+    token: str

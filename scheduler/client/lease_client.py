@@ -1,0 +1,276 @@
+"""The gateways' client: leases over one stream to the leader, and to the next one after it."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from common.errors import StreamRefused
+from common.frames.frame_line import FrameLine, LineBroken
+from common.frames.stream_upgrade import dial
+from common.telemetry.traces import TraceContext
+from scheduler.client.granted_lease import GrantedLease
+from scheduler.model.errors import BadValue, SchedulerUnreachable
+from scheduler.model.values import LeaseId, Request, RequestId
+from scheduler.wire.caller_stream import (
+    GREETING_S,
+    MAX_FRAME_BYTES,
+    MOST_LEASES,
+    PATH,
+    SILENCE_S,
+    VERSION,
+    AskAgain,
+    AskLease,
+    CallerUp,
+    Cancel,
+    GiveBack,
+    Granted,
+    Leads,
+    Present,
+    Refused,
+    SentAway,
+    pack_up,
+    read_down,
+)
+from scheduler.wire.refusals import error_of
+from scheduler.wire.request_times import relative
+
+log = logging.getLogger(__name__)
+
+# A leader may die while a release that it took still waits for its node's stream, this long; and
+# what was sent on a line that broke may never have arrived.
+_REPEATED_S = 12.0
+_MOST_REPEATED = 4_000
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
+_Broken = OSError, LineBroken, StreamRefused, BadValue
+
+
+class _Question(NamedTuple):
+    """An unanswered question; `make` makes its message anew for another stream."""
+
+    request: RequestId
+    make: Callable[[], AskLease | AskAgain]
+    answer: asyncio.Future[GrantedLease]
+    asked_s: float
+
+
+class _SaidLately(NamedTuple):
+    """What a leader was told, and the next one may not have heard."""
+
+    at_s: float
+    message: GiveBack | Cancel
+
+
+class LeaseClient:
+    """Asks any of several schedulers, one of which leads; use as a context.
+
+    A question whose leader goes away is asked again of the next one, with its id and its time of
+    arrival, until a leader answers or none has been found for `patience_s`. The next leader also
+    hears the last releases and cancellations again: the earlier one may have died before it applied
+    them. A leader that is silent counts as gone. The leases end with this process. All times of
+    requests are those of `time.monotonic` in this process.
+    """
+
+    def __init__(self, urls: Sequence[str], token: str, *, patience_s: float = 30.0) -> None:
+        self._urls = [url.rstrip("/") for url in urls]
+        self._at = self._urls[0]
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._patience_s = patience_s
+        self._caller = secrets.token_hex(16)
+        self._numbers = count(1)
+        self._questions: dict[int, _Question] = {}
+        self._held: dict[LeaseId, None] = {}
+        self._said: deque[_SaidLately] = deque(maxlen=_MOST_REPEATED)
+        self._line: FrameLine | None = None
+        self._term = 0
+        self._without_leader_s = 0.0
+        self._staying: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._without_leader_s = time.monotonic()
+        self._staying = asyncio.create_task(self._stay(), name="caller stream")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._staying is not None, "it was entered"
+        self._staying.cancel()
+        await asyncio.wait({self._staying})
+        self._end_questions("this client has ended", before_s=float("inf"))
+
+    async def acquire(self, request: Request, trace: TraceContext | None = None) -> GrantedLease:
+        """Wait for a lease, for this trace; cancelling the task cancels the request.
+
+        Raises RequestEnded if the request ends without a lease, NoGpus if there is no GPU,
+        EventRefused if the request is invalid, SchedulerUnreachable if no scheduler leads.
+        """
+        arrived_s = time.monotonic() if request.arrived_s is None else request.arrived_s
+        call = next(self._numbers)
+        parent, state = ("", "") if trace is None else (trace.header, trace.state)
+
+        def make() -> AskLease:
+            return AskLease(call, relative(request, arrived_s, time.monotonic()), parent, state)
+
+        return await self._ask(call, request.id, make)
+
+    async def wanted(self, request: RequestId) -> GrantedLease:
+        """Wait for another lease after one that was released with `may_return`."""
+        call = next(self._numbers)
+        return await self._ask(call, request, lambda: AskAgain(call, request))
+
+    def release(self, lease: LeaseId, *, may_return: bool = False) -> None:
+        """The holder no longer needs the GPU, or (with `may_return`) may need it again later."""
+        if not may_return:
+            self._held.pop(lease, None)
+        self._say(GiveBack(lease, may_return))
+
+    def cancel(self, request: RequestId) -> None:
+        """End the request, wherever it is."""
+        self._say(Cancel(request))
+
+    # -- questions --------------------------------------------------------------------------------
+
+    async def _ask(
+        self, call: int, request: RequestId, make: Callable[[], AskLease | AskAgain]
+    ) -> GrantedLease:
+        answer: asyncio.Future[GrantedLease] = asyncio.get_running_loop().create_future()
+        self._questions[call] = _Question(request, make, answer, time.monotonic())
+        self._send(make())
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self.cancel(request)  # also if the lease was granted a moment ago
+            raise
+        finally:
+            self._questions.pop(call, None)
+
+    def _say(self, message: GiveBack | Cancel) -> None:
+        self._said.append(_SaidLately(time.monotonic(), message))
+        self._send(message)
+
+    def _send(self, message: CallerUp) -> None:
+        if self._line is not None:
+            self._line.send(pack_up(message))
+
+    def _end_questions(self, why: str, before_s: float) -> None:
+        for question in self._questions.values():
+            if question.asked_s <= before_s and not question.answer.done():
+                question.answer.set_exception(SchedulerUnreachable(why))
+
+    # -- the stream -------------------------------------------------------------------------------
+
+    async def _stay(self) -> None:
+        """Stay connected to whoever leads."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            at = self._at
+            try:
+                led = await self._be_served(at)
+                trouble = f"{at} leads no more"
+            except TimeoutError:
+                led, trouble = False, f"{at} is silent"
+                self._try_next(at)
+            except _Broken as error:
+                led, trouble = self._line is not None, f"{at}: {error}"
+                self._try_next(at)
+            if self._line is not None:
+                self._line, self._without_leader_s = None, time.monotonic()
+                log.info("the stream to the scheduler has ended: %s", trouble)
+            pause_s = _FIRST_PAUSE_S if led else pause_s
+            self._lose_patience(trouble)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _be_served(self, at: str) -> bool:
+        """Be served by the scheduler at this URL until it leads no more; whether it led."""
+        async with asyncio.timeout(GREETING_S):
+            line = await dial(at, PATH, self._headers, MAX_FRAME_BYTES)
+        async with line:
+            line.send(pack_up(Present(VERSION, self._caller, tuple(self._held))))
+            async with asyncio.timeout(GREETING_S):
+                first = read_down(await line.receive())
+            if isinstance(first, SentAway):
+                self._go_to(first.leader, at)
+                return False
+            if not isinstance(first, Leads):
+                raise BadValue("a leader begins by its term")
+            if first.term < self._term:
+                raise BadValue(f"it leads in term {first.term}, and term {self._term} has begun")
+            self._take_up(line, first.term)
+            return await self._listen(line, at)
+
+    def _take_up(self, line: FrameLine, term: int) -> None:
+        """Use this line: repeat what its leader may not know, and ask what is unanswered."""
+        self._line, self._term = line, term
+        since_s = min(self._without_leader_s, time.monotonic()) - _REPEATED_S
+        for at_s, message in self._said:
+            if at_s >= since_s:
+                self._send(message)
+        for question in self._questions.values():
+            self._send(question.make())
+
+    async def _listen(self, line: FrameLine, at: str) -> bool:
+        sent_away: list[SentAway] = []
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(SILENCE_S) as patience:
+
+            def take(frame: bytes) -> None:
+                message = read_down(frame)
+                patience.reschedule(loop.time() + SILENCE_S)
+                if isinstance(message, Granted):
+                    self._grant(message)
+                elif isinstance(message, Refused):
+                    self._refuse(message)
+                elif isinstance(message, SentAway):
+                    sent_away.append(message)
+
+            try:
+                await line.pump(take)
+            except LineBroken:
+                if not sent_away:
+                    raise
+                self._go_to(sent_away[0].leader, at)
+        return True
+
+    def _grant(self, granted: Granted) -> None:
+        lease = granted.placement.lease
+        question = self._questions.get(granted.call)
+        if question is None or question.answer.done():
+            return  # it was cancelled, and so is its request
+        self._held[lease] = None
+        if len(self._held) > MOST_LEASES:
+            del self._held[next(iter(self._held))]
+        question.answer.set_result(
+            GrantedLease(granted.placement, granted.term, granted.addresses, granted.token)
+        )
+
+    def _refuse(self, refused: Refused) -> None:
+        question = self._questions.get(refused.call)
+        if question is not None and not question.answer.done():
+            question.answer.set_exception(error_of(refused.refusal))
+
+    # -- looking for the leader -------------------------------------------------------------------
+
+    def _go_to(self, leader: str | None, from_: str) -> None:
+        if leader is None or leader == from_:
+            self._try_next(from_)
+        else:
+            self._at = leader
+
+    def _try_next(self, failed: str) -> None:
+        number = self._urls.index(failed) if failed in self._urls else -1
+        self._at = self._urls[(number + 1) % len(self._urls)]
+
+    def _lose_patience(self, trouble: str) -> None:
+        before_s = time.monotonic() - self._patience_s
+        if self._without_leader_s <= before_s:
+            self._end_questions(f"no scheduler leads: {trouble}", before_s)

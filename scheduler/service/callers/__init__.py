@@ -1,0 +1,1 @@
+"""Callers that hold leases: their streams, and what ends when they do."""

@@ -1,0 +1,219 @@
+"""Callers' streams: many questions for leases in flight on one line of frames."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from common.frames.frame_line import LineBroken
+from common.http.accepted_line import AcceptedLine
+from common.tasks import BackgroundTasks
+from common.telemetry.traces import trace_of
+from common.telemetry.work_context import ABOUT, Work
+from scheduler.api import Placement
+from scheduler.model.errors import BadValue, NotLeading, RequestWithdrawn, SchedulerError
+from scheduler.model.values import Request
+from scheduler.service import error_table
+from scheduler.service.callers.caller_leases import CallerLeases
+from scheduler.service.leadership.term import Office
+from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.request_bounds import check_request
+from scheduler.wire.caller_stream import (
+    BEAT_S,
+    GREETING_S,
+    MAX_FRAME_BYTES,
+    MOST_LEASES,
+    VERSION,
+    Alive,
+    AskAgain,
+    AskLease,
+    CallerDown,
+    Cancel,
+    GiveBack,
+    Granted,
+    Leads,
+    Present,
+    Refused,
+    SentAway,
+    pack_down,
+    read_up,
+)
+from scheduler.wire.refusals import refusal
+from scheduler.wire.request_times import absolute
+
+log = logging.getLogger(__name__)
+
+_LONGEST_NAME = 64
+# A caller that takes its answers no longer is hung up on; its questions are asked again elsewhere.
+_MOST_UNSENT_BYTES = 16 << 20
+_MOST_QUESTIONS = 100_000
+_OK = 200
+
+# The term, addresses and signed token of a placement.
+Signed = Callable[[Placement, Request], tuple[int, tuple[str, ...], str]]
+
+
+class CallerStreams:
+    """The streams of one leader's callers; `lines` are those that are greeted."""
+
+    def __init__(
+        self,
+        office: Office,
+        leases: CallerLeases,
+        meters: SchedulerCounters,
+        signed: Signed,
+        elsewhere: Callable[[], str | None],
+    ) -> None:
+        self._office = office
+        self._leases = leases
+        self._meters = meters
+        self._signed = signed
+        self._elsewhere = elsewhere
+        self.lines: set[AcceptedLine] = set()
+
+    async def serve(self, line: AcceptedLine) -> None:
+        """Serve one line of a caller that is known, from its first frame to its end."""
+        try:
+            async with asyncio.timeout(GREETING_S):
+                present = _checked(read_up(await line.receive()))
+            line.confirm()
+            line.max_frame_bytes = MAX_FRAME_BYTES
+            line.send(pack_down(Leads(self._office.term)))
+            self.lines.add(line)
+            with self._leases.present(self._office, present.caller, present.leases):
+                await self._serve_stream(line, present.caller)
+        except (BadValue, LineBroken) as error:
+            log.info("a caller's stream: %s", error)
+        except TimeoutError:
+            log.info("a caller's stream began with silence")
+        finally:
+            self.lines.discard(line)
+
+    async def close(self) -> None:
+        """Send every caller to the next leader."""
+        lines = list(self.lines)
+        for line in lines:
+            line.send(pack_down(SentAway(self._elsewhere())))
+        await asyncio.gather(*(line.flush() for line in lines))
+
+    async def _serve_stream(self, line: AcceptedLine, caller: str) -> None:
+        stream = _CallerStream(line, caller, self._office, self._leases, self._meters, self._signed)
+        beats = asyncio.get_running_loop().create_task(_beat(line))
+        try:
+            await line.pump(stream.take)
+        finally:
+            beats.cancel()
+            stream.end()
+
+
+class _CallerStream:
+    """One caller's questions, each in a task of its own until it is answered."""
+
+    def __init__(
+        self,
+        line: AcceptedLine,
+        caller: str,
+        office: Office,
+        leases: CallerLeases,
+        meters: SchedulerCounters,
+        signed: Signed,
+    ) -> None:
+        self._line = line
+        self._caller = caller
+        self._office = office
+        self._leases = leases
+        self._meters = meters
+        self._signed = signed
+        self._open: set[int] = set()
+        self._tasks = BackgroundTasks(log, "a caller's question")
+
+    def take(self, frame: bytes) -> None:
+        """Take a message in; BadValue ends the stream."""
+        message = read_up(frame)
+        if isinstance(message, GiveBack):
+            self._office.driver.release(message.lease, may_return=message.may_return)
+            if not message.may_return:
+                self._leases.released(message.lease)
+            self._meters.answered["/release", _OK] += 1
+        elif isinstance(message, Cancel):
+            self._office.driver.cancel(message.request)
+            self._meters.answered["/cancel", _OK] += 1
+        elif isinstance(message, AskLease | AskAgain):
+            self._begin(message)
+        else:
+            raise BadValue("a caller presents itself once")
+
+    def end(self) -> None:
+        """The line has ended: nobody waits for the open questions here any more."""
+        self._tasks.cancel()
+
+    def _begin(self, question: AskLease | AskAgain) -> None:
+        call = question.call
+        if call in self._open or len(self._open) >= _MOST_QUESTIONS:
+            raise BadValue(f"question {call} is one too many, or open already")
+        self._open.add(call)
+        task = self._tasks.start(self._answer(question))
+        task.add_done_callback(lambda _: self._open.discard(call))
+
+    async def _answer(self, question: AskLease | AskAgain) -> None:
+        path = "/acquire" if isinstance(question, AskLease) else "/wanted"
+        answer: CallerDown
+        try:
+            answer = await self._granted(question)
+            status = _OK
+        except RequestWithdrawn as error:
+            if self._office.closed:
+                return  # the caller is sent to the next leader, and asks there
+            answer, status = Refused(question.call, refusal(error)), _status(error)
+        except NotLeading:
+            return
+        except SchedulerError as error:
+            answer, status = Refused(question.call, refusal(error)), _status(error)
+        except Exception:
+            self._line.abort()  # the caller would wait for ever
+            raise
+        self._meters.answered[path, status] += 1
+        self._line.send(pack_down(answer))
+
+    async def _granted(self, question: AskLease | AskAgain) -> Granted:
+        office = self._office
+        if isinstance(question, AskLease):
+            request = absolute(check_request(question.request), office.clock.now_s())
+            trace = trace_of(question.parent, question.state) if question.parent else None
+            ABOUT.set(Work(trace, function=request.function, request=request.id))
+            if not office.has_gpus:
+                await office.some_gpu()
+            placement = await office.driver.acquire(request)
+        else:
+            ABOUT.set(Work(None, request=question.request))
+            placement = await office.driver.wanted(question.request)
+            pending = office.core.requests.get(question.request)
+            if pending is None:  # it ended while its answer was being made
+                raise RequestWithdrawn(question.request, "it has ended")
+            request = pending.request
+        self._leases.granted(office, self._caller, placement.lease)
+        return Granted(question.call, placement, *self._signed(placement, request))
+
+
+def _checked(message: object) -> Present:
+    if not isinstance(message, Present):
+        raise BadValue("a stream begins with its caller's name")
+    if message.version != VERSION:
+        raise BadValue(f"the caller uses version {message.version}, this scheduler {VERSION}")
+    if not 0 < len(message.caller) <= _LONGEST_NAME or len(message.leases) > MOST_LEASES:
+        raise BadValue("the caller's name or its leases are too long")
+    return message
+
+
+def _status(error: SchedulerError) -> int:
+    return error_table.failure(error).status
+
+
+async def _beat(line: AcceptedLine) -> None:
+    """Show that the leader lives; hang up on a caller that takes nothing."""
+    alive = pack_down(Alive())
+    while True:
+        await asyncio.sleep(BEAT_S)
+        line.send(alive)
+        if line.unsent_bytes > _MOST_UNSENT_BYTES:
+            log.warning("a caller does not keep up: %d bytes wait for it", line.unsent_bytes)
+            line.abort()

@@ -1,0 +1,134 @@
+"""The messages of a caller stream: one frame each, many in flight. See docs/protocol.md.
+
+A caller presents itself, and the scheduler says that it leads, or which one does. From then on the
+caller asks for leases and gives them back, in any order. Nothing is numbered but questions: after
+a break the caller asks again over the next stream, with the same ids. Pure.
+"""
+
+from typing import NamedTuple
+
+import msgpack
+
+from scheduler.model.errors import BadValue
+from scheduler.model.values import LeaseId, Placement, Request, RequestId
+from scheduler.wire.codec import Codec
+from scheduler.wire.refusals import CallRefusal
+
+PATH = "/callers/stream"
+VERSION = 1
+MOST_LEASES = 4_096
+MAX_FRAME_BYTES = 1 << 20
+# The leader shows that it lives this often; silence for longer means that it is frozen.
+BEAT_S, SILENCE_S = 1.0, 3.0
+GREETING_S = 2.0
+
+
+class Present(NamedTuple):
+    """Up, first: who speaks, and the leases that it holds already; they end with this caller."""
+
+    version: int
+    caller: str
+    leases: tuple[LeaseId, ...] = ()
+
+
+class AskLease(NamedTuple):
+    """Up: asks for a lease; the request's times are relative to now.
+
+    `parent` and `state` are those of the trace that the question belongs to.
+    """
+
+    call: int
+    request: Request
+    parent: str = ""
+    state: str = ""
+
+
+class AskAgain(NamedTuple):
+    """Up: asks for another lease, after one that was given back early."""
+
+    call: int
+    request: RequestId
+
+
+class GiveBack(NamedTuple):
+    """Up: the caller needs the lease no longer, or (with `may_return`) perhaps again."""
+
+    lease: LeaseId
+    may_return: bool = False
+
+
+class Cancel(NamedTuple):
+    """Up: ends the request, wherever it is; its question is not answered any more."""
+
+    request: RequestId
+
+
+class Leads(NamedTuple):
+    """Down, first: this scheduler leads in this term."""
+
+    term: int
+
+
+class SentAway(NamedTuple):
+    """Down, last: this scheduler does not lead, or no longer; perhaps the one at this URL does."""
+
+    leader: str | None = None
+
+
+class Granted(NamedTuple):
+    """Down: the lease; `addresses` are its node's, `token` is for the header `X-Gpu-Lease`."""
+
+    call: int
+    placement: Placement
+    term: int
+    addresses: tuple[str, ...]
+    token: str
+
+
+class Refused(NamedTuple):
+    """Down: the request has ended without a lease."""
+
+    call: int
+    refusal: CallRefusal
+
+
+class Alive(NamedTuple):
+    """Down: the leader lives."""
+
+
+CallerUp = Present | AskLease | AskAgain | GiveBack | Cancel
+CallerDown = Leads | SentAway | Granted | Refused | Alive
+_UP: Codec[CallerUp] = Codec(CallerUp)
+_DOWN: Codec[CallerDown] = Codec(CallerDown)
+# A list's header makes its reader allocate it; neither binary data nor extension types come.
+_STRICT = {"max_ext_len": 0, "max_bin_len": 0, "max_array_len": MOST_LEASES, "max_map_len": 256}
+
+
+def pack_up(message: CallerUp) -> bytes:
+    """A caller's message as a frame."""
+    packed: bytes = msgpack.packb(_UP.to_plain(message))
+    return packed
+
+
+def read_up(frame: bytes) -> CallerUp:
+    """Read a caller's message; BadValue if the frame holds none."""
+    return _UP.from_plain(_plain(frame))
+
+
+def pack_down(message: CallerDown) -> bytes:
+    """The leader's message as a frame."""
+    packed: bytes = msgpack.packb(_DOWN.to_plain(message))
+    return packed
+
+
+def read_down(frame: bytes) -> CallerDown:
+    """Read a leader's message; BadValue if the frame holds none."""
+    return _DOWN.from_plain(_plain(frame))
+
+
+def _plain(frame: bytes) -> object:
+    try:
+        plain: object = msgpack.unpackb(frame, **_STRICT)
+    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+        raise BadValue(f"no message: {error}"[:200]) from error
+    return plain

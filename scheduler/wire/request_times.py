@@ -1,0 +1,21 @@
+"""A request's times between two clocks: seconds from now on, negative where they have passed."""
+
+from scheduler.model.values import Request
+
+
+def relative(request: Request, arrived_s: float, now_s: float) -> Request:
+    """The request as it is sent by a process whose clock says `now_s`."""
+    deadline_s = request.deadline_s
+    return request._replace(
+        deadline_s=None if deadline_s is None else deadline_s - now_s,
+        arrived_s=min(0.0, arrived_s - now_s),
+    )
+
+
+def absolute(request: Request, now_s: float) -> Request:
+    """The request as it was received, with its times on the clock that says `now_s`."""
+    deadline_s, arrived_s = request.deadline_s, request.arrived_s
+    return request._replace(
+        deadline_s=None if deadline_s is None else now_s + deadline_s,
+        arrived_s=None if arrived_s is None else max(0.0, min(now_s, now_s + arrived_s)),
+    )

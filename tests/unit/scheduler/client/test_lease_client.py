@@ -1,0 +1,313 @@
+"""The gateways' client against real schedulers: leases, errors, and leaders that change."""
+
+import asyncio
+import socket
+
+import pytest
+
+from cache_manager.model.ids import NodeId
+from common.frames.frame_line import FrameLine, LineBroken
+from common.frames.stream_upgrade import dial
+from scheduler.client.lease_client import LeaseClient
+from scheduler.model.actions import EndLease
+from scheduler.model.errors import (
+    EventRefused,
+    NoGpus,
+    QueueFull,
+    RequestExpired,
+    SchedulerUnreachable,
+)
+from scheduler.model.values import LeaseId, RequestId
+from scheduler.service.http.access import ApiRole, token
+from scheduler.service.leadership.election import LeaderInfo
+from scheduler.wire.caller_stream import (
+    PATH,
+    VERSION,
+    Alive,
+    AskLease,
+    CallerDown,
+    GiveBack,
+    Granted,
+    Leads,
+    Present,
+    Refused,
+    pack_up,
+    read_down,
+)
+from testbed.nodes.fake_node import FakeNode, fake_node
+from tests.kit.cores.builders import gpu, request
+from tests.kit.waiting import eventually
+from tests.kit.worlds.service_world import SECRET, World, a_world, leading
+
+pytestmark = pytest.mark.timeout(30, func_only=True)
+
+
+def waiting_at(world: World) -> int:
+    assert world.office is not None
+    return world.office.core.cluster.waiting.count
+
+
+async def test_client_acquires_and_releases() -> None:
+    async with leading() as world, world.leases() as client:
+        granted = await client.acquire(request("r0", batch=4))
+        assert (granted.placement.gpu, granted.placement.hit, granted.term) == ("g0", False, 1)
+        assert granted.token
+        client.release(granted.placement.lease, may_return=True)
+        again = await client.wanted(RequestId("r0"))
+        assert again.placement.lease > granted.placement.lease
+        assert world.office is not None
+        record = world.office.history.get(RequestId("r0"))
+        assert record is not None
+        assert record.request.batch == 4
+
+
+async def test_client_raises_what_the_scheduler_raised() -> None:
+    async with leading(max_waiting=1) as world, world.leases() as client:
+        await client.acquire(request("r0"))
+        with pytest.raises(EventRefused):
+            await client.wanted(RequestId("r9"))
+        now_s = asyncio.get_running_loop().time()
+        with pytest.raises(RequestExpired) as expired:
+            await client.acquire(request("r1", deadline_s=now_s + 0.02))
+        assert expired.value.request == "r1"
+        queued = asyncio.create_task(client.acquire(request("r2")))
+        await eventually(lambda: waiting_at(world) == 1)
+        with pytest.raises(QueueFull) as full:
+            await client.acquire(request("r3"))
+        assert full.value.waiting == 1
+        queued.cancel()
+        await eventually(lambda: waiting_at(world) == 0)
+
+
+async def test_client_reports_a_missing_gpu_or_right() -> None:
+    async with a_world(attach_grace_s=0.0) as world, world.service.lead(1):
+        async with world.leases() as client:
+            with pytest.raises(NoGpus):
+                await client.acquire(request("r0"))
+        async with LeaseClient([world.url], "wrong", patience_s=0.2) as client:
+            with pytest.raises(SchedulerUnreachable, match="404"):
+                await client.acquire(request("r0"))
+
+
+async def test_client_gives_up_when_no_scheduler_answers() -> None:
+    async with a_world() as world:
+        client = world.leases(patience_s=0.1)
+    async with client:
+        with pytest.raises(SchedulerUnreachable):
+            await client.acquire(request("r0"))
+
+
+async def test_waiting_requests_move_to_the_next_leader_in_their_order() -> None:
+    """The first leader goes with two requests waiting; the second serves them, the older first."""
+    async with a_world() as first, a_world() as second, first.leases(second.url) as client:
+        async with first.service.lead(1) as first.office:
+            first.attach(fake_node("n0", gpu("g0", node="n0"), load_s=0.0))
+            await client.acquire(request("holder"))
+            older = asyncio.create_task(client.acquire(request("older")))
+            await eventually(lambda: waiting_at(first) == 1)
+            await asyncio.sleep(0.2)  # the next leader knows their arrivals but for the way to it
+            newer = asyncio.create_task(client.acquire(request("newer")))
+            await eventually(lambda: waiting_at(first) == 2)
+        async with second.service.lead(2) as second.office:
+            second.attach(fake_node("n1", gpu("g1", node="n1"), load_s=0.0))
+            blocker = await second.office.driver.acquire(request("blocker"))
+            await eventually(lambda: waiting_at(second) == 2)
+            client.release(blocker.lease)
+            granted = await older
+            assert (granted.term, granted.placement.gpu) == (2, "g1")
+            assert not newer.done()
+            client.release(granted.placement.lease)
+            assert (await newer).placement.lease > granted.placement.lease
+
+
+async def test_client_follows_a_standby_to_the_leader_that_it_names() -> None:
+    async with a_world() as standby, leading(term=5) as leader, standby.leases() as client:
+        info = LeaderInfo("s1", leader.url, 5, "x")
+        standby.service.leader = info  # what the datastore would have reported
+        granted = await client.acquire(request("r0"))
+        assert granted.term == 5
+
+
+async def dialed(world: World) -> FrameLine:
+    headers = {"Authorization": f"Bearer {token(SECRET, ApiRole.CALLER)}"}
+    return await dial(world.url, PATH, headers, 1 << 20)
+
+
+async def answer_of(line: FrameLine) -> CallerDown:
+    """The next message that says more than that the leader lives."""
+    while isinstance(message := read_down(await line.receive()), Alive):
+        pass
+    return message
+
+
+async def cut_all_lines(world: World) -> None:
+    """Break the callers' connections as a network does."""
+    callers = world.service.callers
+    assert callers is not None
+    for line in list(callers.lines):
+        line.abort()
+
+
+class DeafToEnds(FakeNode):
+    """A node whose stream seems broken: no order to end reaches it while it is deaf."""
+
+    deaf = True
+
+    def end_lease(self, order: EndLease) -> None:
+        if not self.deaf:
+            super().end_lease(order)
+
+
+@pytest.mark.parametrize("first_to_come", ["node", "release"])
+async def test_release_is_repeated_when_the_leader_that_took_it_died_before_the_node_got_it(
+    first_to_come: str,
+) -> None:
+    """Whether the node has attached to the next leader by then or not."""
+    node = DeafToEnds(NodeId("n0"), (gpu("g0", node="n0"),), load_s=0.0)
+    async with a_world() as first, a_world() as second, first.leases(second.url) as client:
+        async with first.service.lead(1) as first.office:
+            first.attach(node)
+            granted = await client.acquire(request("r0"))
+            client.release(granted.placement.lease)
+            waiting = asyncio.create_task(client.acquire(request("r1")))
+            await eventually(lambda: waiting_at(first) == 1)
+        node.deaf = False
+        assert granted.placement.lease in node.leases
+        async with second.service.lead(2) as second.office:
+            answered = second.service.meters.answered
+            if first_to_come == "release":
+                await eventually(lambda: answered["/release", 200] == 1)
+            second.attach(node)
+            again = await waiting
+            assert (again.term, again.placement.gpu) == (2, "g0")
+            assert granted.placement.lease not in node.leases
+            assert answered["/release", 200] == 1
+    assert node.wrong == []
+
+
+async def test_release_is_not_repeated_when_the_same_leader_answers_on() -> None:
+    async with leading() as world, world.leases() as client:
+        for number in range(3):
+            granted = await client.acquire(request(f"r{number}"))
+            client.release(granted.placement.lease)
+        answered = world.service.meters.answered
+        await eventually(lambda: answered["/release", 200] >= 3)
+        await client.acquire(request("later"))
+        assert answered["/release", 200] == 3
+
+
+async def test_client_ends_in_peace_when_no_leader_is_left_to_hear_of_its_releases() -> None:
+    async with a_world() as world, world.leases(patience_s=30.0) as client:
+        async with world.service.lead(1) as world.office:
+            world.attach(fake_node("n0", gpu("g0", node="n0"), load_s=0.0))
+            client.release((await client.acquire(request("r0"))).placement.lease)
+        waiting = asyncio.create_task(client.acquire(request("r1")))
+        await asyncio.sleep(0.2)
+        waiting.cancel()
+
+
+async def test_questions_are_asked_again_when_the_line_breaks_though_the_leader_stays() -> None:
+    async with leading() as world, world.leases() as client:
+        assert world.office is not None
+        holder = await client.acquire(request("holder"))
+        waiting = [asyncio.create_task(client.acquire(request(f"r{n}"))) for n in range(3)]
+        await eventually(lambda: waiting_at(world) == 3)
+
+        await cut_all_lines(world)
+
+        await eventually(lambda: waiting_at(world) == 3)
+        client.release(holder.placement.lease)
+        for each in waiting:
+            client.release((await each).placement.lease)
+        assert world.office.history.get(RequestId("r2")) is not None
+
+
+async def test_request_is_cancelled_when_its_task_is_or_its_client_ends() -> None:
+    async with leading() as world:
+        async with world.leases() as client:
+            await client.acquire(request("holder"))
+            first = asyncio.create_task(client.acquire(request("first")))
+            second = asyncio.create_task(client.acquire(request("second")))
+            await eventually(lambda: waiting_at(world) == 2)
+            first.cancel()
+            await eventually(lambda: waiting_at(world) == 1)
+        with pytest.raises(SchedulerUnreachable):
+            await second
+        await eventually(lambda: waiting_at(world) == 0)
+        assert world.office is not None
+        leases = world.office.core.placer.leases
+        await eventually(lambda: not leases, "the client's lease ended with it")
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\xc1",
+        b"\x93\x01\x02\x03",
+        pack_up(Present(9, "x")),
+        pack_up(Present(VERSION, "")),
+        pack_up(GiveBack(LeaseId(1))),
+        bytes(20 << 10),
+    ],
+)
+async def test_caller_is_hung_up_on_when_it_begins_with_anything_else(frame: bytes) -> None:
+    async with leading() as world:
+        line = await dialed(world)
+        line.send(frame)
+        with pytest.raises(LineBroken):
+            await line.receive()
+
+
+async def test_bad_question_is_refused_and_an_open_number_ends_the_stream() -> None:
+    async with leading() as world:
+        line = await dialed(world)
+        line.send(pack_up(Present(VERSION, "a caller")))
+        assert isinstance(read_down(await line.receive()), Leads)
+        line.send(pack_up(AskLease(1, request("r0", "m" * 600))))
+        refused = await answer_of(line)
+        assert isinstance(refused, Refused)
+        assert "name" in refused.refusal.reason
+        line.send(pack_up(AskLease(2, request("r1"))))
+        assert isinstance(await answer_of(line), Granted)
+        line.send(pack_up(AskLease(3, request("r2"))))
+        line.send(pack_up(AskLease(3, request("r3"))))
+        with pytest.raises(LineBroken):
+            await answer_of(line)
+
+
+async def test_cancelling_ends_a_lease_whose_answer_no_caller_took() -> None:
+    async with leading() as world, world.leases() as client:
+        await client.acquire(request("r0"))
+        client.cancel(RequestId("r0"))
+        assert (await client.acquire(request("r1"))).placement.gpu == "g0"
+
+
+async def test_frozen_scheduler_is_left_when_another_one_leads() -> None:
+    """Connections to it are taken, as by the kernel for a process that is frozen."""
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        url = f"http://127.0.0.1:{frozen.getsockname()[1]}"
+        async with (
+            leading(term=2) as world,
+            LeaseClient([url, world.url], token(SECRET, ApiRole.CALLER)) as client,
+        ):
+            assert (await client.acquire(request("r0"))).term == 2
+
+
+async def test_lease_ends_when_its_grant_was_lost_with_the_line_and_nobody_waits_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with leading() as world, world.leases() as client:
+        assert world.office is not None
+        leases = world.office.core.placer.leases
+        client.release((await client.acquire(request("before"))).placement.lease)
+        await eventually(lambda: not leases)
+        with monkeypatch.context() as patch:
+            patch.setattr(FrameLine, "_write", lambda _: None)  # nothing arrives anywhere
+            waiting = asyncio.create_task(world.office.driver.acquire(request("r0")))
+            asking = asyncio.create_task(client.acquire(request("r0")))
+            await eventually(lambda: len(leases) == 1)
+            assert (await waiting).lease in leases
+            asking.cancel()
+            await asyncio.sleep(0)
+            await cut_all_lines(world)
+        await eventually(lambda: not leases, "the lease has ended")
