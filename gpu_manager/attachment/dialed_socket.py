@@ -3,7 +3,7 @@
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from common.line import LineBroken
+from common.frames.frame_line import LineBroken
 from scheduler.api import BadValue
 
 

@@ -5,7 +5,8 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 
-from common.line import LineBroken, MessageLine
+from common.frames.frame_line import LineBroken
+from common.line import MessageLine
 from gpu_manager.attachment.dialed_socket import DialedSocket
 from gpu_manager.attachment.leader_dialing import Dialed, Dialer
 from gpu_manager.errors import GpuManagerError, NoScheduler
