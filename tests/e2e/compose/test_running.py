@@ -195,7 +195,7 @@ def test_functions_live_on_while_the_gateway_is_replaced(functions: ComposeStack
 
 def test_jobs_outlive_the_queue_and_the_gateway(functions: ComposeStack, cli: Path) -> None:
     mark = token_hex(4)
-    jobs = {f"{mark}-{number}" for number in range(_JOBS)}
+    jobs = {f"{mark}-{number};" for number in range(_JOBS)}
     with httpx.Client(base_url=functions.url) as http:
         for job in sorted(jobs):
             answer = http.post("/async-function/greets/slow?s=1", content=job)
@@ -205,7 +205,7 @@ def test_jobs_outlive_the_queue_and_the_gateway(functions: ComposeStack, cli: Pa
     def done() -> set[str]:
         """Those that the function has printed; what threads print may stand in one line."""
         asked = ("logs", "greets", "--tail=false", "--lines=500", "--gateway", functions.url)
-        return set(re.findall(rf"{mark}-\d+", functions.faas(cli, *asked)))
+        return set(re.findall(rf"{mark}-\d+;", functions.faas(cli, *asked)))
 
     for service, began in before.items():
         functions.again(service, began)
