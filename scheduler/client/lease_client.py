@@ -59,11 +59,11 @@ class _Question(NamedTuple):
     asked_s: float
 
 
-class _SaidLately(NamedTuple):
-    """What a leader was told, and the next one may not have heard."""
+class _GivenBack(NamedTuple):
+    """What a leader was told of a lease, and the next one may not have heard."""
 
     at_s: float
-    message: GiveBack | Cancel
+    message: GiveBack
 
 
 class LeaseClient:
@@ -85,7 +85,8 @@ class LeaseClient:
         self._numbers = count(1)
         self._questions: dict[int, _Question] = {}
         self._held: dict[LeaseId, None] = {}
-        self._said: deque[_SaidLately] = deque(maxlen=_MOST_REPEATED)
+        self._given_back: deque[_GivenBack] = deque(maxlen=_MOST_REPEATED)
+        self._cancelled: dict[RequestId, float] = {}
         self._line: FrameLine | None = None
         self._term = 0
         self._without_leader_s = 0.0
@@ -131,11 +132,16 @@ class LeaseClient:
         """The holder no longer needs the GPU, or (with `may_return`) may need it again later."""
         if not may_return:
             self._held.pop(lease, None)
-        self._say(GiveBack(lease, may_return))
+        message = GiveBack(lease, may_return)
+        self._given_back.append(_GivenBack(time.monotonic(), message))
+        self._send(message)
 
     def cancel(self, request: RequestId) -> None:
         """End the request, wherever it is."""
-        self._say(Cancel(request))
+        self._cancelled[request] = time.monotonic()
+        if len(self._cancelled) > _MOST_REPEATED:
+            del self._cancelled[next(iter(self._cancelled))]
+        self._send(Cancel(request))
 
     # -- questions --------------------------------------------------------------------------------
 
@@ -143,6 +149,7 @@ class LeaseClient:
         self, call: int, request: RequestId, make: Callable[[], AskLease | AskAgain]
     ) -> GrantedLease:
         answer: asyncio.Future[GrantedLease] = asyncio.get_running_loop().create_future()
+        self._cancelled.pop(request, None)  # a call that is tried again keeps its id
         self._questions[call] = _Question(request, make, answer, time.monotonic())
         self._send(make())
         try:
@@ -152,10 +159,6 @@ class LeaseClient:
             raise
         finally:
             self._questions.pop(call, None)
-
-    def _say(self, message: GiveBack | Cancel) -> None:
-        self._said.append(_SaidLately(time.monotonic(), message))
-        self._send(message)
 
     def _send(self, message: CallerUp) -> None:
         if self._line is not None:
@@ -212,9 +215,12 @@ class LeaseClient:
         """Use this line: repeat what its leader may not know, and ask what is unanswered."""
         self._line, self._term = line, term
         since_s = min(self._without_leader_s, time.monotonic()) - _REPEATED_S
-        for at_s, message in self._said:
+        for at_s, message in self._given_back:
             if at_s >= since_s:
                 self._send(message)
+        for request, at_s in self._cancelled.items():
+            if at_s >= since_s:
+                self._send(Cancel(request))
         for question in self._questions.values():
             self._send(question.make())
 

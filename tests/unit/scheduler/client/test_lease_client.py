@@ -311,3 +311,28 @@ async def test_lease_ends_when_its_grant_was_lost_with_the_line_and_nobody_waits
             await asyncio.sleep(0)
             await cut_all_lines(world)
         await eventually(lambda: not leases, "the lease has ended")
+
+
+async def test_call_that_was_cancelled_and_tried_again_keeps_its_lease_when_the_line_breaks() -> (
+    None
+):
+    async with leading() as world, world.leases() as client:
+        assert world.office is not None
+        holder = await client.acquire(request("holder"))
+        first_try = asyncio.create_task(client.acquire(request("r0")))
+        await eventually(lambda: waiting_at(world) == 1)
+        first_try.cancel()
+        await eventually(lambda: waiting_at(world) == 0)
+        client.release(holder.placement.lease)
+        granted = await client.acquire(request("r0"))
+
+        await cut_all_lines(world)
+
+        answered = world.service.meters.answered
+        released = answered["/release", 200]
+        await eventually(lambda: answered["/release", 200] > released, "it is said again")
+        probe = asyncio.create_task(client.acquire(request("probe")))
+        await eventually(lambda: waiting_at(world) == 1)
+        assert granted.placement.lease in world.office.core.placer.leases
+        client.release(granted.placement.lease)
+        await probe
