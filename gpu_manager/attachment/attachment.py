@@ -53,6 +53,7 @@ from scheduler.wire.node_stream import (
     is_node_name,
     stream_key,
 )
+from scheduler.wire.request_times import relative
 
 log = logging.getLogger(__name__)
 
@@ -186,10 +187,11 @@ class Attachment:
 
     async def acquire(self, request: Request) -> Placement:
         """Wait for a lease; cancelling the task cancels the request."""
-        asked_s = asyncio.get_running_loop().time()
+        now_s = asyncio.get_running_loop().time
+        arrived_s = now_s() if request.arrived_s is None else request.arrived_s
 
         def make_call(number: int) -> Call:
-            return Acquire(number, _from_now(request, asked_s))
+            return Acquire(number, relative(request, arrived_s, now_s()))
 
         return await self._place(request.id, make_call, request.deadline_s)
 
@@ -346,14 +348,3 @@ class Attachment:
     async def close(self) -> None:
         """Wait briefly until the scheduler has received all messages, then close the stream."""
         await self._stream.close()
-
-
-def _from_now(request: Request, asked_s: float) -> Request:
-    """Return the request with its times as seconds from now."""
-    now_s = asyncio.get_running_loop().time()
-    arrived_s = asked_s if request.arrived_s is None else request.arrived_s
-    deadline_s = request.deadline_s
-    return request._replace(
-        arrived_s=arrived_s - now_s,
-        deadline_s=None if deadline_s is None else deadline_s - now_s,
-    )
