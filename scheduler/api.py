@@ -25,6 +25,7 @@ from scheduler.model.events import (
     GpuLost,
     GpuSnapshot,
     LeaseReleased,
+    LeaseUsed,
     LiveLease,
     LoadFailed,
     MemoryPressure,
@@ -39,9 +40,11 @@ from scheduler.model.events import (
 )
 from scheduler.model.values import (
     AfterLoss,
+    CallEnd,
     Estimate,
     GpuSpec,
     LeaseId,
+    LeaseUse,
     ModelLoad,
     ModelSpec,
     Placement,
@@ -50,6 +53,7 @@ from scheduler.model.values import (
     RequestOutcome,
     SlotId,
     SlotSpec,
+    StandingTerms,
 )
 from scheduler.wire.cluster_status import (
     DecisionCounts,
@@ -69,6 +73,7 @@ __all__ = [
     "AfterLoss",
     "BadToken",
     "BadValue",
+    "CallEnd",
     "DecisionCounts",
     "Demote",
     "Dispatch",
@@ -89,6 +94,8 @@ __all__ = [
     "LeaseReleased",
     "LeaseStatus",
     "LeaseTokens",
+    "LeaseUse",
+    "LeaseUsed",
     "LiveLease",
     "LoadFailed",
     "MemoryPressure",
@@ -123,6 +130,7 @@ __all__ = [
     "SlotId",
     "SlotSpec",
     "SlotStatus",
+    "StandingTerms",
     "Status",
     "Tier",
     "addresses_for_token",

@@ -159,7 +159,7 @@ class Exchange:
         attempt.ahead = instance.unanswered - 1
         if function.options.gpu and parts.leasing is not None and self._may_lease():
             self._lease = await parts.leasing.acquire(
-                function, call.journey, self._deadline_s, own_id=call.own_id
+                function, instance.address, call.journey, self._deadline_s, own_id=call.own_id
             )
         attempt.asked_s = time.monotonic()
         if instance.doubted_since_s:
@@ -268,6 +268,7 @@ class Exchange:
 
     def _let_go(self, *, lease: bool) -> None:
         connection, self._connection = self._connection, None
+        clean = connection is not None and connection.complete
         if connection is not None:
             if self._upload.delivered:
                 connection.let_go()
@@ -278,7 +279,7 @@ class Exchange:
             self.call.function.give_back(instance, answered=self._answered)
         if lease and self._lease is not None and self._parts.leasing is not None:
             held, self._lease = self._lease, None
-            self._parts.leasing.release(held)
+            self._parts.leasing.release(held, clean=clean)
 
     # -- reasons to break a call off ---------------------------------------------------------------
 

@@ -4,16 +4,20 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from common.telemetry.traces import TraceContext
 from gateway_ext import error_statuses
 from gateway_ext.calls.function_table import Function
+from gateway_ext.calls.kept_leases import KeptLease, KeptLeases, LeaseKind
 from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.tracing.call_journey import LEASE, Journey
 from scheduler.api import (
     EventRefused,
     LeaseId,
+    LeaseUse,
+    LeaseUsed,
     QueueFull,
     Request,
     RequestFailed,
@@ -22,6 +26,7 @@ from scheduler.api import (
     SchedulerError,
 )
 from scheduler.client.granted_lease import GrantedLease
+from scheduler.client.lease_client import LeaseKeeper
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +36,14 @@ _CALL_ID_LETTERS = 64
 class LeaseSource(Protocol):
     """Where leases come from: `scheduler.client.lease_client.LeaseClient`."""
 
+    keeper: LeaseKeeper | None
+
     async def acquire(self, request: Request, trace: TraceContext | None = None) -> GrantedLease:
         """Wait for a lease, for this trace; cancelling the task cancels the request."""
+        ...
+
+    def report(self, reports: Sequence[LeaseUsed]) -> None:
+        """Tell what ran under leases that are kept."""
         ...
 
     def release(self, lease: LeaseId) -> None:
@@ -41,10 +52,11 @@ class LeaseSource(Protocol):
 
 
 class CallLease(NamedTuple):
-    """A lease, and the header lines that pass it to a function."""
+    """A lease, and the header lines that pass it to a function; `kept` if it may outlive the call."""
 
     id: LeaseId
     lines: tuple[bytes, ...]
+    kept: KeptLease | None = None
 
 
 class GpuLeasing:
@@ -53,48 +65,90 @@ class GpuLeasing:
     def __init__(self, leases: LeaseSource, meters: GatewayMeters) -> None:
         self._leases = leases
         self._meters = meters
+        self._kept = leases.keeper = KeptLeases(leases)
 
     async def acquire(
-        self, function: Function, journey: Journey, deadline_s: float, *, own_id: bool
+        self,
+        function: Function,
+        instance: str,
+        journey: Journey,
+        deadline_s: float,
+        *,
+        own_id: bool,
     ) -> CallLease | None:
         """A lease for the models that the call is expected to use, waited for until `deadline_s`.
 
         None if no model is expected, or if the scheduler no longer knows the models: the function
-        then asks for its GPU by itself. NoGpu if the scheduler refuses. `own_id`: no other call can
-        have this id.
+        then asks for its GPU by itself. NoGpu if the scheduler refuses. `instance` is the address
+        that the call goes to; `own_id`: no other call can have this id.
         """
-        learned = function.learned
-        if not learned.models:
+        if not function.learned.models:
             return None
-        call_id, attempt = journey.call_id, journey.attempts[-1]
-        request = _request(function, call_id, deadline_s, own_id=own_id)
+        attempt = journey.attempts[-1]
+        request = _request(function, journey.call_id, deadline_s, own_id=own_id)
         attempt.request = request.id
+        trace = journey.context(LEASE, attempt.number)
+        kind = LeaseKind(request.function, instance, request.models, request.batch)
         asked_s = time.monotonic()
         try:
-            trace = journey.context(LEASE, attempt.number)
-            granted = await self._leases.acquire(request, trace)
+            found = await self._kept.lease_for(kind, lambda: self._leases.acquire(request, trace))
         except asyncio.CancelledError:
             self._meters.lease("cancelled", time.monotonic() - asked_s)
             raise
-        except (EventRefused, RequestFailed, RequestWithdrawn) as error:
-            log.info("call %s: %s continues without a lease: %s", call_id, function.id, error)
-            learned.forget()
-            self._meters.lease("refused", time.monotonic() - asked_s)
-            attempt.leased_s = time.monotonic()
-            return None
         except SchedulerError as error:
-            if isinstance(error, QueueFull):
-                function.waits.saw_full_gpus(error.wait_s, function.most_wait_s, time.monotonic())
-            self._meters.lease(type(error).__name__, time.monotonic() - asked_s)
-            raise error_statuses.no_gpu(error) from error
-        hit = "hit" if granted.placement.hit else "miss"
-        attempt.leased_s, attempt.placement = time.monotonic(), granted.placement
+            self._refused(function, journey, error, asked_s)
+            return None
+        attempt.leased_s = time.monotonic()
+        lease = self._taken(kind, found, request.id, asked_s, attempt.leased_s, trace)
+        attempt.placement = (
+            found.granted.placement if isinstance(found, KeptLease) else found.placement
+        )
+        hit = "hit" if isinstance(found, KeptLease) or found.placement.hit else "miss"
         self._meters.lease(hit, attempt.leased_s - asked_s)
-        return CallLease(granted.placement.lease, _lines(granted))
+        return lease
 
-    def release(self, lease: CallLease) -> None:
-        """The call is over: give its lease back."""
-        self._leases.release(lease.id)
+    def release(self, lease: CallLease, *, clean: bool) -> None:
+        """The call is over: give its lease back, or leave it to the next call.
+
+        Without `clean` the function may still be at work for this call.
+        """
+        if lease.kept is None:
+            self._leases.release(lease.id)
+        else:
+            self._kept.end(lease.kept, clean=clean)
+
+    def _taken(
+        self,
+        kind: LeaseKind,
+        found: KeptLease | GrantedLease,
+        request: RequestId,
+        asked_s: float,
+        now_s: float,
+        trace: TraceContext,
+    ) -> CallLease:
+        use = LeaseUse(request, asked_s, now_s, parent=trace.header)
+        if isinstance(found, KeptLease):
+            self._kept.begin(found, use)
+            return CallLease(found.id, _lines(found.granted), found)
+        stands = found.placement.stands is not None
+        kept = self._kept.keep(kind, found, use) if stands else None
+        return CallLease(found.placement.lease, _lines(found), kept)
+
+    def _refused(
+        self, function: Function, journey: Journey, error: SchedulerError, asked_s: float
+    ) -> None:
+        """Continue without a lease if the scheduler does not know the models; else raise NoGpu."""
+        if isinstance(error, EventRefused | RequestFailed | RequestWithdrawn):
+            call_id = journey.call_id
+            log.info("call %s: %s continues without a lease: %s", call_id, function.id, error)
+            function.learned.forget()
+            self._meters.lease("refused", time.monotonic() - asked_s)
+            journey.attempts[-1].leased_s = time.monotonic()
+            return
+        if isinstance(error, QueueFull):
+            function.waits.saw_full_gpus(error.wait_s, function.most_wait_s, time.monotonic())
+        self._meters.lease(type(error).__name__, time.monotonic() - asked_s)
+        raise error_statuses.no_gpu(error) from error
 
 
 def _request(function: Function, call_id: str, deadline_s: float, *, own_id: bool) -> Request:

@@ -22,6 +22,7 @@ class EndReason(StrEnum):
     """Why a lease ends."""
 
     ORDERED = "the scheduler ended it"
+    RECALLED = "other requests wait, and its caller kept it"
     RELEASED = "released"
     SESSION_GONE = "its session has ended"
     IDLE = "idle"
@@ -37,7 +38,14 @@ class EndReason(StrEnum):
 
 # Reasons for which a lease may end although the client still waits for a call in flight.
 _WANTED = frozenset(
-    {EndReason.IDLE, EndReason.CONTENDED, EndReason.QUIET, EndReason.EXPIRED, EndReason.WORKER_LOST}
+    {
+        EndReason.IDLE,
+        EndReason.CONTENDED,
+        EndReason.QUIET,
+        EndReason.EXPIRED,
+        EndReason.RECALLED,
+        EndReason.WORKER_LOST,
+    }
 )
 
 
@@ -79,6 +87,8 @@ class LeaseInForce:
     """One lease in force; it has a holder after a session has claimed it.
 
     Workers report calls with a delay, so a lease that seems to be idle is checked before it ends.
+    A lease that `stands` is for several requests of its caller: the scheduler recalls it, so that
+    other requests that wait do not end it here.
     """
 
     id: LeaseId
@@ -87,6 +97,7 @@ class LeaseInForce:
     models: tuple[ModelId, ...]
     granted_s: float | None = None  # None: no session will claim it
     requests: tuple[RequestId, ...] = ()
+    stands: bool = False
     loaded_s: float | None = None  # since when its models are loaded
     awaited: bool = False  # True once a session has asked for it
     holder: SessionKey | None = None
@@ -128,6 +139,8 @@ class LeasesInForce:
         models: tuple[ModelId, ...],
         now_s: float | None = None,
         requests: tuple[RequestId, ...] = (),
+        *,
+        stands: bool = False,
     ) -> bool:
         """Put a lease in force; a session will claim it if a time is given.
 
@@ -136,7 +149,7 @@ class LeasesInForce:
         if lease in self._held:
             return False
         self.latest = max(self.latest, lease)
-        self._held[lease] = LeaseInForce(lease, slot, gpu, models, now_s, requests)
+        self._held[lease] = LeaseInForce(lease, slot, gpu, models, now_s, requests, stands)
         return True
 
     def is_over(self, lease: LeaseId) -> bool:
@@ -192,6 +205,8 @@ class LeasesInForce:
             (held.used_s + times.linger_s, EndReason.IDLE),
             (held.claimed_s + times.expiry_s, EndReason.EXPIRED),
         ]
+        if held.stands:
+            return min(ends)
         if self.contended and held.runs:
             ends.append((held.claimed_s + times.quantum_s, EndReason.CONTENDED))
             quiet_s = times.quiet_s + _CALLS_OF_QUIET * held.run_s

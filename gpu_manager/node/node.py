@@ -114,7 +114,10 @@ class GpuNode:
     def grant(self, order: Dispatch) -> None:
         """Put a lease in force."""
         now_s, requests = self._loop.time(), order.requests
-        if self.leases.grant(order.lease, order.slot, order.gpu, order.models, now_s, requests):
+        slot, stands = order.slot, order.stands is not None
+        if self.leases.grant(
+            order.lease, slot, order.gpu, order.models, now_s, requests, stands=stands
+        ):
             names = ", ".join(requests)
             log.debug("lease %d on %s is granted to %s", order.lease, order.slot, names)
         self._note_loaded()
@@ -131,7 +134,8 @@ class GpuNode:
         if lease is None:
             self._reports.report(SlotFreed(order.slot, order.lease))
         else:
-            self._endings.end(lease, EndReason.ORDERED)
+            reason = EndReason.RECALLED if order.recalled else EndReason.ORDERED
+            self._endings.end(lease, reason)
 
     def contended(self, *, waiting: bool) -> None:
         """Set whether requests wait, in which case idle leases end soon."""
@@ -183,10 +187,13 @@ class GpuNode:
         """Admit a session's calls under a lease.
 
         Return False if the lease has ended, or if another session has claimed it. A lease that was
-        `given` to the session's caller is for a single request.
+        `given` to the session's caller is for a single request, or for one after the other: if it
+        stands, the session that presents it last has it.
         """
         found = self.leases.get(lease)
-        if found is None or found.ending is not None or found.holder not in (None, holder):
+        if found is None or found.ending is not None:
+            return False
+        if found.holder not in (None, holder) and not found.stands:
             return False
         for hosted in models:
             hosted.admit(lease, holder)

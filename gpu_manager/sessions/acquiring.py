@@ -203,7 +203,7 @@ class Acquiring:
             held = await self._presented.lease(session, wanted.token, wanted.models)
         if held is None:
             return None
-        if held.holder is not None:
+        if held.holder == session.key:
             return await self._join(held, wanted)
         asked_s = asyncio.get_running_loop().time()
         placement = _placement(

@@ -42,7 +42,7 @@ class PresentedLeases:
         if not set(models) <= set(held.models):
             self._release_unfit(held)
             return None
-        return held if held.holder in (None, session.key) else None
+        return held if held.stands or held.holder in (None, session.key) else None
 
     def claims(self, session: ClientSession, token: str) -> LeaseClaims | None:
         """Return a token's claims about its lease, on any node; None if the token has expired.

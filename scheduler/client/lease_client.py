@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 from common.errors import StreamRefused
 from common.frames.frame_line import FrameLine, LineBroken
@@ -16,6 +16,7 @@ from common.frames.stream_upgrade import dial
 from common.telemetry.traces import TraceContext
 from scheduler.client.granted_lease import GrantedLease
 from scheduler.model.errors import BadValue, SchedulerUnreachable
+from scheduler.model.events import LeaseUsed
 from scheduler.model.values import LeaseId, Request, RequestId
 from scheduler.wire.caller_stream import (
     GREETING_S,
@@ -32,13 +33,15 @@ from scheduler.wire.caller_stream import (
     Granted,
     Leads,
     Present,
+    Ran,
+    Recalled,
     Refused,
     SentAway,
     pack_up,
     read_down,
 )
 from scheduler.wire.refusals import error_of
-from scheduler.wire.request_times import relative
+from scheduler.wire.request_times import relative, shifted
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,8 @@ log = logging.getLogger(__name__)
 # what was sent on a line that broke may never have arrived.
 _REPEATED_S = 12.0
 _MOST_REPEATED = 4_000
+# Reports that no leader has heard wait for the next one, so many at most.
+_MOST_REPORTS = 1_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
 _Broken = OSError, LineBroken, StreamRefused, BadValue
 
@@ -66,6 +71,18 @@ class _GivenBack(NamedTuple):
     message: GiveBack
 
 
+class LeaseKeeper(Protocol):
+    """Who keeps leases beyond their first call."""
+
+    def recalled(self, lease: LeaseId) -> None:
+        """Begin no further call under this lease, and give it back."""
+        ...
+
+    def all_recalled(self) -> None:
+        """The same for all leases: the stream to their leader has ended."""
+        ...
+
+
 class LeaseClient:
     """Asks any of several schedulers, one of which leads; use as a context.
 
@@ -73,7 +90,7 @@ class LeaseClient:
     arrival, until a leader answers or none has been found for `patience_s`. The next leader also
     hears the last releases and cancellations again: the earlier one may have died before it applied
     them. A leader that is silent counts as gone. The leases end with this process. All times of
-    requests are those of `time.monotonic` in this process.
+    requests are those of `time.monotonic` in this process. With a `keeper` leases may stand.
     """
 
     def __init__(self, urls: Sequence[str], token: str, *, patience_s: float = 30.0) -> None:
@@ -91,6 +108,8 @@ class LeaseClient:
         self._term = 0
         self._without_leader_s = 0.0
         self._staying: asyncio.Task[None] | None = None
+        self._unreported: deque[LeaseUsed] = deque(maxlen=_MOST_REPORTS)
+        self.keeper: LeaseKeeper | None = None
 
     async def __aenter__(self) -> Self:
         self._without_leader_s = time.monotonic()
@@ -117,9 +136,11 @@ class LeaseClient:
         arrived_s = time.monotonic() if request.arrived_s is None else request.arrived_s
         call = next(self._numbers)
         parent, state = ("", "") if trace is None else (trace.header, trace.state)
+        keeps = self.keeper is not None
 
         def make() -> AskLease:
-            return AskLease(call, relative(request, arrived_s, time.monotonic()), parent, state)
+            sent = relative(request, arrived_s, time.monotonic())
+            return AskLease(call, sent, parent, state, keeps)
 
         return await self._ask(call, request.id, make)
 
@@ -135,6 +156,14 @@ class LeaseClient:
         message = GiveBack(lease, may_return)
         self._given_back.append(_GivenBack(time.monotonic(), message))
         self._send(message)
+
+    def report(self, reports: Sequence[LeaseUsed]) -> None:
+        """Tell what ran under leases that are kept; their calls are in order."""
+        self._unreported.extend(reports)
+        if self._line is not None:
+            by_s = -time.monotonic()
+            self._send(Ran(tuple(shifted(report, by_s) for report in self._unreported)))
+            self._unreported.clear()
 
     def cancel(self, request: RequestId) -> None:
         """End the request, wherever it is."""
@@ -187,6 +216,8 @@ class LeaseClient:
                 self._try_next(at)
             if self._line is not None:
                 self._line, self._without_leader_s = None, time.monotonic()
+                if self.keeper is not None:
+                    self.keeper.all_recalled()
                 log.info("the stream to the scheduler has ended: %s", trouble)
             pause_s = _FIRST_PAUSE_S if led else pause_s
             self._lose_patience(trouble)
@@ -215,6 +246,8 @@ class LeaseClient:
         """Use this line: repeat what its leader may not know, and ask what is unanswered."""
         self._line, self._term = line, term
         since_s = min(self._without_leader_s, time.monotonic()) - _REPEATED_S
+        if self._unreported:
+            self.report(())
         for at_s, message in self._given_back:
             if at_s >= since_s:
                 self._send(message)
@@ -236,6 +269,9 @@ class LeaseClient:
                     self._grant(message)
                 elif isinstance(message, Refused):
                     self._refuse(message)
+                elif isinstance(message, Recalled):
+                    if self.keeper is not None:
+                        self.keeper.recalled(message.lease)
                 elif isinstance(message, SentAway):
                     sent_away.append(message)
 

@@ -14,6 +14,7 @@ from scheduler.core.admin import AdminHandler
 from scheduler.core.cluster_view import ClusterView
 from scheduler.core.fleet import Fleet
 from scheduler.core.forgetting import Forgetting
+from scheduler.core.lease_uses import LeaseUses
 from scheduler.core.lifecycle import Lifecycle
 from scheduler.core.model_reports import ModelReports
 from scheduler.core.placer import Placer
@@ -47,7 +48,7 @@ class Core:
         self.cluster = ClusterState(Profiles(settings), rule)
         self.cluster.largest_bytes = settings.largest_gpu_bytes
         self.visits = Visits()
-        self.placer = Placer(self.cluster, self.visits, settings.explain, settings.first_lease)
+        self.placer = Placer(self.cluster, self.visits, settings)
         self.placer.policy_name = policy_name
         self.lifecycle = Lifecycle(self.cluster, self.placer, settings.max_waiting)
         self._admin = AdminHandler(self.cluster, self.placer)
@@ -77,6 +78,8 @@ class Core:
             self.placer.disturbed = False
             if self.cluster.waiting.count or self.cluster.has_ready():
                 self._decide(now, out)
+        if self.placer.standing:
+            self.lifecycle.recall(now, out)
         self._forgetting.forget_when_due()
         return out
 
@@ -114,12 +117,15 @@ class Core:
     def _table(self) -> dict[type, _Handler]:
         life, fleet, admin = self.lifecycle, self.fleet, self._admin
         reports = ModelReports(self.cluster, self.placer, life, fleet, admin)
+        uses = LeaseUses(self.cluster, self.placer, life)
         return {
             events.RequestArrived: (life.request_arrived, True),
             events.RequestCancelled: (life.request_cancelled, True),
             events.DeadlinePassed: (life.deadline_passed, True),
             events.LeaseReleased: (life.lease_released, False),
             events.LeaseWanted: (life.lease_wanted, True),
+            events.LeaseUsed: (uses.used, False),
+            events.RecallPassed: (life.recall_passed, False),
             events.SlotFreed: (self._slot_freed, True),
             events.RunFinished: (reports.run_finished, False),
             events.RunFailed: (life.run_failed, True),

@@ -59,6 +59,7 @@ class Fleet:
         self._cluster.retire(gpu)
         for slot in gpu.slots:
             self._placer.recall(slot)
+            self._placer.standing.recall(slot)
         gpu.draining = True
         self.leave_if_drained(gpu)
 

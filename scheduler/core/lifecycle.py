@@ -5,13 +5,14 @@ from scheduler.core.placer import Placer
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.pending import Pending, Standing
 from scheduler.core.state.slots import ActiveLease
-from scheduler.model.actions import Action, EndLease, Finish, Refuse, SetTimer
+from scheduler.model.actions import Action, EndLease, Finish, Recall, Refuse, SetTimer
 from scheduler.model.errors import BadEvent
 from scheduler.model.events import (
     DeadlinePassed,
     LeaseReleased,
     LeaseWanted,
     LiveLease,
+    RecallPassed,
     RequestArrived,
     RequestCancelled,
     RunFailed,
@@ -26,6 +27,9 @@ _FRONT = -(1 << 80)
 # How many releases of leases that this core does not know, or no longer knows, are remembered in
 # case a node reports these leases later.
 _MOST_RELEASED = 4096
+
+# A caller gives a recalled lease back after its call in flight; it is asked again after this time.
+_RECALL_S = 0.25
 
 _IN_A_QUEUE = (Standing.WAITING, Standing.LOCAL)
 
@@ -63,10 +67,8 @@ class Lifecycle:
         arrived_s = now if request.arrived_s is None else min(request.arrived_s, now)
         if not arrived_s >= 0.0:
             raise BadEvent("time of arrival", request.arrived_s)
-        self._arrivals += 1
-        seq = int(arrived_s * 1e6) * _SEQ_STEP + self._arrivals
         bundle = self._cluster.bundle(request.models)
-        pending = Pending(request, bundle, seq, arrived_s)
+        pending = Pending(request, bundle, self._seq(arrived_s), arrived_s)
         if self._cluster.too_large(bundle):
             self._refuse_too_large(pending, out)
         elif reason := self._full(request, now):
@@ -75,6 +77,10 @@ class Lifecycle:
             out.append(Finish(request.id, RequestOutcome.EXPIRED, "its deadline had passed"))
         else:
             self._accept(pending, now, out)
+
+    def _seq(self, arrived_s: float) -> int:
+        self._arrivals += 1
+        return int(arrived_s * 1e6) * _SEQ_STEP + self._arrivals
 
     def _full(self, request: Request, now: float) -> str:
         """Why the queue takes no such request now; empty if it does.
@@ -141,6 +147,46 @@ class Lifecycle:
         if not stale:  # a stale timer belongs to an earlier request of this id
             self._withdraw(event.request, RequestOutcome.EXPIRED, "its deadline passed", out)
 
+    # -- calls under leases that their callers keep -----------------------------------------------
+
+    def call_runs(self, request: Request, lease: ActiveLease) -> None:
+        """A call runs under this lease, as its caller reports."""
+        arrived_s = request.arrived_s or 0.0
+        bundle = self._cluster.bundle(lease.models)
+        pending = Pending(request, bundle, self._seq(arrived_s), arrived_s)
+        pending.number = self._cluster.accepted
+        pending.standing = Standing.LEASED
+        pending.at, pending.lease = lease.slot.id, lease.id
+        self.requests[request.id] = pending
+        lease.requests.append(pending)
+
+    def recall(self, now: float, out: list[Action]) -> None:
+        """Recall what stands in the way of those that wait; its callers have a moment to obey."""
+        for lease in self._placer.standing.recalls():
+            out.append(Recall(lease))
+            if lease in self._placer.leases:
+                out.append(SetTimer(now + _RECALL_S, RecallPassed(lease)))
+
+    def recall_passed(self, event: RecallPassed, now: float, out: list[Action]) -> None:
+        """A recalled lease was not given back: its node ends it after the call in flight."""
+        lease = self._placer.leases.get(event.lease)
+        if lease is not None and not lease.released:
+            out.append(EndLease(lease.slot.id, lease.id, "it was recalled", recalled=True))
+
+    def call_ended(
+        self, request: RequestId, lease: LeaseId, ended_s: float, out: list[Action]
+    ) -> None:
+        """A call has ended whose caller keeps the lease; one that is unknown has ended before."""
+        pending = self.requests.get(request)
+        if pending is None:
+            return
+        held = self._placer.leases.get(lease)
+        if held is not None and pending in held.requests:
+            held.requests.remove(pending)
+            self._finish(pending, RequestOutcome.COMPLETED, "", out, ended_s)
+        else:  # the lease was lost meanwhile, and the request was to be placed again
+            self._withdraw(request, RequestOutcome.COMPLETED, "", out)
+
     def _withdraw(
         self, request: RequestId, outcome: RequestOutcome, reason: str, out: list[Action]
     ) -> None:
@@ -153,6 +199,7 @@ class Lifecycle:
             lease = self._placer.leases[pending.lease]
             lease.requests.remove(pending)
             if not lease.requests:
+                self._placer.standing.given_back(lease.id, tell=True)
                 lease.released = True
                 out.append(EndLease(lease.slot.id, lease.id, reason or "released"))
         elif pending.standing is Standing.PAUSED:
@@ -162,12 +209,17 @@ class Lifecycle:
         self._finish(pending, outcome, reason, out)
 
     def _finish(
-        self, pending: Pending, outcome: RequestOutcome, reason: str, out: list[Action]
+        self,
+        pending: Pending,
+        outcome: RequestOutcome,
+        reason: str,
+        out: list[Action],
+        ended_s: float | None = None,
     ) -> None:
         self.requests.pop(pending.request.id, None)
         for lease in pending.gave_back:
             _drop(self._returned, lease, pending)
-        out.append(Finish(pending.request.id, outcome, reason))
+        out.append(Finish(pending.request.id, outcome, reason, ended_s))
 
     def cut_off(self, lease: ActiveLease, after: AfterLoss, reason: str, out: list[Action]) -> None:
         """The GPU work of a lease is lost: its unfinished requests fail or wait again."""
@@ -193,6 +245,7 @@ class Lifecycle:
         if lease is None:
             self._remember_release(event.lease)
             return
+        self._placer.standing.given_back(lease.id, tell=event.may_return)
         lease.may_return = event.may_return and (lease.may_return or not lease.released)
         lease.released = True
         if not lease.may_return:

@@ -1,7 +1,5 @@
 """Carries out what a policy decides: placements, local queues, visits, prefetches."""
 
-from collections.abc import Container
-
 from cache_manager.model.ids import ModelId
 from cache_manager.residency.cache_index import LoadPlan
 from scheduler.core.placement_reasons import Reasons, explain
@@ -9,10 +7,18 @@ from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.pending import Bundle, Pending, Standing
 from scheduler.core.state.queue_pace import QueuePace
 from scheduler.core.state.slots import ActiveLease, Slot
+from scheduler.core.state.standing_leases import StandingLeases
 from scheduler.core.state.visits import Visits
 from scheduler.model.actions import Action, Dispatch, EnqueueLocally, Prepare, SetTimer
 from scheduler.model.events import LiveLease, TimerFired
-from scheduler.model.values import Estimate, Explanation, LeaseId, ModelLoad, RequestId
+from scheduler.model.values import (
+    CoreSettings,
+    Estimate,
+    Explanation,
+    LeaseId,
+    ModelLoad,
+    RequestId,
+)
 from scheduler.policies.placement_policy import Decision, Place, Prefetch, Queue, Skip
 
 _NO_LEASE = LeaseId(0)
@@ -21,23 +27,18 @@ _NO_LEASE = LeaseId(0)
 class Placer:
     """Applies one decision at a time to the cluster, and returns the actions that carry it out."""
 
-    def __init__(
-        self,
-        cluster: ClusterState,
-        visits: Visits,
-        watched: Container[RequestId],
-        first_lease: int,
-    ) -> None:
+    def __init__(self, cluster: ClusterState, visits: Visits, settings: CoreSettings) -> None:
         self.cluster = cluster
         self.visits = visits
+        self.standing = StandingLeases(settings.standing)
         self.leases: dict[LeaseId, ActiveLease] = {}
         self.policy_name = ""
         self.latest_seq = 0
-        self._watched = watched
+        self._watched = settings.explain
         self.queued = 0
         self.pace = QueuePace()
         self.disturbed = False
-        self._last_lease = first_lease - 1
+        self._last_lease = settings.first_lease - 1
         self._promised: dict[RequestId, LeaseId] = {}
 
     def apply(
@@ -107,8 +108,27 @@ class Placer:
             rule,
             explanation,
             bundle.models,
+            self.standing.terms_for(first) if len(chosen) == 1 else None,
         )
         out.append(lease.dispatch)
+        if lease.dispatch.stands is not None:
+            self.standing.given(lease, first)
+
+    def use(self, lease: ActiveLease, now: float) -> None:
+        """A call ran, or runs, under a lease that its caller keeps."""
+        slot = lease.slot
+        for model in lease.models:
+            self.cluster.index.touch(slot.gpu.cache, model, now)
+        slot.frequency += 1
+        self.standing.used(lease)
+
+    def runs_on(self, lease: ActiveLease, due_s: float, now: float) -> None:
+        """A call still runs under a lease that its caller keeps: it should end at `due_s`."""
+        slot = lease.slot
+        later_s = max(now, due_s) - max(now, lease.due_s)
+        slot.free_s = max(now, max(now, slot.free_s) + later_s)
+        lease.due_s = max(now, due_s)
+        self.cluster.settle(slot)
 
     def prefetch(self, model: ModelId, slot: Slot, now: float, out: list[Action]) -> bool:
         """Load a model without a request; the slot is busy until its manager reports it freed."""
@@ -158,6 +178,7 @@ class Placer:
     def end(self, lease: ActiveLease, now: float) -> None:
         """Take a lease off its slot: the only way in which a slot becomes idle."""
         slot = lease.slot
+        self.standing.ended(lease)
         if self._promised:
             promised = self._promised.items()
             self._promised = {request: held for request, held in promised if held != lease.id}
@@ -216,11 +237,14 @@ class Placer:
         for model in pending.bundle.models:
             cluster.index.wait(slot.gpu.cache, model, +1)
         cluster.settle(slot)
+        self.standing.waits(pending)
+        self.standing.recall(slot, pending)
         out.append(EnqueueLocally(pending.request.id, slot.id, rule, explanation))
 
     def take(self, pending: Pending) -> None:
         """Take a request out of its queue, global or local."""
         self.queued -= 1
+        self.standing.waits_no_more(pending)
         if not self.queued:
             self.pace.emptied()
         if pending.standing is Standing.WAITING:
@@ -242,6 +266,7 @@ class Placer:
         pending.at = None
         pending.lease = None
         self.queued += 1
+        self.standing.waits(pending)
         self.cluster.wait(pending)
 
     def expected_wait_s(self) -> float:

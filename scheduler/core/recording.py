@@ -16,7 +16,7 @@ from scheduler.estimates.profiles import Profile
 from scheduler.model.actions import Action, Dispatch, EnqueueLocally
 from scheduler.model.errors import BadRecording, BadValue
 from scheduler.model.events import Event
-from scheduler.model.values import CoreSettings, LeaseId
+from scheduler.model.values import CoreSettings, LeaseId, StandingTerms
 from scheduler.wire.codec import Codec
 
 VERSION = 1
@@ -48,6 +48,7 @@ class Beginning(NamedTuple):
     first_lease: LeaseId = LeaseId(1)
     largest_gpu_bytes: int = 0
     profiles: tuple[RecordedProfile, ...] = ()
+    standing: StandingTerms | None = None
 
     def core(
         self, policy: str | None = None, parameters: Mapping[str, float] | None = None
@@ -57,6 +58,7 @@ class Beginning(NamedTuple):
             max_waiting=self.max_waiting,
             first_lease=self.first_lease,
             largest_gpu_bytes=self.largest_gpu_bytes,
+            standing=self.standing,
         )
         chosen = self.parameters if policy is None else parameters
         core = make_core(policy or self.policy, self.eviction, chosen, settings)

@@ -9,9 +9,11 @@ from scheduler.model.values import (
     Explanation,
     LeaseId,
     ModelLoad,
+    Request,
     RequestId,
     RequestOutcome,
     SlotId,
+    StandingTerms,
 )
 
 
@@ -40,6 +42,25 @@ class Dispatch(NamedTuple):
     rule: str
     explanation: Explanation | None = None
     models: tuple[ModelId, ...] = ()
+    stands: StandingTerms | None = None
+
+
+class Taken(NamedTuple):
+    """To observers: a call ran, or runs, under a lease that its caller kept.
+
+    `dispatch` is what an own lease of the call would have been given by.
+    """
+
+    request: Request
+    began_s: float
+    dispatch: Dispatch
+    parent: str = ""
+
+
+class Recall(NamedTuple):
+    """To the caller that keeps this lease: begin no further call under it, and give it back."""
+
+    lease: LeaseId
 
 
 class EnqueueLocally(NamedTuple):
@@ -60,19 +81,27 @@ class Demote(NamedTuple):
 
 
 class EndLease(NamedTuple):
-    """To the GPU manager: admit no further call, let the one in flight end, report the slot."""
+    """To the GPU manager: admit no further call, let the one in flight end, report the slot.
+
+    With `recalled` its holder may still be at work: the call in flight has as long as any call.
+    """
 
     slot: SlotId
     lease: LeaseId
     reason: str
+    recalled: bool = False
 
 
 class Finish(NamedTuple):
-    """To the caller: this request has ended for good, with this outcome."""
+    """To the caller: this request has ended for good, with this outcome.
+
+    `at_s` is set if it ended before the core heard of it.
+    """
 
     request: RequestId
     outcome: RequestOutcome
     reason: str = ""
+    at_s: float | None = None
 
 
 class SetTimer(NamedTuple):
@@ -89,4 +118,15 @@ class Refuse(NamedTuple):
     reason: str
 
 
-Action = Prepare | Dispatch | EnqueueLocally | Demote | EndLease | Finish | SetTimer | Refuse
+Action = (
+    Prepare
+    | Dispatch
+    | Taken
+    | Recall
+    | EnqueueLocally
+    | Demote
+    | EndLease
+    | Finish
+    | SetTimer
+    | Refuse
+)

@@ -10,8 +10,10 @@ from typing import NamedTuple
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.model.values import (
     AfterLoss,
+    CallEnd,
     GpuSpec,
     LeaseId,
+    LeaseUse,
     ModelSpec,
     Request,
     RequestId,
@@ -185,6 +187,22 @@ class LeaseWanted(NamedTuple):
     request: RequestId
 
 
+class LeaseUsed(NamedTuple):
+    """The caller that keeps a lease reports its calls: new ones, and ends of those known to run."""
+
+    lease: LeaseId
+    function: str
+    uses: tuple[LeaseUse, ...] = ()
+    ends: tuple[CallEnd, ...] = ()
+    batch: int = 1
+
+
+class RecallPassed(NamedTuple):
+    """The time has passed that the caller of a recalled lease has to give it back."""
+
+    lease: LeaseId
+
+
 class SlotFreed(NamedTuple):
     """The GPU manager has ended a lease; nothing else makes a slot idle."""
 
@@ -253,6 +271,8 @@ Event = (
     | RunFailed
     | LeaseReleased
     | LeaseWanted
+    | LeaseUsed
+    | RecallPassed
     | SlotFreed
     | PinAsked
     | UnpinAsked

@@ -38,6 +38,7 @@ class Request(NamedTuple):
     With `registered_only` it fails at once if no node has registered one of the models: its caller
     has their names from a function, which could invent names to have memory reserved for them.
     A request with `max_wait_s` is refused on arrival if it should wait for longer than this.
+    A `caller` that is named can keep the lease for its next calls, reports them, and hears recalls.
     """
 
     id: RequestId
@@ -53,6 +54,34 @@ class Request(NamedTuple):
     near: NodeId | None = None
     registered_only: bool = False
     max_wait_s: float | None = None
+    caller: str = ""
+
+
+class StandingTerms(NamedTuple):
+    """For how long, and for how many calls at most, a caller may keep one lease."""
+
+    seconds: float
+    calls: int
+
+
+class LeaseUse(NamedTuple):
+    """A call that its caller ran under a lease that stands; without `ended_s` it still runs.
+
+    `parent` is the span, as a `traceparent`, that the use belongs to.
+    """
+
+    request: RequestId
+    arrived_s: float
+    began_s: float
+    ended_s: float | None = None
+    parent: str = ""
+
+
+class CallEnd(NamedTuple):
+    """The end of a call that was known to run under a lease."""
+
+    request: RequestId
+    ended_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +130,10 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A lease in force on one slot; on a miss its models are being loaded meanwhile."""
+    """A lease in force on one slot; on a miss its models are being loaded meanwhile.
+
+    With `stands` its caller may keep it for its next calls of the same function and models.
+    """
 
     lease: LeaseId
     gpu: GpuId
@@ -110,6 +142,7 @@ class Placement:
     models: tuple[ModelId, ...]
     hit: bool
     estimate: Estimate
+    stands: StandingTerms | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +199,7 @@ class CoreSettings:
     A new leader counts its leases from `first_lease`, above all that an earlier one can have given.
     `largest_gpu_bytes` is the largest GPU that is expected: with it a request for a GPU that has
     not joined yet waits instead of being refused as too large. More than `most_models` models are
-    remembered only while they are needed.
+    remembered only while they are needed. Without `standing` every lease is for one call.
     """
 
     max_waiting: int | None = None
@@ -178,3 +211,4 @@ class CoreSettings:
     first_lease: int = 1
     largest_gpu_bytes: int = 0
     most_models: int = 20_000
+    standing: StandingTerms | None = None

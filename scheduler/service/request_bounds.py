@@ -2,7 +2,8 @@
 
 import math
 
-from scheduler.model.errors import MalformedRequest
+from scheduler.model.errors import BadValue, MalformedRequest
+from scheduler.model.events import LeaseUsed
 from scheduler.model.values import Request
 
 LONGEST_NAME = 512
@@ -29,3 +30,20 @@ def check_request(request: Request) -> Request:
         if value is not None and not (math.isfinite(value) and abs(value) <= MOST_S):
             raise MalformedRequest(f"{name}: at most {MOST_S:g} seconds")
     return request
+
+
+def check_report(report: LeaseUsed) -> LeaseUsed:
+    """The report as it came, its times relative to now; BadValue if it is out of bounds."""
+    names = [use.request for use in report.uses] + [end.request for end in report.ends]
+    if any(not 0 < len(name) <= LONGEST_NAME for name in (report.function, *names)):
+        raise BadValue(f"a name in a report has from 1 to {LONGEST_NAME} characters")
+    if any(len(use.parent) > LONGEST_NAME for use in report.uses):
+        raise BadValue(f"a trace in a report has at most {LONGEST_NAME} characters")
+    times = [end.ended_s for end in report.ends]
+    for use in report.uses:
+        times += (use.arrived_s, use.began_s, 0.0 if use.ended_s is None else use.ended_s)
+    if not all(math.isfinite(time_s) and abs(time_s) <= MOST_S for time_s in times):
+        raise BadValue(f"a time in a report is at most {MOST_S:g} seconds from now")
+    if not 1 <= report.batch <= MOST_WHOLE:
+        raise BadValue(f"batch in a report: from 1 to {MOST_WHOLE}")
+    return report

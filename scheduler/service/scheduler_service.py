@@ -213,6 +213,7 @@ class SchedulerService:
             term=term,
             expires_s=time.time() + self._settings.scheduler.token_s,
             addresses=addresses_for_token(addresses),
+            stands=placement.stands is not None,
         )
         return term, addresses, self._tokens.sign(claims)
 

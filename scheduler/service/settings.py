@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from scheduler.model.values import StandingTerms
+
 _DAY_S = 86_400.0
 
 
@@ -16,7 +18,9 @@ class Serving:
     with their candidates while there are at most `explain_slots` slots, since an explanation reads
     every slot. `record` names a file to which every event is appended, for a replay. At most
     `metric_names` GPUs, models and functions each have metrics of their own. Metrics name functions
-    and models of every tenant: they need credentials, unless `metrics_auth` is off.
+    and models of every tenant: they need credentials, unless `metrics_auth` is off. While nobody
+    else waits, a gateway may keep a lease for `standing_s`, and for `standing_calls` calls (0: for
+    one call each, as the thesis has it).
     """
 
     listen: str = "127.0.0.1:7700"
@@ -33,6 +37,15 @@ class Serving:
     record: str = ""
     metrics_auth: bool = True
     metric_names: int = 1_000
+    standing_s: float = 5.0
+    standing_calls: int = 10_000
+
+    @property
+    def standing(self) -> StandingTerms | None:
+        """How callers may keep leases; None if they may not."""
+        if self.standing_s <= 0.0 or self.standing_calls <= 1:
+            return None
+        return StandingTerms(self.standing_s, self.standing_calls)
 
 
 @dataclass(frozen=True, slots=True)

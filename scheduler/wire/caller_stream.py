@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgpack
 
 from scheduler.model.errors import BadValue
+from scheduler.model.events import LeaseUsed
 from scheduler.model.values import LeaseId, Placement, Request, RequestId
 from scheduler.wire.codec import Codec
 from scheduler.wire.refusals import CallRefusal
@@ -34,13 +35,15 @@ class Present(NamedTuple):
 class AskLease(NamedTuple):
     """Up: asks for a lease; the request's times are relative to now.
 
-    `parent` and `state` are those of the trace that the question belongs to.
+    `keeps`: the answer may say that the lease stands. `parent` and `state` are those of the trace
+    that the question belongs to.
     """
 
     call: int
     request: Request
     parent: str = ""
     state: str = ""
+    keeps: bool = False
 
 
 class AskAgain(NamedTuple):
@@ -55,6 +58,12 @@ class GiveBack(NamedTuple):
 
     lease: LeaseId
     may_return: bool = False
+
+
+class Ran(NamedTuple):
+    """Up: what ran under leases that the caller keeps; the times are relative to now."""
+
+    reports: tuple[LeaseUsed, ...]
 
 
 class Cancel(NamedTuple):
@@ -92,12 +101,18 @@ class Refused(NamedTuple):
     refusal: CallRefusal
 
 
+class Recalled(NamedTuple):
+    """Down: the caller begins no further call under the lease, and gives it back."""
+
+    lease: LeaseId
+
+
 class Alive(NamedTuple):
     """Down: the leader lives."""
 
 
-CallerUp = Present | AskLease | AskAgain | GiveBack | Cancel
-CallerDown = Leads | SentAway | Granted | Refused | Alive
+CallerUp = Present | AskLease | AskAgain | GiveBack | Ran | Cancel
+CallerDown = Leads | SentAway | Granted | Refused | Recalled | Alive
 _UP: Codec[CallerUp] = Codec(CallerUp)
 _DOWN: Codec[CallerDown] = Codec(CallerDown)
 # A list's header makes its reader allocate it; neither binary data nor extension types come.

@@ -17,6 +17,7 @@ _MOST_CHARACTERS = 4096
 # The most bytes of addresses in a token, which has to fit into a header with its other fields.
 _MOST_ADDRESS_CHARACTERS = 1024
 _quoted = json.encoder.encode_basestring_ascii
+_STANDS = ',"stands":true'
 
 
 class LeaseClaims(NamedTuple):
@@ -24,7 +25,7 @@ class LeaseClaims(NamedTuple):
 
     `function` is `tenant/function`; `term` is that of the leader that gave the lease; `addresses`
     are those of the node's GPU manager, as far as the signer knew them: signed, so that a caller
-    cannot change them.
+    cannot change them. A lease that `stands` is for several requests, one after the other.
     """
 
     lease: LeaseId
@@ -36,6 +37,7 @@ class LeaseClaims(NamedTuple):
     term: int
     expires_s: float
     addresses: tuple[str, ...] = ()
+    stands: bool = False
 
 
 _CLAIMS: Codec[LeaseClaims] = Codec(LeaseClaims)
@@ -102,7 +104,8 @@ def _json(claims: LeaseClaims) -> str:
         f'{{"lease":{claims.lease},"request":{_quoted(claims.request)},'
         f'"function":{_quoted(claims.function)},"node":{_quoted(claims.node)},'
         f'"gpu":{_quoted(claims.gpu)},"slot":{_quoted(claims.slot)},'
-        f'"term":{claims.term},"expires_s":{claims.expires_s!r}{_addresses(claims)}}}'
+        f'"term":{claims.term},"expires_s":{claims.expires_s!r}{_addresses(claims)}'
+        f"{_STANDS if claims.stands else ''}}}"
     )
 
 

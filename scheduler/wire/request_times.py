@@ -1,6 +1,7 @@
-"""A request's times between two clocks: seconds from now on, negative where they have passed."""
+"""Times between two clocks: seconds from now on, negative where they have passed."""
 
-from scheduler.model.values import Request
+from scheduler.model.events import LeaseUsed
+from scheduler.model.values import CallEnd, Request
 
 
 def relative(request: Request, arrived_s: float, now_s: float) -> Request:
@@ -18,4 +19,19 @@ def absolute(request: Request, now_s: float) -> Request:
     return request._replace(
         deadline_s=None if deadline_s is None else now_s + deadline_s,
         arrived_s=None if arrived_s is None else max(0.0, min(now_s, now_s + arrived_s)),
+    )
+
+
+def shifted(report: LeaseUsed, by_s: float) -> LeaseUsed:
+    """The report with its times on another clock, which is ahead by so much."""
+    return report._replace(
+        uses=tuple(
+            use._replace(
+                arrived_s=use.arrived_s + by_s,
+                began_s=use.began_s + by_s,
+                ended_s=None if use.ended_s is None else use.ended_s + by_s,
+            )
+            for use in report.uses
+        ),
+        ends=tuple(CallEnd(end.request, end.ended_s + by_s) for end in report.ends),
     )

@@ -9,7 +9,12 @@ from torch_shim.errors import RemoteFailure, WireError
 from torch_shim.leases import request_context
 from torch_shim.leases.habits import Habits
 from torch_shim.leases.managers import Nodes
-from torch_shim.leases.presented_lease import Bring, PresentedLease, SessionLease
+from torch_shim.leases.presented_lease import (
+    Bring,
+    PresentedLease,
+    SessionLease,
+    StandingClaims,
+)
 from torch_shim.leases.request_context import RequestLease
 from torch_shim.weights.model_weights import ModelImage
 from torch_shim.wire.manager_session import LeaseElsewhere, ManagerSession, ModelLease
@@ -32,6 +37,7 @@ class ProcessLeases:
         self._lock = threading.Lock()
         self._acquired: dict[str, tuple[ManagerSession, ModelLease]] = {}
         self._acquiring: dict[str, threading.Lock] = {}
+        self._standing = StandingClaims()
         self._presented: WeakKeyDictionary[RequestLease, PresentedLease] = WeakKeyDictionary()
 
     def lease_for(self, batch: int, bring: Bring) -> SessionLease:
@@ -56,7 +62,10 @@ class ProcessLeases:
         with self._lock:
             known = self._presented.get(given)
             if known is None:
-                known = PresentedLease(given, self._nodes, self._habits)
+                standing = given.lease_stands
+                claimed = self._standing.of(given.token) if standing else None
+                habits = None if standing else self._habits
+                known = PresentedLease(given, self._nodes, habits, claimed)
                 self._presented[given] = known
                 given.at_end(known.request_ended)
             return known

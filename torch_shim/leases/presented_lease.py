@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,6 +16,9 @@ from torch_shim.wire.manager_session import LeaseElsewhere, ManagerSession, Mode
 from torch_shim.wire.protocol import FailureKind
 
 log = logging.getLogger("gpufaas")
+
+# A function has about one lease at a time from each gateway; tokens come from callers.
+_MOST_CLAIMS = 64
 
 # Brings a root's weights to a session's node unless the node has them, and returns the model.
 Bring = Callable[[ManagerSession], ModelImage]
@@ -43,22 +47,57 @@ class SessionLease(NamedTuple):
             self.presented.end_call(answered=answered)
 
 
+class ClaimedLease:
+    """A lease as this process holds it: the session, and the lease of each of its models."""
+
+    __slots__ = ("leases", "session")
+
+    def __init__(self) -> None:
+        self.session: ManagerSession | None = None
+        self.leases: dict[str, ModelLease] = {}
+
+
+class StandingClaims:
+    """Claimed leases that serve several requests, by the token that all of these bring."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._claims: OrderedDict[str, ClaimedLease] = OrderedDict()
+
+    def of(self, token: str) -> ClaimedLease:
+        """What this process has claimed by this token: at first, nothing."""
+        with self._lock:
+            claimed = self._claims.setdefault(token, ClaimedLease())
+            self._claims.move_to_end(token)
+            if len(self._claims) > _MOST_CLAIMS:
+                self._claims.popitem(last=False)
+            return claimed
+
+
 class PresentedLease:
     """The state of one request's lease, which its token names. Thread-safe."""
 
-    def __init__(self, given: RequestLease, nodes: Nodes, habits: Habits | None) -> None:
-        """Without habits the lease is kept until the request ends."""
+    def __init__(
+        self,
+        given: RequestLease,
+        nodes: Nodes,
+        habits: Habits | None,
+        claimed: "ClaimedLease | None" = None,
+    ) -> None:
+        """Without habits the lease is kept until the request ends, or longer.
+
+        `claimed` is what an earlier request with the same token has claimed.
+        """
         # `given` itself is not stored: it is the weak key under which this object is kept.
         self._shown, self._node = given.token, given.node
         self._models = given.models  # grows as the request calls more of them
         self._nodes = nodes
         self._habits = habits
         self.asking = threading.Lock()
-        self._session: ManagerSession | None = None
+        self._claimed = ClaimedLease() if claimed is None else claimed
         # Further models' leases are acquired by the token or by a lease number: one of them is set.
         self._token: str | None = given.token
         self._joined: int | None = None
-        self._leases: dict[str, ModelLease] = {}
         self._counting = threading.Lock()
         self._calls = 0
         self._running = 0
@@ -103,17 +142,17 @@ class PresentedLease:
         """Record the request's number of calls after it has been answered."""
         if self._habits is not None and self._calls and not self._unusable:
             self._habits.finished(self._models, self._calls)
-        for lease in list(self._leases.values()):
+        for lease in list(self._claimed.leases.values()):
             lease.peer.send_dropped()  # no call may follow for long
 
     # -- inside ------------------------------------------------------------------------------
 
     def _lease_for(self, batch: int, bring: Bring) -> SessionLease:
-        session = self._session
+        session = self._claimed.session
         if session is None:
-            session = self._session = self._nodes.holder(self._shown, self._node)
+            session = self._claimed.session = self._nodes.holder(self._shown, self._node)
         model = bring(session)
-        lease = self._leases.get(model.digest)
+        lease = self._claimed.leases.get(model.digest)
         if lease is not None and session.holds(lease):
             return SessionLease(session, model, lease, self)
         with self.asking:
@@ -123,22 +162,22 @@ class PresentedLease:
         """Acquire the model's lease, unless another thread has done so since; `asking` is held."""
         if self._returned is not None:
             self._reacquire(self._returned, batch, bring)
-        session = self._session
+        session = self._claimed.session
         assert session is not None, "the session is set before the first lease is acquired"
         model = bring(session)
-        lease = self._leases.get(model.digest)
+        lease = self._claimed.leases.get(model.digest)
         if lease is None or not session.holds(lease):
             found = session.acquire(model.digest, batch, self._token, lease=self._joined)
             assert isinstance(found, ModelLease), "a named lease is on the session's node"
-            lease = self._leases[model.digest] = found
+            lease = self._claimed.leases[model.digest] = found
         return SessionLease(session, model, lease, self)
 
     def _is_last(self) -> bool:
-        habits = self._habits if self._returns and self._leases else None
+        habits = self._habits if self._returns and self._claimed.leases else None
         return habits is not None and habits.calls(self._models) == self._calls
 
     def _give_back(self) -> None:
-        session, leases = self._session, list(self._leases.values())
+        session, leases = self._claimed.session, list(self._claimed.leases.values())
         assert session is not None, "a call was answered"
         self._returned, self._returns = frozenset(self._models), False
         try:
@@ -150,15 +189,15 @@ class PresentedLease:
         """After a wrong prediction, acquire another lease for the same request, on any node."""
         assert self._habits is not None, "without habits no lease is given back"
         self._habits.note_wrong_guess(returned)
-        self._returned, self._leases = None, {}
-        session = self._session
+        self._returned, self._claimed.leases = None, {}
+        session = self._claimed.session
         assert session is not None, "a call was answered"
         digest = bring(session).digest
         found = session.acquire(digest, batch, self._token, again=True)
         if isinstance(found, LeaseElsewhere):
             self._follow(session, found, batch, bring)
         else:
-            self._leases[digest] = found
+            self._claimed.leases[digest] = found
             self._token, self._joined = None, found.number
 
     def _follow(
@@ -173,5 +212,5 @@ class PresentedLease:
             raise
         assert isinstance(lease, ModelLease), "a token is for one node"
         session.report_claimed(found.number)
-        self._session, self._token = there, found.token
-        self._leases[digest] = lease
+        self._claimed.session, self._token = there, found.token
+        self._claimed.leases[digest] = lease

@@ -18,6 +18,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from typing import NamedTuple
 
 from torch_shim.advice.told_places import told_places
 from torch_shim.wire.call_timings import CallTiming, Timings
@@ -25,6 +26,13 @@ from torch_shim.wire.call_timings import CallTiming, Timings
 # The models of a request that are reported: all their digests have to fit into one header.
 _MOST_MODELS = 64
 _UNTIMED: AbstractContextManager[None] = nullcontext()
+
+
+class TokenClaims(NamedTuple):
+    """A lease's node (None if the token names none), and whether it is for several requests."""
+
+    node: str | None
+    stands: bool
 
 
 class RequestLease:
@@ -37,7 +45,9 @@ class RequestLease:
         self.addresses = addresses
         self.timings = Timings(trace) if trace else None
         self.token = token
-        self.node = node_of(token)
+        claims = claims_of(token)
+        self.node = claims.node
+        self.lease_stands = claims.stands  # later requests may come with the same token
         self.over = False  # True once the request is answered: later calls acquire their own lease
         self.models: dict[str, None] = {}  # the models called, in order of first use
         self._at_end: list[Callable[[], None]] = []
@@ -130,11 +140,12 @@ def note_model(digest: str) -> None:
         found.models.setdefault(digest)
 
 
-def node_of(token: str) -> str | None:
-    """Return the node that a token names; the token's signature is not verified here."""
+def claims_of(token: str) -> TokenClaims:
+    """Return what a token says of its lease; the token's signature is not verified here."""
     body, _, _ = token.rpartition(".")
     try:
-        node = json.loads(base64.urlsafe_b64decode(body + "=="))["node"]
-    except (ValueError, LookupError, TypeError):
-        return None
-    return node if isinstance(node, str) else None
+        claims = json.loads(base64.urlsafe_b64decode(body + "=="))
+        node, stands = claims["node"], claims.get("stands", False)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return TokenClaims(None, stands=False)
+    return TokenClaims(node if isinstance(node, str) else None, stands=stands is True)

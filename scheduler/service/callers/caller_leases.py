@@ -49,6 +49,10 @@ class CallerLeases:
         if len(self._callers) > 2 * len(in_force) + _SPARE:
             self._callers = {one: who for one, who in self._callers.items() if one in in_force}
 
+    def caller_of(self, lease: LeaseId) -> str | None:
+        """Who acquired this lease, if it would end with them."""
+        return self._callers.get(lease)
+
     def released(self, lease: LeaseId) -> None:
         """Forget a lease that was released."""
         self._callers.pop(lease, None)

@@ -11,12 +11,12 @@ from common.telemetry.traces import trace_of
 from common.telemetry.work_context import ABOUT, Work
 from scheduler.api import Placement
 from scheduler.model.errors import BadValue, NotLeading, RequestWithdrawn, SchedulerError
-from scheduler.model.values import Request
+from scheduler.model.values import LeaseId, Request
 from scheduler.service import error_table
 from scheduler.service.callers.caller_leases import CallerLeases
 from scheduler.service.leadership.term import Office
 from scheduler.service.metrics.counters import SchedulerCounters
-from scheduler.service.request_bounds import check_request
+from scheduler.service.request_bounds import check_report, check_request
 from scheduler.wire.caller_stream import (
     BEAT_S,
     GREETING_S,
@@ -32,13 +32,15 @@ from scheduler.wire.caller_stream import (
     Granted,
     Leads,
     Present,
+    Ran,
+    Recalled,
     Refused,
     SentAway,
     pack_down,
     read_up,
 )
 from scheduler.wire.refusals import refusal
-from scheduler.wire.request_times import absolute
+from scheduler.wire.request_times import absolute, shifted
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +70,8 @@ class CallerStreams:
         self._meters = meters
         self._signed = signed
         self._elsewhere = elsewhere
-        self.lines: set[AcceptedLine] = set()
+        self.lines: dict[AcceptedLine, str] = {}
+        office.driver.recall = self._recall
 
     async def serve(self, line: AcceptedLine) -> None:
         """Serve one line of a caller that is known, from its first frame to its end."""
@@ -78,7 +81,7 @@ class CallerStreams:
             line.confirm()
             line.max_frame_bytes = MAX_FRAME_BYTES
             line.send(pack_down(Leads(self._office.term)))
-            self.lines.add(line)
+            self.lines[line] = present.caller
             with self._leases.present(self._office, present.caller, present.leases):
                 await self._serve_stream(line, present.caller)
         except (BadValue, LineBroken) as error:
@@ -86,7 +89,7 @@ class CallerStreams:
         except TimeoutError:
             log.info("a caller's stream began with silence")
         finally:
-            self.lines.discard(line)
+            self.lines.pop(line, None)
 
     async def close(self) -> None:
         """Send every caller to the next leader."""
@@ -94,6 +97,13 @@ class CallerStreams:
         for line in lines:
             line.send(pack_down(SentAway(self._elsewhere())))
         await asyncio.gather(*(line.flush() for line in lines))
+
+    def _recall(self, lease: LeaseId) -> None:
+        """Recall a lease from its caller; one that is gone loses its leases anyway."""
+        caller = self._leases.caller_of(lease)
+        for line, found in self.lines.items():
+            if found == caller:
+                line.send(pack_down(Recalled(lease)))
 
     async def _serve_stream(self, line: AcceptedLine, caller: str) -> None:
         stream = _CallerStream(line, caller, self._office, self._leases, self._meters, self._signed)
@@ -134,6 +144,11 @@ class _CallerStream:
             if not message.may_return:
                 self._leases.released(message.lease)
             self._meters.answered["/release", _OK] += 1
+        elif isinstance(message, Ran):
+            now_s = self._office.clock.now_s()
+            for report in message.reports:
+                self._office.driver.report(shifted(check_report(report), now_s))
+            self._meters.answered["/ran", _OK] += 1
         elif isinstance(message, Cancel):
             self._office.driver.cancel(message.request)
             self._meters.answered["/cancel", _OK] += 1
@@ -178,6 +193,7 @@ class _CallerStream:
         office = self._office
         if isinstance(question, AskLease):
             request = absolute(check_request(question.request), office.clock.now_s())
+            request = request._replace(caller=self._caller if question.keeps else "")
             trace = trace_of(question.parent, question.state) if question.parent else None
             ABOUT.set(Work(trace, function=request.function, request=request.id))
             if not office.has_gpus:

@@ -20,6 +20,7 @@ from scheduler.model.actions import (
     EndLease,
     Finish,
     Prepare,
+    Recall,
     Refuse,
     SetTimer,
 )
@@ -86,6 +87,8 @@ class Driver:
         self._timers = Timers(clock, self.report)
         self._contention = Contention(clock, self._links, self._drain)
         self._undelivered: set[LeaseId] = set()
+        # Tells the caller that keeps a lease to give it back.
+        self.recall: Callable[[LeaseId], None] = _nobody_keeps
 
     # -- nodes ----------------------------------------------------------------------------------
 
@@ -322,6 +325,8 @@ class Driver:
             self._callers.answer(AcquireEnded(action.request, action.outcome, action.reason))
         elif isinstance(action, SetTimer):
             self._timers.set(action)
+        elif isinstance(action, Recall):
+            self.recall(action.lease)
 
     def _dispatch(self, action: Dispatch) -> None:
         """Order the node first: no caller may hold a lease that its node does not know."""
@@ -336,6 +341,7 @@ class Driver:
             models=action.models,
             hit=action.hit,
             estimate=action.estimate,
+            stands=action.stands,
         )
         for request in action.requests:
             self._callers.answer(Acquired(request, placement))
@@ -374,3 +380,7 @@ class Driver:
             ]
         losses.append(NodeSnapshot(node, (), (), AfterLoss.REQUEUE))
         return losses
+
+
+def _nobody_keeps(_lease: LeaseId) -> None:
+    """Without callers' streams no request names a caller that keeps leases."""

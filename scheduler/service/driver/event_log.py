@@ -11,7 +11,9 @@ from scheduler.model.actions import (
     EnqueueLocally,
     Finish,
     Prepare,
+    Recall,
     Refuse,
+    Taken,
 )
 from scheduler.model.events import Event
 from scheduler.model.values import LeaseId, RequestOutcome
@@ -78,6 +80,13 @@ class DecisionLog:
             text = "request %s waits for %s: %s"
             self._log.debug(text, action.request, action.slot, action.rule, extra=about)
             self._explain(action)
+        elif isinstance(action, Taken):
+            self._hits += 1
+            request, lease = action.request.id, action.dispatch.lease
+            text, about = "request %s used lease %d, which its caller keeps", {"request": request}
+            self._log.debug(text, request, lease, extra=about | {"lease": lease})
+        elif isinstance(action, Recall):
+            self._log.debug("lease %d is recalled", action.lease, extra={"lease": action.lease})
         elif isinstance(action, Refuse):
             self.refused(action.event, action.reason)
 

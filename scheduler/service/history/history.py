@@ -5,7 +5,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
-from scheduler.model.actions import Action, Dispatch, EnqueueLocally, Finish, Prepare, Refuse
+from scheduler.model.actions import (
+    Action,
+    Dispatch,
+    EnqueueLocally,
+    Finish,
+    Prepare,
+    Refuse,
+    Taken,
+)
 from scheduler.model.events import (
     Event,
     GpuLost,
@@ -19,6 +27,8 @@ from scheduler.model.events import (
 from scheduler.model.values import LeaseId, Request, RequestId, RequestOutcome, SlotId
 
 _MOST_DECISIONS = 32
+# Calls under one lease whose runs are not reported yet.
+_MOST_CALLS = 1_000
 
 
 class Decided(NamedTuple):
@@ -30,7 +40,11 @@ class Decided(NamedTuple):
 
 @dataclass(slots=True)
 class Happened:
-    """The course of one lease, by its GPU manager's measurements and reports."""
+    """The course of one lease, or of one call under a lease that its caller keeps.
+
+    It is as its GPU manager measured and reported it; of the calls under one kept lease, each is
+    said to have run as long as all of them did on the average, over a tenth of a second.
+    """
 
     lease: LeaseId
     slot: SlotId
@@ -69,8 +83,8 @@ class HistoryListener:
     def granted(self, waited_s: float) -> None:
         """A request was given its first lease."""
 
-    def freed(self, dispatch: Dispatch, happened: Happened) -> None:
-        """A lease has ended, with its dispatch and its measured course."""
+    def freed(self, dispatch: Dispatch, happened: Happened, freed_s: float) -> None:
+        """A lease has ended, with its dispatch and the measured course of its first call."""
 
     def loaded(self, load_s: float) -> None:
         """A model was loaded."""
@@ -80,10 +94,11 @@ class HistoryListener:
 
 
 class _Held(NamedTuple):
-    """A lease in force: its dispatch and its course so far."""
+    """A lease in force: its dispatch, its course so far, and the calls whose runs may come yet."""
 
     dispatch: Dispatch
     happened: Happened
+    calls: list[Happened]
 
 
 Watcher = Callable[[Decided], None]
@@ -112,6 +127,7 @@ class History:
         }
         self._decided: Mapping[type, Callable[[Any, float], None]] = {
             Dispatch: self._dispatched,
+            Taken: self._taken,
             EnqueueLocally: self._enqueued,
             Finish: self._finished,
             Prepare: self._prepared,
@@ -166,9 +182,13 @@ class History:
                 return  # the same request asked again
             del self._records[request.id]
         arrived_s = now if request.arrived_s is None else request.arrived_s
-        self._records[request.id] = RequestRecord(request, arrived_s)
+        self._keep(RequestRecord(request, arrived_s))
+
+    def _keep(self, record: RequestRecord) -> RequestRecord:
+        self._records[record.request.id] = record
         if len(self._records) > self._limit:
             del self._records[next(iter(self._records))]
+        return record
 
     def _loaded(self, event: ModelLoaded, now: float) -> None:
         del now
@@ -190,15 +210,18 @@ class History:
         del now
         for held in self._by_slot.get(event.slot, _NO_LEASES).values():
             if event.model in held.dispatch.models:
-                held.happened.run_s += event.run_s
-                held.happened.runs += 1
+                for happened in held.calls:
+                    happened.run_s += event.run_s
+                    happened.runs += 1
+                held.calls[:] = [call for call in held.calls if call.freed_s is None]
                 return
 
     def _slot_freed(self, event: SlotFreed, now: float) -> None:
         held = self._forget(event.lease)
         if held is not None:
-            held.happened.freed_s = now
-            self._listener.freed(held.dispatch, held.happened)
+            if held.happened.freed_s is None:
+                held.happened.freed_s = now
+            self._listener.freed(held.dispatch, held.happened, now)
 
     def _fleet_changed(self, event: GpuLost | NodeSnapshot, now: float) -> None:
         """Drop leases that were lost with their GPU: they are never reported as freed."""
@@ -228,7 +251,7 @@ class History:
             return  # repeated for a caller that asked again
         missing = self._missing.pop(lease, _NOTHING)
         happened = Happened(lease, action.slot, action.gpu, now, missing)
-        held = self._held[lease] = _Held(action, happened)
+        held = self._held[lease] = _Held(action, happened, [happened])
         self._by_slot.setdefault(action.slot, {})[lease] = held
         for request in action.requests:
             record = self._records.get(request)
@@ -237,6 +260,22 @@ class History:
                     self._listener.granted(now - record.arrived_s)
                 record.happened.append(happened)
                 self._note(record, Decided(now, action))
+
+    def _taken(self, action: Taken, now: float) -> None:
+        """A call ran under a lease that its caller kept: it has a record like any other."""
+        dispatch, request = action.dispatch, action.request
+        arrived_s = now if request.arrived_s is None else request.arrived_s
+        happened = Happened(
+            dispatch.lease, dispatch.slot, dispatch.gpu, action.began_s, frozenset()
+        )
+        record = self._keep(RequestRecord(request, arrived_s))
+        self._listener.granted(action.began_s - arrived_s)
+        record.happened.append(happened)
+        self._note(record, Decided(action.began_s, dispatch))
+        held = self._held.get(dispatch.lease)
+        if held is not None:
+            held.calls.append(happened)
+            del held.calls[:-_MOST_CALLS]
 
     def _enqueued(self, action: EnqueueLocally, now: float) -> None:
         record = self._records.get(action.request)
@@ -254,7 +293,10 @@ class History:
     def _finished(self, action: Finish, now: float) -> None:
         record = self._records.get(action.request)
         if record is not None:
-            record.outcome, record.reason, record.ended_s = action.outcome, action.reason, now
+            ended_s = now if action.at_s is None else action.at_s
+            record.outcome, record.reason, record.ended_s = action.outcome, action.reason, ended_s
+            if action.at_s is not None and record.happened:
+                record.happened[-1].freed_s = action.at_s  # of this call: its lease stands
             self._listener.ended(record)
 
 

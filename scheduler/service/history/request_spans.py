@@ -8,9 +8,17 @@ from random import getrandbits
 from typing import Any, NamedTuple
 
 from cache_manager.model.ids import Tier
-from common.telemetry.traces import Sink, Span, SpanKind, TraceContext
+from common.telemetry.traces import Sink, Span, SpanKind, TraceContext, trace_of
 from common.telemetry.work_context import ABOUT
-from scheduler.model.actions import Action, Dispatch, EnqueueLocally, Finish, Prepare, Refuse
+from scheduler.model.actions import (
+    Action,
+    Dispatch,
+    EnqueueLocally,
+    Finish,
+    Prepare,
+    Refuse,
+    Taken,
+)
 from scheduler.model.events import Event, ModelLoaded, RequestArrived
 from scheduler.model.values import LeaseId, RequestId, RequestOutcome
 from scheduler.service.history.history import Happened, History, RequestRecord
@@ -71,6 +79,7 @@ class RequestTraces:
         self._decides: Mapping[type, Callable[[Any, float], None]] = {
             Prepare: self._prepared,
             Dispatch: self._dispatched,
+            Taken: self._taken,
             EnqueueLocally: self._enqueued,
             Finish: self._finished,
         }
@@ -104,9 +113,13 @@ class RequestTraces:
             return
         work = ABOUT.get()
         trace = _UNTRACED if work is None or work.trace is None else work.trace
-        self._traced[request] = _Traced(trace, getrandbits(64))
+        self._keep(request, trace)
+
+    def _keep(self, request: RequestId, trace: TraceContext) -> _Traced:
+        traced = self._traced[request] = _Traced(trace, getrandbits(64))
         if len(self._traced) > self._limit:
             del self._traced[next(iter(self._traced))]
+        return traced
 
     def _loaded(self, event: ModelLoaded, now: float) -> None:
         for prepared, loads in self._loading.values():
@@ -128,6 +141,13 @@ class RequestTraces:
             if traced is not None and action.lease not in traced.loaded:
                 traced.loaded[action.lease] = loads
                 self._note(traced, action, now)
+
+    def _taken(self, action: Taken, now: float) -> None:
+        del now
+        trace = trace_of(action.parent, "") if action.parent else None
+        traced = self._keep(action.request.id, trace or _UNTRACED)
+        traced.loaded[action.dispatch.lease] = []
+        traced.decided.append(_Decided(action.began_s, 0.0, action.dispatch))
 
     def _enqueued(self, action: EnqueueLocally, now: float) -> None:
         traced = self._traced.get(action.request)

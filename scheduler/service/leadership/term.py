@@ -58,6 +58,7 @@ class Office:
                 explain=explained,
                 first_lease=first_lease(term),
                 largest_gpu_bytes=serving.largest_gpu_bytes,
+                standing=serving.standing,
             ),
         )
         explained.slots = self.core.cluster.slots
@@ -128,6 +129,7 @@ class Office:
             first_lease=first_lease(self.term),
             largest_gpu_bytes=settings.scheduler.largest_gpu_bytes,
             profiles=tuple(recorded_profile(model, profile) for model, profile in profiles.items()),
+            standing=settings.scheduler.standing,
         )
 
     def _observe(self, now: float, event: CoreEvent, actions: Sequence[Action]) -> None:

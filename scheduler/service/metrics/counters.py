@@ -130,17 +130,16 @@ class SchedulerCounters(HistoryListener):
     def loaded(self, load_s: float) -> None:
         self._load.add((), load_s)
 
-    def freed(self, dispatch: Dispatch, happened: Happened) -> None:
+    def freed(self, dispatch: Dispatch, happened: Happened, freed_s: float) -> None:
         functions = self._of_lease.pop(dispatch.lease, ())
         models = [self.models.of(model) for model in dispatch.models]
-        if happened.freed_s is not None:
-            held_s = happened.freed_s - happened.dispatched_s
-            self._held.add((), held_s)
-            self._gpu_held.add((self.gpus.of(dispatch.gpu),), held_s)
-            for model in models:
-                self._model_held.add((model,), held_s)
-            for function in functions:
-                self._function_held.add((function,), held_s / len(functions))
+        held_s = freed_s - happened.dispatched_s
+        self._held.add((), held_s)
+        self._gpu_held.add((self.gpus.of(dispatch.gpu),), held_s)
+        for model in models:
+            self._model_held.add((model,), held_s)
+        for function in functions:
+            self._function_held.add((function,), held_s / len(functions))
         if happened.runs:
             measured_s = happened.load_s + happened.run_s
             self._late.add((), abs(measured_s - dispatch.estimate.total_s))

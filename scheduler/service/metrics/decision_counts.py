@@ -5,7 +5,7 @@ from typing import Any
 
 from cache_manager.model.ids import ModelId
 from scheduler.core.core import Core
-from scheduler.model.actions import Action, Demote, Dispatch, Prepare, Refuse
+from scheduler.model.actions import Action, Demote, Dispatch, Prepare, Refuse, Taken
 from scheduler.model.events import (
     Event,
     EvictAsked,
@@ -79,6 +79,8 @@ class DecisionCounting:
         for action in actions:
             if type(action) is Dispatch:
                 self._dispatched(action, now)
+            elif type(action) is Taken:
+                self._taken(action)
             elif type(action) is Prepare:
                 self._prepared(action)
             elif type(action) is Demote:
@@ -106,6 +108,15 @@ class DecisionCounting:
             meters.placed(policy, gpu, models, functions[-1], result, waited_s)
         meters.leased(action.lease, functions)
         self._expected.dispatched(action)
+
+    def _taken(self, action: Taken) -> None:
+        meters, request, dispatch = self._meters, action.request, action.dispatch
+        gpu = meters.gpus.of(dispatch.gpu)
+        models = [meters.models.of(model) for model in dispatch.models]
+        function = meters.functions.of(request.function)
+        arrived_s = action.began_s if request.arrived_s is None else request.arrived_s
+        policy, waited_s = self._core.placer.policy_name, action.began_s - arrived_s
+        meters.placed(policy, gpu, models, function, _HIT, waited_s)
 
     def _prepared(self, action: Prepare) -> None:
         self._expected.prepared(action)

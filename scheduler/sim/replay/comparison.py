@@ -8,10 +8,10 @@ from statistics import fmean
 from cache_manager.model.ids import GpuId
 from scheduler.core.core import Core
 from scheduler.core.recording import Beginning, RecordedStep, digest
-from scheduler.model.actions import Action, Demote, Dispatch, Finish, Prepare
+from scheduler.model.actions import Action, Demote, Dispatch, Finish, Prepare, Taken
 from scheduler.model.errors import BadRecording
 from scheduler.model.events import Event, RequestArrived
-from scheduler.model.values import LeaseId, RequestId, RequestOutcome
+from scheduler.model.values import LeaseId, Request, RequestId, RequestOutcome
 from scheduler.sim.replay.rebuilt_world import RecordedWorld, RequestNames
 from scheduler.sim.replay.recording_reader import RecordingReader
 from scheduler.sim.replay.rerun import Rerun
@@ -84,10 +84,12 @@ class TrafficWatch:
     def __call__(self, now: float, event: Event, actions: Sequence[Action]) -> None:
         """Count one event and the core's actions."""
         if isinstance(event, RequestArrived):
-            self._arrives(event, now)
+            self._arrives(event.request, now)
         for action in actions:
             if isinstance(action, Dispatch):
                 self._dispatched(action)
+            elif isinstance(action, Taken):
+                self._taken(action)
             elif isinstance(action, Prepare):
                 self.evictions += len(action.victims)
             elif isinstance(action, Demote):
@@ -95,8 +97,7 @@ class TrafficWatch:
             elif isinstance(action, Finish):
                 self._finished(action, now)
 
-    def _arrives(self, event: RequestArrived, now: float) -> None:
-        request = event.request
+    def _arrives(self, request: Request, now: float) -> None:
         if self._names.arrived(request.id):
             self.requests += 1
             arrived_s = request.arrived_s
@@ -106,6 +107,14 @@ class TrafficWatch:
         if action.lease in self._given:
             return  # repeated for a caller that asked again
         self._given.add(action.lease)
+        self._counts(action)
+
+    def _taken(self, action: Taken) -> None:
+        """A call under a lease that its caller kept counts as one with a lease of its own."""
+        self._arrives(action.request, action.began_s)
+        self._counts(action.dispatch)
+
+    def _counts(self, action: Dispatch) -> None:
         self.leases += 1
         self.hits += action.hit
         self.false_misses += not action.hit and action.held_elsewhere
@@ -125,7 +134,8 @@ class TrafficWatch:
             return
         self.outcomes[action.outcome] += 1
         if action.outcome is RequestOutcome.COMPLETED:
-            self.latencies.append(now - self._arrived_s[action.request])
+            ended_s = now if action.at_s is None else action.at_s
+            self.latencies.append(ended_s - self._arrived_s[action.request])
 
 
 class _Term(list[RecordedStep]):

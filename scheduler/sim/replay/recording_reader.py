@@ -2,18 +2,19 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler.core.core import Core
 from scheduler.core.recording import Beginning
-from scheduler.model.actions import Action, Dispatch, EndLease, Finish, Prepare
+from scheduler.model.actions import Action, Dispatch, EndLease, Finish, Prepare, Taken
 from scheduler.model.events import (
     DeadlinePassed,
     Event,
     GpuDraining,
     GpuLost,
     LeaseReleased,
+    LeaseUsed,
     LeaseWanted,
     LoadFailed,
     ModelDemoted,
@@ -21,6 +22,7 @@ from scheduler.model.events import (
     NodeSilent,
     NodeSnapshot,
     PolicySet,
+    RecallPassed,
     RequestArrived,
     RequestCancelled,
     RunFailed,
@@ -28,10 +30,11 @@ from scheduler.model.events import (
     SlotFreed,
     TimerFired,
 )
-from scheduler.model.values import LeaseId, RequestId, RequestOutcome
+from scheduler.model.values import LeaseId, Request, RequestId, RequestOutcome
 from scheduler.sim.replay.rebuilt_world import (
     FollowedLease,
     MeasuredRun,
+    RecordedHold,
     RecordedRequest,
     RecordedWorld,
     RequestNames,
@@ -50,6 +53,14 @@ class _Loading:
         self.since_s = since_s
 
 
+class _KeptCall(NamedTuple):
+    """A call that runs under a lease that its caller keeps."""
+
+    recorded: RecordedRequest
+    began_s: float
+    gpu_type: str
+
+
 class RecordingReader:
     """Reads one term: call `take` for every event, then `world`."""
 
@@ -60,12 +71,15 @@ class RecordingReader:
         self._seen: dict[LeaseId, FollowedLease] = {}
         self._live: dict[LeaseId, FollowedLease] = {}
         self._last: dict[RequestId, FollowedLease] = {}
+        self._kept: dict[RequestId, _KeptCall] = {}
         self._loading: dict[tuple[GpuId, ModelId], _Loading] = {}
         self._last_end_s = self._end_s = float("-inf")
         self._of_events: dict[type, Callable[[Any, float], None]] = {
             RequestArrived: self._arrived,
             RequestCancelled: self._cancelled,
             LeaseReleased: self._released,
+            LeaseUsed: _of_its_own,
+            RecallPassed: _of_its_own,
             LeaseWanted: self._wanted,
             SlotFreed: self._freed,
             ModelLoaded: self._loaded,
@@ -80,6 +94,7 @@ class RecordingReader:
         self._of_actions: dict[type, Callable[[Any, float], None]] = {
             Prepare: self._prepared,
             Dispatch: self._dispatched,
+            Taken: self._taken,
             EndLease: self._end_ordered,
             Finish: self._finished,
         }
@@ -128,14 +143,24 @@ class RecordingReader:
 
     def _arrived(self, event: RequestArrived, at_s: float) -> None:
         before = event.request.id
-        if not self._names.arrived(before):
+        recorded = self._named(event.request, at_s)
+        if recorded is None:
             return
-        name = self._names.of(before)
-        assert name is not None, "the request has just arrived"
-        recorded = RecordedRequest(at_s, event.request._replace(id=name))
         if self._names.latest_outcome(before) not in (None, RequestOutcome.COMPLETED):
             recorded.retry_of = self._names.earlier(before)
+
+    def _named(self, request: Request, at_s: float) -> RecordedRequest | None:
+        """A new request, under a name of its own; None for the present one sent again.
+
+        Here each request has a lease of its own: how long one stands depends on decisions.
+        """
+        if not self._names.arrived(request.id):
+            return None
+        name = self._names.of(request.id)
+        assert name is not None, "the request has just arrived"
+        recorded = RecordedRequest(at_s, request._replace(id=name, caller=""))
         self._world.requests[name] = recorded
+        return recorded
 
     def _cancelled(self, event: RequestCancelled, at_s: float) -> None:
         name = self._names.of(event.request)
@@ -218,7 +243,8 @@ class RecordingReader:
         holders = [self._seen[lease] for lease in slot.leases if lease in self._seen]
         for seen in holders:
             if event.model in seen.models:
-                seen.runs.append((at_s, run))
+                if seen.released_s is None:  # else it is a later call's, which has only a hold
+                    seen.runs.append((at_s, run))
                 return
 
     def _failed(self, event: RunFailed, at_s: float) -> None:
@@ -253,12 +279,30 @@ class RecordingReader:
         self._seen[action.lease] = self._live[action.lease] = seen
         self._last.update(dict.fromkeys(names, seen))
 
+    def _taken(self, action: Taken, at_s: float) -> None:
+        """A call under a kept lease: as if it had been given its own, when it began."""
+        arrived_s = action.request.arrived_s
+        recorded = self._named(action.request, at_s if arrived_s is None else arrived_s)
+        if recorded is not None:
+            gpu_type = self._gpu_type(action.dispatch.gpu)
+            self._kept[action.request.id] = _KeptCall(recorded, action.began_s, gpu_type)
+
     def _end_ordered(self, action: EndLease, at_s: float) -> None:
         seen = self._seen.get(action.lease)
         if seen is not None and seen.end_ordered_s is None:
             seen.end_ordered_s = at_s
 
     def _finished(self, action: Finish, at_s: float) -> None:
+        kept = self._kept.pop(action.request, None)
+        if kept is not None:
+            held_s = max(0.0, (at_s if action.at_s is None else action.at_s) - kept.began_s)
+            request = kept.recorded.request
+            kept.recorded.holds.append(RecordedHold(held_s, kept.gpu_type))
+            self._world.times.add_hold(request.models, request.batch, held_s)
+        elif action.at_s is not None:  # the first call under a lease that its caller keeps
+            seen = self._last.get(self._names.of(action.request) or action.request)
+            if seen is not None and seen.released_s is None:
+                seen.released_s = action.at_s
         self._names.ended(action.request, action.outcome)
         self._last_end_s = at_s
 
@@ -268,4 +312,4 @@ class RecordingReader:
 
 
 def _of_its_own(event: Event, at_s: float) -> None:
-    """Ignore a timer: the core that decides sets its own timers."""
+    """Ignore what depends on decisions: the core's own timers, and reports of kept leases."""

@@ -19,8 +19,18 @@ from gateway_ext.calls.gpu_leasing import GpuLeasing, LeaseSource
 from gateway_ext.calls.invoke import Invoke
 from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, FunctionId
-from scheduler.api import Estimate, LeaseId, Placement, Request, RequestId, SlotId
+from scheduler.api import (
+    Estimate,
+    LeaseId,
+    LeaseUsed,
+    Placement,
+    Request,
+    RequestId,
+    SlotId,
+    StandingTerms,
+)
 from scheduler.client.granted_lease import GrantedLease
+from scheduler.client.lease_client import LeaseKeeper
 from tests.kit.fakes.fake_function import FakeFunction
 
 
@@ -152,6 +162,9 @@ class FakeLeases:
     """Gives every request a lease at once, unless set to wait or to fail."""
 
     def __init__(self) -> None:
+        self.keeper: LeaseKeeper | None = None
+        self.reports: list[LeaseUsed] = []
+        self.terms: StandingTerms | None = None
         self.asked: list[Request] = []
         self.traces: list[TraceContext | None] = []
         self.released: list[LeaseId] = []
@@ -180,8 +193,12 @@ class FakeLeases:
             models=request.models,
             hit=True,
             estimate=Estimate(0.0, 0.0),
+            stands=self.terms,
         )
         return GrantedLease(placement, 1, ("unix:/run/n0", "tcp:n0:1"), f"token{lease}")
+
+    def report(self, reports: Sequence[LeaseUsed]) -> None:
+        self.reports += reports
 
     def release(self, lease: LeaseId) -> None:
         self.released.append(lease)

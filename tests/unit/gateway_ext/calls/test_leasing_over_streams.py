@@ -25,7 +25,7 @@ async def a_lease(leasing: GpuLeasing, function: Function, call_id: str) -> Call
     journey = Journey(call_id, "echo", "POST", 32 * "a", 1, gpu=True, sampled=False)
     journey.attempt()
     deadline_s = asyncio.get_running_loop().time() + 9
-    return await leasing.acquire(function, journey, deadline_s, own_id=True)
+    return await leasing.acquire(function, "http://echo", journey, deadline_s, own_id=True)
 
 
 async def test_request_is_cancelled_when_its_task_is() -> None:
@@ -43,10 +43,10 @@ async def test_request_is_cancelled_when_its_task_is() -> None:
         await eventually(lambda: cluster.waiting.count == 1)
         waiting.cancel()
         await eventually(lambda: cluster.waiting.count == 0)
-        leasing.release(first)
+        leasing.release(first, clean=False)
         again = await a_lease(leasing, function, "c2")
         assert again is not None
-        leasing.release(again)
+        leasing.release(again, clean=False)
 
 
 async def test_nothing_is_reserved_when_a_function_reports_models_that_it_invented() -> None:

@@ -125,4 +125,4 @@ async def test_thread_that_outlives_its_request_asks_by_itself() -> None:
 
 @pytest.mark.parametrize("odd", ["", "x", "x.y", "eyJhIjoxfQ.mac", "bnVsbA.mac", "\u00e4.mac"])
 def test_token_names_no_node_when_it_is_none(odd: str) -> None:
-    assert request_context.node_of(odd) is None
+    assert request_context.claims_of(odd).node is None

@@ -44,9 +44,9 @@ class Counted(HistoryListener):
     def loaded(self, load_s: float) -> None:
         self.loads.append(load_s)
 
-    def freed(self, dispatch: object, happened: object) -> None:
+    def freed(self, dispatch: object, happened: object, freed_s: float) -> None:
         del dispatch
-        self.held.append(happened.freed_s - happened.dispatched_s)  # type: ignore[attr-defined] # any
+        self.held.append(freed_s - happened.dispatched_s)  # type: ignore[attr-defined] # any
 
     def ended(self, record: RequestRecord) -> None:
         self.ends.append(record.outcome)

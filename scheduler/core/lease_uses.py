@@ -1,0 +1,74 @@
+"""Takes in what callers report of the calls that they ran under leases that they keep."""
+
+from scheduler.core.lifecycle import Lifecycle
+from scheduler.core.placer import Placer
+from scheduler.core.state.cluster_state import ClusterState
+from scheduler.core.state.slots import ActiveLease
+from scheduler.model.actions import Action, Dispatch, Finish, Taken
+from scheduler.model.errors import BadEvent
+from scheduler.model.events import LeaseUsed
+from scheduler.model.values import Estimate, LeaseUse, Request, RequestOutcome
+
+
+class LeaseUses:
+    """Counts reported calls as uses of models and slots, and follows those that still run."""
+
+    def __init__(self, cluster: ClusterState, placer: Placer, lifecycle: Lifecycle) -> None:
+        self._cluster = cluster
+        self._placer = placer
+        self._lifecycle = lifecycle
+
+    def used(self, event: LeaseUsed, now: float, out: list[Action]) -> None:
+        """Take one report in: first the ends of earlier calls, then the new calls."""
+        lease = self._placer.leases.get(event.lease)
+        for end in event.ends:
+            self._lifecycle.call_ended(end.request, event.lease, min(end.ended_s, now), out)
+        if not event.uses:
+            return
+        if self._placer.queued:
+            self._placer.pace.placed(len(event.uses), now)
+        dispatch = self._dispatch(event, lease)
+        for use in event.uses:
+            if use.request in self._lifecycle.requests:
+                continue  # another call has this id, and has not ended
+            request = _request(event, use, dispatch, now)
+            began_s = min(use.began_s, now)
+            taken = dispatch._replace(requests=(use.request,))
+            out.append(Taken(request, began_s, taken, use.parent))
+            self._count(request, lease, now)
+            if lease is None or use.ended_s is not None:  # without a lease: its node has ended it
+                ended_s = now if use.ended_s is None else min(use.ended_s, now)
+                out.append(Finish(use.request, RequestOutcome.COMPLETED, "", ended_s))
+            else:
+                self._lifecycle.call_runs(request, lease)
+                self._placer.runs_on(lease, began_s + dispatch.estimate.run_s, now)
+
+    def _dispatch(self, event: LeaseUsed, lease: ActiveLease | None) -> Dispatch:
+        """What each of these calls would have been dispatched by, had it asked."""
+        dispatch = self._placer.standing.dispatch_of(event.lease, lease)
+        if dispatch is None:
+            raise BadEvent("lease", event.lease)
+        if lease is None:
+            return dispatch
+        bundle = self._cluster.bundle(lease.models)
+        run_s = self._cluster.estimate(bundle, event.batch, lease.slot).run_s
+        return dispatch._replace(estimate=Estimate(0.0, run_s))
+
+    def _count(self, request: Request, lease: ActiveLease | None, now: float) -> None:
+        """A call is a use of its models and of its slot, as if it had asked for its own lease."""
+        self._cluster.accepted += 1
+        for model in request.models:
+            self._cluster.index.count_request(model, now)
+            self._cluster.profiles.used(model)
+        if lease is not None:
+            self._placer.use(lease, now)
+
+
+def _request(event: LeaseUsed, use: LeaseUse, dispatch: Dispatch, now: float) -> Request:
+    return Request(
+        use.request,
+        event.function,
+        dispatch.models,
+        event.batch,
+        arrived_s=max(0.0, min(use.arrived_s, use.began_s, now)),
+    )

@@ -1,0 +1,160 @@
+"""Leases that outlive their first call, because their callers keep them while nobody else waits."""
+
+from collections.abc import Iterator
+
+from scheduler.core.state.pending import Bundle, Pending
+from scheduler.core.state.slots import ActiveLease, Slot
+from scheduler.model.actions import Dispatch
+from scheduler.model.values import Estimate, LeaseId, StandingTerms
+
+# A caller reports its last calls under a lease a moment after the node has ended the lease.
+_MOST_ENDED = 4_096
+_RULE = "its caller kept this lease"
+
+# What a lease can be kept for: the caller, its function and the models.
+_Kind = tuple[str, str, Bundle]
+
+
+class StandingLeases:
+    """The leases that stand, and which of them are recalled; `terms`: how they are given.
+
+    A request that its own caller could serve under a lease of the same kind is nobody else.
+    """
+
+    def __init__(self, terms: StandingTerms | None) -> None:
+        self.terms = terms
+        self._kept: dict[_Kind, dict[LeaseId, ActiveLease]] = {}  # both: least recently used first
+        self._kinds: dict[LeaseId, _Kind] = {}
+        self._recalled: set[LeaseId] = set()
+        self._unsaid: list[LeaseId] = []
+        self._waiting: dict[_Kind, int] = {}
+        self._queued = 0
+        self._ended: dict[LeaseId, Dispatch] = {}
+
+    def __bool__(self) -> bool:
+        """Whether some lease may have to be recalled, or a recall is not said yet."""
+        return bool(self._kept or self._unsaid)
+
+    # -- requests that wait -----------------------------------------------------------------------
+
+    def waits(self, pending: Pending) -> None:
+        """A request waits for a GPU, in any queue."""
+        if self.terms is not None:
+            kind = _kind(pending)
+            self._waiting[kind] = self._waiting.get(kind, 0) + 1
+            self._queued += 1
+
+    def waits_no_more(self, pending: Pending) -> None:
+        """A request has left its queue."""
+        if self.terms is not None:
+            kind = _kind(pending)
+            self._queued -= 1
+            self._waiting[kind] -= 1
+            if not self._waiting[kind]:
+                del self._waiting[kind]
+
+    def _others(self, kind: _Kind) -> int:
+        """How many requests wait that leases of this kind could not serve."""
+        return self._queued - self._waiting.get(kind, 0)
+
+    # -- leases that stand ------------------------------------------------------------------------
+
+    def terms_for(self, pending: Pending) -> StandingTerms | None:
+        """The terms on which this request's caller may keep its lease; None if it may not."""
+        if self.terms is None or not pending.request.caller or self._others(_kind(pending)):
+            return None
+        return self.terms
+
+    def given(self, lease: ActiveLease, pending: Pending) -> None:
+        """A lease was given that may outlive the call of this request."""
+        kind = self._kinds[lease.id] = _kind(pending)
+        self._kept.setdefault(kind, {})[lease.id] = lease
+
+    def used(self, lease: ActiveLease) -> None:
+        """A call ran under this lease: others are recalled before it."""
+        kind = self._kinds.get(lease.id)
+        if kind is not None:
+            leases = self._kept.pop(kind)
+            leases[lease.id] = leases.pop(lease.id)
+            self._kept[kind] = leases
+
+    def given_back(self, lease: LeaseId, *, tell: bool) -> None:
+        """It ends soon; `tell` its caller, unless the caller itself gave it back."""
+        if self._drop(lease):
+            self._recalled.add(lease)
+            if tell:
+                self._unsaid.append(lease)
+
+    def ended(self, lease: ActiveLease) -> None:
+        """The lease is over; a caller that still keeps it is told so by a recall."""
+        if lease.dispatch is None or lease.dispatch.stands is None:
+            return
+        self.given_back(lease.id, tell=True)
+        self._recalled.discard(lease.id)
+        self._ended[lease.id] = lease.dispatch
+        if len(self._ended) > _MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    def dispatch_of(self, number: LeaseId, lease: ActiveLease | None) -> Dispatch | None:
+        """What the calls under this lease have for a dispatch; None for a lease unknown here."""
+        given = self._ended.get(number) if lease is None else lease.dispatch
+        if given is None and lease is not None:
+            given = _adopted(lease)
+        if given is None:
+            return None
+        return given._replace(hit=True, held_elsewhere=False, rule=_RULE, explanation=None)
+
+    # -- recalls ----------------------------------------------------------------------------------
+
+    def recall(self, slot: Slot, waiting: Pending | None = None) -> None:
+        """Recall this slot's leases: it takes no further request, or this one waits for it."""
+        for lease in slot.leases:
+            kind = self._kinds.get(lease)
+            if kind is not None and (waiting is None or kind != _kind(waiting)):
+                self.given_back(lease, tell=True)
+
+    def recalls(self) -> Iterator[LeaseId]:
+        """The leases to recall now: one for each request that waits and that they cannot serve.
+
+        The least recently used ones are first; more follow once these have ended and requests
+        still wait.
+        """
+        if self._queued:
+            for kind in list(self._kept):
+                while kind in self._kept and self._others(kind) > len(self._recalled):
+                    self.given_back(next(iter(self._kept[kind])), tell=True)
+        unsaid, self._unsaid = self._unsaid, []
+        return iter(unsaid)
+
+    def _drop(self, lease: LeaseId) -> bool:
+        """Keep this lease no longer; whether it was kept."""
+        kind = self._kinds.pop(lease, None)
+        if kind is None:
+            return False
+        leases = self._kept[kind]
+        del leases[lease]
+        if not leases:
+            del self._kept[kind]
+        return True
+
+
+def _kind(pending: Pending) -> _Kind:
+    request = pending.request
+    return request.caller, request.function, pending.bundle
+
+
+def _adopted(lease: ActiveLease) -> Dispatch:
+    """For a lease that an earlier leader gave."""
+    slot, spec = lease.slot, lease.slot.gpu.spec
+    return Dispatch(
+        lease=lease.id,
+        slot=slot.id,
+        gpu=spec.id,
+        node=spec.node,
+        requests=(),
+        hit=True,
+        held_elsewhere=False,
+        estimate=Estimate(0.0, 0.0),
+        rule=_RULE,
+        models=lease.models,
+    )
