@@ -18,6 +18,7 @@ from scheduler.api import (
     LeaseId,
     LeaseUse,
     LeaseUsed,
+    Placement,
     QueueFull,
     Request,
     RequestFailed,
@@ -52,9 +53,9 @@ class LeaseSource(Protocol):
 
 
 class CallLease(NamedTuple):
-    """A lease, and the header lines that pass it to a function; `kept` if it may outlive the call."""
+    """A lease, and the lines that pass it to a function; `kept` if it may outlive the call."""
 
-    id: LeaseId
+    placement: Placement
     lines: tuple[bytes, ...]
     kept: KeptLease | None = None
 
@@ -88,10 +89,12 @@ class GpuLeasing:
         request = _request(function, journey.call_id, deadline_s, own_id=own_id)
         attempt.request = request.id
         trace = journey.context(LEASE, attempt.number)
-        kind = LeaseKind(request.function, instance, request.models, request.batch)
+        kind = LeaseKind(request.function, request.models, request.batch)
         asked_s = time.monotonic()
         try:
-            found = await self._kept.lease_for(kind, lambda: self._leases.acquire(request, trace))
+            found = await self._kept.lease_for(
+                kind, instance, lambda: self._leases.acquire(request, trace)
+            )
         except asyncio.CancelledError:
             self._meters.lease("cancelled", time.monotonic() - asked_s)
             raise
@@ -99,12 +102,10 @@ class GpuLeasing:
             self._refused(function, journey, error, asked_s)
             return None
         attempt.leased_s = time.monotonic()
-        lease = self._taken(kind, found, request.id, asked_s, attempt.leased_s, trace)
-        attempt.placement = (
-            found.granted.placement if isinstance(found, KeptLease) else found.placement
-        )
-        hit = "hit" if isinstance(found, KeptLease) or found.placement.hit else "miss"
-        self._meters.lease(hit, attempt.leased_s - asked_s)
+        use = LeaseUse(request.id, asked_s, attempt.leased_s, parent=trace.header)
+        lease, hit = self._taken(kind, instance, found, use)
+        attempt.placement = lease.placement
+        self._meters.lease("hit" if hit else "miss", attempt.leased_s - asked_s)
         return lease
 
     def release(self, lease: CallLease, *, clean: bool) -> None:
@@ -113,26 +114,20 @@ class GpuLeasing:
         Without `clean` the function may still be at work for this call.
         """
         if lease.kept is None:
-            self._leases.release(lease.id)
+            self._leases.release(lease.placement.lease)
         else:
             self._kept.end(lease.kept, clean=clean)
 
     def _taken(
-        self,
-        kind: LeaseKind,
-        found: KeptLease | GrantedLease,
-        request: RequestId,
-        asked_s: float,
-        now_s: float,
-        trace: TraceContext,
-    ) -> CallLease:
-        use = LeaseUse(request, asked_s, now_s, parent=trace.header)
+        self, kind: LeaseKind, instance: str, found: KeptLease | GrantedLease, use: LeaseUse
+    ) -> tuple[CallLease, bool]:
+        """The lease for the call, and whether its models were resident."""
         if isinstance(found, KeptLease):
-            self._kept.begin(found, use)
-            return CallLease(found.id, _lines(found.granted), found)
+            self._kept.begin(found, instance, use)
+            return CallLease(found.granted.placement, _lines(found.granted), found), True
         stands = found.placement.stands is not None
-        kept = self._kept.keep(kind, found, use) if stands else None
-        return CallLease(found.placement.lease, _lines(found), kept)
+        kept = self._kept.keep(kind, instance, found, use) if stands else None
+        return CallLease(found.placement, _lines(found), kept), found.placement.hit
 
     def _refused(
         self, function: Function, journey: Journey, error: SchedulerError, asked_s: float

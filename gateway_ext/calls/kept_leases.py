@@ -1,4 +1,4 @@
-"""Leases that calls leave to the next calls of the same function, instance and models.
+"""Leases that calls leave to the next calls of the same function and models.
 
 The scheduler says for how long a lease stands, and recalls it when somebody else needs a GPU. What
 runs under it is reported a moment later.
@@ -25,6 +25,7 @@ IDLE_S = 0.5
 # What ran is reported this long after it began or ended, and free leases are looked at this often.
 REPORT_S, LOOK_S = 0.01, 0.1
 _MOST_USES = 200
+_MOST_EARLY = 256
 
 Ask = Callable[[], Coroutine[None, None, GrantedLease]]
 
@@ -33,7 +34,6 @@ class LeaseKind(NamedTuple):
     """Calls of one kind can follow one another under one lease."""
 
     function: str
-    instance: str
     models: tuple[ModelId, ...]
     batch: int
 
@@ -51,11 +51,14 @@ class LeaseHome(Protocol):
 
 
 class KeptLease:
-    """One lease that stands; `use` is the call that runs under it."""
+    """One lease that stands; `use` is the call that runs under it.
+
+    `instance` is the function's instance that used it last, and need not claim it again.
+    """
 
     __slots__ = (
         "granted", "kind", "until_s", "calls_left", "recalled", "free_s", "use", "use_known",
-        "uses", "ends",
+        "uses", "ends", "instance",
     )  # fmt: skip
 
     def __init__(self, kind: LeaseKind, granted: GrantedLease, first: LeaseUse) -> None:
@@ -67,6 +70,7 @@ class KeptLease:
         self.calls_left = terms.calls - 1
         self.recalled = False
         self.free_s = 0.0
+        self.instance = ""
         self.use: LeaseUse | None = first
         self.use_known = True  # the scheduler placed the first call itself
         self.uses: list[LeaseUse] = []
@@ -125,6 +129,8 @@ class KeptLeases:
         self._home = home
         self._shelves: dict[LeaseKind, _Shelf] = {}
         self._kept: dict[LeaseId, KeptLease] = {}
+        # The call that a lease was granted to may not have resumed when the recall comes.
+        self._early_recalls: deque[LeaseId] = deque(maxlen=_MOST_EARLY)
         self._unreported: dict[KeptLease, None] = {}
         self._reporting: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
@@ -136,17 +142,24 @@ class KeptLeases:
 
     # -- calls ------------------------------------------------------------------------------------
 
-    async def lease_for(self, kind: LeaseKind, ask: Ask) -> KeptLease | GrantedLease:
+    async def lease_for(self, kind: LeaseKind, instance: str, ask: Ask) -> KeptLease | GrantedLease:
         """A lease that an earlier call left, or else the call's own, whichever comes first."""
-        shelf = self._shelves.setdefault(kind, _Shelf())
         now_s = time.monotonic()
-        while shelf.free:
-            kept = shelf.free.pop()
+        while (kept := self._free(kind, instance)) is not None:
             if not kept.is_spent(now_s):
                 return kept
             self._give_back(kept)
-            shelf = self._shelves.setdefault(kind, _Shelf())
-        return await self._turn(shelf, kind, ask)
+        return await self._turn(self._shelves.setdefault(kind, _Shelf()), kind, ask)
+
+    def _free(self, kind: LeaseKind, instance: str) -> KeptLease | None:
+        """A lease that no call uses, best of all one that this instance has claimed."""
+        shelf = self._shelves.get(kind)
+        if shelf is None or not shelf.free:
+            return None
+        for place in range(len(shelf.free) - 1, -1, -1):
+            if shelf.free[place].instance == instance:
+                return shelf.free.pop(place)
+        return shelf.free.pop()
 
     async def _turn(self, shelf: _Shelf, kind: LeaseKind, ask: Ask) -> KeptLease | GrantedLease:
         loop = asyncio.get_running_loop()
@@ -194,16 +207,21 @@ class KeptLeases:
         else:
             turn.set_result(question.result())
 
-    def keep(self, kind: LeaseKind, granted: GrantedLease, first: LeaseUse) -> KeptLease:
+    def keep(
+        self, kind: LeaseKind, instance: str, granted: GrantedLease, first: LeaseUse
+    ) -> KeptLease:
         """Keep a lease that stands; its first call runs."""
         kept = self._kept[granted.placement.lease] = KeptLease(kind, granted, first)
+        kept.instance = instance
+        kept.recalled = kept.id in self._early_recalls
         self._shelves.setdefault(kind, _Shelf()).count += 1
         if self._looking is None:
             self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
         return kept
 
-    def begin(self, kept: KeptLease, use: LeaseUse) -> None:
+    def begin(self, kept: KeptLease, instance: str, use: LeaseUse) -> None:
         """A call runs under a lease that an earlier one left."""
+        kept.instance = instance
         kept.begin(use)
         self._report_soon(kept)
 
@@ -223,6 +241,7 @@ class KeptLeases:
         """Begin no further call under this lease, and give it back."""
         kept = self._kept.get(lease)
         if kept is None:
+            self._early_recalls.append(lease)
             return
         kept.recalled = True
         shelf = self._shelves[kept.kind]

@@ -10,9 +10,34 @@ from scheduler.model.values import Estimate, LeaseId, StandingTerms
 # A caller reports its last calls under a lease a moment after the node has ended the lease.
 _MOST_ENDED = 4_096
 _RULE = "its caller kept this lease"
+# A lease that no second call used was kept in vain: the next leases of its kind do not stand, one
+# at first, twice as many each time, and so many at most.
+_MOST_SKIPPED = 64
+_MOST_KINDS = 10_000
 
 # What a lease can be kept for: the caller, its function and the models.
 _Kind = tuple[str, str, Bundle]
+
+
+class _Doubt:
+    """Whether leases of one kind are worth keeping: how many of the next ones do not stand."""
+
+    __slots__ = ("skipped", "to_skip")
+
+    def __init__(self) -> None:
+        self.skipped = 0
+        self.to_skip = 0
+
+    def skips(self) -> bool:
+        """Whether the next lease does not stand."""
+        if self.to_skip:
+            self.to_skip -= 1
+            return True
+        return False
+
+    def in_vain(self) -> None:
+        """A lease was kept in vain."""
+        self.skipped = self.to_skip = min(max(1, 2 * self.skipped), _MOST_SKIPPED)
 
 
 class StandingLeases:
@@ -30,6 +55,8 @@ class StandingLeases:
         self._waiting: dict[_Kind, int] = {}
         self._queued = 0
         self._ended: dict[LeaseId, Dispatch] = {}
+        self._unused: dict[LeaseId, _Kind] = {}
+        self._doubts: dict[_Kind, _Doubt] = {}
 
     def __bool__(self) -> bool:
         """Whether some lease may have to be recalled, or a recall is not said yet."""
@@ -61,7 +88,11 @@ class StandingLeases:
 
     def terms_for(self, pending: Pending) -> StandingTerms | None:
         """The terms on which this request's caller may keep its lease; None if it may not."""
-        if self.terms is None or not pending.request.caller or self._others(_kind(pending)):
+        if self.terms is None or not pending.request.caller:
+            return None
+        kind = _kind(pending)
+        doubt = self._doubts.get(kind)
+        if self._others(kind) or (doubt is not None and doubt.skips()):
             return None
         return self.terms
 
@@ -69,9 +100,13 @@ class StandingLeases:
         """A lease was given that may outlive the call of this request."""
         kind = self._kinds[lease.id] = _kind(pending)
         self._kept.setdefault(kind, {})[lease.id] = lease
+        self._unused[lease.id] = kind
 
     def used(self, lease: ActiveLease) -> None:
         """A call ran under this lease: others are recalled before it."""
+        unused = self._unused.pop(lease.id, None)
+        if unused is not None:
+            self._doubts.pop(unused, None)
         kind = self._kinds.get(lease.id)
         if kind is not None:
             leases = self._kept.pop(kind)
@@ -91,6 +126,9 @@ class StandingLeases:
             return
         self.given_back(lease.id, tell=True)
         self._recalled.discard(lease.id)
+        kind = self._unused.pop(lease.id, None)
+        if kind is not None:
+            self._doubt(kind)
         self._ended[lease.id] = lease.dispatch
         if len(self._ended) > _MOST_ENDED:
             del self._ended[next(iter(self._ended))]
@@ -125,6 +163,11 @@ class StandingLeases:
                     self.given_back(next(iter(self._kept[kind])), tell=True)
         unsaid, self._unsaid = self._unsaid, []
         return iter(unsaid)
+
+    def _doubt(self, kind: _Kind) -> None:
+        if len(self._doubts) >= _MOST_KINDS:
+            self._doubts.clear()
+        self._doubts.setdefault(kind, _Doubt()).in_vain()
 
     def _drop(self, lease: LeaseId) -> bool:
         """Keep this lease no longer; whether it was kept."""
