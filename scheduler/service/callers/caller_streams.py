@@ -11,7 +11,7 @@ from common.telemetry.traces import trace_of
 from common.telemetry.work_context import ABOUT, Work
 from scheduler.api import Placement
 from scheduler.model.errors import BadValue, NotLeading, RequestWithdrawn, SchedulerError
-from scheduler.model.values import LeaseId, Request
+from scheduler.model.values import LeaseId, Request, RequestId
 from scheduler.service import error_table
 from scheduler.service.callers.caller_leases import CallerLeases
 from scheduler.service.leadership.term import Office
@@ -133,7 +133,8 @@ class _CallerStream:
         self._leases = leases
         self._meters = meters
         self._signed = signed
-        self._open: set[int] = set()
+        self._open: dict[int, RequestId] = {}
+        self._asking: dict[RequestId, asyncio.Task[None]] = {}
         self._tasks = BackgroundTasks(log, "a caller's question")
 
     def take(self, frame: bytes) -> None:
@@ -150,7 +151,7 @@ class _CallerStream:
                 self._office.driver.report(shifted(check_report(report), now_s))
             self._meters.answered["/ran", _OK] += 1
         elif isinstance(message, Cancel):
-            self._office.driver.cancel(message.request)
+            self._cancel(message.request)
             self._meters.answered["/cancel", _OK] += 1
         elif isinstance(message, AskLease | AskAgain):
             self._begin(message)
@@ -165,9 +166,22 @@ class _CallerStream:
         call = question.call
         if call in self._open or len(self._open) >= _MOST_QUESTIONS:
             raise BadValue(f"question {call} is one too many, or open already")
-        self._open.add(call)
-        task = self._tasks.start(self._answer(question))
-        task.add_done_callback(lambda _: self._open.discard(call))
+        request = question.request if isinstance(question, AskAgain) else question.request.id
+        self._open[call] = request
+        task = self._asking[request] = self._tasks.start(self._answer(question))
+        task.add_done_callback(lambda task: self._ended(call, task))
+
+    def _ended(self, call: int, task: asyncio.Task[None]) -> None:
+        request = self._open.pop(call)
+        if self._asking.get(request) is task:
+            del self._asking[request]
+
+    def _cancel(self, request: RequestId) -> None:
+        """End the request; its question may have come a moment ago, and not be taken up yet."""
+        asking = self._asking.get(request)
+        if asking is not None:
+            asking.cancel()
+        self._office.driver.cancel(request)
 
     async def _answer(self, question: AskLease | AskAgain) -> None:
         path = "/acquire" if isinstance(question, AskLease) else "/wanted"

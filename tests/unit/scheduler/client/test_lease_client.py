@@ -336,3 +336,17 @@ async def test_call_that_was_cancelled_and_tried_again_keeps_its_lease_when_the_
         assert granted.placement.lease in world.office.core.placer.leases
         client.release(granted.placement.lease)
         await probe
+
+
+async def test_question_that_is_cancelled_at_once_leaves_no_lease() -> None:
+    async with leading() as world, world.leases() as client:
+        client.release((await client.acquire(request("r0"))).placement.lease)
+        assert world.office is not None
+        leases = world.office.core.placer.leases
+        await eventually(lambda: not leases)
+        for number in range(1, 20):  # the question and its end go out in one write
+            asking = asyncio.create_task(client.acquire(request(f"r{number}")))
+            await asyncio.sleep(0)
+            asking.cancel()
+        last = await client.acquire(request("last"))
+        assert list(leases) == [last.placement.lease]
