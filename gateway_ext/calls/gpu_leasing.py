@@ -4,13 +4,20 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import NamedTuple, Protocol
 
 from common.telemetry.traces import TraceContext
 from gateway_ext import error_statuses
 from gateway_ext.calls.function_table import Function
-from gateway_ext.calls.kept_leases import KeptLease, KeptLeases, LeaseKind
+from gateway_ext.calls.kept_leases import (
+    Found,
+    KeptLease,
+    KeptLeases,
+    LeaseKind,
+    OwnLease,
+    lease_lines,
+)
 from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.tracing.call_journey import LEASE, Journey
 from scheduler.api import (
@@ -53,9 +60,13 @@ class LeaseSource(Protocol):
 
 
 class CallLease(NamedTuple):
-    """A lease, and the lines that pass it to a function; `kept` if it may outlive the call."""
+    """A lease for one call; `lines` pass it to a function.
+
+    `request` is what the scheduler knows the call by. `kept` is set if the lease may outlive it.
+    """
 
     placement: Placement
+    request: RequestId
     lines: tuple[bytes, ...]
     kept: KeptLease | None = None
 
@@ -91,10 +102,14 @@ class GpuLeasing:
         trace = journey.context(LEASE, attempt.number)
         kind = LeaseKind(request.function, request.models, request.batch)
         asked_s = time.monotonic()
+        asked: list[RequestId] = []
+
+        def ask(question: RequestId) -> Coroutine[None, None, GrantedLease]:
+            asked.append(question)
+            return self._leases.acquire(request._replace(id=question), trace)
+
         try:
-            found = await self._kept.lease_for(
-                kind, instance, lambda: self._leases.acquire(request, trace)
-            )
+            found = await self._kept.lease_for(kind, instance, request.id, ask)
         except asyncio.CancelledError:
             self._meters.lease("cancelled", time.monotonic() - asked_s)
             raise
@@ -102,9 +117,12 @@ class GpuLeasing:
             self._refused(function, journey, error, asked_s)
             return None
         attempt.leased_s = time.monotonic()
-        use = LeaseUse(request.id, asked_s, attempt.leased_s, parent=trace.header)
-        lease, hit = self._taken(kind, instance, found, use)
-        attempt.placement = lease.placement
+        # The call's own question may still be asked, on behalf of another call.
+        use_id = RequestId(f"{request.id}~kept") if request.id in asked else request.id
+        use = LeaseUse(use_id, asked_s, attempt.leased_s, parent=trace.header)
+        own = isinstance(found, OwnLease) and found.request == request.id
+        lease, hit = self._taken(kind, instance, found, use, own=own)
+        attempt.request, attempt.placement = lease.request, lease.placement
         self._meters.lease("hit" if hit else "miss", attempt.leased_s - asked_s)
         return lease
 
@@ -119,15 +137,24 @@ class GpuLeasing:
             self._kept.end(lease.kept, clean=clean)
 
     def _taken(
-        self, kind: LeaseKind, instance: str, found: KeptLease | GrantedLease, use: LeaseUse
+        self, kind: LeaseKind, instance: str, found: Found, use: LeaseUse, *, own: bool
     ) -> tuple[CallLease, bool]:
         """The lease for the call, and whether its models were resident."""
         if isinstance(found, KeptLease):
-            self._kept.begin(found, instance, use)
-            return CallLease(found.granted.placement, _lines(found.granted), found), True
-        stands = found.placement.stands is not None
-        kept = self._kept.keep(kind, instance, found, use) if stands else None
-        return CallLease(found.placement, _lines(found), kept), found.placement.hit
+            return self._next(found, instance, use), True
+        granted, hit = found.granted, found.granted.placement.hit
+        if granted.placement.stands is None:
+            return CallLease(granted.placement, found.request, lease_lines(granted)), hit
+        kept = self._kept.keep(kind, instance, granted, use._replace(request=found.request))
+        if own:
+            return CallLease(granted.placement, found.request, kept.lines, kept), hit
+        kept.end(use.began_s)  # the question was asked for what its own call no longer needed
+        return self._next(kept, instance, use), hit
+
+    def _next(self, kept: KeptLease, instance: str, use: LeaseUse) -> CallLease:
+        """Let the call run under a lease that stands."""
+        self._kept.begin(kept, instance, use)
+        return CallLease(kept.granted.placement, use.request, kept.lines, kept)
 
     def _refused(
         self, function: Function, journey: Journey, error: SchedulerError, asked_s: float
@@ -167,9 +194,3 @@ def _request_id(call_id: str, *, own_id: bool) -> RequestId:
         return RequestId(call_id)
     plain = "".join(letter for letter in call_id[:_CALL_ID_LETTERS] if letter.isprintable())
     return RequestId(f"{plain}~{secrets.token_hex(6)}")
-
-
-def _lines(granted: GrantedLease) -> tuple[bytes, ...]:
-    addresses = ",".join(granted.addresses).encode("latin-1")
-    token = granted.token.encode("latin-1")
-    return (b"x-gpu-address: ", addresses, b"\r\nx-gpu-lease: ", token, b"\r\n")

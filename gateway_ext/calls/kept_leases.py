@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from cache_manager.model.ids import ModelId
 from common.tasks import BackgroundTasks
-from scheduler.api import CallEnd, LeaseId, LeaseUse, LeaseUsed
+from scheduler.api import CallEnd, LeaseId, LeaseUse, LeaseUsed, RequestEnded, RequestId
 from scheduler.client.granted_lease import GrantedLease
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,8 @@ REPORT_S, LOOK_S = 0.01, 0.1
 _MOST_USES = 200
 _MOST_EARLY = 256
 
-Ask = Callable[[], Coroutine[None, None, GrantedLease]]
+# Asks the scheduler under this id.
+Ask = Callable[[RequestId], Coroutine[None, None, GrantedLease]]
 
 
 class LeaseKind(NamedTuple):
@@ -57,8 +58,8 @@ class KeptLease:
     """
 
     __slots__ = (
-        "granted", "kind", "until_s", "calls_left", "recalled", "free_s", "use", "use_known",
-        "uses", "ends", "instance",
+        "granted", "lines", "kind", "instance", "until_s", "calls_left", "recalled", "free_s",
+        "use", "use_known", "uses", "ends",
     )  # fmt: skip
 
     def __init__(self, kind: LeaseKind, granted: GrantedLease, first: LeaseUse) -> None:
@@ -66,6 +67,7 @@ class KeptLease:
         assert terms is not None, "only such leases are kept"
         self.kind = kind
         self.granted = granted
+        self.lines = lease_lines(granted)
         self.until_s = first.began_s + terms.seconds
         self.calls_left = terms.calls - 1
         self.recalled = False
@@ -111,15 +113,51 @@ class KeptLease:
         return LeaseUsed(self.id, kind.function, uses, ends, kind.batch)
 
 
-class _Shelf:
-    """The leases of one kind, and the calls that wait for one."""
+class OwnLease(NamedTuple):
+    """A lease that the scheduler gave a question: this call's, or one that it took over."""
 
-    __slots__ = ("count", "free", "turns")
+    granted: GrantedLease
+    request: RequestId
+
+
+Found = KeptLease | OwnLease
+
+
+class _Question:
+    """A question that the scheduler has not answered, and the call that needs the answer now."""
+
+    __slots__ = ("request", "taken_over", "task", "turn")
+
+    def __init__(self, request: RequestId, turn: "_Turn", task: asyncio.Task[GrantedLease]) -> None:
+        self.request = request
+        self.task = task
+        self.turn: _Turn | None = turn
+        self.taken_over = False
+
+
+class _Turn:
+    """One call that waits for a lease of its kind."""
+
+    __slots__ = ("ask", "found", "question", "request", "timer")
+
+    def __init__(self, request: RequestId, ask: Ask) -> None:
+        self.request = request
+        self.ask = ask
+        self.found: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
+        self.question: _Question | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class _Shelf:
+    """The leases of one kind, and the calls that wait for one; `unasked`: without a question."""
+
+    __slots__ = ("count", "free", "turns", "unasked")
 
     def __init__(self) -> None:
         self.count = 0
         self.free: list[KeptLease] = []
-        self.turns: deque[asyncio.Future[KeptLease | GrantedLease]] = deque()
+        self.turns: dict[_Turn, None] = {}
+        self.unasked: dict[_Turn, None] = {}
 
 
 class KeptLeases:
@@ -142,14 +180,16 @@ class KeptLeases:
 
     # -- calls ------------------------------------------------------------------------------------
 
-    async def lease_for(self, kind: LeaseKind, instance: str, ask: Ask) -> KeptLease | GrantedLease:
-        """A lease that an earlier call left, or else the call's own, whichever comes first."""
+    async def lease_for(
+        self, kind: LeaseKind, instance: str, request: RequestId, ask: Ask
+    ) -> Found:
+        """A lease that an earlier call left, or one that `ask` brings for this request."""
         now_s = time.monotonic()
         while (kept := self._free(kind, instance)) is not None:
             if not kept.is_spent(now_s):
                 return kept
             self._give_back(kept)
-        return await self._turn(self._shelves.setdefault(kind, _Shelf()), kind, ask)
+        return await self._turn(kind, _Turn(request, ask))
 
     def _free(self, kind: LeaseKind, instance: str) -> KeptLease | None:
         """A lease that no call uses, best of all one that this instance has claimed."""
@@ -161,51 +201,72 @@ class KeptLeases:
                 return shelf.free.pop(place)
         return shelf.free.pop()
 
-    async def _turn(self, shelf: _Shelf, kind: LeaseKind, ask: Ask) -> KeptLease | GrantedLease:
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[KeptLease | GrantedLease] = loop.create_future()
-        questions: list[asyncio.Task[GrantedLease]] = []
-
-        def begin() -> None:
-            question = self._tasks.start(ask())
-            question.add_done_callback(lambda done: self._answered(kind, turn, done))
-            questions.append(question)
-
-        timer = loop.call_later(PATIENCE_S, begin) if shelf.count else None
-        if timer is None:
-            begin()
-        shelf.turns.append(turn)
+    async def _turn(self, kind: LeaseKind, turn: _Turn) -> Found:
+        shelf = self._shelves.setdefault(kind, _Shelf())
+        shelf.turns[turn] = shelf.unasked[turn] = None
+        if shelf.count:
+            loop = asyncio.get_running_loop()
+            turn.timer = loop.call_later(PATIENCE_S, self._ask, kind, shelf, turn)
+        else:
+            self._ask(kind, shelf, turn)
         try:
-            return await turn
+            return await turn.found
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._leave(kind, turn.result())
+            found = turn.found
+            if found.done() and not found.cancelled() and found.exception() is None:
+                self._leave(found.result())
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
-            for question in questions:
-                question.cancel()
-            if turn in shelf.turns:
-                shelf.turns.remove(turn)
+            shelf.turns.pop(turn, None)
+            shelf.unasked.pop(turn, None)
+            if turn.timer is not None:
+                turn.timer.cancel()
+            self._pass_on(shelf, turn)
             self._tidy(kind)
 
-    def _answered(
-        self,
-        kind: LeaseKind,
-        turn: asyncio.Future[KeptLease | GrantedLease],
-        question: asyncio.Task[GrantedLease],
-    ) -> None:
-        if question.cancelled():
+    # -- questions --------------------------------------------------------------------------------
+
+    def _ask(self, kind: LeaseKind, shelf: _Shelf, turn: _Turn) -> None:
+        shelf.unasked.pop(turn, None)
+        # While other calls have leases, a question says what is needed, and not for which call.
+        request = RequestId(f"{turn.request}~ask") if shelf.count else turn.request
+        question = _Question(request, turn, self._tasks.start(turn.ask(request)))
+        turn.question = question
+        question.task.add_done_callback(lambda _: self._answered(kind, shelf, question))
+
+    def _answered(self, kind: LeaseKind, shelf: _Shelf, question: _Question) -> None:
+        task, turn = question.task, question.turn
+        if task.cancelled():
             return
-        error = question.exception()
-        if turn.done():  # another call left it its lease, or it was broken off
+        error = task.exception()
+        if turn is None or turn.found.done():  # nobody here waits any more
             if error is None:
-                self._leave(kind, question.result())
-        elif error is not None:
-            turn.set_exception(error)
+                self._home.release(task.result().placement.lease)
+            return
+        turn.question = None
+        if error is None:
+            turn.found.set_result(OwnLease(task.result(), question.request))
+        elif question.taken_over and isinstance(error, RequestEnded):
+            self._ask(kind, shelf, turn)  # for example after the deadline of the call that asked
         else:
-            turn.set_result(question.result())
+            turn.found.set_exception(error)
+
+    def _pass_on(self, shelf: _Shelf, turn: _Turn) -> None:
+        """Leave a question to the next call that has none: it says what is needed, not for whom."""
+        question, turn.question = turn.question, None
+        if question is None or question.task.done():
+            return
+        heir = next(iter(shelf.unasked), None)
+        question.turn, question.taken_over = heir, True
+        if heir is None:
+            question.task.cancel()
+            return
+        del shelf.unasked[heir]
+        heir.question = question
+        if heir.timer is not None:
+            heir.timer.cancel()
+
+    # -- leases -----------------------------------------------------------------------------------
 
     def keep(
         self, kind: LeaseKind, instance: str, granted: GrantedLease, first: LeaseUse
@@ -256,23 +317,20 @@ class KeptLeases:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _leave(self, kind: LeaseKind, found: KeptLease | GrantedLease) -> None:
+    def _leave(self, found: Found) -> None:
         """Nobody here uses this lease: leave it to the next call, or give it back."""
-        if isinstance(found, KeptLease):
-            if found.is_spent(time.monotonic()):
-                self._give_back(found)
-            else:
-                self._offer(found, time.monotonic())
+        if isinstance(found, OwnLease):
+            self._home.release(found.granted.placement.lease)
+        elif found.is_spent(time.monotonic()):
+            self._give_back(found)
         else:
-            self._home.release(found.placement.lease)
-            self._tidy(kind)
+            self._offer(found, time.monotonic())
 
     def _offer(self, kept: KeptLease, now_s: float) -> None:
         shelf = self._shelves[kept.kind]
-        while shelf.turns:
-            turn = shelf.turns.popleft()
-            if not turn.done():
-                turn.set_result(kept)
+        for turn in shelf.turns:
+            if not turn.found.done():
+                turn.found.set_result(kept)
                 return
         kept.free_s = now_s
         shelf.free.append(kept)
@@ -323,3 +381,10 @@ class KeptLeases:
                 self._give_back(kept)
         if self._kept:
             self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+
+def lease_lines(granted: GrantedLease) -> tuple[bytes, ...]:
+    """The header lines that pass a lease to a function."""
+    addresses = ",".join(granted.addresses).encode("latin-1")
+    token = granted.token.encode("latin-1")
+    return (b"x-gpu-address: ", addresses, b"\r\nx-gpu-lease: ", token, b"\r\n")
