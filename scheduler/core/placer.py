@@ -118,7 +118,8 @@ class Placer:
         """A call ran, or runs, under a lease that its caller keeps."""
         slot = lease.slot
         for model in lease.models:
-            self.cluster.index.touch(slot.gpu.cache, model, now)
+            if model in slot.residents:  # else its worker has died
+                self.cluster.index.touch(slot.gpu.cache, model, now)
         slot.frequency += 1
         self.standing.used(lease)
 

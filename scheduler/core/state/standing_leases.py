@@ -48,19 +48,19 @@ class StandingLeases:
 
     def __init__(self, terms: StandingTerms | None) -> None:
         self.terms = terms
-        self._kept: dict[_Kind, dict[LeaseId, ActiveLease]] = {}  # both: least recently used first
-        self._kinds: dict[LeaseId, _Kind] = {}
-        self._recalled: set[LeaseId] = set()
+        self.kept: dict[_Kind, dict[LeaseId, ActiveLease]] = {}  # both: least recently used first
+        self.kinds: dict[LeaseId, _Kind] = {}
+        self.recalled: set[LeaseId] = set()
         self._unsaid: list[LeaseId] = []
-        self._waiting: dict[_Kind, int] = {}
-        self._queued = 0
+        self.waiting: dict[_Kind, int] = {}
+        self.queued = 0
         self._ended: dict[LeaseId, Dispatch] = {}
-        self._unused: dict[LeaseId, _Kind] = {}
+        self.unused: dict[LeaseId, _Kind] = {}
         self._doubts: dict[_Kind, _Doubt] = {}
 
     def __bool__(self) -> bool:
         """Whether some lease may have to be recalled, or a recall is not said yet."""
-        return bool(self._kept or self._unsaid)
+        return bool(self.kept or self._unsaid)
 
     # -- requests that wait -----------------------------------------------------------------------
 
@@ -68,21 +68,21 @@ class StandingLeases:
         """A request waits for a GPU, in any queue."""
         if self.terms is not None:
             kind = _kind(pending)
-            self._waiting[kind] = self._waiting.get(kind, 0) + 1
-            self._queued += 1
+            self.waiting[kind] = self.waiting.get(kind, 0) + 1
+            self.queued += 1
 
     def waits_no_more(self, pending: Pending) -> None:
         """A request has left its queue."""
         if self.terms is not None:
             kind = _kind(pending)
-            self._queued -= 1
-            self._waiting[kind] -= 1
-            if not self._waiting[kind]:
-                del self._waiting[kind]
+            self.queued -= 1
+            self.waiting[kind] -= 1
+            if not self.waiting[kind]:
+                del self.waiting[kind]
 
     def _others(self, kind: _Kind) -> int:
         """How many requests wait that leases of this kind could not serve."""
-        return self._queued - self._waiting.get(kind, 0)
+        return self.queued - self.waiting.get(kind, 0)
 
     # -- leases that stand ------------------------------------------------------------------------
 
@@ -98,25 +98,25 @@ class StandingLeases:
 
     def given(self, lease: ActiveLease, pending: Pending) -> None:
         """A lease was given that may outlive the call of this request."""
-        kind = self._kinds[lease.id] = _kind(pending)
-        self._kept.setdefault(kind, {})[lease.id] = lease
-        self._unused[lease.id] = kind
+        kind = self.kinds[lease.id] = _kind(pending)
+        self.kept.setdefault(kind, {})[lease.id] = lease
+        self.unused[lease.id] = kind
 
     def used(self, lease: ActiveLease) -> None:
         """A call ran under this lease: others are recalled before it."""
-        unused = self._unused.pop(lease.id, None)
+        unused = self.unused.pop(lease.id, None)
         if unused is not None:
             self._doubts.pop(unused, None)
-        kind = self._kinds.get(lease.id)
+        kind = self.kinds.get(lease.id)
         if kind is not None:
-            leases = self._kept.pop(kind)
+            leases = self.kept.pop(kind)
             leases[lease.id] = leases.pop(lease.id)
-            self._kept[kind] = leases
+            self.kept[kind] = leases
 
     def given_back(self, lease: LeaseId, *, tell: bool) -> None:
         """It ends soon; `tell` its caller, unless the caller itself gave it back."""
         if self._drop(lease):
-            self._recalled.add(lease)
+            self.recalled.add(lease)
             if tell:
                 self._unsaid.append(lease)
 
@@ -125,8 +125,8 @@ class StandingLeases:
         if lease.dispatch is None or lease.dispatch.stands is None:
             return
         self.given_back(lease.id, tell=True)
-        self._recalled.discard(lease.id)
-        kind = self._unused.pop(lease.id, None)
+        self.recalled.discard(lease.id)
+        kind = self.unused.pop(lease.id, None)
         if kind is not None:
             self._doubt(kind)
         self._ended[lease.id] = lease.dispatch
@@ -147,7 +147,7 @@ class StandingLeases:
     def recall(self, slot: Slot, waiting: Pending | None = None) -> None:
         """Recall this slot's leases: it takes no further request, or this one waits for it."""
         for lease in slot.leases:
-            kind = self._kinds.get(lease)
+            kind = self.kinds.get(lease)
             if kind is not None and (waiting is None or kind != _kind(waiting)):
                 self.given_back(lease, tell=True)
 
@@ -157,10 +157,10 @@ class StandingLeases:
         The least recently used ones are first; more follow once these have ended and requests
         still wait.
         """
-        if self._queued:
-            for kind in list(self._kept):
-                while kind in self._kept and self._others(kind) > len(self._recalled):
-                    self.given_back(next(iter(self._kept[kind])), tell=True)
+        if self.queued:
+            for kind in list(self.kept):
+                while kind in self.kept and self._others(kind) > len(self.recalled):
+                    self.given_back(next(iter(self.kept[kind])), tell=True)
         unsaid, self._unsaid = self._unsaid, []
         return iter(unsaid)
 
@@ -171,13 +171,13 @@ class StandingLeases:
 
     def _drop(self, lease: LeaseId) -> bool:
         """Keep this lease no longer; whether it was kept."""
-        kind = self._kinds.pop(lease, None)
+        kind = self.kinds.pop(lease, None)
         if kind is None:
             return False
-        leases = self._kept[kind]
+        leases = self.kept[kind]
         del leases[lease]
         if not leases:
-            del self._kept[kind]
+            del self.kept[kind]
         return True
 
 

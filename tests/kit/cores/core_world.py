@@ -5,7 +5,16 @@ from typing import TypeVar
 
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler.core.core import Core
-from scheduler.model.actions import Action, Dispatch, EnqueueLocally, Finish, Prepare, Refuse
+from scheduler.model.actions import (
+    Action,
+    Dispatch,
+    EnqueueLocally,
+    Finish,
+    Prepare,
+    Recall,
+    Refuse,
+    Taken,
+)
 from scheduler.model.events import (
     Event,
     GpuLost,
@@ -47,6 +56,7 @@ class World:
     sent: dict[RequestId, Request] = field(default_factory=dict)
     leases: dict[LeaseId, HeldLease] = field(default_factory=dict)
     ends: dict[RequestId, list[RequestOutcome]] = field(default_factory=dict)
+    recalled: list[LeaseId] = field(default_factory=list)
 
     def send(self, event: Event, at: float | None = None) -> list[Action]:
         """Hand one event to the core, and keep the books by its answer."""
@@ -105,6 +115,10 @@ class World:
             self.leases[action.lease] = HeldLease(
                 action.lease, action.slot, action.gpu, models, done_s, action.requests
             )
+        elif isinstance(action, Taken):
+            self.sent.setdefault(action.request.id, action.request)
+        elif isinstance(action, Recall):
+            self.recalled.append(action.lease)
         elif isinstance(action, Finish):
             self.ends.setdefault(action.request, []).append(action.outcome)
 

@@ -19,14 +19,17 @@ from scheduler.model.actions import (
     Finish,
     Prepare,
     Refuse,
+    Taken,
 )
 from scheduler.model.events import (
     Event,
     LeaseReleased,
+    LeaseUsed,
     ModelLoaded,
     NodeHeard,
     NodeSilent,
     NodeSnapshot,
+    RecallPassed,
     RequestArrived,
     RunFinished,
     UnpinAsked,
@@ -34,8 +37,9 @@ from scheduler.model.events import (
 from scheduler.model.values import LeaseId, RequestId
 from tests.kit.cores.core_world import World
 
+_QUEUED = (Standing.WAITING, Standing.LOCAL)
 # After these the policy does not run: work that they make possible waits for the next event.
-_NO_DECISION = (LeaseReleased, ModelLoaded, RunFinished)
+_NO_DECISION = (LeaseReleased, LeaseUsed, ModelLoaded, RecallPassed, RunFinished)
 
 
 class Invariants:
@@ -55,6 +59,7 @@ class Invariants:
         actions = self.world.send(event)
         if isinstance(event, RequestArrived) and new:
             self.accepted.add(event.request.id)
+        self.accepted |= {each.request.id for each in actions if isinstance(each, Taken)}
         if isinstance(event, UnpinAsked):
             pinned -= {(gpu, event.model) for gpu, _ in pinned if event.gpu in (None, gpu)}
         self._check_victims(actions, in_force, pinned)
@@ -75,6 +80,8 @@ class Invariants:
                 assert len(slot.leases) <= slot.capacity, f"{slot.id} holds too many leases"
         _check_queues(core)
         _check_holders(core)
+        _check_standing(core)
+        assert len(self.world.recalled) == len(set(self.world.recalled)), "recalled twice"
         in_force = {lease for slot in core.cluster.slots.values() for lease in slot.leases}
         assert in_force == set(core.placer.leases) == set(self.world.leases)
 
@@ -252,6 +259,30 @@ def _check_queues(core: Core) -> None:
         if each.standing is Standing.LEASED:
             assert each.lease is not None
             assert each in core.placer.leases[each.lease].requests
+
+
+def _check_standing(core: Core) -> None:
+    """Who waits is counted right, and nobody waits in vain for leases that stand."""
+    standing, leases = core.placer.standing, core.placer.leases
+    if standing.terms is None:
+        return
+    waiting = [each for each in core.requests.values() if each.standing in _QUEUED]
+    kinds = Counter((p.request.caller, p.request.function, p.bundle) for p in waiting)
+    assert standing.waiting == kinds
+    assert standing.queued == len(waiting) == core.placer.queued
+    kept = {lease: kind for kind, each in standing.kept.items() for lease in each}
+    assert kept == standing.kinds
+    assert all(each for each in standing.kept.values())
+    for lease in kept:
+        dispatch = leases[lease].dispatch
+        assert dispatch is not None
+        assert dispatch.stands is not None
+        assert not leases[lease].released, f"lease {lease} was given back"
+    assert standing.recalled <= leases.keys()
+    assert not standing.recalled & kept.keys()
+    assert standing.unused.keys() <= leases.keys()
+    for kind in standing.kept:
+        assert len(waiting) - kinds[kind] <= len(standing.recalled), f"{kind} is kept"
 
 
 def _waits_at(pending: Pending, slot: Slot) -> bool:

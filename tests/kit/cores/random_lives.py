@@ -14,7 +14,17 @@ from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
 from scheduler import policies
 from scheduler.model import events
 from scheduler.model.events import Event, GpuSnapshot, LiveLease, NodeSnapshot
-from scheduler.model.values import AfterLoss, GpuSpec, LeaseId, RequestId, SlotId
+from scheduler.model.values import (
+    AfterLoss,
+    CallEnd,
+    CoreSettings,
+    GpuSpec,
+    LeaseId,
+    LeaseUse,
+    RequestId,
+    SlotId,
+    StandingTerms,
+)
 from tests.kit.cores.builders import gpu, model, request
 from tests.kit.cores.core_world import HeldLease, World
 from tests.kit.cores.random_workloads import flat
@@ -30,9 +40,11 @@ KINDS = (
     *("again", "cancel", "deadline", "wanted", "wanted", "run", "loaded", "load_failed"),
     *("run_failed", "pin", "unpin", "prefetch", "evict", "pressure", "policy", "snapshot"),
     *("demoted", "register", "join", "join", "drain", "lose", "timer", "stale"),
-    *("silent", "heard"),
+    *("silent", "heard", "used", "used", "used", "recall_passed"),
 )
 _MOST_GPUS = 5
+# Callers that are named may keep their leases.
+STANDING = CoreSettings(standing=StandingTerms(5.0, 100))
 _LATE = events.SlotFreed | events.ModelLoaded | events.RunFinished | events.LeaseReleased
 
 _bursts = st.lists(
@@ -82,16 +94,17 @@ class Chaos:
         wanted = [MODELS[(who + who * each) % len(MODELS)] for each in range(1, count + 1)]
         deadline_s = self.world.now + how / 10 if how % 7 == 0 else None
         arrived_s = max(0.0, self.world.now - who / 10) if who % 11 == 0 else None
-        return events.RequestArrived(
-            request(
-                f"r{len(self.world.sent)}",
-                *wanted,
-                batch=1 + how % 3,
-                deadline_s=deadline_s,
-                arrived_s=arrived_s,
-                max_wait_s=how / 20 if how % 3 == 0 else None,
-            )
+        asked = request(
+            f"r{len(self.world.sent)}",
+            *wanted,
+            batch=1 + how % 3,
+            deadline_s=deadline_s,
+            arrived_s=arrived_s,
+            max_wait_s=how / 20 if how % 3 == 0 else None,
         )
+        if who % 2:  # its caller keeps leases
+            asked = asked._replace(caller=f"gw{how % 2}", function=f"f{who % 3}")
+        return events.RequestArrived(asked)
 
     def _again(self, who: int, how: int) -> Event | None:
         del how
@@ -122,6 +135,29 @@ class Chaos:
     def _release(self, who: int, how: int) -> Event | None:
         lease = self._lease(who)
         return None if lease is None else events.LeaseReleased(lease.id, may_return=how % 3 == 0)
+
+    def _used(self, who: int, how: int) -> Event | None:
+        """A caller reports calls under some lease, perhaps of one that has ended long ago."""
+        lease = self._lease(who)
+        number = LeaseId(1 + how) if lease is None else lease.id
+        running = [] if lease is None else [*self.world.core.placer.leases[number].requests]
+        now = self.world.now
+        uses = [
+            LeaseUse(
+                RequestId(f"u{len(self.world.log)}.{place}"),
+                now - 0.2,
+                now - 0.1,
+                now - 0.01 * place if (how + place) % 3 else None,
+            )
+            for place in range(how % 4)
+        ]
+        ends = [CallEnd(each.id, now) for each in running[: who % 3]]
+        return events.LeaseUsed(number, "f0", tuple(uses), tuple(ends), 1 + how % 2)
+
+    def _recall_passed(self, who: int, how: int) -> Event | None:
+        del how
+        recalled = self.world.recalled
+        return events.RecallPassed(recalled[who % len(recalled)]) if recalled else None
 
     def _free(self, who: int, how: int) -> Event | None:
         del how

@@ -11,7 +11,13 @@ from scheduler.core.core import make_core
 from scheduler.model.events import RequestCancelled, SlotFreed
 from tests.kit.cores.core_world import World
 from tests.kit.cores.invariants import Invariants
-from tests.kit.cores.random_lives import Chaos, Operation, operations, random_operations
+from tests.kit.cores.random_lives import (
+    STANDING,
+    Chaos,
+    Operation,
+    operations,
+    random_operations,
+)
 
 each_policy = pytest.mark.parametrize("policy", policies.available())
 
@@ -33,7 +39,7 @@ def test_core_keeps_its_invariants_when_it_runs_long(policy: str, rule: str) -> 
 
 def live_through(policy: str, rule: str, operations: list[Operation]) -> None:
     """Check every step of a random life, then bring all that is left to its end."""
-    world = World(make_core(policy, rule))
+    world = World(make_core(policy, rule, settings=STANDING))
     chaos, invariants = Chaos(world), Invariants(world)
     for event in chaos.setup():
         invariants.step(event)
