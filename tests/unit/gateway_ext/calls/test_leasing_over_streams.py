@@ -1,6 +1,7 @@
 """The gateway's leases over a stream to a real scheduler."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -8,13 +9,17 @@ from cache_manager.model.ids import ModelId
 from gateway_ext.calls.function_table import Function
 from gateway_ext.calls.gpu_leasing import CallLease, GpuLeasing
 from gateway_ext.metrics.call_counts import GatewayMeters
+from gateway_ext.model import FunctionId
 from gateway_ext.openfaas.function_options import FunctionOptions
 from gateway_ext.tracing.call_journey import Journey
 from scheduler.model.events import ModelRegistered
-from scheduler.model.values import ModelSpec
+from scheduler.model.values import LeaseId, ModelSpec, RequestId, RequestOutcome
+from scheduler.service.history.history import RequestRecord
+from scheduler.service.leadership.election import LeaderInfo
+from tests.kit.cores.builders import request
 from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import a_deployment
-from tests.kit.worlds.service_world import leading
+from tests.kit.worlds.service_world import World, a_world, leading
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
 
@@ -62,3 +67,135 @@ async def test_nothing_is_reserved_when_a_function_reports_models_that_it_invent
         assert not cluster.profiles.known()
         assert all(not gpu.cache.residents for gpu in cluster.gpus.values())
         assert not function.learned.known
+
+
+# -- leases that stand ------------------------------------------------------------------------
+
+
+def a_function(world: World, name: str = "echo") -> Function:
+    """A function whose model the scheduler knows."""
+    assert world.office is not None
+    model = ModelId(f"openfaas-fn/{name}")
+    world.office.driver.report(ModelRegistered(ModelSpec(model)))
+    deployment = replace(a_deployment(), id=FunctionId("openfaas-fn", name))
+    function = Function(deployment, FunctionOptions(gpu=True))
+    function.learned.models = (model,)
+    return function
+
+
+async def taken(leasing: GpuLeasing, function: Function, call_id: str) -> CallLease:
+    lease = await a_lease(leasing, function, call_id)
+    assert lease is not None
+    return lease
+
+
+def leases_of(world: World) -> list[LeaseId]:
+    assert world.office is not None
+    return list(world.office.core.placer.leases)
+
+
+def record_of(world: World, request: str) -> RequestRecord | None:
+    assert world.office is not None
+    return world.office.history.get(RequestId(request))
+
+
+async def test_calls_under_one_lease_are_all_known_to_the_scheduler() -> None:
+    async with leading() as world, world.leases() as client:
+        leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
+        for number in range(5):
+            leasing.release(await taken(leasing, function, f"c{number}"), clean=True)
+        await eventually(lambda: record_of(world, "c4") is not None)
+        assert len(leases_of(world)) == 1
+        for number in range(5):
+            record = record_of(world, f"c{number}")
+            assert record is not None
+            assert record.outcome is RequestOutcome.COMPLETED
+            assert record.ended_s is not None
+            assert record.granted_s is not None
+            assert record.arrived_s <= record.granted_s <= record.ended_s
+        assert world.office is not None
+        assert world.office.driver.counts().hits == 4
+        shown = await world.get("/explain/c3")
+        assert shown.body["decisions"][0]["rule"] == "its caller kept this lease"
+        assert (await world.get("/metrics")).body.count('result="hit"')
+
+
+async def test_no_lease_stands_where_the_settings_say_so() -> None:
+    async with leading(standing_s=0.0) as world, world.leases() as client:
+        leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
+        leasing.release(await taken(leasing, function, "c0"), clean=True)
+        await eventually(lambda: leases_of(world) == [])
+
+
+async def test_lease_is_given_up_when_another_caller_waits() -> None:
+    async with leading() as world, world.leases() as client, world.leases() as other:
+        leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
+        leasing.release(await taken(leasing, function, "c0"), clean=True)
+        granted = await other.acquire(request("r0"))
+        assert leases_of(world) == [granted.placement.lease]
+        waiting = asyncio.create_task(taken(leasing, function, "c1"))
+        other.release(granted.placement.lease)
+        leasing.release(await waiting, clean=True)
+
+
+async def test_calls_of_functions_that_compete_all_get_their_turn() -> None:
+    async with leading() as world, world.leases() as client:
+        leasing = GpuLeasing(client, GatewayMeters())
+        functions = [a_function(world, f"f{number}") for number in range(3)]
+
+        async def call(number: int) -> None:
+            lease = await taken(leasing, functions[number % 3], f"c{number}")
+            await asyncio.sleep(0.001)
+            leasing.release(lease, clean=True)
+
+        await asyncio.gather(*(call(number) for number in range(60)))
+        await eventually(lambda: all(record_of(world, f"c{n}") is not None for n in range(60)))
+
+
+async def test_call_whose_question_waits_is_known_by_another_id() -> None:
+    async with leading() as world, world.leases() as client:
+        leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
+        first, second = (
+            asyncio.create_task(taken(leasing, function, call)) for call in ("c0", "c1")
+        )
+        held = await first
+        await eventually(lambda: record_of(world, "c1") is not None)
+        leasing.release(held, clean=True)
+        lease = await second
+        assert lease.request == "c1~kept"
+        leasing.release(lease, clean=True)
+        await eventually(lambda: record_of(world, "c1~kept") is not None)
+        await eventually(
+            lambda: getattr(record_of(world, "c1"), "outcome", "") is RequestOutcome.CANCELLED
+        )
+
+
+async def test_leases_are_given_back_when_the_leader_changes() -> None:
+    async with leading() as world, a_world() as second, world.leases(second.url) as client:
+        leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
+        held = await taken(leasing, function, "c0")
+        assert held.kept is not None
+        world.service.leader = LeaderInfo("s1", second.url, 2, "x")
+        assert world.service.callers is not None
+        await world.service.callers.close()
+        await eventually(lambda: held.kept is not None and held.kept.recalled)
+        leasing.release(held, clean=True)
+
+
+async def test_node_ends_a_lease_whose_caller_is_silent() -> None:
+    async with leading() as world, world.leases() as client, world.leases() as other:
+        leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
+        leasing.release(await taken(leasing, function, "c0"), clean=True)
+        client.keeper = Deaf()
+        granted = await other.acquire(request("r0"))
+        assert leases_of(world) == [granted.placement.lease]
+
+
+class Deaf:
+    """A gateway that does not hear recalls."""
+
+    def recalled(self, lease: LeaseId) -> None:
+        """Nothing."""
+
+    def all_recalled(self) -> None:
+        """Nothing."""

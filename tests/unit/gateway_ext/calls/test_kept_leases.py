@@ -1,0 +1,271 @@
+"""Leases that the gateway keeps: handed on, reported, recalled, and given back."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from cache_manager.model.ids import ModelId
+from gateway_ext.calls import kept_leases
+from gateway_ext.calls.function_table import Function
+from gateway_ext.calls.gpu_leasing import CallLease, GpuLeasing
+from gateway_ext.errors import GatewayError
+from gateway_ext.metrics.call_counts import GatewayMeters
+from gateway_ext.openfaas.function_options import FunctionOptions
+from gateway_ext.tracing.call_journey import Journey
+from scheduler.api import LeaseId, LeaseUse, LeaseUsed, QueueFull, RequestId, StandingTerms
+from tests.kit.waiting import eventually
+from tests.kit.worlds.calling import FakeLeases, a_deployment
+
+pytestmark = pytest.mark.timeout(30, func_only=True)
+
+TERMS = StandingTerms(60.0, 100)
+A, B = "http://a", "http://b"
+
+
+@dataclass
+class Leasing:
+    """The leasing of one function's calls, over fake leases that stand."""
+
+    leases: FakeLeases
+    leasing: GpuLeasing
+    function: Function
+
+    async def acquire(self, call_id: str, instance: str = A) -> CallLease:
+        journey = Journey(call_id, "echo", "POST", 32 * "a", 1, gpu=True, sampled=False)
+        journey.attempt()
+        deadline_s = asyncio.get_running_loop().time() + 9
+        lease = await self.leasing.acquire(
+            self.function, instance, journey, deadline_s, own_id=True
+        )
+        assert lease is not None
+        assert journey.attempts[-1].request == lease.request
+        return lease
+
+    def done(self, lease: CallLease, *, clean: bool = True) -> None:
+        self.leasing.release(lease, clean=clean)
+
+    @property
+    def asked(self) -> list[str]:
+        return [request.id for request in self.leases.asked]
+
+    def uses(self) -> list[LeaseUse]:
+        return [use for report in self.leases.reports for use in report.uses]
+
+    def ends(self) -> list[str]:
+        return [end.request for report in self.leases.reports for end in report.ends]
+
+
+@pytest.fixture
+def it() -> Leasing:
+    leases = FakeLeases()
+    leases.terms = TERMS
+    function = Function(a_deployment(), FunctionOptions(gpu=True))
+    function.learned.models = (ModelId("openfaas-fn/bert"),)
+    return Leasing(leases, GpuLeasing(leases, GatewayMeters()), function)
+
+
+# -- handed on --------------------------------------------------------------------------------
+
+
+async def test_next_call_asks_nobody(it: Leasing) -> None:
+    for number in range(5):
+        it.done(await it.acquire(f"c{number}"))
+    assert it.asked == ["c0"]
+    assert it.leases.released == []
+
+
+async def test_lease_that_does_not_stand_goes_back_at_once(it: Leasing) -> None:
+    it.leases.terms = None
+    for number in range(3):
+        it.done(await it.acquire(f"c{number}"))
+    assert it.asked == ["c0", "c1", "c2"]
+    assert it.leases.released == [1, 2, 3]
+    assert it.leases.reports == []
+
+
+async def test_call_takes_the_lease_that_its_instance_has_claimed(it: Leasing) -> None:
+    first, second = await it.acquire("c0", A), await it.acquire("c1", B)
+    it.done(first)
+    it.done(second)
+    assert (await it.acquire("c2", A)).placement == first.placement
+    assert (await it.acquire("c3", A)).placement == second.placement
+
+
+async def test_other_models_need_another_lease(it: Leasing) -> None:
+    it.done(await it.acquire("c0"))
+    it.function.learned.models = (ModelId("openfaas-fn/vgg"),)
+    assert (await it.acquire("c1")).placement.lease == 2
+
+
+async def test_waiting_call_gets_the_lease_of_the_call_that_ends(it: Leasing) -> None:
+    first = await it.acquire("c0")
+    waiting = asyncio.create_task(it.acquire("c1"))
+    await asyncio.sleep(0)
+    it.done(first)
+    assert (await waiting).placement == first.placement
+    assert it.asked == ["c0"]
+
+
+async def test_call_asks_for_its_own_lease_after_a_while(it: Leasing) -> None:
+    await it.acquire("c0")
+    assert (await it.acquire("c1")).placement.lease == 2
+    assert it.asked == ["c0", "c1~ask"]
+    await eventually(lambda: [use.request for use in it.uses()] == ["c1"])
+    assert it.ends() == ["c1~ask"]
+
+
+async def test_question_passes_to_the_next_call_that_waits(it: Leasing) -> None:
+    first = await it.acquire("c0")
+    it.leases.open.clear()
+    second = asyncio.create_task(it.acquire("c1"))
+    await eventually(lambda: it.asked == ["c0", "c1~ask"])
+    third = asyncio.create_task(it.acquire("c2"))
+    await asyncio.sleep(0)
+    it.done(first)
+    assert (await second).placement == first.placement
+    it.leases.open.set()
+    assert (await third).placement.lease == 2
+    assert it.asked == ["c0", "c1~ask"]
+    assert it.leases.cancelled == []
+
+
+async def test_question_is_taken_back_when_nobody_waits_any_more(it: Leasing) -> None:
+    first = await it.acquire("c0")
+    it.leases.open.clear()
+    second = asyncio.create_task(it.acquire("c1"))
+    await eventually(lambda: len(it.asked) == 2)
+    it.done(first)
+    await second
+    await eventually(lambda: it.leases.cancelled == ["c1~ask"])
+
+
+async def test_cancelled_call_leaves_the_lease_that_it_was_handed(it: Leasing) -> None:
+    first = await it.acquire("c0")
+    waiting = asyncio.create_task(it.acquire("c1"))
+    await asyncio.sleep(0)
+    it.done(first)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert (await it.acquire("c2")).placement == first.placement
+
+
+async def test_error_is_that_of_the_call_that_asked(it: Leasing) -> None:
+    await it.acquire("c0")
+    it.leases.errors.append(QueueFull(RequestId("c1"), "full", 1, 1.0))
+    with pytest.raises(GatewayError):
+        await it.acquire("c1")
+    assert (await it.acquire("c2")).placement.lease == 2
+
+
+# -- given back -------------------------------------------------------------------------------
+
+
+async def test_lease_is_given_back_when_its_call_broke_off(it: Leasing) -> None:
+    it.done(await it.acquire("c0"), clean=False)
+    assert it.leases.released == [1]
+    assert it.ends() == ["c0"]
+
+
+async def test_lease_is_given_back_after_its_last_call(it: Leasing) -> None:
+    it.leases.terms = StandingTerms(60.0, 3)
+    for number in range(3):
+        it.done(await it.acquire(f"c{number}"))
+    assert it.asked == ["c0"]
+    assert it.leases.released == [1]
+
+
+async def test_lease_is_given_back_after_its_time(it: Leasing) -> None:
+    it.leases.terms = StandingTerms(0.01, 100)
+    lease = await it.acquire("c0")
+    await asyncio.sleep(0.02)
+    it.done(lease)
+    assert it.leases.released == [1]
+
+
+async def test_lease_that_nobody_uses_is_given_back(
+    it: Leasing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_leases, "IDLE_S", 0.05)
+    it.done(await it.acquire("c0"))
+    await eventually(lambda: it.leases.released == [1])
+
+
+# -- recalled ---------------------------------------------------------------------------------
+
+
+def recall(it: Leasing, lease: int) -> None:
+    assert it.leases.keeper is not None
+    it.leases.keeper.recalled(LeaseId(lease))
+
+
+async def test_recalled_lease_goes_back_at_once_when_no_call_uses_it(it: Leasing) -> None:
+    it.done(await it.acquire("c0"))
+    recall(it, 1)
+    assert it.leases.released == [1]
+    assert it.ends() == ["c0"]
+    assert (await it.acquire("c1")).placement.lease == 2
+
+
+async def test_recalled_lease_goes_back_after_the_call_in_flight(it: Leasing) -> None:
+    lease = await it.acquire("c0")
+    waiting = asyncio.create_task(it.acquire("c1"))
+    await asyncio.sleep(0)
+    recall(it, 1)
+    assert it.leases.released == []
+    it.done(lease)
+    assert it.leases.released == [1]
+    assert (await waiting).placement.lease == 2
+
+
+async def test_recall_may_come_before_the_call_has_resumed(it: Leasing) -> None:
+    recall(it, 1)
+    it.done(await it.acquire("c0"))
+    assert it.leases.released == [1]
+
+
+async def test_all_leases_go_back_when_the_stream_ends(it: Leasing) -> None:
+    held, free = await it.acquire("c0"), await it.acquire("c1")
+    it.done(free)
+    assert it.leases.keeper is not None
+    it.leases.keeper.all_recalled()
+    assert it.leases.released == [2]
+    it.done(held)
+    assert it.leases.released == [2, 1]
+
+
+# -- reported ---------------------------------------------------------------------------------
+
+
+async def test_calls_are_reported_together_with_their_times(it: Leasing) -> None:
+    for number in range(4):
+        it.done(await it.acquire(f"c{number}"))
+    await eventually(lambda: len(it.uses()) == 3)
+    (report,) = it.leases.reports
+    assert report == LeaseUsed(LeaseId(1), "openfaas-fn/echo", report.uses, report.ends, 1)
+    assert [end.request for end in report.ends] == ["c0"]
+    assert [use.request for use in report.uses] == ["c1", "c2", "c3"]
+    for use in report.uses:
+        assert use.ended_s is not None
+        assert use.arrived_s <= use.began_s <= use.ended_s
+        assert use.parent.startswith("00-" + 32 * "a")
+
+
+async def test_long_call_is_reported_as_running_and_later_as_ended(it: Leasing) -> None:
+    it.done(await it.acquire("c0"))
+    lease = await it.acquire("c1")
+    await eventually(lambda: [(use.request, use.ended_s) for use in it.uses()] == [("c1", None)])
+    it.done(lease)
+    await eventually(lambda: it.ends() == ["c0", "c1"])
+    assert len(it.uses()) == 1
+
+
+async def test_report_precedes_the_return(it: Leasing) -> None:
+    it.done(await it.acquire("c0"))
+    lease = await it.acquire("c1")
+    recall(it, 1)
+    assert it.leases.reports == []
+    it.done(lease)
+    assert it.leases.released == [1]
+    assert [use.request for use in it.uses()] == ["c1"]
