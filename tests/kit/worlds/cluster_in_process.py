@@ -18,7 +18,7 @@ from gpu_manager.attachment.attachment import Attachment
 from gpufaas.local.held_ports import HeldPort
 from scheduler.core.core import Core
 from scheduler.model.events import Event, NodeSnapshot
-from scheduler.model.values import CoreSettings
+from scheduler.model.values import CoreSettings, StandingTerms
 from scheduler.service.driver.driver import Driver
 from scheduler.service.driver.loop_clocks import LoopClock
 from scheduler.service.nodes.node_streams import NodeStreams, turn_away
@@ -83,7 +83,8 @@ async def a_scheduler(
     leases: int = 1 << 32,
 ) -> Scheduler:
     """A scheduler that leads in this term."""
-    core = a_core(gpus=(), settings=CoreSettings(first_lease=term * leases))
+    terms = StandingTerms(60.0, 1000)
+    core = a_core(gpus=(), settings=CoreSettings(first_lease=term * leases, standing=terms))
     events: list[Event] = []
     fenced: list[int] = []
     clock = LoopClock(asyncio.get_running_loop())

@@ -188,3 +188,16 @@ def test_unclaimed_lease_stays_while_its_models_load_or_a_session_waits_for_it()
 
     held.loaded_s, held.awaited = 20.0, True
     assert due(leases, 119.0) == []
+
+
+@pytest.mark.parametrize("stands", [False, True])
+def test_lease_that_stands_is_not_ended_by_those_who_wait(*, stands: bool) -> None:
+    leases = LeasesInForce(TIMES, contended=True)
+    assert leases.grant(LeaseId(1), SlotId("g0"), GpuId("g0"), (BERT,), 0.0, stands=stands)
+    held = leases.get(LeaseId(1))
+    assert held is not None
+    leases.claim(held, HOLDER, 0.0, given=True)
+    leases.record_use(held, 1.0, 0.01)
+
+    assert due(leases, 2.0) == ([] if stands else [EndReason.CONTENDED])
+    assert due(leases, 6.1) == ([EndReason.IDLE] if stands else [EndReason.CONTENDED])

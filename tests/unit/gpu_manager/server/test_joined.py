@@ -23,10 +23,10 @@ pytestmark = pytest.mark.timeout(20, func_only=True)
 
 
 def given(
-    it: Scheduler, image: SealedWeights, name: str = "gateway/1"
+    it: Scheduler, image: SealedWeights, name: str = "gateway/1", caller: str = ""
 ) -> asyncio.Future[Placement]:
-    """A gateway's request for a GPU for this function."""
-    request = Request(RequestId(name), "team/function", (model_of(image),))
+    """A gateway's request for a GPU for this function; the lease of one that is named stands."""
+    request = Request(RequestId(name), "team/function", (model_of(image),), caller=caller)
     return asyncio.ensure_future(it.driver.acquire(request))
 
 
@@ -41,6 +41,7 @@ def token(placement: Placement, *, function: str = "team/function", in_s: float 
         slot=placement.slot,
         term=1,
         expires_s=time.time() + in_s,
+        stands=placement.stands is not None,
     )
     return sign(claims, SECRET)
 
@@ -364,3 +365,35 @@ async def test_node_stops_soon_when_no_scheduler_was_ever_reached(tmp_path: Path
         assert not asking.done()
         image.close()
     assert isinstance(await asking, Exception)
+
+
+async def test_lease_that_stands_serves_the_processes_of_its_function_in_turn(
+    tmp_path: Path,
+) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        first, image = await uploaded(node)
+        second = await node.client(session=32 * "b")
+        await second.upload(image)
+        placement = await given(it, image, caller="gateway")
+        for client in (first, second, first):
+            answer, channels = await client.acquire(image.digest, token=token(placement))
+            assert answer["lease"] == placement.lease
+            for channel in channels:
+                channel.close()
+        assert leases_of(it) == {placement.lease}
+        image.close()
+    await it.stop()
+
+
+async def test_recalled_lease_ends_when_its_caller_does_not_give_it_back(tmp_path: Path) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        client, image = await uploaded(node)
+        placement = await given(it, image, caller="gateway")
+        _, (channel,) = await client.acquire(image.digest, token=token(placement))
+        other = await given(it, image, "gateway/2", caller="another gateway")
+        assert leases_of(it) == {other.lease}
+        channel.close()
+        image.close()
+    await it.stop()

@@ -1,6 +1,7 @@
 """The lease that a request was given: when it goes back, and where the request gets another one."""
 
 import asyncio
+import base64
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,11 @@ from torch_shim.leases import request_context
 from torch_shim.leases.habits import ENOUGH, Habits
 from torch_shim.leases.leasing import ProcessLeases
 from torch_shim.leases.managers import Nodes
-from torch_shim.leases.presented_lease import PresentedLease, SessionLease
+from torch_shim.leases.presented_lease import (
+    PresentedLease,
+    SessionLease,
+    StandingClaims,
+)
 from torch_shim.weights.model_weights import ModelImage
 from torch_shim.wire.manager_session import ManagerSession
 from torch_shim.wire.protocol import FrameKind
@@ -226,3 +231,66 @@ async def test_answer_stands_when_the_manager_is_gone_before_the_lease_goes_back
             assert call_lease.lease.over
         image.close()
     await it.stop()
+
+
+async def test_requests_with_one_token_share_what_the_first_one_claimed(tmp_path: Path) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        _, image = await uploaded(node)
+        lease = await given(it, image, caller="gateway")
+        shown = token(lease)
+        address = str(node.manager.addresses[0])
+        nodes = Nodes(address, node.manager.credentials.issue(FunctionIdentity("team", "function")))
+        leasing = ProcessLeases(nodes)
+        found = []
+        for _ in range(ENOUGH + 3):  # more than after which a lease for one request goes back early
+            with request_context.given(address, shown):
+                given_lease = request_context.current()
+                assert given_lease is not None
+                presented = leasing.presented_by(given_lease)
+                function = Function(presented, nodes, Habits(), image)
+                found.append((await function.call()).lease)
+        assert all(each is found[0] for each in found)
+        assert returned(it) == []
+        assert leases_of(it) == {lease.lease}
+        nodes.close()
+        image.close()
+    await it.stop()
+
+
+async def test_request_asks_by_itself_when_the_lease_that_stood_has_ended(tmp_path: Path) -> None:
+    it = await a_scheduler()
+    async with joined(tmp_path, it.url) as node:
+        _, image = await uploaded(node)
+        lease = await given(it, image, caller="gateway")
+        shown = token(lease)
+        address = str(node.manager.addresses[0])
+        nodes = Nodes(address, node.manager.credentials.issue(FunctionIdentity("team", "function")))
+        leasing = ProcessLeases(nodes)
+        for ended in (False, True):
+            with request_context.given(address, shown):
+                given_lease = request_context.current()
+                assert given_lease is not None
+                presented = leasing.presented_by(given_lease)
+                call_lease = await Function(presented, nodes, Habits(), image).call_lease()
+                assert (call_lease is None) is ended
+            it.driver.release(lease.lease)
+            await eventually(lambda: not leases_of(it))
+        nodes.close()
+        image.close()
+    await it.stop()
+
+
+def test_few_claims_are_kept_whatever_tokens_come() -> None:
+    claims = StandingClaims()
+    first = claims.of("first")
+    assert claims.of("first") is first
+    for number in range(100):
+        claims.of(f"token {number}")
+    assert claims.of("first") is not first
+
+
+@pytest.mark.parametrize("stands", ["true", "1", "null", "[]", '"yes"', "{}"])
+def test_only_a_plain_truth_makes_a_lease_stand(stands: str) -> None:
+    body = base64.urlsafe_b64encode(f'{{"node":"n0","stands":{stands}}}'.encode()).decode()
+    assert request_context.claims_of(f"{body}.mac").stands is (stands == "true")
