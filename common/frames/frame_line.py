@@ -13,6 +13,8 @@ _HEAD_BYTES = _LENGTH.size
 _MOST_UNREAD, _MOST_UNREAD_BYTES = 64, 256 << 10
 # How long a line that was hung up may take to send the rest and to see the other end close.
 _CLOSE_S = 1.0
+# An end that still sends after this much finds that a line that was hung up is read no more.
+_MOST_DROPPED_BYTES = 1 << 20
 _HUNG_UP = "this end has hung up"
 
 
@@ -42,6 +44,7 @@ class FrameLine(asyncio.Protocol):
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
         self._hung_up = False
+        self._dropped_bytes = 0
         self._broken = ""
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._close_timer: asyncio.TimerHandle | None = None
@@ -150,6 +153,7 @@ class FrameLine(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Cut what arrived into frames."""
         if self._hung_up or self._broken:
+            self._drop(len(data))
             return
         if self._begun_frame:
             self._begun_frame += data
@@ -172,6 +176,11 @@ class FrameLine(asyncio.Protocol):
             self._close_timer.cancel()
         if not self._closed.done():
             self._closed.set_result(None)
+
+    def _drop(self, size_bytes: int) -> None:
+        self._dropped_bytes += size_bytes
+        if self._dropped_bytes > _MOST_DROPPED_BYTES and self._transport is not None:
+            self._transport.pause_reading()
 
     def _take_frames(self, data: bytes) -> int:
         """Take every whole frame; where the first frame begins that is not whole."""
