@@ -1,8 +1,7 @@
 """`python -m bench.stream_costs`: processor time of a message on a node stream, at each end.
 
 The ends are the product's, each in a process of its own with the event loop that it has in earnest;
-what an order or a report causes is left out. A sender is woken by a timer, whose own cost, measured
-without messages, is subtracted.
+what an order or a report causes is left out.
 """
 
 import argparse
@@ -11,6 +10,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import StrEnum
 from statistics import median
 from typing import NamedTuple, cast
 
@@ -29,30 +30,28 @@ from scheduler.service.http.scheduler_server import listen, serving
 from scheduler.service.nodes.node_streams import NodeStreams
 
 _SECRET, _NODE = b"the secret of the streams' bench", NodeId("node")
-_SLOT, _GPU = SlotId("g0"), GpuId("g0")
-_GOAL_US, _PATIENCE_S = 20.0, 20.0
-_HEAD = """\
-| way | messages a wake-up | sender µs a message | receiver µs a message |
-| --- | ---: | ---: | ---: |"""
+_SLOT = SlotId("g0")
+_GOAL_US, _PATIENCE_S, _LOOK_S = 20.0, 20.0, 0.05
+_AT_ONCE, _PAUSE_S = 64, 0.004
+_BARE = b"x" * 65  # as long as an order that ends a lease
 log = logging.getLogger(__name__)
 
 
-class Burst(NamedTuple):
-    """How many messages are sent, how many of them at each wake-up, and the pause between two."""
+class Way(StrEnum):
+    """Who sends what: down are orders to end a lease, up are reports that a slot is free."""
 
+    TURNS = "one a wake-up: an order, its report, the next order"
+    BARE = "the same with bytes that nobody reads, without frames and messages"
+    DOWN = f"{_AT_ONCE} orders a wake-up"
+    UP = f"{_AT_ONCE} reports a wake-up"
+
+
+@dataclass(frozen=True, slots=True)
+class SendOrder:
+    """What an end is to send, and how much of it."""
+
+    way: Way
     messages: int
-    at_once: int
-    pause_s: float
-
-
-_BURSTS = (Burst(4_000, 1, 0.001), Burst(32_000, 64, 0.004))
-
-
-class StreamCosts(NamedTuple):
-    """Processor time of a message, in seconds."""
-
-    sender_s: float
-    receiver_s: float
 
 
 class EndUsage(NamedTuple):
@@ -62,71 +61,96 @@ class EndUsage(NamedTuple):
     processor_s: float
 
 
+class StreamCosts(NamedTuple):
+    """Processor time of a message at each end, in seconds."""
+
+    scheduler_s: float
+    manager_s: float
+
+
 def main() -> None:
     """Measure both ways, one message a wake-up and many; print a table."""
     parser = argparse.ArgumentParser(prog="bench.stream_costs", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--messages", type=int, default=16_000, help="of each way and round")
     parser.add_argument("--keep", action="store_true", help="write to bench/results/ too")
     options = parser.parse_args()
     command = f"python -m bench.stream_costs --rounds {options.rounds}"
     report = BenchReport("What a message on a node stream costs", command)
     report.add(
-        f"\nMedians of {options.rounds} alternating rounds. Down: orders to end a lease; up: reports "
-        "that a slot is free. The scheduler's end runs on uvloop, the manager's on asyncio. "
-        f"Load average before: {load_average()}.\n\n{_HEAD}"
+        f"\nProcessor time of a message that is sent or received, medians of {options.rounds} "
+        "alternating rounds. The scheduler's end runs on uvloop, the manager's on asyncio. "
+        f"Load average before: {load_average()}.\n\n"
+        "| messages | scheduler's end, µs | manager's end, µs |\n| --- | ---: | ---: |"
     )
-    reached = True
-    for way, burst, costs in measured(options.rounds, _BURSTS):
-        sender_us, receiver_us = costs.sender_s * 1e6, costs.receiver_s * 1e6
-        report.add(f"| {way} | {burst.at_once} | {sender_us:.1f} | {receiver_us:.1f} |")
-        reached = reached and max(sender_us, receiver_us) < _GOAL_US
-    report.add(
-        f"\nGoal: less than {_GOAL_US:g} µs on each side: {'reached' if reached else 'NOT reached'}. "
-        f"Load average after: {load_average()}."
-    )
+    dearest_us = 0.0
+    for way, costs in measured(options.rounds, options.messages):
+        scheduler_us, manager_us = costs.scheduler_s * 1e6, costs.manager_s * 1e6
+        report.add(f"| {way} | {scheduler_us:.1f} | {manager_us:.1f} |")
+        if way is not Way.BARE:
+            dearest_us = max(dearest_us, scheduler_us, manager_us)
+    reached = "reached" if dearest_us < _GOAL_US else "NOT reached"
+    report.add(f"\nGoal: less than {_GOAL_US:g} µs on each side: {reached}.")
+    report.add(f"Load average after: {load_average()}.")
     if options.keep:
         print(report.keep("stream-costs"))
 
 
-def measured(rounds: int, bursts: Sequence[Burst]) -> Iterator[tuple[str, Burst, StreamCosts]]:
-    """The medians of the rounds, for each way and burst."""
+def measured(rounds: int, messages: int) -> Iterator[tuple[Way, StreamCosts]]:
+    """The medians of the rounds of each way."""
     with ExitStack() as stack:
         scheduler = stack.enter_context(child_process(_scheduler_end))
-        url = scheduler.address
-        manager = stack.enter_context(child_process(_manager_end, url, loop=asyncio.new_event_loop))
-        ways = {"down": (scheduler, manager), "up": (manager, scheduler)}
-        found: dict[tuple[str, Burst], list[StreamCosts]] = {}
+        manager = stack.enter_context(
+            child_process(_manager_end, scheduler.address, loop=asyncio.new_event_loop)
+        )
+        found: dict[Way, list[StreamCosts]] = {way: [] for way in Way}
         for _ in range(rounds):
-            for burst in bursts:
-                for way, (sender, receiver) in ways.items():
-                    found.setdefault((way, burst), []).append(_costs(sender, receiver, burst))
-        for (way, burst), costs in found.items():
-            yield way, burst, StreamCosts(*map(median, zip(*costs, strict=True)))
+            for way, costs in found.items():
+                costs.append(_costs(scheduler, manager, SendOrder(way, messages)))
+    for way, costs in found.items():
+        yield way, StreamCosts(*map(median, zip(*costs, strict=True)))
 
 
-def _costs(sender: ChildProcess, receiver: ChildProcess, burst: Burst) -> StreamCosts:
-    before: EndUsage = receiver.ask("usage")
-    sender_s = sender.ask(burst)
+def _costs(scheduler: ChildProcess, manager: ChildProcess, order: SendOrder) -> StreamCosts:
+    ends = scheduler, manager
+    sender, receiver = (manager, scheduler) if order.way is Way.UP else ends
+    before = _usages(ends)
+    wanted = _usages((receiver,))[0].received + order.messages
+    sender.ask(order)
     patience_s = time.monotonic() + _PATIENCE_S
-    while (after := cast(EndUsage, receiver.ask("usage"))).received < before.received + burst.messages:
+    while (come := _usages((receiver,))[0].received) < wanted:
         if time.monotonic() > patience_s:
-            raise MeasurementFailed(f"{after.received - before.received} messages arrived")
-        time.sleep(0.05)
+            raise MeasurementFailed(f"{wanted - come} messages have not arrived")
+        time.sleep(_LOOK_S)
+    after = _usages(ends)
+    # In a turn each end sends one message and receives one.
+    share = order.messages * (2 if order.way in {Way.TURNS, Way.BARE} else 1)
     return StreamCosts(
-        sender_s / burst.messages, (after.processor_s - before.processor_s) / burst.messages
+        *(
+            (now.processor_s - then.processor_s) / share
+            for then, now in zip(before, after, strict=True)
+        )
     )
+
+
+def _usages(ends: Sequence[ChildProcess]) -> list[EndUsage]:
+    return [cast(EndUsage, end.ask("usage")) for end in ends]
 
 
 # -- the ends -----------------------------------------------------------------------------------
 
 
-class _Counting:
-    """Stands in for what takes orders at a manager, and reports at the scheduler."""
+class _StreamEnd:
+    """Stands in for what takes orders at a manager, and for what takes reports at the scheduler.
+
+    In a turn the number of the lease is the number of turns that are left.
+    """
 
     addresses: tuple[str, ...] = ()
 
-    def __init__(self) -> None:
+    def __init__(self, send: Callable[[int, Way], None]) -> None:
         self.received = 0
+        self._send = send
 
     def attach(self, node: NodeId, link: object) -> None:
         log.debug("node %s attaches by %s", node, link)
@@ -137,9 +161,11 @@ class _Counting:
     def report(self, event: Event) -> None:
         if isinstance(event, SlotFreed):
             self.received += 1
+            if event.lease > 1:
+                self._send(event.lease - 1, Way.TURNS)
 
     def whole_state(self) -> Sequence[Event]:
-        spec = GpuSpec(_GPU, _NODE, 8 << 30)
+        spec = GpuSpec(GpuId("g0"), _NODE, 8 << 30)
         return [NodeSnapshot(_NODE, (GpuSnapshot(spec),))]
 
     def prepare(self, order: Prepare) -> None:
@@ -152,40 +178,76 @@ class _Counting:
         raise MeasurementFailed(f"{order} was not sent")
 
     def end_lease(self, order: EndLease) -> None:
-        del order
         self.received += 1
+        if order.reason == Way.TURNS:
+            self._send(order.lease, Way.TURNS)
 
     def contended(self, *, waiting: bool) -> None:
         log.debug("contended: %s", waiting)
 
 
+class _BareEnd(asyncio.Protocol):
+    """Takes turns with the other end in bytes that mean nothing."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._left: float = float("inf")
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.received += len(data) // len(_BARE)
+        if self._left > 0:
+            self.turn()
+
+    def begin(self, turns: int) -> None:
+        """Begin so many turns; the other end answers each."""
+        self._left = turns
+        self.turn()
+
+    def turn(self) -> None:
+        assert self._transport is not None, "the ends are connected"
+        self._left -= 1
+        self._transport.write(_BARE)
+
+
 async def _scheduler_end(parent: ParentPipe) -> None:
-    counting = _Counting()
-    streams = NodeStreams(cast(Driver, counting), lambda: 1, _SECRET, log)
+    def send(number: int, way: Way) -> None:
+        streams.attached[_NODE].end_lease(EndLease(_SLOT, LeaseId(number), way))
 
     async def serve(request: StreamRequest, line: AcceptedLine) -> None:
         del request
         await streams.serve(line, _NODE)
 
-    def send(number: int) -> None:
-        streams.attached[_NODE].end_lease(EndLease(_SLOT, LeaseId(number), "it was released"))
-
-    listener = listen("127.0.0.1", 0)
-    async with serving(_nothing, listener, streams=serve):
-        parent.ready(f"http://127.0.0.1:{listener.getsockname()[1]}")
-        await _answer_orders(parent, counting, send)
+    end, bare = _StreamEnd(send), _BareEnd()
+    streams = NodeStreams(cast(Driver, end), lambda: 1, _SECRET, log)
+    listener, bare_listener = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: bare, sock=bare_listener)
+    async with server, serving(_nothing, listener, streams=serve):
+        ports = [each.getsockname()[1] for each in (listener, bare_listener)]
+        parent.ready(f"{ports[0]} {ports[1]}")
+        await _answer_orders(parent, end, bare, send)
         await streams.close()
 
 
-async def _manager_end(parent: ParentPipe, url: str) -> None:
-    counting = _Counting()
-    attachment = Attachment([url], _NODE, _SECRET)
-    attachment.attach(_NODE, counting)
+async def _manager_end(parent: ParentPipe, ports: str) -> None:
+    def send(number: int, way: Way) -> None:
+        del way
+        attachment.report(SlotFreed(_SLOT, LeaseId(number)))
+
+    end, bare = _StreamEnd(send), _BareEnd()
+    port, bare_port = ports.split()
+    attachment = Attachment([f"http://127.0.0.1:{port}"], _NODE, _SECRET)
+    attachment.attach(_NODE, end)
     await attachment.attached()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_connection(lambda: bare, "127.0.0.1", int(bare_port))
     parent.ready()
-    await _answer_orders(
-        parent, counting, lambda number: attachment.report(SlotFreed(_SLOT, LeaseId(number)))
-    )
+    await _answer_orders(parent, end, bare, send)
+    transport.close()
     attachment.detach(_NODE)
     await attachment.close()
 
@@ -196,28 +258,27 @@ async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _answer_orders(
-    parent: ParentPipe, counting: _Counting, send: Callable[[int], None]
+    parent: ParentPipe, end: _StreamEnd, bare: _BareEnd, send: Callable[[int, Way], None]
 ) -> None:
-    """Send bursts, and answer with their processor time; or answer how much has been received."""
+    """Send what is ordered, or answer how much has been received at what cost."""
     while (order := await parent.order()) is not None:
-        if isinstance(order, Burst):
-            idle_s = await _processor_s(order, _ignore)
-            parent.answer(await _processor_s(order, send) - idle_s)
+        if not isinstance(order, SendOrder):
+            parent.answer(EndUsage(end.received + bare.received, time.process_time()))
+            continue
+        if order.way is Way.BARE:
+            bare.begin(order.messages)
+        elif order.way is Way.TURNS:
+            send(order.messages, order.way)
         else:
-            parent.answer(EndUsage(counting.received, time.process_time()))
+            await _burst(order, send)
+        parent.answer(None)
 
 
-async def _processor_s(burst: Burst, send: Callable[[int], None]) -> float:
-    began_s = time.process_time()
-    for first in range(0, burst.messages, burst.at_once):
-        for number in range(first, first + burst.at_once):
-            send(number)
-        await asyncio.sleep(burst.pause_s)
-    return time.process_time() - began_s
-
-
-def _ignore(number: int) -> None:
-    del number
+async def _burst(order: SendOrder, send: Callable[[int, Way], None]) -> None:
+    for _ in range(order.messages // _AT_ONCE):
+        for _ in range(_AT_ONCE):
+            send(0, order.way)
+        await asyncio.sleep(_PAUSE_S)
 
 
 if __name__ == "__main__":
