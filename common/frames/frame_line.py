@@ -25,6 +25,8 @@ class LineBroken(Exception):
 class FrameLine(asyncio.Protocol):
     """Carries frames both ways, in order; frames sent in one step of the loop are one write.
 
+    Frames that are sent while others are taken are written before that step ends.
+
     `max_frame_bytes` bounds the frames that are received, and may be raised at any time. Memory is
     used only as bytes arrive. One task receives: by `receive`, frame by frame, or by `pump`. Nobody
     is held up by `send`: who sends much looks at `unsent_bytes`. `async with` closes the line.
@@ -34,6 +36,7 @@ class FrameLine(asyncio.Protocol):
         self.max_frame_bytes = max_frame_bytes
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._receiving = False
         self._begun_frame = bytearray()
         self._awaited_bytes = _HEAD_BYTES  # of a frame that has arrived in part
         self._unread: deque[bytes] = deque()
@@ -92,8 +95,10 @@ class FrameLine(asyncio.Protocol):
         assert data, "a frame has at least one byte"
         if self._hung_up or self._broken:
             return
-        self._queue(_LENGTH.pack(len(data)))
-        self._queue(data)
+        if not self._outgoing and not self._receiving:
+            self._loop.call_soon(self._write)
+        self._outgoing += (_LENGTH.pack(len(data)), data)
+        self._outgoing_bytes += _HEAD_BYTES + len(data)
 
     def hang_up(self) -> None:
         """Receive nothing more, and close as soon as everything is sent, or after a moment."""
@@ -161,9 +166,15 @@ class FrameLine(asyncio.Protocol):
                 return
             data = bytes(self._begun_frame)
             self._begun_frame.clear()
-        rest = self._take_frames(data)
+        self._receiving = True
+        try:
+            rest = self._take_frames(data)
+        finally:
+            self._receiving = False
         if rest < len(data) and not self._ended:
             self._begun_frame += memoryview(data)[rest:]
+        if self._outgoing:
+            self._write()  # what answers these frames needs no further turn of the loop
 
     def eof_received(self) -> None:
         """The other end has sent its last frame."""
@@ -265,12 +276,6 @@ class FrameLine(asyncio.Protocol):
         self._outgoing_bytes = 0
         self._begun_frame.clear()
         self._wake(LineBroken(self._broken))
-
-    def _queue(self, data: bytes) -> None:
-        if not self._outgoing:
-            self._loop.call_soon(self._write)
-        self._outgoing.append(data)
-        self._outgoing_bytes += len(data)
 
     def _write(self) -> None:
         transport = self._transport

@@ -7,7 +7,7 @@ Pure: connections and time belong to the two ends, `scheduler/service/nodes/` an
 import hmac
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -35,6 +35,13 @@ ACKNOWLEDGED_AT_ONCE = PAGE_MODELS // 2
 # list of a message is that of a node's models.
 _GREETING_ENTRIES = 64
 _MESSAGE_ENTRIES = 1 << 18
+_GREETING_BOUNDS, _MESSAGE_BOUNDS = (
+    # Neither binary data nor extension types come.
+    {"max_ext_len": 0, "max_bin_len": 0, "max_array_len": most, "max_map_len": most}
+    for most in (_GREETING_ENTRIES, _MESSAGE_ENTRIES)
+)
+_MESSAGE_PARTS = 3
+_PACKER = msgpack.Packer()  # to make one costs more than to pack a message
 # An end that has kept this much for an absent peer gives up: a new snapshot is cheaper.
 _MOST_KEPT = 20_000
 _MOST_KEPT_BYTES = 64 << 20
@@ -147,7 +154,7 @@ def read_greeting(data: bytes) -> Greeting:
     """Read a greeting; BadValue if the data holds none."""
     if len(data) > MAX_GREETING_BYTES:
         raise BadValue(f"a greeting of {len(data)} bytes")
-    return _GREETINGS.from_plain(_unpacked(data, _GREETING_ENTRIES))
+    return _GREETINGS.from_plain(_unpacked(data, _GREETING_BOUNDS))
 
 
 def proven(greeting: Provable, key: bytes, *about: str) -> Provable:
@@ -328,19 +335,20 @@ class MessageChannel(Generic[Sent, Received]):
 
     def unpack(self, frame: bytes) -> Received | None:
         """The message in a frame, or None for one that was taken before; BadValue without one."""
-        plain = _unpacked(frame, _MESSAGE_ENTRIES)
-        if type(plain) is not list or [type(each) for each in plain[:2]] != [int, int]:
+        plain = _unpacked(frame, _MESSAGE_BOUNDS)
+        if type(plain) is not list or len(plain) != _MESSAGE_PARTS:
             raise BadValue("a message is [number, seen, [name, fields]]")
-        number, seen, *rest = plain
-        if len(rest) != 1 or not 0 <= seen <= self._last:
-            raise BadValue(f"message {number} has seen {seen} of {self._last}")
+        number, seen, body = plain
+        if type(number) is not int or type(seen) is not int or not 0 <= seen <= self._last:
+            raise BadValue(f"message {number!r:.40} has seen {seen!r:.40} of {self._last}")
         if 0 < number <= self.seen:
             return None
         if number and number != self.seen + 1:
             raise BadValue(f"message {number} after {self.seen}")
-        message = self._received_codec.from_plain(rest[0])
+        message = self._received_codec.from_plain(body)
         self.seen = number or self.seen
-        self._forget(seen)
+        if self._kept:
+            self._forget(seen)
         return message
 
     def _forget(self, seen: int) -> None:
@@ -350,7 +358,7 @@ class MessageChannel(Generic[Sent, Received]):
             self._kept_bytes -= len(data)
 
     def _packed(self, number: int, message: Sent) -> bytes:
-        packed: bytes = msgpack.packb([number, self.seen, self._sent_codec.to_plain(message)])
+        packed: bytes = _PACKER.pack([number, self.seen, self._sent_codec.to_plain(message)])
         self._told = self.seen
         return packed
 
@@ -377,14 +385,9 @@ class DownChannel(MessageChannel[Down, Up]):
         return [message.order for message in self.unacknowledged() if isinstance(message, Given)]
 
 
-# Neither binary data nor extension types.
-_STRICT = {"max_ext_len": 0, "max_bin_len": 0}
-
-
-def _unpacked(frame: bytes, most_entries: int) -> object:
-    longest = {"max_array_len": most_entries, "max_map_len": most_entries}
+def _unpacked(frame: bytes, bounds: Mapping[str, int]) -> object:
     try:
-        plain: object = msgpack.unpackb(frame, **_STRICT, **longest)
+        plain: object = msgpack.unpackb(frame, **bounds)
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
         raise BadValue(f"no message: {error}"[:200]) from error
     return plain
