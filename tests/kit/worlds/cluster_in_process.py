@@ -24,7 +24,6 @@ from scheduler.wire.node_link import NodeLink
 from scheduler.wire.node_stream import StreamTimes, node_of_path
 from testbed.nodes.fake_node import FakeNode
 from tests.kit.cores.builders import a_core, gpu
-from tests.kit.waiting import eventually
 
 SECRET = b"a secret of the cluster"
 LOG = logging.getLogger("tests.kit.worlds.cluster_in_process")
