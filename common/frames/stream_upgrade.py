@@ -50,7 +50,7 @@ async def dial(
         transport, upgrade = await loop.create_connection(
             lambda: _Upgrade(max_frame_bytes), at.host, at.port, ssl=context
         )
-    except ValueError as error:  # a text that cannot be looked up
+    except UnicodeError as error:  # a name that cannot be looked up
         raise OSError(f"{at.host[:80]!r} is no host: {error}") from error
     try:
         transport.write(head)
