@@ -10,10 +10,10 @@ class MemoryTransport(asyncio.Transport):
         super().__init__()
         self.written: list[bytes] = []
         self.unwritten_bytes = 0
-        self.reading = True
-        self.ended = False
+        self._reading = True
+        self._ended = False
         self.closed = False
-        self.aborted = False
+        self._aborted = False
         self._half_closes = half_closes
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -24,23 +24,34 @@ class MemoryTransport(asyncio.Transport):
         return self.unwritten_bytes
 
     def pause_reading(self) -> None:
-        self.reading = False
+        self._reading = False
 
     def resume_reading(self) -> None:
-        self.reading = True
+        self._reading = True
+
+    def is_reading(self) -> bool:
+        return self._reading
+
+    def has_ended(self) -> bool:
+        """Whether the protocol has said that it writes no more."""
+        return self._ended
+
+    def was_aborted(self) -> bool:
+        """Whether the protocol closed the connection at once."""
+        return self._aborted
 
     def can_write_eof(self) -> bool:
         return self._half_closes
 
     def write_eof(self) -> None:
         assert self._half_closes
-        self.ended = True
+        self._ended = True
 
     def is_closing(self) -> bool:
-        return self.closed or self.aborted
+        return self.closed or self._aborted
 
     def close(self) -> None:
         self.closed = True
 
     def abort(self) -> None:
-        self.aborted = True
+        self._aborted = True

@@ -18,6 +18,7 @@ from common.http.server import listen, serving
 from common.http.server_protocol import Limits
 from tests.kit.network.certificates import self_signed
 from tests.kit.network.raw_line import framed, raw_line
+from tests.kit.network.tls_door import encrypted
 from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
@@ -198,12 +199,11 @@ async def test_server_that_ends_sends_what_it_has_and_waits_for_no_line() -> Non
 # -- servers that answer badly --------------------------------------------------------------------
 
 
-async def test_answer_is_read_however_its_bytes_are_cut() -> None:
+@pytest.mark.parametrize("piece_bytes", [1, 1000])
+async def test_answer_is_read_however_its_bytes_are_cut(piece_bytes: int) -> None:
     answer = SWITCHED + framed(b"one", b"two")
-    async with answering(*(answer[at : at + 1] for at in range(len(answer)))) as url:
-        async with await dial(url, "/", {}, MOST) as line:
-            assert [await line.receive(), await line.receive()] == [b"one", b"two"]
-    async with answering(answer) as url, await dial(url, "/", {}, MOST) as line:
+    pieces = [answer[at : at + piece_bytes] for at in range(0, len(answer), piece_bytes)]
+    async with answering(*pieces) as url, await dial(url, "/", {}, MOST) as line:
         assert [await line.receive(), await line.receive()] == [b"one", b"two"]
 
 
@@ -262,37 +262,6 @@ async def test_url_that_leads_nowhere_is_an_error_of_the_system(url: str) -> Non
 
 
 # -- TLS ------------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def encrypted(url: str, certificate: Path, key: Path) -> AsyncIterator[str]:
-    """The https URL of a proxy in front of a server."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    port = int(url.rpartition(":")[2])
-
-    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
-        writer.close()
-
-    served: list[asyncio.Task[None]] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        back, further = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(carry(reader, further), carry(back, writer))
-
-    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        served.append(asyncio.ensure_future(serve(reader, writer)))
-
-    listening = await asyncio.start_server(begin, "127.0.0.1", 0, ssl=context)
-    yield f"https://localhost:{listening.sockets[0].getsockname()[1]}"
-    listening.close()
-    await asyncio.gather(*served)
 
 
 async def test_line_is_encrypted_and_the_server_checked_where_its_url_is_https(

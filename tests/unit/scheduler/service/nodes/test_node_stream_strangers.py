@@ -8,9 +8,15 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cache_manager.model.ids import NodeId
+from common.frames.frame_line import FrameLine
+from common.frames.stream_upgrade import StreamRequest
+from common.http.accepted_line import AcceptedLine
+from common.http.asgi import Receive, Scope, Send
 from scheduler.model.events import NodeSnapshot
+from scheduler.service.http.scheduler_server import listen, serving
 from scheduler.wire.node_stream import (
     MAX_MESSAGE_BYTES,
+    MOST_UNSENT_BYTES,
     VERSION,
     Challenge,
     Hello,
@@ -26,6 +32,7 @@ from scheduler.wire.node_stream import (
     stream_path,
 )
 from tests.kit.cores.builders import request
+from tests.kit.network.memory_transport import MemoryTransport
 from tests.kit.network.raw_line import RawLine, raw_line
 from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import (
@@ -33,6 +40,7 @@ from tests.kit.worlds.cluster_in_process import (
     Scheduler,
     a_node,
     a_scheduler,
+    a_standby,
     attached,
     leases_of,
 )
@@ -199,6 +207,54 @@ async def test_socket_is_closed_when_a_message_is_larger_than_any_may_be() -> No
             assert await line.hung_up()
         assert leases_of(it) == {held.lease}
         assert attachment.connected
+    await it.stop()
+
+
+async def test_manager_is_hung_up_on_when_it_leaves_too_much_unread() -> None:
+    it, node = await a_scheduler(), a_node()
+    async with attached(node, it.url) as attachment:
+        await attachment.attached()
+        manager, transport = it.streams.attached[node.name], MemoryTransport()
+        line = FrameLine(MAX_MESSAGE_BYTES)
+        line.connection_made(transport)
+        manager.connect(line, [])
+        transport.unwritten_bytes = MOST_UNSENT_BYTES // 2
+        manager.beat()
+        assert not transport.has_ended()
+        transport.unwritten_bytes = MOST_UNSENT_BYTES
+        manager.beat()
+        assert transport.has_ended()
+        line.connection_lost(None)
+    await it.stop()
+
+
+async def test_manager_says_why_when_a_server_knows_no_node_streams(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As a scheduler of an older release."""
+    listener = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    async def refuse(request: StreamRequest, line: AcceptedLine) -> None:
+        del request
+        line.refuse()
+
+    async def no_app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError(f"{scope} came, {receive} and {send}, and no stream")
+
+    async with serving(no_app, listener, streams=refuse), attached(a_node(), url) as attachment:
+        await eventually(lambda: "the server answered 404" in caplog.text)
+        assert not attachment.connected
+
+
+@pytest.mark.parametrize(
+    "leader", ["", "http://", "ftp://a", "http://a/\r\nX: y", f"http://{'a' * 70}.b", "http://[::1"]
+)
+async def test_manager_finds_the_leader_though_a_stranger_sends_it_nowhere(leader: str) -> None:
+    it, node = await a_scheduler(), a_node()
+    async with a_standby(leader) as stranger_url, attached(node, stranger_url, it.url) as found:
+        await found.attached()
+        assert it.streams.nodes == {"n0": True}
     await it.stop()
 
 
