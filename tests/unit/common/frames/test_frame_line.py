@@ -241,7 +241,7 @@ async def test_hung_up_line_sends_what_it_had_receives_nothing_and_closes_in_tim
     assert transport.has_ended()
     assert not transport.is_closing()
     assert "hung up" in await broken(line)
-    await eventually(lambda: transport.was_aborted(), "the other end closes nothing")
+    await eventually(transport.was_aborted, "the other end closes nothing")
 
 
 async def test_hung_up_line_reads_no_more_when_the_other_end_does_not_cease_to_send() -> None:
