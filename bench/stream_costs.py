@@ -72,7 +72,7 @@ def main() -> None:
     """Measure both ways, one message a wake-up and many; print a table."""
     parser = argparse.ArgumentParser(prog="bench.stream_costs", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--messages", type=int, default=16_000, help="of each way and round")
+    parser.add_argument("--bursts", type=int, default=250, help=f"of {_AT_ONCE}, a way and round")
     parser.add_argument("--keep", action="store_true", help="write to bench/results/ too")
     options = parser.parse_args()
     command = f"python -m bench.stream_costs --rounds {options.rounds}"
@@ -84,7 +84,7 @@ def main() -> None:
         "| messages | scheduler's end, µs | manager's end, µs |\n| --- | ---: | ---: |"
     )
     dearest_us = 0.0
-    for way, costs in measured(options.rounds, options.messages):
+    for way, costs in measured(options.rounds, options.bursts * _AT_ONCE):
         scheduler_us, manager_us = costs.scheduler_s * 1e6, costs.manager_s * 1e6
         report.add(f"| {way} | {scheduler_us:.1f} | {manager_us:.1f} |")
         if way is not Way.BARE:
