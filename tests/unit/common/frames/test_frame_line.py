@@ -181,8 +181,8 @@ async def test_no_frame_is_taken_behind_the_one_at_which_the_taker_ended_the_lin
 
     pump = asyncio.ensure_future(line.pump(take))
     await asyncio.sleep(0)
-    line.data_received(framed(b"one", b"two")[:-1])
-    line.data_received(b"x" + framed(b"three"))
+    line.data_received(framed(b"one", b"two") + framed(b"three")[:-1])
+    line.data_received(b"e" + framed(b"four"))
     with pytest.raises(LineBroken, match="hung up"):
         await pump
     assert taken == [b"one"]

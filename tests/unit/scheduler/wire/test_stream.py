@@ -147,6 +147,18 @@ def test_channel_is_overfull_when_nothing_is_ever_seen() -> None:
     assert len(down.unacknowledged_orders()) > 10_000
 
 
+def test_channel_is_overfull_of_large_messages_only_while_they_are_not_seen() -> None:
+    up, down = UpChannel(), DownChannel()
+    large = Given(1, EndLease(SLOT, LeaseId(1), "x" * (1 << 20)))
+    for _ in range(70):
+        up.unpack(down.pack(large))
+        down.unpack(up.pack_hint(Beat()))
+        assert not down.overfull
+    for _ in range(65):
+        down.pack(large)
+    assert down.overfull
+
+
 def test_error_is_unknown_when_no_error_has_that_name() -> None:
     with pytest.raises(BadValue):
         error_of(CallRefusal("SystemExit", "now"))

@@ -18,8 +18,10 @@ from scheduler.wire.node_stream import (
     MAX_MESSAGE_BYTES,
     MOST_UNSENT_BYTES,
     VERSION,
+    Beat,
     Challenge,
     Hello,
+    Leave,
     Report,
     TurnedAway,
     UpChannel,
@@ -225,6 +227,18 @@ async def test_manager_is_hung_up_on_when_it_leaves_too_much_unread() -> None:
         manager.beat()
         assert transport.has_ended()
         line.connection_lost(None)
+    await it.stop()
+
+
+async def test_leaving_manager_is_told_that_its_last_message_arrived() -> None:
+    it, channel = await a_scheduler(), UpChannel()
+    async with stranger(it) as line:
+        assert isinstance(await greeted(line), Welcome)
+        line.send(channel.pack(Leave()))
+        assert isinstance(channel.unpack(await line.receive()), Beat)
+        assert channel.all_acknowledged
+        assert await line.hung_up()
+    assert it.streams.nodes == {}
     await it.stop()
 
 
