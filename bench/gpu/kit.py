@@ -49,7 +49,6 @@ _NEEDED = (
     "transformers",
     "uvicorn",
     "uvloop",
-    "websockets",
     "xdist",
     "yaml",
 )

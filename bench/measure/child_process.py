@@ -47,6 +47,8 @@ class ParentPipe:
 
 Work = Callable[..., Awaitable[None]]  # takes the ParentPipe first, ends when the parent has closed
 
+MakeLoop = Callable[[], asyncio.AbstractEventLoop]
+
 
 class ChildProcess:
     """A child process that is ready; `address` is where it serves."""
@@ -71,11 +73,13 @@ class ChildProcess:
 
 
 @contextmanager
-def child_process(work: Work, *arguments: object) -> Iterator[ChildProcess]:
+def child_process(
+    work: Work, *arguments: object, loop: MakeLoop = uvloop.new_event_loop
+) -> Iterator[ChildProcess]:
     """Run a coroutine function in a process of its own for as long as the context lasts."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_run, args=(work, theirs, *arguments))
+    process = context.Process(target=_run, args=(work, theirs, loop, *arguments))
     process.start()
     theirs.close()
     try:
@@ -87,9 +91,9 @@ def child_process(work: Work, *arguments: object) -> Iterator[ChildProcess]:
         raise ChildFailed(f"{process.name} ended with {process.exitcode}")
 
 
-def _run(work: Work, pipe: Connection, *arguments: object) -> None:
+def _run(work: Work, pipe: Connection, loop: MakeLoop, *arguments: object) -> None:
     async def run() -> None:
         await work(ParentPipe(pipe), *arguments)
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(run())

@@ -90,7 +90,8 @@ async def _serve(parent: ParentPipe, kind: LeaseServer) -> None:
         if kind is not LeaseServer.STREAM:
             attach_in_process(office.driver, InstantNode("node", GPUS))
         app: App = service.app
-        await stack.enter_async_context(serving(app, listener))
+        streams = service.serve_stream
+        await stack.enter_async_context(serving(app, listener, streams=streams))
         parent.ready(url)
         while await parent.order() is not None:
             parent.answer(len(office.driver.status().gpus))

@@ -13,6 +13,8 @@ _HEAD_BYTES = _LENGTH.size
 _MOST_UNREAD, _MOST_UNREAD_BYTES = 64, 256 << 10
 # How long a line that was hung up may take to send the rest and to see the other end close.
 _CLOSE_S = 1.0
+# An end that still sends after this much finds that a line that was hung up is read no more.
+_MOST_DROPPED_BYTES = 1 << 20
 _HUNG_UP = "this end has hung up"
 
 
@@ -23,6 +25,8 @@ class LineBroken(Exception):
 class FrameLine(asyncio.Protocol):
     """Carries frames both ways, in order; frames sent in one step of the loop are one write.
 
+    Frames that are sent while others are taken are written before that step ends.
+
     `max_frame_bytes` bounds the frames that are received, and may be raised at any time. Memory is
     used only as bytes arrive. One task receives: by `receive`, frame by frame, or by `pump`. Nobody
     is held up by `send`: who sends much looks at `unsent_bytes`. `async with` closes the line.
@@ -32,6 +36,7 @@ class FrameLine(asyncio.Protocol):
         self.max_frame_bytes = max_frame_bytes
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._receiving = False
         self._begun_frame = bytearray()
         self._awaited_bytes = _HEAD_BYTES  # of a frame that has arrived in part
         self._unread: deque[bytes] = deque()
@@ -42,6 +47,7 @@ class FrameLine(asyncio.Protocol):
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
         self._hung_up = False
+        self._dropped_bytes = 0
         self._broken = ""
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._close_timer: asyncio.TimerHandle | None = None
@@ -89,8 +95,10 @@ class FrameLine(asyncio.Protocol):
         assert data, "a frame has at least one byte"
         if self._hung_up or self._broken:
             return
-        self._queue(_LENGTH.pack(len(data)))
-        self._queue(data)
+        if not self._outgoing and not self._receiving:
+            self._loop.call_soon(self._write)
+        self._outgoing += (_LENGTH.pack(len(data)), data)
+        self._outgoing_bytes += _HEAD_BYTES + len(data)
 
     def hang_up(self) -> None:
         """Receive nothing more, and close as soon as everything is sent, or after a moment."""
@@ -150,6 +158,7 @@ class FrameLine(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Cut what arrived into frames."""
         if self._hung_up or self._broken:
+            self._drop(len(data))
             return
         if self._begun_frame:
             self._begun_frame += data
@@ -157,9 +166,15 @@ class FrameLine(asyncio.Protocol):
                 return
             data = bytes(self._begun_frame)
             self._begun_frame.clear()
-        rest = self._take_frames(data)
+        self._receiving = True
+        try:
+            rest = self._take_frames(data)
+        finally:
+            self._receiving = False
         if rest < len(data) and not self._ended:
             self._begun_frame += memoryview(data)[rest:]
+        if self._outgoing:
+            self._write()  # what answers these frames needs no further turn of the loop
 
     def eof_received(self) -> None:
         """The other end has sent its last frame."""
@@ -172,6 +187,11 @@ class FrameLine(asyncio.Protocol):
             self._close_timer.cancel()
         if not self._closed.done():
             self._closed.set_result(None)
+
+    def _drop(self, size_bytes: int) -> None:
+        self._dropped_bytes += size_bytes
+        if self._dropped_bytes > _MOST_DROPPED_BYTES and self._transport is not None:
+            self._transport.pause_reading()
 
     def _take_frames(self, data: bytes) -> int:
         """Take every whole frame; where the first frame begins that is not whole."""
@@ -256,12 +276,6 @@ class FrameLine(asyncio.Protocol):
         self._outgoing_bytes = 0
         self._begun_frame.clear()
         self._wake(LineBroken(self._broken))
-
-    def _queue(self, data: bytes) -> None:
-        if not self._outgoing:
-            self._loop.call_soon(self._write)
-        self._outgoing.append(data)
-        self._outgoing_bytes += len(data)
 
     def _write(self) -> None:
         transport = self._transport

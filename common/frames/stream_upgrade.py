@@ -4,7 +4,7 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from common.addresses import address_text
@@ -37,21 +37,21 @@ async def dial(
 ) -> FrameLine:
     """A line of frames to a server at an http or https URL, in front of whose path its own is put.
 
-    Raises OSError where nobody listens, StreamRefused for another status, LineBroken where the
-    server breaks off. `tls` checks an https server; without it the machine's authorities do.
+    Raises OSError where nobody listens or the URL is none, StreamRefused for another status,
+    LineBroken where the server breaks off. `tls` checks an https server; without it the machine's
+    authorities do.
     """
-    parts = urlsplit(url)
-    assert parts.scheme in _PORTS, "the caller has checked the URL"
-    assert parts.hostname, "the caller has checked the URL"
-    port = parts.port or _PORTS[parts.scheme]
-    context = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
-    head = _request_head(
-        parts.path.rstrip("/") + path, {"Host": address_text(parts.hostname, port), **headers}
-    )
+    at = _address(url)
+    context = (tls or ssl.create_default_context()) if at.secure else None
+    host = {"Host": address_text(at.host, at.port)}
+    head = _request_head(at.path + path, {**host, **headers})
     loop = asyncio.get_running_loop()
-    transport, upgrade = await loop.create_connection(
-        lambda: _Upgrade(max_frame_bytes), parts.hostname, port, ssl=context
-    )
+    try:
+        transport, upgrade = await loop.create_connection(
+            lambda: _Upgrade(max_frame_bytes), at.host, at.port, ssl=context
+        )
+    except UnicodeError as error:  # a name that cannot be looked up
+        raise OSError(f"{at.host[:80]!r} is no host: {error}") from error
     try:
         transport.write(head)
         return await upgrade.switched
@@ -113,6 +113,27 @@ class _Upgrade(asyncio.Protocol):
             self.switched.set_exception(error)
         if self._transport is not None:
             self._transport.abort()
+
+
+class _Address(NamedTuple):
+    """Where a server is; `path` is put in front of every path."""
+
+    host: str
+    port: int
+    path: str
+    secure: bool
+
+
+def _address(url: str) -> _Address:
+    """Where a URL leads; OSError where it leads nowhere, for another server may have named it."""
+    try:
+        parts = urlsplit(url)
+        if parts.hostname and parts.scheme in _PORTS and url.isascii() and url.isprintable():
+            port = parts.port or _PORTS[parts.scheme]
+            return _Address(parts.hostname, port, parts.path.rstrip("/"), parts.scheme == "https")
+    except ValueError:  # of a port or an address
+        pass
+    raise OSError(f"{url[:80]!r} is no http or https URL")
 
 
 def _request_head(path: str, headers: Mapping[str, str]) -> bytes:

@@ -35,23 +35,21 @@ async def serving(
     listener: socket.socket,
     drain_s: float,
     *,
-    websocket: type[asyncio.Protocol] | None = None,
     streams: StreamHandler | None = None,
     limits: Limits | None = None,
 ) -> AsyncIterator[None]:
     """Serve an ASGI application on this socket for as long as the context lasts.
 
     At its end no new connection is accepted, requests in flight have `drain_s` to end, and those
-    that are left then are cancelled. Websockets are refused unless `websocket` is given, and lines
-    of frames unless `streams` is, which serves one line each time that it is called.
+    that are left then are cancelled. Lines of frames are refused unless `streams` is given, which
+    serves one line each time that it is called.
     """
     limits = limits or Limits()
     config = Config(
         app,
         interface="asgi3",  # uvicorn would take an object with `__call__` for an older interface
         http=ServerProtocol,
-        ws="none" if websocket is None else websocket,
-        ws_per_message_deflate=False,  # a small message could be large once it is inflated
+        ws="none",
         lifespan="off",
         access_log=False,
         proxy_headers=False,

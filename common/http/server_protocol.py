@@ -2,9 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -79,9 +77,6 @@ class ServerProtocol(HttpToolsProtocol):
         self._limits = limits
         self._table = table
         self._streams = streams
-        if self.ws_protocol_class is not None:
-            make_websocket: Callable[..., asyncio.Protocol] = self.ws_protocol_class
-            self.ws_protocol_class = cast(Any, partial(make_websocket, table=table))
 
     def connection_made(self, transport: Any) -> None:
         """Wait for the first head no longer than for a later one."""
@@ -168,7 +163,7 @@ class ServerProtocol(HttpToolsProtocol):
         """After a complete message only another head can follow."""
         self._quiet_bytes = 0
         super().on_message_complete()
-        if not getattr(self.cycle, "response_started", True):  # it is None before a websocket
+        if not getattr(self.cycle, "response_started", True):  # it is None before a stream
             self.cycle.keep_alive = self._keeps_alive
 
     def on_response_complete(self) -> None:
@@ -177,24 +172,12 @@ class ServerProtocol(HttpToolsProtocol):
             self._table.waits(self)
         super().on_response_complete()
 
-    def handle_websocket_upgrade(self) -> None:
-        """Hand the bare transport on: a websocket's frames are never kept back."""
-        self._upgraded = True
-        self._end_of_head()
-        self._table.remove(self)
-        self.transport = cast(JoiningTransport, self.transport).wrapped
-        super().handle_websocket_upgrade()
-
     @property
     def idle(self) -> bool:
         """Whether no request waits for its response."""
         return getattr(self.cycle, "response_complete", True)  # it is None before the first one
 
     def _should_upgrade(self) -> bool:
-        """Whether the request in the parser ends HTTP on this connection."""
-        return self._wants_stream() or super()._should_upgrade()
-
-    def _wants_stream(self) -> bool:
         """Whether the request asks for a line of frames, and no other one is being answered."""
         if self._streams is None or not self.idle or self._get_upgrade() != PROTOCOL:
             return False
@@ -230,11 +213,8 @@ class ServerProtocol(HttpToolsProtocol):
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                if self._wants_stream():
-                    self._begin_stream(data[upgrade.args[0] :])
-                    return
                 if self._should_upgrade():
-                    self.handle_websocket_upgrade()
+                    self._begin_stream(data[upgrade.args[0] :])
                     return
                 # The client hears no other protocol, so what follows is HTTP/1.1 again.
                 data = data[upgrade.args[0] :]

@@ -5,14 +5,15 @@ import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
-
+from common.errors import StreamRefused
+from common.frames.frame_line import FrameLine, LineBroken
+from common.frames.stream_upgrade import dial
 from gpu_manager.errors import BadSetting, NoScheduler
 from scheduler.api import BadValue, NodeId
 from scheduler.wire.node_stream import (
+    MAX_GREETING_BYTES,
     MAX_MESSAGE_BYTES,
     VERSION,
     Challenge,
@@ -26,17 +27,18 @@ from scheduler.wire.node_stream import (
     pack_greeting,
     proven,
     read_greeting,
+    stream_path,
 )
 
-_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
-_Broken = OSError, TimeoutError, WebSocketException, BadValue
+_SCHEMES = frozenset({"http", "https"})
+_Broken = OSError, TimeoutError, LineBroken, StreamRefused, BadValue
 
 
 @dataclass(frozen=True, slots=True)
 class Dialed:
-    """A socket to a scheduler that accepted this manager; `run` identifies its process."""
+    """A line to a scheduler that accepted this manager; `run` identifies its process."""
 
-    socket: ClientConnection
+    line: FrameLine
     run: str
     welcome: Welcome
     url: str
@@ -53,7 +55,7 @@ class Dialer:
     ) -> None:
         self.term = 0
         self.addresses: tuple[str, ...] = ()
-        self._urls = [_websocket_url(url) for url in urls]
+        self._urls = [_checked_url(url) for url in urls]
         self._node = node
         self._run = run
         self._key = key
@@ -83,7 +85,7 @@ class Dialer:
             reasons.append(f"{url}: {dialed.reason}")
             if dialed.leader is not None and len(tried) <= len(self._urls):
                 with suppress(BadSetting):
-                    leader = _websocket_url(dialed.leader)
+                    leader = _checked_url(dialed.leader)
                     to_try.insert(0 if leader != self._avoided else len(to_try), leader)
         raise NoScheduler("; ".join(reasons))
 
@@ -113,26 +115,25 @@ class Dialer:
 
     async def _connect(self, url: str, resume: Resume | None) -> Dialed | TurnedAway:
         async with asyncio.timeout(self._times.greeting_s):
-            socket = await self._open(url)
+            line = await self._open(url)
             try:
-                answer = await self._greet(socket, url, resume)
+                answer = await self._greet(line, url, resume)
             except BaseException:
-                socket.transport.abort()
+                line.abort()
                 raise
-            if isinstance(answer, TurnedAway):
-                await socket.close()
-            return answer
+        if isinstance(answer, TurnedAway):
+            await line.flush()
+        return answer
 
-    async def _greet(
-        self, socket: ClientConnection, url: str, resume: Resume | None
-    ) -> Dialed | TurnedAway:
-        challenge = self._checked(await _received(socket))
+    async def _greet(self, line: FrameLine, url: str, resume: Resume | None) -> Dialed | TurnedAway:
+        challenge = self._checked(read_greeting(await line.receive()))
         if isinstance(challenge, TurnedAway):
             return challenge
+        line.max_frame_bytes = MAX_MESSAGE_BYTES  # messages may come right behind the Welcome
         nonce = secrets.token_hex(16)
         hello = Hello(VERSION, self._node, self._run, nonce, self.term, resume, self.addresses)
-        await socket.send(pack_greeting(proven(hello, self._key, challenge.nonce)))
-        welcome = await _received(socket)
+        line.send(pack_greeting(proven(hello, self._key, challenge.nonce)))
+        welcome = read_greeting(await line.receive())
         if isinstance(welcome, TurnedAway):
             return welcome
         if not isinstance(welcome, Welcome) or not is_proven(welcome, self._key, self._node, nonce):
@@ -140,15 +141,15 @@ class Dialer:
         if challenge.term < self.term:
             raise BadValue(f"it leads in term {challenge.term}, but term {self.term} has begun")
         self.term = challenge.term
-        return Dialed(socket, challenge.run, welcome, url)
+        return Dialed(line, challenge.run, welcome, url)
 
     async def _term_at(self, url: str) -> int:
         """Return the term in which a scheduler leads; 0 if it does not lead."""
-        socket = await self._open(url)
+        line = await self._open(url)
         try:
-            challenge = self._checked(await _received(socket))
+            challenge = self._checked(read_greeting(await line.receive()))
         finally:
-            await socket.close()
+            line.abort()
         return challenge.term if isinstance(challenge, Challenge) else 0
 
     def _checked(self, greeting: Greeting) -> Challenge | TurnedAway:
@@ -162,28 +163,12 @@ class Dialer:
             raise BadValue("it does not know the cluster's secret")
         return greeting
 
-    def _open(self, url: str) -> connect:
-        """Open a websocket without compression, pings and proxies: the stream has heartbeats."""
-        return connect(
-            f"{url}/nodes/{quote(self._node, safe='')}/stream",
-            compression=None,
-            ping_interval=None,
-            proxy=None,
-            open_timeout=None,
-            close_timeout=1.0,
-            max_size=MAX_MESSAGE_BYTES,
-        )
+    async def _open(self, url: str) -> FrameLine:
+        return await dial(url, stream_path(self._node), {}, MAX_GREETING_BYTES)
 
 
-async def _received(socket: ClientConnection) -> Greeting:
-    data = await socket.recv()
-    if not isinstance(data, bytes):
-        raise BadValue("received a text message; messages are binary")
-    return read_greeting(data)
-
-
-def _websocket_url(url: str) -> str:
-    """Return the websocket's URL for a configured URL; raise BadSetting if that is invalid."""
+def _checked_url(url: str) -> str:
+    """Return a configured URL as it is dialed; raise BadSetting if it is invalid."""
     wanted = "http://host:port or https://host:port is expected"
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -192,4 +177,4 @@ def _websocket_url(url: str) -> str:
         raise BadSetting("scheduler", url, wanted) from error
     if not valid or parts.query or parts.fragment:
         raise BadSetting("scheduler", url, wanted)
-    return f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path.rstrip('/')}"
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"

@@ -5,9 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 
-from common.frames.frame_line import LineBroken
-from common.line import MessageLine
-from gpu_manager.attachment.dialed_socket import DialedSocket
+from common.frames.frame_line import FrameLine, LineBroken
 from gpu_manager.attachment.leader_dialing import Dialed, Dialer
 from gpu_manager.errors import GpuManagerError, NoScheduler
 from scheduler.api import BadValue, LeaseReleased, RequestCancelled
@@ -35,7 +33,7 @@ _OneTimeEvent = LeaseReleased | RequestCancelled
 
 
 class LeaderStream:
-    """Sends and receives every message once and in order, over successive sockets.
+    """Sends and receives every message once and in order, over successive lines.
 
     A scheduler without state of this node is first sent the models, in `model_pages`; a page is
     sent once half of the one before it is acknowledged: no number of models is too much. Then
@@ -66,14 +64,14 @@ class LeaderStream:
         self._acknowledged = asyncio.Event()
         self._unsent: list[Report] = []
         self._run = ""
-        self._line: MessageLine | None = None
+        self._line: FrameLine | None = None
         self._task: asyncio.Task[None] | None = None
         self._leaving = False
         self._received_s = 0.0
 
     @property
     def connected(self) -> bool:
-        """Whether a socket to a scheduler is connected."""
+        """Whether a line to a scheduler is connected."""
         return self._line is not None
 
     def start(self) -> None:
@@ -147,20 +145,18 @@ class LeaderStream:
         return None if self._channel is None else Resume(self._run, self._channel.seen)
 
     async def _exchange(self, dialed: Dialed) -> None:
-        """Send and receive messages until this socket breaks."""
+        """Send and receive messages until this line breaks."""
         loop = asyncio.get_running_loop()
         self._received_s = loop.time()
         helpers = []
         try:
-            async with MessageLine(DialedSocket(dialed.socket)) as line:
+            async with dialed.line as line:
                 self._connected(line, dialed)
                 if self._dialer.has_others(dialed.url):
                     helpers.append(loop.create_task(self._watch_leadership(line, dialed.url)))
                 async with asyncio.timeout(self._times.silence_s) as timeout:
                     helpers.append(loop.create_task(self._beat(timeout)))
-                    while True:
-                        self._read(await line.receive())
-                        self._received_s = loop.time()
+                    await line.pump(self._take)
         except (BadValue, GpuManagerError) as error:
             log.error("restarting the stream to the scheduler at %s: %s", dialed.url, error)
             self.restart()
@@ -175,7 +171,7 @@ class LeaderStream:
             for helper in helpers:
                 helper.cancel()
 
-    def _connected(self, line: MessageLine, dialed: Dialed) -> None:
+    def _connected(self, line: FrameLine, dialed: Dialed) -> None:
         """Resume the stream where it broke, or start a new one with the whole state."""
         channel = self._channel if dialed.welcome.resumed else None
         log.info("the stream to %s %s", dialed.url, "begins" if channel is None else "resumes")
@@ -199,7 +195,7 @@ class LeaderStream:
         self._paging.add_done_callback(_ended)
 
     async def _introduce(self, channel: UpChannel) -> None:
-        """Send the whole state, also where it takes more than one socket."""
+        """Send the whole state, also where it takes more than one line."""
         await self._send_pages(channel, self._model_pages())
         self.introduced = True
         unsent, self._unsent = self._unsent, []
@@ -243,7 +239,7 @@ class LeaderStream:
             if self._line is not None and self._channel is not None:
                 self._line.send(self._channel.pack_hint(Beat()))
 
-    async def _watch_leadership(self, line: MessageLine, url: str) -> None:
+    async def _watch_leadership(self, line: FrameLine, url: str) -> None:
         """Leave a leader when another was elected, which a leader without its store may miss."""
         while True:
             await asyncio.sleep(self._times.probe_s)
@@ -255,15 +251,16 @@ class LeaderStream:
                 line.abort()
                 return
 
-    def _read(self, data: bytes) -> None:
+    def _take(self, frame: bytes) -> None:
         channel = self._channel
         if channel is None:
             return  # the stream was restarted, and the line is closing
-        for message in channel.unpack(data):
-            if isinstance(message, Given):
-                self._check(message.term)
-            if not isinstance(message, Beat):
-                self._receive(message)
+        message = channel.unpack(frame)
+        self._received_s = asyncio.get_running_loop().time()
+        if isinstance(message, Given):
+            self._check(message.term)
+        if message is not None and not isinstance(message, Beat):
+            self._receive(message)
         self._acknowledged.set()
 
     def _check(self, term: int) -> None:

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 
-from starlette.websockets import WebSocket
-
 from cache_manager.model.ids import NodeId
 from common.frames.stream_upgrade import StreamRequest
 from common.http.accepted_line import AcceptedLine
@@ -41,6 +39,7 @@ from scheduler.store.stored_records import PolicyChoice
 from scheduler.wire import caller_stream
 from scheduler.wire.cluster_status import Status
 from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens, addresses_for_token
+from scheduler.wire.node_stream import node_of_path
 
 log = logging.getLogger(__name__)
 
@@ -244,7 +243,11 @@ class SchedulerService:
         )
 
     async def serve_stream(self, request: StreamRequest, line: AcceptedLine) -> None:
-        """Serve one line of frames: a caller's stream."""
+        """Serve one line of frames: a GPU manager's stream, or a caller's."""
+        node = node_of_path(request.path)
+        if node is not None:
+            await self._serve_node(node, line)
+            return
         known = self._access.role(dict(request.headers).get(b"authorization", b""))
         if request.path != caller_stream.PATH or known is None:
             line.refuse()
@@ -254,12 +257,12 @@ class SchedulerService:
         else:
             await self.callers.serve(line)
 
-    async def node_stream(self, websocket: WebSocket) -> None:
-        """Serve one GPU manager's stream."""
+    async def _serve_node(self, node: NodeId, line: AcceptedLine) -> None:
+        """A manager proves by its greeting who it is."""
         if self.streams is None:
-            await turn_away(websocket, self._elsewhere())
+            await turn_away(line, self._elsewhere())
         else:
-            await self.streams.serve(websocket)
+            await self.streams.serve(line, node)
 
     def _confirmed(self) -> bool:
         return self._candidacy is None or self._candidacy.confirmed

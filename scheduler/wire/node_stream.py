@@ -1,19 +1,19 @@
 """The messages of a node stream: the greeting, then numbered messages. See docs/protocol.md.
 
-Pure: sockets and time belong to the two ends, `scheduler/service/nodes/` and
+Pure: connections and time belong to the two ends, `scheduler/service/nodes/` and
 `gpu_manager/attachment/`.
 """
 
 import hmac
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 import msgpack
 
-from cache_manager.model.ids import GpuId, ModelId
+from cache_manager.model.ids import GpuId, ModelId, NodeId
 from scheduler.model import events
 from scheduler.model.errors import BadValue
 from scheduler.model.values import Placement, Request, RequestId
@@ -25,6 +25,7 @@ from scheduler.wire.refusals import CallRefusal
 VERSION = 1
 MAX_GREETING_BYTES = 16 << 10
 MAX_MESSAGE_BYTES = 16 << 20
+_PATH_BEGIN, _PATH_END = "/nodes/", "/stream"
 _NODE = re.compile(r"[A-Za-z0-9._-]{1,253}")
 # The models of a manager's whole state are sent in pages; a page waits until half of the one before
 # it is acknowledged, which the scheduler does at once.
@@ -34,9 +35,18 @@ ACKNOWLEDGED_AT_ONCE = PAGE_MODELS // 2
 # list of a message is that of a node's models.
 _GREETING_ENTRIES = 64
 _MESSAGE_ENTRIES = 1 << 18
+_GREETING_BOUNDS, _MESSAGE_BOUNDS = (
+    # Neither binary data nor extension types come.
+    {"max_ext_len": 0, "max_bin_len": 0, "max_array_len": most, "max_map_len": most}
+    for most in (_GREETING_ENTRIES, _MESSAGE_ENTRIES)
+)
+_MESSAGE_PARTS = 3
+_PACKER = msgpack.Packer()  # to make one costs more than to pack a message
 # An end that has kept this much for an absent peer gives up: a new snapshot is cheaper.
 _MOST_KEPT = 20_000
 _MOST_KEPT_BYTES = 64 << 20
+# What waits in one process for the other end to read it: what is kept, and some hints.
+MOST_UNSENT_BYTES = _MOST_KEPT_BYTES + (16 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +128,17 @@ def is_node_name(name: str) -> bool:
     return _NODE.fullmatch(name) is not None
 
 
+def stream_path(node: str) -> str:
+    """Where the stream of this node's manager begins at the scheduler's HTTP port."""
+    return f"{_PATH_BEGIN}{node}{_PATH_END}"
+
+
+def node_of_path(path: str) -> NodeId | None:
+    """The node whose stream begins at this path; None if no stream does."""
+    name = path.removeprefix(_PATH_BEGIN).removesuffix(_PATH_END)
+    return NodeId(name) if is_node_name(name) and path == stream_path(name) else None
+
+
 def stream_key(secret: bytes) -> bytes:
     """The key with which both ends prove that they know the cluster's secret."""
     return derived_key(secret, "node streams")
@@ -131,7 +152,9 @@ def pack_greeting(greeting: Greeting) -> bytes:
 
 def read_greeting(data: bytes) -> Greeting:
     """Read a greeting; BadValue if the data holds none."""
-    return _GREETINGS.from_plain(_unpacked(data))
+    if len(data) > MAX_GREETING_BYTES:
+        raise BadValue(f"a greeting of {len(data)} bytes")
+    return _GREETINGS.from_plain(_unpacked(data, _GREETING_BOUNDS))
 
 
 def proven(greeting: Provable, key: bytes, *about: str) -> Provable:
@@ -254,9 +277,9 @@ Received = TypeVar("Received")
 class MessageChannel(Generic[Sent, Received]):
     """One end of a stream that may break and resume: numbers and keeps messages until acknowledged.
 
-    A message is `[number, seen, [name, fields]]`, with number 0 if it may be lost; several may
-    travel in one piece, one behind the other. `seen` is the last message that the sender had taken
-    when it packed this one, not when it sent it.
+    A message is `[number, seen, [name, fields]]` in a frame of its own, with number 0 if it may be
+    lost. `seen` is the last message that the sender had taken when it packed this one, not when it
+    sent it.
     """
 
     def __init__(self, sent_codec: Codec[Sent], received_codec: Codec[Received]) -> None:
@@ -310,48 +333,32 @@ class MessageChannel(Generic[Sent, Received]):
         """Messages that the other end had not taken when it packed its last message."""
         return (message for _, message in self._kept.values())
 
-    def unpack(self, data: bytes) -> Iterator[Received]:
-        """The new messages in one piece; BadValue if the piece is malformed."""
-        longest = {"max_array_len": _MESSAGE_ENTRIES, "max_map_len": _MESSAGE_ENTRIES}
-        unpacker = msgpack.Unpacker(**_STRICT, **longest, max_buffer_size=MAX_MESSAGE_BYTES)
-        try:
-            unpacker.feed(data)
-            read_bytes = 0
-            for plain in unpacker:
-                read_bytes = unpacker.tell()
-                message = self._unpack_one(plain)
-                if message is not None:
-                    yield message
-        except (ValueError, RecursionError, msgpack.UnpackException) as error:
-            raise BadValue(f"no message: {error}"[:200]) from error
-        if read_bytes != len(data):
-            raise BadValue("a message that is cut off")
-
-    def _unpack_one(self, plain: object) -> Received | None:
-        """A message, or None for one that was taken before."""
-        if not isinstance(plain, list) or [type(each) for each in plain[:2]] != [int, int]:
+    def unpack(self, frame: bytes) -> Received | None:
+        """The message in a frame, or None for one that was taken before; BadValue without one."""
+        plain = _unpacked(frame, _MESSAGE_BOUNDS)
+        if type(plain) is not list or len(plain) != _MESSAGE_PARTS:
             raise BadValue("a message is [number, seen, [name, fields]]")
-        number, seen, *rest = plain
-        if len(rest) != 1 or not 0 <= seen <= self._last:
-            raise BadValue(f"message {number} has seen {seen} of {self._last}")
+        number, seen, body = plain
+        if type(number) is not int or type(seen) is not int or not 0 <= seen <= self._last:
+            raise BadValue(f"message {number!r:.40} has seen {seen!r:.40} of {self._last}")
         if 0 < number <= self.seen:
             return None
         if number and number != self.seen + 1:
             raise BadValue(f"message {number} after {self.seen}")
-        message = self._received_codec.from_plain(rest[0])
+        message = self._received_codec.from_plain(body)
         self.seen = number or self.seen
-        self._forget(seen)
+        if self._kept:
+            self._forget(seen)
         return message
 
     def _forget(self, seen: int) -> None:
-        for number in list(self._kept):
-            if number > seen:
-                break
+        first = self._last - len(self._kept) + 1  # their numbers have no gap
+        for number in range(first, seen + 1):
             data, _ = self._kept.pop(number)
             self._kept_bytes -= len(data)
 
     def _packed(self, number: int, message: Sent) -> bytes:
-        packed: bytes = msgpack.packb([number, self.seen, self._sent_codec.to_plain(message)])
+        packed: bytes = _PACKER.pack([number, self.seen, self._sent_codec.to_plain(message)])
         self._told = self.seen
         return packed
 
@@ -378,16 +385,9 @@ class DownChannel(MessageChannel[Down, Up]):
         return [message.order for message in self.unacknowledged() if isinstance(message, Given)]
 
 
-# Neither binary data nor extension types.
-_STRICT = {"max_ext_len": 0, "max_bin_len": 0}
-
-
-def _unpacked(data: bytes) -> object:
-    if len(data) > MAX_GREETING_BYTES:
-        raise BadValue(f"a message of {len(data)} bytes")
-    longest = {"max_array_len": _GREETING_ENTRIES, "max_map_len": _GREETING_ENTRIES}
+def _unpacked(frame: bytes, bounds: Mapping[str, int]) -> object:
     try:
-        plain: object = msgpack.unpackb(data, **_STRICT, **longest)
+        plain: object = msgpack.unpackb(frame, **bounds)
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
         raise BadValue(f"no message: {error}"[:200]) from error
     return plain

@@ -20,7 +20,7 @@ from gpufaas.output.columns import columns
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 13)
 _OLDEST_TORCH = (2, 10)
 _MARKS = {"ok": "ok", "lacks": "LACKS", "old": "OLD", "optional": "-"}
-_CONTROL = ("fastapi", "uvicorn", "httptools", "uvloop", "websockets", "prometheus_client")
+_CONTROL = ("fastapi", "uvicorn", "httptools", "uvloop", "prometheus_client")
 _NEEDED = frozenset({"lacks", "old"})
 
 

@@ -1,6 +1,8 @@
 """The HTTP application: the hot path in front, FastAPI for everything else."""
 
+import logging
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
@@ -9,10 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBasic, HTTPBearer
 from starlette.exceptions import HTTPException
-from starlette.websockets import WebSocket
 
 from cache_manager.http.residency_routes import router as models_router
-from common.http.asgi import App, Receive, Scope, Send
+from common.frames.stream_upgrade import PROTOCOL
+from common.http.asgi import App, Receive, Scope, Send, send_text
 from common.http.body_bound import bounded
 from common.telemetry import process_metrics
 from common.telemetry.metrics import CONTENT_TYPE
@@ -33,8 +35,14 @@ from scheduler.service.http.lease_routes import (
 )
 from scheduler.service.http.operator_routes import OperatorService, router
 from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.wire.node_stream import node_of_path
+
+log = logging.getLogger(__name__)
 
 _METRICS = "/metrics"
+# For GPU managers of older releases, whose streams were WebSockets.
+_OUTDATED = "a node's stream is one of frames: this GPU manager must be updated\n"
+_UPGRADE = ((b"connection", b"upgrade"), (b"upgrade", PROTOCOL))
 # The paths that need no credentials.
 _PUBLIC = frozenset({"/healthz", "/readyz"})
 _ABOUT = """Places requests on GPUs. Programs call `POST /acquire` (JSON: `request`, `function`,
@@ -59,10 +67,6 @@ class ServiceApplication(OperatorService, Leading, Protocol):
         """The metrics in the text format of Prometheus."""
         ...
 
-    async def node_stream(self, websocket: WebSocket) -> None:
-        """Serve one GPU manager's stream."""
-        ...
-
 
 def make_app(
     service: ServiceApplication,
@@ -75,7 +79,7 @@ def make_app(
     """The whole application; with `metrics_auth`, Prometheus needs credentials too.
 
     Credentials are checked before a request is routed, since FastAPI reads a body before it asks
-    who sent it. A websocket proves by its greeting who it is.
+    who sent it.
     """
     hot = HotPath(service, access, meters, callers)
     management = bounded(_management(service, access, meters), MOST_BODY_BYTES)
@@ -83,9 +87,12 @@ def make_app(
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        if scope["type"] == "http" and path in hot.routes:
+        if path in hot.routes:
             await hot(scope, receive, send)
-        elif scope["type"] != "http" or path in public or _is_known(access, scope):
+        elif node_of_path(path) is not None:  # streams of frames do not come here
+            log.warning("%s was asked for without `Upgrade: gpufaas-frames`", path)
+            await send_text(send, HTTPStatus.UPGRADE_REQUIRED, _OUTDATED, _UPGRADE)
+        elif path in public or _is_known(access, scope):
             await management(scope, receive, send)
         else:
             await send_error(send, unknown_caller())
@@ -108,7 +115,6 @@ def _management(
     app.include_router(feed_router(service, meters, view))
     app.include_router(models_router(LeaderResidency(service.office), view, change))
     _add_health(app, service)
-    app.add_api_websocket_route("/nodes/{node}/stream", service.node_stream)
     app.add_exception_handler(SchedulerError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _no_route)

@@ -6,7 +6,6 @@ from contextlib import AbstractAsyncContextManager
 from common.http import server
 from common.http.accepted_line import StreamHandler
 from common.http.asgi import App
-from common.http.buffered_websocket import BufferedWebsocket
 from common.http.server_protocol import Limits
 
 _DRAIN_S = 3.0
@@ -18,10 +17,8 @@ def serving(
     limits: Limits | None = None,
     streams: StreamHandler | None = None,
 ) -> AbstractAsyncContextManager[None]:
-    """Serve HTTP, the websockets of nodes and the streams of callers while the context lasts."""
-    return server.serving(
-        app, listener, _DRAIN_S, websocket=BufferedWebsocket, streams=streams, limits=limits
-    )
+    """Serve HTTP and the streams of nodes and callers while the context lasts."""
+    return server.serving(app, listener, _DRAIN_S, streams=streams, limits=limits)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,11 +1,11 @@
-"""One attached GPU manager: sends orders and takes reports, over one socket after another."""
+"""One attached GPU manager: sends orders and takes reports, over one line after another."""
 
 import asyncio
 from collections.abc import Callable
 from logging import Logger
 
 from cache_manager.model.ids import NodeId
-from common.line import MessageLine
+from common.frames.frame_line import FrameLine
 from scheduler.model.actions import Demote, Dispatch, EndLease, Prepare
 from scheduler.model.errors import BadValue
 from scheduler.model.events import Event, NodeHeard, NodeSilent, NodeSnapshot
@@ -14,6 +14,7 @@ from scheduler.service.nodes.node_calls import NodeCalls
 from scheduler.wire.codec import Order
 from scheduler.wire.node_stream import (
     ACKNOWLEDGED_AT_ONCE,
+    MOST_UNSENT_BYTES,
     Beat,
     Contended,
     Down,
@@ -28,9 +29,9 @@ from scheduler.wire.snapshots import amended
 
 
 class AttachedManager:
-    """A NodeLink that outlives its socket; `run` identifies the manager process.
+    """A NodeLink that outlives its line; `run` identifies the manager process.
 
-    Messages are kept while there is no socket, and sent over the next one.
+    Messages are kept while there is no line, and sent over the next one.
     """
 
     def __init__(
@@ -48,24 +49,25 @@ class AttachedManager:
         self.run = run
         self.left = False
         self.last_message_s = 0.0
+        self._loop = asyncio.get_running_loop()
         self._driver = driver
         self._term = term
         self._log = log
         self._superseded = superseded
         self._channel = DownChannel()
         self._calls = NodeCalls(node, driver, now_s, self._send, addresses)
-        self._line: MessageLine | None = None
+        self._line: FrameLine | None = None
         self._before: AttachedManager | None = None
         self._attached = False
         self._waiting = False
         self._silent = False
         self._grace: asyncio.TimerHandle | None = None
 
-    # -- sockets --------------------------------------------------------------------------------
+    # -- lines ----------------------------------------------------------------------------------
 
     @property
     def connected(self) -> bool:
-        """Whether a socket leads to the manager."""
+        """Whether a line leads to the manager."""
         return self._line is not None
 
     @property
@@ -82,13 +84,13 @@ class AttachedManager:
         except BadValue:
             return None
 
-    def connect(self, line: MessageLine, unsent: list[bytes]) -> None:
-        """Use this socket from now on, and no earlier one."""
+    def connect(self, line: FrameLine, unsent: list[bytes]) -> None:
+        """Use this line from now on, and no earlier one."""
         self.disconnect()
         if self._grace is not None:
             self._grace.cancel()
         self._line = line
-        self.last_message_s = asyncio.get_running_loop().time()
+        self.last_message_s = self._loop.time()
         for data in unsent:
             line.send(data)
         if self._waiting:
@@ -98,23 +100,23 @@ class AttachedManager:
             self._driver.report(NodeHeard(self.node))
 
     def disconnect(self) -> None:
-        """Hang the socket up, if there is one."""
+        """Hang up, if there is a line."""
         if self._line is not None:
             self._line.hang_up()
             self._line = None
 
-    def socket_ended(self, line: MessageLine, grace_s: float, over: Callable[[], None]) -> None:
-        """This socket has ended: call `over` after the grace, unless another socket connects."""
+    def line_ended(self, line: FrameLine, grace_s: float, over: Callable[[], None]) -> None:
+        """This line has ended: call `over` after the grace, unless another one connects."""
         if self._line is line:
             self._line = None
             self._silent = self._attached
             self._driver.report(NodeSilent(self.node))
-            self._grace = asyncio.get_running_loop().call_later(grace_s, over)
+            self._grace = self._loop.call_later(grace_s, over)
 
     def replace(self, before: "AttachedManager") -> None:
         """Replace an earlier stream, whose open orders end with the manager's first snapshot.
 
-        Until then the node gets no new order, also if its last socket has not ended yet.
+        Until then the node gets no new order, also if its last line has not ended yet.
         """
         self._before = before.last_attached()
         if before.connected:
@@ -158,10 +160,10 @@ class AttachedManager:
             self._line.send(self._channel.pack_hint(Contended(waiting)))
 
     def beat(self) -> None:
-        """Send a heartbeat; hang up on a manager that does not acknowledge messages."""
+        """Send a heartbeat; hang up on a manager that does not acknowledge or read messages."""
         if self._line is not None:
             self._line.send(self._channel.pack_hint(Beat()))
-            if self._channel.overfull:
+            if self._channel.overfull or self._line.unsent_bytes > MOST_UNSENT_BYTES:
                 self._log.warning("node %s does not keep up", self.node)
                 self._line.hang_up()
 
@@ -175,17 +177,20 @@ class AttachedManager:
 
     # -- messages of the manager ------------------------------------------------------------------
 
-    def take_messages(self, data: bytes) -> None:
-        """Take messages in; BadValue if the data holds none."""
-        for message in self._channel.unpack(data):
-            if isinstance(message, Report):
-                self._report(message.event)
-            elif isinstance(message, Leave):
-                self.left = True
-            elif isinstance(message, Superseded):
-                self._superseded(message.term)
-            elif not isinstance(message, Beat):
-                self._calls.begin(message)
+    def take(self, frame: bytes) -> None:
+        """Take a message in; BadValue if the frame holds none. After the last one, hang up."""
+        message = self._channel.unpack(frame)
+        self.last_message_s = self._loop.time()
+        if isinstance(message, Report):
+            self._report(message.event)
+        elif isinstance(message, Leave):
+            self.left = True
+            self.beat()
+            self.disconnect()
+        elif isinstance(message, Superseded):
+            self._superseded(message.term)
+        elif message is not None and not isinstance(message, Beat):
+            self._calls.begin(message)
         if self._channel.unconfirmed >= ACKNOWLEDGED_AT_ONCE:
             self.beat()
 

@@ -6,23 +6,20 @@ import time
 from collections.abc import Callable, Mapping
 from logging import DEBUG, WARNING, Logger
 
-from starlette.websockets import WebSocket
-
 from cache_manager.model.ids import NodeId
 from common.frames.frame_line import LineBroken
-from common.line import MessageLine
+from common.http.accepted_line import AcceptedLine
 from scheduler.model.errors import BadValue
 from scheduler.service.driver.driver import Driver
-from scheduler.service.nodes.accepted_socket import AcceptedSocket
 from scheduler.service.nodes.attached_manager import AttachedManager
 from scheduler.wire.node_stream import (
+    MAX_MESSAGE_BYTES,
     VERSION,
     Challenge,
     Hello,
     StreamTimes,
     TurnedAway,
     Welcome,
-    is_node_name,
     is_proven,
     pack_greeting,
     proven,
@@ -87,30 +84,25 @@ class NodeStreams:
         """The nodes that have a stream, or had one lately."""
         return self._nodes
 
-    async def serve(self, websocket: WebSocket) -> None:
-        """Serve one socket of one manager, from the greeting to the socket's end."""
-        name = NodeId(websocket.path_params["node"])
-        if not is_node_name(name):
-            await websocket.close()
-            return
-        await websocket.accept()
+    async def serve(self, line: AcceptedLine, name: NodeId) -> None:
+        """Serve one connection of this node's manager, from the greeting to its end."""
         hello = None
-        socket = AcceptedSocket(websocket)
-        async with MessageLine(socket) as line:
-            try:
-                async with asyncio.timeout(self._times.greeting_s):
-                    hello = await self._greet(line, name)
-                socket.confirm()
-                await self._serve_stream(line, self._resume_or_begin(name, hello, line))
-            except _Refused as error:
-                self._log.warning("turned node %s away: %s", name, error)
-                line.greet(pack_greeting(TurnedAway(str(error))))
-                await line.flush()
-            except (LineBroken, BadValue) as error:
-                level = DEBUG if hello is None else WARNING  # managers probe for the leader
-                self._log.log(level, "the stream of node %s: %s", name, error)
-            except TimeoutError:
-                self._log.warning("node %s was silent for too long", name)
+        try:
+            async with asyncio.timeout(self._times.greeting_s):
+                hello = await self._greet(line, name)
+            line.confirm()
+            line.max_frame_bytes = MAX_MESSAGE_BYTES
+            await self._serve_stream(line, self._resume_or_begin(name, hello, line))
+        except _Refused as error:
+            self._log.warning("turned node %s away: %s", name, error)
+            line.send(pack_greeting(TurnedAway(str(error))))
+            await line.flush()
+        except (LineBroken, BadValue) as error:
+            level = DEBUG if hello is None else WARNING  # managers probe for the leader
+            self._log.log(level, "the stream of node %s: %s", name, error)
+        except TimeoutError:
+            self._log.warning("node %s was silent for too long", name)
+            line.abort()  # a silent end would not close its own
 
     async def close(self) -> None:
         """Hang up on every manager; managers keep their state and look for the next leader."""
@@ -121,11 +113,11 @@ class NodeStreams:
 
     # -- the greeting ---------------------------------------------------------------------------
 
-    async def _greet(self, line: MessageLine, name: NodeId) -> Hello:
+    async def _greet(self, line: AcceptedLine, name: NodeId) -> Hello:
         """The manager's Hello, once it has proven that it knows the secret."""
         nonce = secrets.token_hex(16)
         challenge = Challenge(VERSION, nonce, self._term(), self._run)
-        line.greet(pack_greeting(proven(challenge, self._key, name)))
+        line.send(pack_greeting(proven(challenge, self._key, name)))
         hello = read_greeting(await line.receive())
         if not isinstance(hello, Hello):
             raise BadValue("it sent no Hello")
@@ -143,7 +135,7 @@ class NodeStreams:
         if term > self._term() and self._fenced is not None:
             self._fenced(term)
 
-    def _resume_or_begin(self, name: NodeId, hello: Hello, line: MessageLine) -> AttachedManager:
+    def _resume_or_begin(self, name: NodeId, hello: Hello, line: AcceptedLine) -> AttachedManager:
         """Resume the manager's stream, or begin a new one."""
         known = self._nodes.get(name)
         if known is not None and known.connected and known.run != hello.run:
@@ -169,7 +161,7 @@ class NodeStreams:
             welcome = Welcome(resumed=False)
         else:
             node, welcome = known, Welcome(resumed=True, seen=known.seen)
-        line.greet(pack_greeting(proven(welcome, self._key, name, hello.nonce)))
+        line.send(pack_greeting(proven(welcome, self._key, name, hello.nonce)))
         node.connect(line, unsent or [])
         self._log.info(
             "the stream of node %s %s", name, "resumes" if unsent is not None else "begins"
@@ -178,18 +170,17 @@ class NodeStreams:
 
     # -- the stream -----------------------------------------------------------------------------
 
-    async def _serve_stream(self, line: MessageLine, node: AttachedManager) -> None:
+    async def _serve_stream(self, line: AcceptedLine, node: AttachedManager) -> None:
         loop = asyncio.get_running_loop()
         beats: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(self._times.silence_s) as patience:
                 beats = loop.create_task(_beat(node, self._times, patience))
-                while not node.left:
-                    node.take_messages(await line.receive())
-                    node.last_message_s = loop.time()
+                await line.pump(node.take)
+        except LineBroken:
+            if not node.left:
+                raise
             self._log.info("node %s leaves", node.node)
-            node.beat()
-            await line.flush()
         except BadValue:
             self._give_up(node)  # a resumed stream would repeat the bad message
             raise
@@ -198,13 +189,13 @@ class NodeStreams:
                 beats.cancel()
             self._stream_ended(line, node)
 
-    def _stream_ended(self, line: MessageLine, node: AttachedManager) -> None:
+    def _stream_ended(self, line: AcceptedLine, node: AttachedManager) -> None:
         if self._nodes.get(node.node) is not node:
             return
         if node.left:
             self._give_up(node)
         else:
-            node.socket_ended(line, self._times.grace_s, lambda: self._give_up(node))
+            node.line_ended(line, self._times.grace_s, lambda: self._give_up(node))
 
     def _give_up(self, node: AttachedManager) -> None:
         """Give the node up: detach it from the driver."""
@@ -215,12 +206,10 @@ class NodeStreams:
             self._driver.detach(node.node)
 
 
-async def turn_away(websocket: WebSocket, leader: str | None) -> None:
+async def turn_away(line: AcceptedLine, leader: str | None) -> None:
     """Answer a GPU manager that this scheduler does not lead."""
-    await websocket.accept()
-    async with MessageLine(AcceptedSocket(websocket)) as line:
-        line.greet(pack_greeting(TurnedAway("it does not lead", leader)))
-        await line.flush()
+    line.send(pack_greeting(TurnedAway("it does not lead", leader)))
+    await line.flush()
 
 
 async def _beat(node: AttachedManager, times: StreamTimes, patience: asyncio.Timeout) -> None:

@@ -22,7 +22,7 @@ from tests.kit.engines.docker_engine import Engine
 
 TORCH = "gpufaas-test/torch:3.11"
 
-_WANTED = ("msgpack", "nvidia-ml-py", "safetensors", "torch", "torchvision", "websockets")
+_WANTED = ("msgpack", "nvidia-ml-py", "safetensors", "torch", "torchvision")
 _PACKAGES = "usr/local/lib/python3.11/dist-packages"
 # Compilers for GPUs, kernels of cuDNN, headers, and other packages' scripts.
 _LEFT_OUT = re.compile(

@@ -2,18 +2,15 @@
 
 import asyncio
 import logging
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Self
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.routing import WebSocketRoute
-from starlette.websockets import WebSocket
-
 from cache_manager.model.ids import NodeId
+from common.frames.stream_upgrade import StreamRequest
+from common.http.accepted_line import AcceptedLine, StreamHandler
+from common.http.asgi import Receive, Scope, Send, send_text
 from gpu_manager.attachment.attachment import Attachment
 from gpufaas.local.held_ports import HeldPort
 from scheduler.core.core import Core
@@ -21,12 +18,12 @@ from scheduler.model.events import Event, NodeSnapshot
 from scheduler.model.values import CoreSettings, StandingTerms
 from scheduler.service.driver.driver import Driver
 from scheduler.service.driver.loop_clocks import LoopClock
+from scheduler.service.http.scheduler_server import listen, serving
 from scheduler.service.nodes.node_streams import NodeStreams, turn_away
 from scheduler.wire.node_link import NodeLink
-from scheduler.wire.node_stream import StreamTimes
+from scheduler.wire.node_stream import StreamTimes, node_of_path
 from testbed.nodes.fake_node import FakeNode
 from tests.kit.cores.builders import a_core, gpu
-from tests.kit.waiting import eventually
 
 SECRET = b"a secret of the cluster"
 LOG = logging.getLogger("tests.kit.worlds.cluster_in_process")
@@ -63,15 +60,13 @@ class Scheduler:
     url: str
     events: list[Event]
     fenced: list[int]
-    server: uvicorn.Server
-    serving: asyncio.Task[None]
+    server: AsyncExitStack
 
     async def stop(self) -> None:
         """As a process that ends: its nodes are hung up on, and nothing is decided any more."""
         await self.streams.close()
         self.driver.close()
-        self.server.should_exit = True
-        await self.serving
+        await self.server.aclose()
 
 
 async def a_scheduler(
@@ -90,36 +85,39 @@ async def a_scheduler(
     clock = LoopClock(asyncio.get_running_loop())
     driver = Driver(core, clock, LOG, lambda _, event: events.append(event))
     streams = NodeStreams(driver, lambda: term, secret, LOG, times=times, fenced=fenced.append)
-    server, serving, url = await _serve(streams.serve, port)
-    return Scheduler(core, driver, streams, url, events, fenced, server, serving)
+
+    async def serve(request: StreamRequest, line: AcceptedLine) -> None:
+        node = node_of_path(request.path)
+        assert node is not None
+        await streams.serve(line, node)
+
+    server, url = await _serve(serve, port)
+    return Scheduler(core, driver, streams, url, events, fenced, server)
 
 
 @asynccontextmanager
 async def a_standby(leader: str | None) -> AsyncIterator[str]:
     """The URL of a scheduler that does not lead."""
 
-    async def serve(websocket: WebSocket) -> None:
-        await turn_away(websocket, leader)
+    async def serve(request: StreamRequest, line: AcceptedLine) -> None:
+        del request
+        await turn_away(line, leader)
 
-    server, serving, url = await _serve(serve, 0)
-    yield url
-    server.should_exit = True
-    await serving
+    server, url = await _serve(serve, 0)
+    async with server:
+        yield url
 
 
-async def _serve(
-    endpoint: Callable[[WebSocket], Awaitable[None]], port: int
-) -> tuple[uvicorn.Server, asyncio.Task[None], str]:
-    listening = socket.socket()
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio forgets this one
-    listening.bind(("127.0.0.1", port or HeldPort().keep()))
-    app = Starlette(routes=[WebSocketRoute("/nodes/{node}/stream", endpoint)])
-    config = uvicorn.Config(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
-    await eventually(lambda: server.started, "it serves")
-    return server, serving, f"http://127.0.0.1:{listening.getsockname()[1]}"
+async def _serve(streams: StreamHandler, port: int) -> tuple[AsyncExitStack, str]:
+    listener = listen("127.0.0.1", port or HeldPort().keep())
+    server = AsyncExitStack()
+    await server.enter_async_context(serving(_nothing, listener, streams=streams))
+    return server, f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    del receive
+    await send_text(send, 404, scope["path"])
 
 
 @dataclass

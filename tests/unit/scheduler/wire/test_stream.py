@@ -1,13 +1,10 @@
 """Channels: every message is received once and in order, wherever the stream breaks."""
 
-from collections import deque
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
-from common.line import next_piece
 from scheduler.model.actions import Demote, Dispatch, EndLease, Prepare
 from scheduler.model.errors import BadValue
 from scheduler.model.events import GpuSnapshot, LiveLease, NodeSnapshot, SlotFreed
@@ -54,13 +51,12 @@ def test_everything_is_received_once_and_in_order_when_sockets_break(
     def arrive(count: int) -> None:
         received_up.extend(
             message.event.lease
-            for message in down.unpack(b"".join(under_way_up[:count]))
+            for message in map(down.unpack, under_way_up[:count])
             if isinstance(message, Report) and isinstance(message.event, SlotFreed)
         )
         received_down.extend(
             message.order.lease
-            for data in under_way_down[:count]
-            for message in up.unpack(data)
+            for message in map(up.unpack, under_way_down[:count])
             if isinstance(message, Given) and isinstance(message.order, EndLease)
         )
 
@@ -85,10 +81,10 @@ def test_message_is_kept_until_the_other_end_acknowledges_it() -> None:
     order = down.pack(Given(1, end(1)))
     assert down.unacknowledged_orders() == [end(1)]
     before = up.pack(freed(7))
-    assert len(list(up.unpack(order))) == 1
-    assert len(list(down.unpack(before))) == 1  # packed before the order arrived
+    assert up.unpack(order) == Given(1, end(1))
+    assert down.unpack(before) == freed(7)  # packed before the order arrived
     assert down.unacknowledged_orders() == [end(1)]
-    assert list(down.unpack(up.pack_hint(Beat()))) == [Beat()]
+    assert down.unpack(up.pack_hint(Beat())) == Beat()
     assert down.unacknowledged_orders() == []
     assert down.all_acknowledged
 
@@ -96,39 +92,48 @@ def test_message_is_kept_until_the_other_end_acknowledges_it() -> None:
 def test_message_is_not_received_again_when_it_arrives_twice() -> None:
     up, down = UpChannel(), DownChannel()
     data = up.pack(Leave())
-    assert list(down.unpack(data)) == [Leave()]
-    assert list(down.unpack(data)) == []
-    assert list(down.unpack(data + up.pack_hint(Beat()))) == [Beat()]
+    assert down.unpack(data) == Leave()
+    assert down.unpack(data) is None
+    assert down.unpack(up.pack_hint(Beat())) == Beat()
 
 
 @pytest.mark.parametrize("cut", [1, 2, 5, 13])
-def test_piece_is_refused_when_it_is_cut_off(cut: int) -> None:
+def test_message_is_refused_when_it_is_cut_off(cut: int) -> None:
     up, down = UpChannel(), DownChannel()
-    piece = up.pack(Leave()) + up.pack(freed(1))
+    frame = up.pack(freed(1))
     with pytest.raises(BadValue):
-        list(down.unpack(piece[:-cut]))
+        down.unpack(frame[:-cut])
+    assert down.seen == 0
+    assert down.unpack(frame) == freed(1)
 
 
-def test_messages_travel_in_one_piece_when_they_are_small() -> None:
-    up = UpChannel()
-    small = deque(up.pack(freed(number)) for number in range(3))
-    assert next_piece(small) == b"".join(up.kept_after(0))
-    large = deque([bytes(60_000), bytes(3_000), bytes(60_000)])
-    assert [len(next_piece(large)), len(next_piece(large))] == [63_000, 60_000]
-    assert not large
+def test_frame_is_refused_when_more_than_one_message_is_in_it() -> None:
+    up, down = UpChannel(), DownChannel()
+    with pytest.raises(BadValue, match="no message"):
+        down.unpack(up.pack(freed(1)) + up.pack_hint(Beat()))
+
+
+def test_channel_counts_what_it_keeps_when_messages_are_seen_one_by_one() -> None:
+    up, down = UpChannel(), DownChannel()
+    frames = [down.pack(Given(1, end(lease))) for lease in range(5)]
+    for number, frame in enumerate(frames):
+        up.unpack(frame)
+        down.unpack(up.pack_hint(Beat()))
+        assert down.unacknowledged_count == 4 - number
+        assert down.kept_after(number + 1) == frames[number + 1 :]
 
 
 def test_gap_is_refused_when_a_message_is_missing() -> None:
     up, down = UpChannel(), DownChannel()
     up.pack(Leave())
     with pytest.raises(BadValue, match=r"\b2\b.*\b0\b"):
-        list(down.unpack(up.pack(Leave())))
+        down.unpack(up.pack(Leave()))
 
 
 def test_channel_cannot_resume_when_the_other_end_lacks_what_it_had_seen() -> None:
     up, down = UpChannel(), DownChannel()
-    list(up.unpack(down.pack(Contended(waiting=True))))
-    list(down.unpack(up.pack_hint(Beat())))
+    up.unpack(down.pack(Contended(waiting=True)))
+    down.unpack(up.pack_hint(Beat()))
     assert down.kept_after(1) == []
     for seen in (0, 2):
         with pytest.raises(BadValue):
@@ -140,6 +145,18 @@ def test_channel_is_overfull_when_nothing_is_ever_seen() -> None:
     while not down.overfull:
         down.pack(Given(1, end(1)))
     assert len(down.unacknowledged_orders()) > 10_000
+
+
+def test_channel_is_overfull_of_large_messages_only_while_they_are_not_seen() -> None:
+    up, down = UpChannel(), DownChannel()
+    large = Given(1, EndLease(SLOT, LeaseId(1), "x" * (1 << 20)))
+    for _ in range(70):
+        up.unpack(down.pack(large))
+        down.unpack(up.pack_hint(Beat()))
+        assert not down.overfull
+    for _ in range(65):
+        down.pack(large)
+    assert down.overfull
 
 
 def test_error_is_unknown_when_no_error_has_that_name() -> None:

@@ -1,8 +1,6 @@
 """Strangers who open more connections than the scheduler has: managers and callers get through."""
 
 import asyncio
-import base64
-import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -16,6 +14,7 @@ from scheduler.service.http.scheduler_server import listen, serving
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings
 from tests.kit.cores.builders import request
+from tests.kit.network.raw_line import UPGRADE
 from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import a_node
 from tests.kit.worlds.service_world import SECRET
@@ -34,16 +33,8 @@ async def small_scheduler() -> AsyncIterator[str]:
     settings = Settings(scheduler=Serving(attach_grace_s=1.0))
     service = SchedulerService(settings, SECRET, "s0", url)
     limits = Limits(connections=MOST)
-    async with serving(service.app, listener, limits), service.lead(1):
+    async with serving(service.app, listener, limits, service.serve_stream), service.lead(1):
         yield url
-
-
-def websocket_head() -> bytes:
-    key = base64.b64encode(os.urandom(16))
-    return (
-        b"GET /nodes/n9/stream HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + key + b"\r\n\r\n"
-    )
 
 
 @asynccontextmanager
@@ -78,7 +69,7 @@ async def open_count(peers: list[Peer]) -> int:
 
 
 async def test_manager_attaches_and_stays_while_strangers_take_every_connection() -> None:
-    slow = (b"", b"GET /readyz HT", websocket_head())
+    slow = (b"", b"GET /readyz HT", b"GET /nodes/n9/stream HTTP/1.1\r\n" + UPGRADE)
     async with small_scheduler() as url, strangers(url, STRANGERS, *slow) as crowd:
         assert await open_count(crowd) <= MOST
         node = a_node()

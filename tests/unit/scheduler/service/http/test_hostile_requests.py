@@ -3,10 +3,10 @@
 import asyncio
 import socket
 from operator import attrgetter
+from struct import pack
 from urllib.parse import urlsplit
 
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
 
 from common.telemetry.process_metrics import page
 from scheduler.service.http.access import ApiRole, token
@@ -18,6 +18,7 @@ from tests.kit.network.hostile_requests import (
     status_of,
     statuses_behind_an_upgrade,
 )
+from tests.kit.network.raw_line import UPGRADE, framed, raw_line
 from tests.kit.worlds.service_world import SECRET, World, leading
 
 pytestmark = pytest.mark.timeout(60, func_only=True)
@@ -152,21 +153,40 @@ async def test_nothing_but_health_is_shown_without_credentials(path: str) -> Non
         assert (await world.get(path)).status == 200
 
 
-async def socket_of(world: World, name: str = "n9") -> ClientConnection:
-    url = f"ws{world.url.removeprefix('http')}/nodes/{name}/stream"
-    return await connect(url, compression="deflate", max_size=None, proxy=None)
+async def test_frame_of_an_unknown_manager_is_bounded() -> None:
+    async with leading() as world, raw_line(world.url, "/nodes/n9/stream") as stranger:
+        await stranger.receive()
+        before_bytes = resident_bytes()
+        stranger.send_bytes(pack(">I", 17 << 10))  # the announcement alone ends the line
+        assert await stranger.hung_up()
+        assert resident_bytes() - before_bytes < 8 * MIB
 
 
-async def test_message_of_an_unknown_manager_is_bounded_and_not_inflated() -> None:
-    async with leading() as world, await socket_of(world) as stranger:
-        assert stranger.protocol.extensions == []
-        await stranger.recv()
-        await stranger.send(bytes(1 * MIB))
-        await stranger.wait_closed()
-        assert stranger.close_code == 1009  # too big
+async def test_120_mib_behind_the_head_of_a_stream_take_no_memory() -> None:
+    async with leading() as world:
+        before_bytes = resident_bytes()
+        sent_bytes, _ = await asyncio.to_thread(
+            sent_until_cut_off,
+            address_of(world),
+            b"GET /nodes/n9/stream HTTP/1.1\r\n" + UPGRADE,
+            framed(bytes(16 << 10)) * 64,
+            120 * MIB,
+        )
+        assert sent_bytes < 32 * MIB
+        assert resident_bytes() - before_bytes < 32 * MIB
 
 
 async def test_name_that_could_forge_a_log_line_is_no_node() -> None:
     async with leading() as world:
-        with pytest.raises(Exception, match="403"):
-            await socket_of(world, "n9%0aERROR")
+        head = b"GET /nodes/n9%0aERROR/stream HTTP/1.1\r\n" + UPGRADE
+        assert (await ask(address_of(world), head)).startswith(b"HTTP/1.1 404 ")
+
+
+@pytest.mark.parametrize("upgrade", [b"websocket", b"h2c", b""])
+async def test_manager_of_an_older_release_is_told_to_be_updated(upgrade: bytes) -> None:
+    async with leading() as world:
+        head = b"GET /nodes/n9/stream HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\n"
+        answer = await ask(address_of(world), head + b"Upgrade: %b\r\n\r\n" % upgrade)
+        assert answer.startswith(b"HTTP/1.1 426 ")
+        assert b"\r\nupgrade: gpufaas-frames\r\n" in answer
+        assert b"must be updated" in answer

@@ -3,17 +3,13 @@
 import asyncio
 import socket
 
-import aiohttp
 import pytest
 
 from common.http.asgi import Receive, Scope, Send
-from common.http.buffered_websocket import KNOWN_CLIENT
-from common.http.server_protocol import Limits
 from scheduler.model.events import GpuDraining, NodeHeard, NodeSilent
 from scheduler.service.http.scheduler_server import listen, serving
 from testbed.nodes.fake_node import fake_node
 from tests.kit.cores.builders import gpu
-from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import a_world, leading
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
@@ -62,47 +58,6 @@ async def test_answer_comes_when_it_has_no_body() -> None:
     assert empty.startswith(b"HTTP/1.1 204")
     (head,) = await answered("/head", b"HEAD")
     assert head.startswith(b"HTTP/1.1 200")
-
-
-async def test_messages_of_a_websocket_keep_their_order_when_many_come_at_once() -> None:
-    received: list[bytes] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope["type"] == "websocket"
-        await receive()
-        await send({"type": "websocket.accept"})
-        scope["extensions"][KNOWN_CLIENT]["confirm"]()
-        await asyncio.sleep(0.1)  # more come meanwhile than may wait unread
-        while (message := await receive())["type"] == "websocket.receive":
-            received.append(message["bytes"])
-
-    listener = listen("127.0.0.1", 0)
-    sent = [b"%d" % number * (1 + number % 7 * 20_000) for number in range(200)]
-    async with serving(app, listener), aiohttp.ClientSession() as session:
-        host, port = listener.getsockname()
-        async with session.ws_connect(f"ws://{host}:{port}/") as websocket:
-            for each in sent:
-                await websocket.send_bytes(each)
-            await eventually(lambda: len(received) == len(sent))
-    assert received == sent
-
-
-async def test_websocket_outlasts_the_time_for_a_request() -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        del scope
-        await receive()
-        await send({"type": "websocket.accept"})
-        while (message := await receive())["type"] == "websocket.receive":
-            await send({"type": "websocket.send", "bytes": message["bytes"]})
-
-    listener = listen("127.0.0.1", 0)
-    limits = Limits(head_s=0.1, keep_alive_s=0)
-    async with serving(app, listener, limits), aiohttp.ClientSession() as session:
-        host, port = listener.getsockname()
-        async with session.ws_connect(f"ws://{host}:{port}/") as websocket:
-            await asyncio.sleep(0.5)
-            await websocket.send_bytes(b"still here")
-            assert await websocket.receive_bytes(timeout=5) == b"still here"
 
 
 async def test_request_waits_when_the_only_gpu_is_silent() -> None:

@@ -7,9 +7,10 @@ from random import Random
 import pytest
 
 from cache_manager.model.ids import GpuId, ModelId
-from scheduler.model.actions import Dispatch, Prepare
+from scheduler.model.actions import Demote, Dispatch, Prepare
 from scheduler.model.errors import RequestFailed
 from scheduler.model.events import ModelLoaded, NodeSnapshot, SlotFreed
+from scheduler.wire.node_stream import MAX_GREETING_BYTES
 from testbed.virtual_time import outcome
 from tests.kit.cores.builders import request
 from tests.kit.waiting import eventually
@@ -67,6 +68,22 @@ async def test_orders_arrive_once_and_in_their_order_when_a_break_was_not_notice
         await eventually(lambda: sum(isinstance(event, ModelLoaded) for event in it.events) == 3)
         assert attachment.connected
         assert node.wrong == []
+    await it.stop()
+
+
+async def test_large_orders_arrive_right_behind_the_greeting_when_they_were_kept() -> None:
+    it, node = await a_scheduler(times=PATIENT), a_node()
+    async with Wire.to(it.url) as wire, attached(node, wire.url, times=PATIENT):
+        await eventually(lambda: it.driver.status().gpus)
+        wire.down()
+        await eventually(lambda: not any(it.streams.nodes.values()))
+        order = Demote(GpuId("n0.0"), ModelId("bert"), "x" * MAX_GREETING_BYTES)
+        for _ in range(20):
+            it.streams.attached[node.name].demote(order)
+
+        wire.heal()
+
+        await eventually(lambda: node.given(Demote) == [order] * 20)
     await it.stop()
 
 

@@ -3,19 +3,25 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
 
 from cache_manager.model.ids import NodeId
+from common.frames.frame_line import FrameLine
+from common.frames.stream_upgrade import StreamRequest
+from common.http.accepted_line import AcceptedLine
+from common.http.asgi import Receive, Scope, Send
 from scheduler.model.events import NodeSnapshot
+from scheduler.service.http.scheduler_server import listen, serving
 from scheduler.wire.node_stream import (
     MAX_MESSAGE_BYTES,
+    MOST_UNSENT_BYTES,
     VERSION,
+    Beat,
     Challenge,
     Hello,
+    Leave,
     Report,
     TurnedAway,
     UpChannel,
@@ -25,14 +31,18 @@ from scheduler.wire.node_stream import (
     proven,
     read_greeting,
     stream_key,
+    stream_path,
 )
 from tests.kit.cores.builders import request
+from tests.kit.network.memory_transport import MemoryTransport
+from tests.kit.network.raw_line import RawLine, raw_line
 from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import (
     SECRET,
     Scheduler,
     a_node,
     a_scheduler,
+    a_standby,
     attached,
     leases_of,
 )
@@ -43,38 +53,25 @@ KEY = stream_key(SECRET)
 
 
 @asynccontextmanager
-async def stranger(it: Scheduler, name: str = "n9") -> AsyncIterator[ClientConnection]:
-    url = f"ws{it.url.removeprefix('http')}/nodes/{name}/stream"
-    async with connect(url, compression=None, max_size=None, proxy=None) as socket:
-        yield socket
+async def stranger(it: Scheduler, name: str = "n9") -> AsyncIterator[RawLine]:
+    async with raw_line(it.url, stream_path(name)) as line:
+        yield line
 
 
-async def challenged(socket: ClientConnection) -> Challenge:
-    data = await socket.recv()
-    assert isinstance(data, bytes)
-    challenge = read_greeting(data)
+async def challenged(line: RawLine) -> Challenge:
+    challenge = read_greeting(await line.receive())
     assert isinstance(challenge, Challenge)
     return challenge
 
 
 async def greeted(
-    socket: ClientConnection, name: str = "n9", key: bytes = KEY, version: int = VERSION
+    line: RawLine, name: str = "n9", key: bytes = KEY, version: int = VERSION
 ) -> object:
     """The scheduler's answer to a manager of this name and key."""
-    challenge = await challenged(socket)
+    challenge = await challenged(line)
     hello = Hello(version, name, "a run", "a nonce", 0)
-    await socket.send(pack_greeting(proven(hello, key, challenge.nonce)))
-    data = await socket.recv()
-    assert isinstance(data, bytes)
-    return read_greeting(data)
-
-
-async def hung_up(socket: ClientConnection) -> bool:
-    try:
-        while True:
-            await socket.recv()
-    except ConnectionClosed:
-        return True
+    line.send(pack_greeting(proven(hello, key, challenge.nonce)))
+    return read_greeting(await line.receive())
 
 
 @pytest.mark.parametrize(
@@ -85,7 +82,6 @@ async def hung_up(socket: ClientConnection) -> bool:
         b"GET / HTTP/1.1",
         b"\x91" * 10_000,
         b"\x00" * 20_000,
-        "text",
         pack_greeting(Welcome(resumed=True)),
         pack_greeting(TurnedAway("go away")),
         pack_greeting(Hello(VERSION, "n9", "run", "nonce", 0)),
@@ -93,13 +89,13 @@ async def hung_up(socket: ClientConnection) -> bool:
     ],
 )
 async def test_stranger_is_hung_up_on_when_it_sends_anything_but_a_true_hello(
-    sent: bytes | str,
+    sent: bytes,
 ) -> None:
     it = await a_scheduler()
-    async with stranger(it) as socket:
-        await challenged(socket)
-        await socket.send(sent)
-        assert await hung_up(socket)
+    async with stranger(it) as line:
+        await challenged(line)
+        line.send(sent)
+        assert await line.hung_up()
     assert it.streams.nodes == {}
     assert it.fenced == []
     await it.stop()
@@ -107,19 +103,19 @@ async def test_stranger_is_hung_up_on_when_it_sends_anything_but_a_true_hello(
 
 async def test_stranger_is_hung_up_on_when_it_sends_nothing() -> None:
     it = await a_scheduler()
-    async with stranger(it) as socket:
-        await challenged(socket)
-        assert await hung_up(socket)
+    async with stranger(it) as line:
+        await challenged(line)
+        assert await line.hung_up()
     await it.stop()
 
 
 async def test_manager_is_turned_away_when_its_secret_is_another() -> None:
     it = await a_scheduler()
-    async with stranger(it) as socket:
-        answer = await greeted(socket, key=stream_key(b"another secret"))
+    async with stranger(it) as line:
+        answer = await greeted(line, key=stream_key(b"another secret"))
         assert isinstance(answer, TurnedAway)
         assert "secret" in answer.reason
-        assert await hung_up(socket)
+        assert await line.hung_up()
     await it.stop()
 
 
@@ -128,17 +124,15 @@ async def test_hello_is_worth_nothing_when_it_was_sent_on_another_socket() -> No
     async with stranger(it) as one, stranger(it) as two:
         first, _ = await challenged(one), await challenged(two)
         hello = proven(Hello(VERSION, "n9", "a run", "a nonce", 0), KEY, first.nonce)
-        await two.send(pack_greeting(hello))
-        data = await two.recv()
-        assert isinstance(data, bytes)
-        assert isinstance(read_greeting(data), TurnedAway)
+        two.send(pack_greeting(hello))
+        assert isinstance(read_greeting(await two.receive()), TurnedAway)
     await it.stop()
 
 
 async def test_manager_is_turned_away_when_it_speaks_another_version() -> None:
     it = await a_scheduler()
-    async with stranger(it) as socket:
-        answer = await greeted(socket, version=VERSION + 1)
+    async with stranger(it) as line:
+        answer = await greeted(line, version=VERSION + 1)
         assert isinstance(answer, TurnedAway)
         assert "version" in answer.reason
     await it.stop()
@@ -160,11 +154,11 @@ async def test_node_gets_nothing_new_when_it_reconnects_before_its_old_socket_ha
     async with stranger(it) as one, stranger(it) as two:
         assert isinstance(await greeted(one), Welcome)
         report = Report(node.snapshot())
-        await one.send(UpChannel().pack(report))
+        one.send(UpChannel().pack(report))
         await eventually(lambda: it.driver.status().gpus)
         assert isinstance(await greeted(two), Welcome)
         assert [gpu.silent for gpu in it.driver.status().gpus] == [True]
-        await two.send(UpChannel().pack(report))
+        two.send(UpChannel().pack(report))
         await eventually(lambda: [gpu.silent for gpu in it.driver.status().gpus] == [False])
     await it.stop()
 
@@ -173,8 +167,8 @@ async def test_second_manager_is_turned_away_when_the_name_is_taken() -> None:
     it, node = await a_scheduler(), a_node()
     async with attached(node, it.url) as attachment:
         held = await attachment.acquire(request("r1"))
-        async with stranger(it, "n0") as socket:
-            answer = await greeted(socket, "n0")
+        async with stranger(it, "n0") as line:
+            answer = await greeted(line, "n0")
             assert isinstance(answer, TurnedAway)
             assert "name" in answer.reason
         assert leases_of(it) == {held.lease}
@@ -191,16 +185,16 @@ async def test_second_manager_is_turned_away_when_the_name_is_taken() -> None:
         b"\x93\x00\x09\x92\xa4Beat\x80",
         b"\x93\x01\x00\x92\xa6Report\x80",
         b"\x93\x01\x00\x92\xa7Nothing\x80",
-        "text",
+        b"",
     ],
 )
-async def test_node_is_given_up_when_it_talks_nonsense(sent: bytes | str) -> None:
+async def test_node_is_given_up_when_it_talks_nonsense(sent: bytes) -> None:
     it = await a_scheduler()
-    async with stranger(it) as socket:
-        assert isinstance(await greeted(socket), Welcome)
+    async with stranger(it) as line:
+        assert isinstance(await greeted(line), Welcome)
         assert it.streams.nodes == {"n9": True}
-        await socket.send(sent)
-        assert await hung_up(socket)
+        line.send(sent)
+        assert await line.hung_up()
     await eventually(lambda: it.streams.nodes == {})
     await it.stop()
 
@@ -209,13 +203,72 @@ async def test_socket_is_closed_when_a_message_is_larger_than_any_may_be() -> No
     it, node = await a_scheduler(), a_node()
     async with attached(node, it.url) as attachment:
         held = await attachment.acquire(request("r1"))
-        async with stranger(it) as socket:
-            await greeted(socket)
-            with suppress(ConnectionClosed):
-                await socket.send(bytes(MAX_MESSAGE_BYTES + 1))
-            assert await hung_up(socket)
+        async with stranger(it) as line:
+            await greeted(line)
+            line.send(bytes(MAX_MESSAGE_BYTES + 1))
+            assert await line.hung_up()
         assert leases_of(it) == {held.lease}
         assert attachment.connected
+    await it.stop()
+
+
+async def test_manager_is_hung_up_on_when_it_leaves_too_much_unread() -> None:
+    it, node = await a_scheduler(), a_node()
+    async with attached(node, it.url) as attachment:
+        await attachment.attached()
+        manager, transport = it.streams.attached[node.name], MemoryTransport()
+        line = FrameLine(MAX_MESSAGE_BYTES)
+        line.connection_made(transport)
+        manager.connect(line, [])
+        transport.unwritten_bytes = MOST_UNSENT_BYTES // 2
+        manager.beat()
+        assert not transport.has_ended()
+        transport.unwritten_bytes = MOST_UNSENT_BYTES
+        manager.beat()
+        assert transport.has_ended()
+        line.connection_lost(None)
+    await it.stop()
+
+
+async def test_leaving_manager_is_told_that_its_last_message_arrived() -> None:
+    it, channel = await a_scheduler(), UpChannel()
+    async with stranger(it) as line:
+        assert isinstance(await greeted(line), Welcome)
+        line.send(channel.pack(Leave()))
+        assert isinstance(channel.unpack(await line.receive()), Beat)
+        assert channel.all_acknowledged
+        assert await line.hung_up()
+    assert it.streams.nodes == {}
+    await it.stop()
+
+
+async def test_manager_says_why_when_a_server_knows_no_node_streams(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As a scheduler of an older release."""
+    listener = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    async def refuse(request: StreamRequest, line: AcceptedLine) -> None:
+        del request
+        line.refuse()
+
+    async def no_app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError(f"{scope} came, {receive} and {send}, and no stream")
+
+    async with serving(no_app, listener, streams=refuse), attached(a_node(), url) as attachment:
+        await eventually(lambda: "the server answered 404" in caplog.text)
+        assert not attachment.connected
+
+
+@pytest.mark.parametrize(
+    "leader", ["", "http://", "ftp://a", "http://a/\r\nX: y", f"http://{'a' * 70}.b", "http://[::1"]
+)
+async def test_manager_finds_the_leader_though_a_stranger_sends_it_nowhere(leader: str) -> None:
+    it, node = await a_scheduler(), a_node()
+    async with a_standby(leader) as stranger_url, attached(node, stranger_url, it.url) as found:
+        await found.attached()
+        assert it.streams.nodes == {"n0": True}
     await it.stop()
 
 
@@ -248,8 +301,8 @@ async def test_scheduler_continues_to_serve_when_many_strangers_come_and_send_no
     it, node = await a_scheduler(), a_node()
 
     async def silent(number: int) -> bool:
-        async with stranger(it, f"s{number}") as socket:
-            return await hung_up(socket)
+        async with stranger(it, f"s{number}") as line:
+            return await line.hung_up()
 
     async with attached(node, it.url) as attachment:
         strangers = asyncio.gather(*(silent(number) for number in range(50)))
