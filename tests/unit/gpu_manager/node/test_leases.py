@@ -151,6 +151,7 @@ def test_last_call_is_cut_short_only_when_nobody_wants_its_answer(why: EndReason
         EndReason.CONTENDED,
         EndReason.QUIET,
         EndReason.EXPIRED,
+        EndReason.RECALLED,
         EndReason.WORKER_LOST,
     )
 
