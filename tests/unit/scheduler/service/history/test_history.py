@@ -8,6 +8,7 @@ from scheduler.model.events import (
     Event,
     GpuLost,
     LeaseReleased,
+    LeaseUsed,
     LoadFailed,
     ModelLoaded,
     RequestArrived,
@@ -15,7 +16,17 @@ from scheduler.model.events import (
     RunFinished,
     SlotFreed,
 )
-from scheduler.model.values import CoreSettings, GpuSpec, LeaseId, RequestId, RequestOutcome, SlotId
+from scheduler.model.values import (
+    CallEnd,
+    CoreSettings,
+    GpuSpec,
+    LeaseId,
+    LeaseUse,
+    RequestId,
+    RequestOutcome,
+    SlotId,
+    StandingTerms,
+)
 from scheduler.service.history.history import History, HistoryListener, RequestRecord
 from tests.kit.cores.builders import a_core, gpu, request
 
@@ -56,7 +67,7 @@ class Play:
     """A core whose every event a history observes."""
 
     def __init__(self, *specs: GpuSpec, limit: int = 100) -> None:
-        settings = CoreSettings(explain=Everyone())
+        settings = CoreSettings(explain=Everyone(), standing=StandingTerms(60.0, 100))
         self.core: Core = a_core(
             gpus=specs or (gpu("g0"),), models=("bert", "vit"), settings=settings
         )
@@ -166,3 +177,28 @@ def test_watcher_receives_decisions_until_it_leaves() -> None:
     play.at(0.0, RequestArrived(request("r0")), RequestArrived(request("r1")))
     play.history.unwatch(RequestId("r0"), reported.append)
     assert [decided.action.slot for decided in reported] == ["g0"]  # type: ignore[attr-defined] # Decided
+
+
+def test_calls_under_a_kept_lease_have_records_of_their_own() -> None:
+    play = Play()
+    play.at(1.0, RequestArrived(request("r0")._replace(caller="gateway")))
+    lease = first_lease(play, "r0")
+    play.at(2.0, ModelLoaded(G0, BERT, 1.0, Tier.DISK))
+    uses = (LeaseUse(RequestId("u0"), 3.0, 3.1, 3.4), LeaseUse(RequestId("u1"), 3.2, 3.4))
+    play.at(3.5, LeaseUsed(lease, "f", uses, (CallEnd(RequestId("r0"), 2.5),)))
+    play.at(3.6, RunFinished(SlotId("g0"), BERT, 1, 0.25))
+    play.at(4.0, LeaseUsed(lease, "f", ends=(CallEnd(RequestId("u1"), 3.9),)))
+    play.at(4.1, RunFinished(SlotId("g0"), BERT, 1, 0.5))
+    play.at(9.0, LeaseReleased(lease), SlotFreed(SlotId("g0"), lease))
+    rows = [play.record(name) for name in ("r0", "u0", "u1")]
+    assert [row.outcome for row in rows] == [RequestOutcome.COMPLETED] * 3
+    assert [(row.arrived_s, row.granted_s, row.ended_s) for row in rows] == [
+        (1.0, 1.0, 2.5),
+        (3.0, 3.1, 3.4),
+        (3.2, 3.4, 3.9),
+    ]
+    # What ran since the last report is a mean over all calls since then.
+    assert [row.happened[0].run_s for row in rows] == [0.25, 0.25, 0.75]
+    assert [row.happened[0].freed_s for row in rows] == [2.5, 3.4, 3.9]
+    assert play.counted.held == [8.0]
+    assert play.counted.waits == [0.0, pytest.approx(0.1), pytest.approx(0.2)]

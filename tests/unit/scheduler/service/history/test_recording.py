@@ -35,6 +35,7 @@ from testbed.nodes.attaching import attach_in_process
 from testbed.nodes.fake_node import fake_node
 from tests.kit.cores.action_digest import lived
 from tests.kit.cores.builders import a_core, gpu, request
+from tests.kit.cores.random_lives import STANDING
 from tests.kit.places import ROOT
 
 LOG = logging.getLogger("tests.recording")
@@ -52,7 +53,7 @@ def a_recording(path: Path, policy: str) -> None:
     """A random life under this policy."""
     world = lived(policy, seed=5, count=400)
     recorder = RunRecorder(path)
-    recorder.begins(Beginning(VERSION, policy, "lru"))
+    recorder.begins(Beginning(VERSION, policy, "lru", standing=STANDING.standing))
     for (event, now), actions in zip(world.log, world.answers, strict=True):
         recorder(now, event, actions)
     recorder.close()

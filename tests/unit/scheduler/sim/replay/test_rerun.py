@@ -10,6 +10,7 @@ from scheduler.model.events import (
     GpuLost,
     GpuSnapshot,
     LeaseReleased,
+    LeaseUsed,
     LeaseWanted,
     LiveLease,
     LoadFailed,
@@ -21,7 +22,14 @@ from scheduler.model.events import (
     RunFinished,
     SlotFreed,
 )
-from scheduler.model.values import RequestId, RequestOutcome, SlotId
+from scheduler.model.values import (
+    CallEnd,
+    LeaseUse,
+    RequestId,
+    RequestOutcome,
+    SlotId,
+    StandingTerms,
+)
 from tests.kit.cores.builders import gpu, request
 from tests.kit.cores.written_recordings import Recording, against, outlook, rebuilt, rerun, two_gpus
 
@@ -218,3 +226,29 @@ def test_policy_changes_count_for_the_recorded_column_alone() -> None:
     assert found.policy_changes == 1
     assert found.recorded.figures.hit_ratio == found.happened.hit_ratio == 0.5
     assert outlook(found, "rr").hit_ratio == 0.0
+
+
+def test_calls_under_a_kept_lease_have_leases_of_their_own_elsewhere() -> None:
+    recording = two_gpus("lalb", standing=StandingTerms(60.0, 100))
+    asked = request("r0", "a", arrived_s=1.0)._replace(caller="gateway")
+    granted = recording.handle(RequestArrived(asked), 1.0)
+    dispatch = next(each for each in granted if isinstance(each, Dispatch))
+    lease, spot = dispatch.lease, dispatch.slot
+    recording.loads(2.0, spot, "a", 1.0)
+    uses = tuple(
+        LeaseUse(RequestId(f"u{number}"), 3.0 + number, 3.0 + number, 3.5 + number)
+        for number in range(3)
+    )
+    recording.happens(
+        6.0,
+        LeaseUsed(lease, asked.function, uses[:2], (CallEnd(RequestId("r0"), 2.5),)),
+        LeaseUsed(lease, asked.function, (uses[2]._replace(ended_s=None),)),
+    )
+    recording.happens(7.0, LeaseUsed(lease, asked.function, (), (CallEnd(RequestId("u2"), 5.5),)))
+    recording.frees(20.0, spot, lease)
+    found = against(recording, "lalb")
+    for figures in (found.happened, found.recorded.figures, outlook(found, "lalb")):
+        assert figures.completed == 4
+        assert figures.leases == 4
+        assert figures.hit_ratio == 0.75
+        assert figures.avg_latency_s == pytest.approx((1.5 + 3 * 0.5) / 4)
