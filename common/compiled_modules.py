@@ -1,15 +1,15 @@
 """Prefers the compiled build of the pure modules, where one was made of exactly these sources.
 
-`python -m deploy.compiled` puts extensions and a manifest into `common/compiled/`. One edited
-source leaves all of them unused: compiled modules rely on one another's layout. Packages with
-such modules call `prefer_compiled` in their `__init__`, before any of the modules is imported.
+`python -m deploy.compiled` makes the build: extensions, and a manifest of the sources that it was
+made of. One edited source leaves all of it unused, since compiled modules rely on one another's
+layout. Packages with such modules call `prefer_compiled` in their `__init__`, before any of the
+modules is imported.
 """
 
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
 from importlib.util import source_hash, spec_from_file_location
 from pathlib import Path
@@ -19,12 +19,13 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 FOLDER = Path(__file__).parent / "compiled"
 MANIFEST = "manifest.json"
-SWITCH = "GPUFAAS_COMPILED"
 SUFFIX = EXTENSION_SUFFIXES[0]
+# off: Python's sources; a folder: the build that lies there; nothing: the one in FOLDER.
+SWITCH = "GPUFAAS_COMPILED"
 
 
 class CompiledBuild(NamedTuple):
-    """The build that this process uses: nothing, for a reason, or its modules' extensions."""
+    """The extensions that this process uses, by module; none, for a reason."""
 
     extensions: Mapping[str, Path]
     reason: str
@@ -35,26 +36,28 @@ def digest(source: Path) -> str:
     return source_hash(source.read_bytes()).hex()
 
 
-def find_build(switch: str, folder: Path = FOLDER, root: Path = ROOT) -> CompiledBuild:
-    """The build in this folder, if it may stand for the sources below `root`."""
+def find_build(switch: str, root: Path = ROOT) -> CompiledBuild:
+    """The build that may stand for the sources below `root`."""
     if switch.lower() == "off":
         return CompiledBuild({}, f"{SWITCH}=off")
+    # A link is followed once: what is imported later comes from the same build.
+    folder = (Path(switch) if switch else FOLDER).resolve()
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return CompiledBuild({}, "not built")
     if manifest["suffix"] != SUFFIX:
-        return CompiledBuild({}, f"built for another Python: *{manifest['suffix']}")
+        return CompiledBuild({}, f"built for another Python (*{manifest['suffix']})")
     for source, expected in manifest["sources"].items():
         path = root / source
         if not path.exists() or digest(path) != expected:
-            return CompiledBuild({}, f"{source} has changed since the build")
+            return CompiledBuild({}, f"{source} has changed since it was built")
     extensions = {name: folder / f"{name}{SUFFIX}" for name in manifest["modules"]}
-    return CompiledBuild(extensions, "as built")
+    return CompiledBuild(extensions, "")
 
 
-class CompiledFinder(MetaPathFinder):
-    """Finds the modules of a build before Python looks for their sources."""
+class CompiledFinder:
+    """Finds the modules of a build before Python looks for their sources; in `sys.meta_path`."""
 
     def __init__(self, build: CompiledBuild) -> None:
         self.build = build

@@ -1,4 +1,4 @@
-"""The build: which modules are compiled together, how, and where the result is kept."""
+"""The build: how the modules are compiled together, and where the result is kept."""
 
 import hashlib
 import json
@@ -8,26 +8,16 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
 from common.compiled_modules import MANIFEST, ROOT, SUFFIX, digest
+from deploy.compiled.chosen_sources import relied_on, sources
 
-# What a placement runs through. Modules of named tuples and enums stay as they are: mypyc makes
-# ordinary Python classes of them.
-_PATTERNS = (
-    "cache_manager/eviction/*.py",
-    "cache_manager/model/request_rates.py",
-    "cache_manager/residency/*.py",
-    "scheduler/core/*.py",
-    "scheduler/core/state/*.py",
-    "scheduler/estimates/*.py",
-    "scheduler/policies/*.py",
-)
-# Rooms' own files look into their folders; recordings need the codec, which builds types as it runs.
-_LEFT_OUT = frozenset({"__init__.py", "recording.py"})
-_TYPES = ("cache_manager/model/*.py", "scheduler/model/*.py")
 _GROUP = "gpufaas_core"
+# Builds that the cache keeps: those used last. Each of them takes 3 MB.
+_MOST_KEPT = 12
 # Runs in a process of its own: mypyc and setuptools both work in the current folder.
 _PROGRAM = """
 import sys
@@ -52,45 +42,52 @@ class FailedBuild(Exception):
     """The compiler, or mypyc, did not accept the sources; the message is what they wrote."""
 
 
-def sources() -> list[str]:
-    """The modules that are compiled together, as paths below the root."""
-    return _matching(_PATTERNS)
-
-
-def _matching(patterns: tuple[str, ...]) -> list[str]:
-    found = (path for pattern in patterns for path in ROOT.glob(pattern))
-    return sorted(str(path.relative_to(ROOT)) for path in found if path.name not in _LEFT_OUT)
-
-
-def _relied_on() -> list[str]:
-    """What the build is right for: its sources, and the modules whose types it was built with."""
-    return sorted({*sources(), *_matching(_TYPES)})
-
-
-def build_into(folder: Path, cache: Path) -> str:
-    """Put the build of the present sources into `folder`; says where it came from."""
+def made(cache: Path) -> Path:
+    """The build of the present sources: found in the cache, or made there."""
     kept = cache / _recipe()
-    origin = "found in the cache"
     if not (kept / MANIFEST).exists():
         _need_compiler()
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=cache, prefix="build.") as scratch:
             _keep(_compiled(Path(scratch)), kept)
-        origin = "compiled"
-    _replace(folder, kept)
-    return f"{len(sources())} modules {origin}: {folder}"
+        _prune(cache)
+    os.utime(kept)
+    return kept
+
+
+def link_build(build: Path, link: Path) -> None:
+    """Let a checkout use a build of the cache; a process that uses another one goes on with it."""
+    with tempfile.TemporaryDirectory(dir=link.parent, prefix=".link.") as scratch:
+        fresh = Path(scratch) / link.name
+        fresh.symlink_to(build)
+        fresh.replace(link)
+
+
+def copy_build(build: Path, folder: Path) -> None:
+    """Put a build where there is no cache."""
+    shutil.copytree(build, folder)
 
 
 def _recipe() -> str:
-    """A name for everything that the result depends on."""
-    text = hashlib.sha256(f"{sys.version}{SUFFIX}{metadata.version('mypy')}{_PROGRAM}".encode())
-    for source in _relied_on():
-        text.update(f"{source}\0".encode() + (ROOT / source).read_bytes())
+    """A name for everything that the result depends on, compiler and flags among it."""
+    checks = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]
+    words = [
+        sys.version,
+        SUFFIX,
+        _PROGRAM,
+        json.dumps(checks),
+        *(metadata.version(name) for name in ("mypy", "setuptools")),
+        *(os.environ.get(name, "") for name in ("CC", "CFLAGS", "CPPFLAGS", "LDFLAGS")),  # noqa: TID251 (a program)
+    ]
+    text = hashlib.sha256("\0".join(words).encode())
+    for source in relied_on():
+        text.update(f"{source}\0{digest(ROOT / source)}\0".encode())
     return text.hexdigest()[:24]
 
 
 def _need_compiler() -> None:
-    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    named = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"  # noqa: TID251 (a program)
+    compiler = named.split()[0]
     if shutil.which(compiler) is None:
         raise MissingCompiler(f"there is no C compiler ({compiler})")
     header = Path(sysconfig.get_path("include"), "Python.h")
@@ -101,9 +98,10 @@ def _need_compiler() -> None:
 def _compiled(scratch: Path) -> Path:
     """A folder with the extensions, flat, and the manifest."""
     words = [sys.executable, "-c", _PROGRAM, str(scratch), _GROUP, *sources()]
+    before = {source: digest(ROOT / source) for source in relied_on()}
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise FailedBuild(f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
+        raise FailedBuild(f"it does not compile.\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
     library, complete = scratch / "lib", scratch / "complete"
     complete.mkdir()
     modules = []
@@ -111,11 +109,7 @@ def _compiled(scratch: Path) -> Path:
         name = ".".join(extension.relative_to(library).parts).removesuffix(SUFFIX)
         extension.replace(complete / f"{name}{SUFFIX}")
         modules.append(name)
-    manifest = {
-        "suffix": SUFFIX,
-        "modules": modules,
-        "sources": {source: digest(ROOT / source) for source in _relied_on()},
-    }
+    manifest = {"suffix": SUFFIX, "modules": modules, "sources": before}
     (complete / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     return complete
 
@@ -129,14 +123,9 @@ def _keep(complete: Path, kept: Path) -> None:
             raise
 
 
-def _replace(folder: Path, kept: Path) -> None:
-    """The manifest goes first and comes last, so that nobody finds half a build."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / MANIFEST).unlink(missing_ok=True)
-    for left in folder.glob(f"*{SUFFIX}"):
-        left.unlink()  # a process that has it open keeps it
-    for extension in kept.glob(f"*{SUFFIX}"):
-        shutil.copy2(extension, folder)
-    partial = folder / f"{MANIFEST}.part"
-    shutil.copy2(kept / MANIFEST, partial)
-    partial.replace(folder / MANIFEST)
+def _prune(cache: Path) -> None:
+    """Remove the builds that were used longest ago; a checkout that named one runs Python then."""
+    builds = [path for path in cache.iterdir() if (path / MANIFEST).exists()]
+    builds.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for build in builds[_MOST_KEPT:]:
+        shutil.rmtree(build, ignore_errors=True)
