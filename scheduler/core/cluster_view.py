@@ -13,11 +13,15 @@ from scheduler.core.state.slots import Slot
 from scheduler.core.state.unmet_demand import UnmetDemand
 from scheduler.core.state.visits import Visits
 from scheduler.model.values import Estimate
-from scheduler.policies.placement_policy import ModelFacts, RequestView, SlotView
+from scheduler.policies.placement_policy import ModelFacts, RequestView, SlotView, View
 
 
-class ClusterView:
-    """Implements the `View` of policies; the core sets `now` before each run of the policy."""
+class ClusterView(View):
+    """The `View` of policies; the core sets `now` before each run of the policy."""
+
+    __slots__ = ("_cluster", "_visits", "now")
+
+    now: float
 
     def __init__(self, cluster: ClusterState, visits: Visits) -> None:
         self._cluster = cluster

@@ -11,7 +11,7 @@ from scheduler.core.state.rankings import HolderRanking, SlotRanking
 from scheduler.core.state.request_queue import BundleLane, RequestQueue
 from scheduler.core.state.slots import Gpu, Slot
 from scheduler.core.state.unmet_demand import UnmetDemand
-from scheduler.estimates.estimate import SlotFacts, estimate
+from scheduler.estimates.estimate import estimate
 from scheduler.estimates.profiles import Profiles
 from scheduler.model.values import Estimate, GpuSpec, SlotId
 
@@ -296,15 +296,13 @@ class ClusterState:
         """The expected seconds of a batch of these models on a slot, beside its neighbours."""
         spec = slot.gpu.spec
         residents = slot.residents
-        missing = tuple(
-            [
-                (model, self.index.tier(spec.node, model))
-                for model in bundle.models
-                if model not in residents
-            ]
-        )
-        facts = SlotFacts(spec.gpu_type, missing)
-        return estimate(self.profiles, bundle.models, batch, facts, slot.neighbours())
+        missing = [
+            (model, self.index.tier(spec.node, model))
+            for model in bundle.models
+            if model not in residents
+        ]
+        neighbours = slot.neighbours()
+        return estimate(self.profiles, bundle.models, batch, spec.gpu_type, missing, neighbours)
 
     # -- slots ----------------------------------------------------------------------------------
 
