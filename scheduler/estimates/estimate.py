@@ -22,8 +22,9 @@ def estimate(
 ) -> Estimate:
     """The expected seconds to load what is missing, and to run all models once, one by one.
 
-    `missing` are the models that the slot lacks, each with the tier to load it from. `neighbours` are the models of the leases that would run beside this one on the same GPU. They
-    change nothing yet: profiles are assumed to hold whatever else runs.
+    `missing` are the models that the slot lacks, each with the tier to load it from. `neighbours`
+    are the models of the leases that would run beside this one on the same GPU. They change nothing
+    yet: profiles are assumed to hold whatever else runs.
     """
     del neighbours  # until the interference study's model is used here
     load_s = 0.0
