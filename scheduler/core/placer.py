@@ -208,7 +208,7 @@ class Placer:
         cluster = self.cluster
         pending.standing = Standing.LOCAL
         pending.at = slot.id
-        pending.wait_s = cluster.estimate(pending.bundle, pending.request.batch, slot).run_s
+        pending.wait_s = cluster.run_s(pending.bundle, pending.request.batch, slot)
         slot.frequency += 1
         slot.local_s += pending.wait_s
         slot.given += 1

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Protocol
 
-from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId
-from scheduler.core.core import Core
+from cache_manager.model.ids import MIB, GpuId, NodeId
 from scheduler.model.actions import Action, Demote, Dispatch, EnqueueLocally, Prepare, SetTimer
 from scheduler.model.events import (
     Event,
@@ -55,10 +55,16 @@ class SimulationRun:
     explanations: list[Explanation] = field(default_factory=list)
 
 
+class DrivenCore(Protocol):
+    """What an engine drives: a core, or what stands before one and writes down its answers."""
+
+    def handle(self, event: Event, now: float) -> Sequence[Action]: ...
+
+
 class Engine:
     """One run of one core over one workload."""
 
-    def __init__(self, core: Core, hardware: Hardware, workload: Workload) -> None:
+    def __init__(self, core: DrivenCore, hardware: Hardware, workload: Workload) -> None:
         self._core = core
         self._workload = workload
         self._models = {model.id: model for model in workload.models}
@@ -127,7 +133,7 @@ class Engine:
             self._push(done_s, SlotFreed(action.slot, action.lease))
 
     def _dispatch(self, action: Dispatch, now: float) -> None:
-        model = self._models[self._model_of(action)]
+        model = self._models[action.models[0]]
         run_s = model.run_s * len(action.requests)
         busy_s = self._overhead_s + run_s
         done_s = now + busy_s if action.hit else now + self._load_s + busy_s
@@ -140,9 +146,6 @@ class Engine:
         self.run_result.tally.dispatched(action, done_s, run_s)
         if action.explanation is not None:
             self.run_result.explanations.append(action.explanation)
-
-    def _model_of(self, action: Dispatch) -> ModelId:
-        return self._workload.arrivals[int(action.requests[0][1:])][1]
 
     def _declared(self, model: SimModel) -> SimModel:
         run_s = model.run_s + self._overhead_s

@@ -34,7 +34,7 @@ def a_load() -> Workload:
 def simulated(policy: str) -> tuple[Recording, Engine]:
     """A run of the simulator, recorded as if it had been live."""
     recording = Recording(policy)
-    engine = Engine(recording, HARDWARE, a_load())  # type: ignore[arg-type]  # it only handles
+    engine = Engine(recording, HARDWARE, a_load())
     engine.run()
     return recording, engine
 
