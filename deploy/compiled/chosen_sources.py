@@ -16,6 +16,7 @@ _PATTERNS = (
     "scheduler/estimates/*.py",
     "scheduler/policies/*.py",
     "scheduler/sim/engine.py",
+    "scheduler/sim/simulation_tally.py",
 )
 # Rooms' own files look into their folders; recordings need the codec, which makes types as it runs.
 _LEFT_OUT = frozenset({"__init__.py", "recording.py"})

@@ -75,7 +75,7 @@ def _recipe() -> str:
         sys.version,
         SUFFIX,
         _PROGRAM,
-        json.dumps(checks),
+        json.dumps([checks, sources()]),
         *(metadata.version(name) for name in ("mypy", "setuptools")),
         *(os.environ.get(name, "") for name in ("CC", "CFLAGS", "CPPFLAGS", "LDFLAGS")),  # noqa: TID251 (a program)
     ]
