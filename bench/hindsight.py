@@ -21,7 +21,8 @@ from scheduler.core.core import Core, make_core
 from scheduler.model.actions import Action, Dispatch
 from scheduler.model.events import Event, RequestArrived
 from scheduler.model.values import RequestId
-from scheduler.sim.engine import Engine, Hardware
+from scheduler.sim.engine import Engine
+from scheduler.sim.hardware import Hardware
 from scheduler.sim.latency_bound import average_latency_bound
 from scheduler.sim.study import Traffic
 from scheduler.sim.workload import MINUTE_S, Arrivals, Pattern, Workload

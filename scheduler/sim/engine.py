@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Protocol
 
-from cache_manager.model.ids import MIB, GpuId, NodeId
 from scheduler.model.actions import Action, Demote, Dispatch, EnqueueLocally, Prepare, SetTimer
 from scheduler.model.events import (
     Event,
@@ -16,35 +15,15 @@ from scheduler.model.events import (
     RunFinished,
     SlotFreed,
 )
-from scheduler.model.values import Explanation, GpuSpec, Request, RequestId
+from scheduler.model.values import Explanation, Request, RequestId
+from scheduler.sim.hardware import Hardware
 from scheduler.sim.model_catalogue import BATCH, SimModel
 from scheduler.sim.simulation_tally import SimulationTally
 from scheduler.sim.workload import Workload
 
-GPUS_PER_NODE = 4
 _PROGRESS_EVERY = 2_000
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """The simulated cluster; `overhead_s` holds the GPU in every request, hit or miss."""
-
-    gpus: int = 12
-    gpu_memory_mb: int = 7982
-    overhead_s: float = 0.0
-
-    def specs(self) -> list[GpuSpec]:
-        width = len(str(max(self.gpus - 1, 0)))
-        return [
-            GpuSpec(
-                GpuId(f"gpu{number:0{width}d}"),
-                NodeId(f"node{number // GPUS_PER_NODE}"),
-                self.gpu_memory_mb * MIB,
-            )
-            for number in range(self.gpus)
-        ]
 
 
 @dataclass(slots=True)

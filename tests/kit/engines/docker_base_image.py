@@ -1,7 +1,8 @@
 """The image that others are built on: Debian with Python, made on this machine without a registry.
 
 What a build needs comes along: this machine's certificates, how its pip is configured to find
-packages, and a C compiler with Python's headers for the core, since no build can ask apt. It is made once (a minute) and kept beside other temporary files.
+packages, and a C compiler with Python's headers for the core, since no build can ask apt. It is
+made once (a minute) and kept beside other temporary files.
 """
 
 import json

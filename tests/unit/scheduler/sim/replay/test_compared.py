@@ -7,7 +7,8 @@ import pytest
 from scheduler import policies
 from scheduler.core.recording import VERSION, Beginning, RecordedStep, digest, parsed
 from scheduler.model.errors import BadRecording
-from scheduler.sim.engine import Engine, Hardware
+from scheduler.sim.engine import Engine
+from scheduler.sim.hardware import Hardware
 from scheduler.sim.workload import Arrivals, Pattern, Workload, thesis
 from tests.kit.cores.action_digest import lived
 from tests.kit.cores.written_recordings import Recording, against, outlook
