@@ -16,6 +16,8 @@ _PATTERNS = (
     "scheduler/estimates/*.py",
     "scheduler/policies/*.py",
     "scheduler/sim/engine.py",
+    "scheduler/sim/latency_bound.py",
+    "scheduler/sim/memory_bound.py",
     "scheduler/sim/simulation_tally.py",
 )
 # Rooms' own files look into their folders; recordings need the codec, which makes types as it runs.
