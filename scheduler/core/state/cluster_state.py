@@ -117,7 +117,7 @@ class ClusterState:
 
     def copies(self, bundle: Bundle) -> int:
         """How many GPUs hold these models; of several models, the rarest counts."""
-        return min(self.index.copies(model) for model in bundle.models)
+        return min([self.index.copies(model) for model in bundle.models])
 
     def _excess_s(self, lane: BundleLane) -> float:
         """By how much each holder's share of a lane's work exceeds the time of one more load."""
