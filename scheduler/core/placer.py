@@ -82,12 +82,13 @@ class Placer:
         if self.queued:
             self.pace.placed(len(chosen), now)
         batch = first.request.batch if len(chosen) == 1 else sum(p.request.batch for p in chosen)
-        load_s, run_s = self.cluster.estimate(bundle, batch, slot)
+        estimate = self.cluster.estimate(bundle, batch, slot)
         lease = self._lease(slot, bundle.models)
         if plan is not None:
             self._load(lease, plan, now, out)
         elif slot.leases or len(slot.gpu.slots) > 1:
-            load_s = self._load_under_way_s(slot, bundle.models, now)
+            under_way_s = self._load_under_way_s(slot, bundle.models, now)
+            estimate = Estimate(under_way_s, estimate.run_s)
         for pending in chosen:
             pending.standing = Standing.LEASED
             pending.at = slot.id
@@ -95,7 +96,7 @@ class Placer:
         lease.requests.extend(chosen)
         if not from_local:
             slot.frequency += len(chosen)
-        self._occupy(lease, now, load_s, run_s)
+        self._occupy(lease, now, estimate.load_s, estimate.run_s)
         lease.dispatch = Dispatch(
             lease.id,
             slot.id,
@@ -104,7 +105,7 @@ class Placer:
             (first.request.id,) if len(chosen) == 1 else tuple(p.request.id for p in chosen),
             hit,
             held_elsewhere,
-            Estimate(load_s, run_s),
+            estimate,
             rule,
             explanation,
             bundle.models,
@@ -229,7 +230,7 @@ class Placer:
         cluster = self.cluster
         pending.standing = Standing.LOCAL
         pending.at = slot.id
-        pending.wait_s = cluster.estimate(pending.bundle, pending.request.batch, slot).run_s
+        pending.wait_s = cluster.run_s(pending.bundle, pending.request.batch, slot)
         slot.frequency += 1
         slot.local_s += pending.wait_s
         slot.given += 1

@@ -2,39 +2,37 @@
 
 Every placement decision reads its seconds here: what a policy compares, what a lease is expected to
 take, what a local queue adds up, and what an explanation shows. Interference between models that
-share a GPU therefore belongs into `estimate` alone.
+share a GPU therefore belongs into `run_s` alone.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from cache_manager.model.ids import ModelId, Tier
 from scheduler.estimates.profiles import Profiles
-from scheduler.model.values import Estimate
 
 
-class SlotFacts(NamedTuple):
-    """The GPU type of a slot, and each model that it lacks with the tier to load it from."""
+def load_s(profiles: Profiles, missing: Sequence[tuple[ModelId, Tier]]) -> float:
+    """The expected seconds to load the models that a slot lacks, each from this tier."""
+    total_s = 0.0
+    for model, source in missing:
+        total_s += profiles.load_s(model, source)
+    return total_s
 
-    gpu_type: str
-    missing: tuple[tuple[ModelId, Tier], ...]
 
-
-def estimate(
+def run_s(
     profiles: Profiles,
     models: tuple[ModelId, ...],
     batch: int,
-    slot: SlotFacts,
+    gpu_type: str,
     neighbours: tuple[ModelId, ...],
-) -> Estimate:
-    """The expected seconds to load what is missing, and to run all models once, one by one.
+) -> float:
+    """The expected seconds to run all models once, one by one, on a GPU of this type.
 
     `neighbours` are the models of the leases that would run beside this one on the same GPU. They
     change nothing yet: profiles are assumed to hold whatever else runs.
     """
     del neighbours  # until the interference study's model is used here
-    load_s = 0.0
-    for model, source in slot.missing:
-        load_s += profiles.load_s(model, source)
-    if len(models) == 1:
-        return Estimate(load_s, profiles.run_s(models[0], batch, slot.gpu_type))
-    return Estimate(load_s, sum(profiles.run_s(model, batch, slot.gpu_type) for model in models))
+    total_s = 0.0
+    for model in models:
+        total_s += profiles.run_s(model, batch, gpu_type)
+    return total_s

@@ -142,11 +142,17 @@ class Profiles:
 
     def usual_runs_s(self, models: tuple[ModelId, ...]) -> float:
         """Seconds of one usual run of each of these models."""
-        return sum(self.usual_run_s(model) for model in models)
+        total_s = 0.0
+        for model in models:
+            total_s += self.usual_run_s(model)
+        return total_s
 
     def all_loads_s(self, models: tuple[ModelId, ...], source: Tier) -> float:
         """Seconds to load all these models from this tier."""
-        return sum(self.load_s(model, source) for model in models)
+        total_s = 0.0
+        for model in models:
+            total_s += self.load_s(model, source)
+        return total_s
 
     def _nearest_run_s(
         self, known: Mapping[tuple[int, str], float], batch: int, gpu_type: str

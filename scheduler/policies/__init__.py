@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from inspect import getdoc
 from pkgutil import iter_modules
+from types import ModuleType
 from typing import NamedTuple, get_args, get_type_hints
 
 from scheduler.model.errors import BadParameter, UnknownPolicy
@@ -49,8 +52,9 @@ def takes(name: str, parameter: str) -> bool:
 
 def describe(name: str) -> Described:
     """A policy's description, from its docstring, and its parameters."""
-    kind = _kind(name)
-    summary = (import_module(kind.__module__).__doc__ or "").partition("\n")[0]
+    module = _as_written(name)
+    kind: type = module.Policy
+    summary = (module.__doc__ or "").partition("\n")[0]
     parameters: dict[str, float] = {each.name: getattr(kind(), each.name) for each in fields(kind)}
     return Described(name, summary, getdoc(kind) or "", parameters, _meanings(kind))
 
@@ -60,6 +64,17 @@ def _kind(name: str) -> type:
         raise UnknownPolicy(name, available())
     kind: type = import_module(f"{__name__}.{name}").Policy
     return kind
+
+
+def _as_written(name: str) -> ModuleType:
+    """The policy's module from its source: compiled, it has neither docstrings nor meanings."""
+    full_name = _kind(name).__module__
+    spec = PathFinder.find_spec(full_name, __path__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _parameters(name: str) -> dict[str, type]:

@@ -34,36 +34,37 @@ class SlotView(Protocol):
         ...
 
 
-class Place(NamedTuple):
+# Decisions are classes where they are made for every placement: made fastest, compiled.
+class Place:
     """Give these requests of the same models to a slot with room, now."""
 
-    requests: Sequence[RequestView]
-    slot: SlotView
-    rule: str
+    __slots__ = ("requests", "rule", "slot")
+
+    def __init__(self, requests: Sequence[RequestView], slot: SlotView, rule: str) -> None:
+        self.requests = requests
+        self.slot = slot
+        self.rule = rule
 
 
-class Queue(NamedTuple):
+class Queue:
     """Let a request wait for this one slot."""
 
-    request: RequestView
-    slot: SlotView
-    rule: str
+    __slots__ = ("request", "rule", "slot")
+
+    def __init__(self, request: RequestView, slot: SlotView, rule: str) -> None:
+        self.request = request
+        self.slot = slot
+        self.rule = rule
 
 
-class Skip(NamedTuple):
+class Skip:
     """Count one visit of every waiting request before `before` (of all, where it is None)."""
 
-    before: RequestView | None
-    limit: int
+    __slots__ = ("before", "limit")
 
-
-class ModelFacts(NamedTuple):
-    """What is known of a model over the whole cluster."""
-
-    load_s: float
-    run_s: float
-    rate: float
-    copies: int
+    def __init__(self, before: RequestView | None, limit: int) -> None:
+        self.before = before
+        self.limit = limit
 
 
 class Prefetch(NamedTuple):
@@ -77,6 +78,15 @@ class Wake(NamedTuple):
     """Run the policy again at this time, even if nothing has happened."""
 
     at_s: float
+
+
+class ModelFacts(NamedTuple):
+    """What is known of a model over the whole cluster."""
+
+    load_s: float
+    run_s: float
+    rate: float
+    copies: int
 
 
 Decision = Place | Queue | Skip | Prefetch | Wake

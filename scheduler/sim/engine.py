@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Protocol
 
-from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId
-from scheduler.core.core import Core
 from scheduler.model.actions import Action, Demote, Dispatch, EnqueueLocally, Prepare, SetTimer
 from scheduler.model.events import (
     Event,
@@ -16,35 +15,15 @@ from scheduler.model.events import (
     RunFinished,
     SlotFreed,
 )
-from scheduler.model.values import Explanation, GpuSpec, Request, RequestId
+from scheduler.model.values import Explanation, Request, RequestId
+from scheduler.sim.hardware import Hardware
 from scheduler.sim.model_catalogue import BATCH, SimModel
 from scheduler.sim.simulation_tally import SimulationTally
 from scheduler.sim.workload import Workload
 
-GPUS_PER_NODE = 4
 _PROGRESS_EVERY = 2_000
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """The simulated cluster; `overhead_s` holds the GPU in every request, hit or miss."""
-
-    gpus: int = 12
-    gpu_memory_mb: int = 7982
-    overhead_s: float = 0.0
-
-    def specs(self) -> list[GpuSpec]:
-        width = len(str(max(self.gpus - 1, 0)))
-        return [
-            GpuSpec(
-                GpuId(f"gpu{number:0{width}d}"),
-                NodeId(f"node{number // GPUS_PER_NODE}"),
-                self.gpu_memory_mb * MIB,
-            )
-            for number in range(self.gpus)
-        ]
 
 
 @dataclass(slots=True)
@@ -55,10 +34,16 @@ class SimulationRun:
     explanations: list[Explanation] = field(default_factory=list)
 
 
+class DrivenCore(Protocol):
+    """What an engine drives: a core, or what stands before one and writes down its answers."""
+
+    def handle(self, event: Event, now: float) -> Sequence[Action]: ...
+
+
 class Engine:
     """One run of one core over one workload."""
 
-    def __init__(self, core: Core, hardware: Hardware, workload: Workload) -> None:
+    def __init__(self, core: DrivenCore, hardware: Hardware, workload: Workload) -> None:
         self._core = core
         self._workload = workload
         self._models = {model.id: model for model in workload.models}
@@ -127,7 +112,7 @@ class Engine:
             self._push(done_s, SlotFreed(action.slot, action.lease))
 
     def _dispatch(self, action: Dispatch, now: float) -> None:
-        model = self._models[self._model_of(action)]
+        model = self._models[action.models[0]]
         run_s = model.run_s * len(action.requests)
         busy_s = self._overhead_s + run_s
         done_s = now + busy_s if action.hit else now + self._load_s + busy_s
@@ -140,9 +125,6 @@ class Engine:
         self.run_result.tally.dispatched(action, done_s, run_s)
         if action.explanation is not None:
             self.run_result.explanations.append(action.explanation)
-
-    def _model_of(self, action: Dispatch) -> ModelId:
-        return self._workload.arrivals[int(action.requests[0][1:])][1]
 
     def _declared(self, model: SimModel) -> SimModel:
         run_s = model.run_s + self._overhead_s

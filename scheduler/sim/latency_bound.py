@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 
 from cache_manager.model.ids import MIB, ModelId
-from scheduler.sim.engine import Hardware
+from scheduler.sim.hardware import Hardware
 from scheduler.sim.memory_bound import ModelRequests, least_waiting
 from scheduler.sim.workload import MINUTE_S, Workload
 

@@ -12,9 +12,10 @@ from scheduler.core.core import make_core
 from scheduler.model.errors import BadWorkload
 from scheduler.model.values import CoreSettings, Explanation, RequestId
 from scheduler.sim import azure_trace, workload
-from scheduler.sim.engine import Engine, Hardware, Progress
+from scheduler.sim.engine import Engine, Progress
+from scheduler.sim.hardware import Hardware
 from scheduler.sim.model_catalogue import THESIS, on_profile
-from scheduler.sim.simulation_tally import Summary
+from scheduler.sim.summary import Summary
 from scheduler.sim.workload import Pattern, Workload
 
 _SERIAL_UP_TO_REQUESTS = 20_000

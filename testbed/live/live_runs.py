@@ -11,7 +11,8 @@ from cache_manager.model.ids import MIB, ModelId
 from scheduler import policies
 from scheduler.core.core import make_core
 from scheduler.model.values import GpuSpec
-from scheduler.sim.engine import Engine, Hardware
+from scheduler.sim.engine import Engine
+from scheduler.sim.hardware import Hardware
 from scheduler.sim.model_catalogue import SimModel
 from scheduler.sim.workload import Workload
 from testbed.live.emulated_node import given_twice

@@ -14,7 +14,7 @@ from scheduler.core.recording import Beginning, digest, parsed
 from scheduler.model.actions import Finish
 from scheduler.model.events import RequestArrived
 from scheduler.model.values import LeaseId, RequestId, RequestOutcome, SlotId
-from scheduler.sim.engine import Hardware
+from scheduler.sim.hardware import Hardware
 from scheduler.sim.model_catalogue import SimModel
 from scheduler.sim.workload import Workload
 from testbed.live.emulated_node import Noted, Word, given_twice

@@ -15,7 +15,7 @@ def made_once(name: str, recipe: bytes, make: Callable[[Path], None]) -> Path:
     Of several test processes that lack the file one makes it while the others wait. The file gets
     its name when it is complete, so that no process sees half of it.
     """
-    folder = _folder()
+    folder = cache_folder()
     found = folder / f"{name}-{hashlib.sha256(recipe).hexdigest()[:16]}"
     if not found.exists():
         with (folder / f"{name}.lock").open("w") as lock:
@@ -27,16 +27,16 @@ def made_once(name: str, recipe: bytes, make: Callable[[Path], None]) -> Path:
     return found
 
 
-def _make(found: Path, make: Callable[[Path], None]) -> None:
-    with tempfile.TemporaryDirectory(dir=found.parent, prefix=f"{found.name}.") as scratch:
-        complete = Path(scratch) / found.name
-        make(complete)
-        complete.replace(found)
-
-
-def _folder() -> Path:
+def cache_folder() -> Path:
     """`$XDG_CACHE_HOME/gpufaas`, or `~/.cache/gpufaas`."""
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else Path.home() / ".cache") / "gpufaas"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
+
+
+def _make(found: Path, make: Callable[[Path], None]) -> None:
+    with tempfile.TemporaryDirectory(dir=found.parent, prefix=f"{found.name}.") as scratch:
+        complete = Path(scratch) / found.name
+        make(complete)
+        complete.replace(found)

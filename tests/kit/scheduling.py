@@ -11,7 +11,13 @@ from typing import NamedTuple
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-_COMPUTING = ("bench/tests/", "tests/architecture/", "tests/compat/", "tests/unit/")
+_COMPUTING = (
+    "bench/tests/",
+    "tests/architecture/",
+    "tests/compat/",
+    "tests/integration/test_both_cores",
+    "tests/unit/",
+)
 _SECONDS = 5.0  # of a module that is not named below
 
 
@@ -38,6 +44,7 @@ _KNOWN = (
     _Known("tests/integration/gateway/test_jobs_survive", "jobs_survive", 50),
     _Known("tests/integration/gateway/test_process_functions", "process_functions", 20),
     _Known("tests/integration/monitoring/", "monitoring", 110),
+    _Known("tests/integration/test_both_cores", "both_cores", 40),
     _Known("tests/integration/test_check", "check", 40),
     _Known("tests/integration/test_early_return", "early_return", 60),
     _Known("tests/integration/test_exec", "exec", 50),

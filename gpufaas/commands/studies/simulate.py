@@ -14,7 +14,7 @@ from gpufaas.output.simulation_table import simulation_table
 from scheduler import policies
 from scheduler.model.values import RequestId
 from scheduler.sim import study
-from scheduler.sim.engine import Hardware
+from scheduler.sim.hardware import Hardware
 from scheduler.sim.model_catalogue import THESIS, profiles
 from scheduler.sim.study import Scenario, ScenarioResult, Traffic
 from scheduler.sim.workload import Arrivals, Pattern

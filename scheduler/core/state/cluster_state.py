@@ -11,7 +11,7 @@ from scheduler.core.state.rankings import HolderRanking, SlotRanking
 from scheduler.core.state.request_queue import BundleLane, RequestQueue
 from scheduler.core.state.slots import Gpu, Slot
 from scheduler.core.state.unmet_demand import UnmetDemand
-from scheduler.estimates.estimate import SlotFacts, estimate
+from scheduler.estimates import estimate
 from scheduler.estimates.profiles import Profiles
 from scheduler.model.values import Estimate, GpuSpec, SlotId
 
@@ -117,7 +117,7 @@ class ClusterState:
 
     def copies(self, bundle: Bundle) -> int:
         """How many GPUs hold these models; of several models, the rarest counts."""
-        return min(self.index.copies(model) for model in bundle.models)
+        return min([self.index.copies(model) for model in bundle.models])
 
     def _excess_s(self, lane: BundleLane) -> float:
         """By how much each holder's share of a lane's work exceeds the time of one more load."""
@@ -294,17 +294,22 @@ class ClusterState:
 
     def estimate(self, bundle: Bundle, batch: int, slot: Slot) -> Estimate:
         """The expected seconds of a batch of these models on a slot, beside its neighbours."""
-        spec = slot.gpu.spec
-        residents = slot.residents
-        missing = tuple(
-            [
-                (model, self.index.tier(spec.node, model))
-                for model in bundle.models
-                if model not in residents
-            ]
-        )
-        facts = SlotFacts(spec.gpu_type, missing)
-        return estimate(self.profiles, bundle.models, batch, facts, slot.neighbours())
+        return Estimate(self.load_s(bundle, slot), self.run_s(bundle, batch, slot))
+
+    def load_s(self, bundle: Bundle, slot: Slot) -> float:
+        """The expected seconds to load what of these models the slot lacks."""
+        node, residents = slot.gpu.spec.node, slot.gpu.cache.residents
+        missing = [
+            (model, self.index.tier(node, model))
+            for model in bundle.models
+            if model not in residents
+        ]
+        return estimate.load_s(self.profiles, missing)
+
+    def run_s(self, bundle: Bundle, batch: int, slot: Slot) -> float:
+        """The expected seconds of a batch of these models, once they are there."""
+        gpu_type, neighbours = slot.gpu.spec.gpu_type, slot.neighbours()
+        return estimate.run_s(self.profiles, bundle.models, batch, gpu_type, neighbours)
 
     # -- slots ----------------------------------------------------------------------------------
 

@@ -116,6 +116,10 @@ class Slot:
         """Two slots of one id: one is of a lost GPU and soon dropped, so that any order will do."""
         return False
 
+    def __hash__(self) -> int:
+        """The same as without an order, which compiled classes otherwise have instead of it."""
+        return id(self)
+
     @property
     def available_s(self) -> float:
         """When the slot could start a request that joined its queue now, if nothing is overdue."""

@@ -36,6 +36,12 @@ def test_control_plane_has_no_torch_and_what_it_has_is_pinned(stack: ComposeStac
     assert {name: pins.get(name) for name in ours} == ours
 
 
+def test_control_plane_runs_the_compiled_core(stack: ComposeStack) -> None:
+    program = "import scheduler.core.core as core; print(core.__file__)"
+    python = ("--entrypoint", "/opt/gpufaas/bin/python", CONTROL, "-c", program)
+    assert stack.run("docker", "run", "--rm", *python).strip().endswith(".so")
+
+
 def test_bill_of_materials_lists_packages_of_debian_and_python(stack: ComposeStack) -> None:
     found = bill(stack, MANAGER)
     assert (found["bomFormat"], found["specVersion"]) == ("CycloneDX", "1.5")

@@ -1,7 +1,8 @@
 """The image that others are built on: Debian with Python, made on this machine without a registry.
 
-What a build needs to install packages comes along: this machine's certificates, and how its pip is
-configured to find packages. It is made once (a minute) and kept beside other temporary files.
+What a build needs comes along: this machine's certificates, how its pip is configured to find
+packages, and a C compiler with Python's headers for the core, since no build can ask apt. It is
+made once (a minute) and kept beside other temporary files.
 """
 
 import json
@@ -20,7 +21,15 @@ from tests.kit.engines.docker_engine import Engine
 BASE = "gpufaas-test/python:3.11"
 
 _SUITE = "bookworm"
-_PACKAGES = ("ca-certificates", "python3", "python3-pip", "python3-venv")
+_PACKAGES = (
+    "ca-certificates",
+    "gcc",
+    "libc6-dev",
+    "python3",
+    "python3-dev",
+    "python3-pip",
+    "python3-venv",
+)
 _LEFT_OUT = (
     "usr/share/doc",
     "usr/share/man",

@@ -10,7 +10,8 @@ from cache_manager import eviction
 from scheduler import policies
 from scheduler.sim import study
 from scheduler.sim.azure_trace import CARRIED
-from scheduler.sim.engine import Hardware, Progress
+from scheduler.sim.engine import Progress
+from scheduler.sim.hardware import Hardware
 from scheduler.sim.papers.thesis import printed_figures
 from scheduler.sim.papers.thesis.experiments import PolicyFigures, average
 from scheduler.sim.papers.thesis.markdown import table

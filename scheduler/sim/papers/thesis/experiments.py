@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from scheduler.sim import study
-from scheduler.sim.engine import Hardware, Progress
+from scheduler.sim.engine import Progress
+from scheduler.sim.hardware import Hardware
 from scheduler.sim.papers.thesis.printed_figures import (
     SWEEP_POLICY,
     SWEEP_WORKING_SET,

@@ -1,5 +1,6 @@
 """What the core keeps for its orders stays small, however many requests it has served."""
 
+import gc
 from collections.abc import Iterator, Mapping
 from random import Random
 
@@ -44,9 +45,7 @@ def parts(thing: object) -> Iterator[object]:
     elif isinstance(thing, list | tuple | set | frozenset):
         yield from thing
     elif type(thing).__module__.startswith(("scheduler.", "cache_manager.")):
-        slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
-        yield from (getattr(thing, name) for name in slots if hasattr(thing, name))
-        yield from getattr(thing, "__dict__", {}).values()
+        yield from gc.get_referents(thing)  # compiled classes have no list of their slots
 
 
 def largest_collection(core: Core) -> int:
@@ -61,6 +60,7 @@ def largest_collection(core: Core) -> int:
         if isinstance(thing, list | dict | set):
             largest = max(largest, len(thing))
         pending.extend(parts(thing))
+    assert largest, "nothing was looked at"
     return largest
 
 

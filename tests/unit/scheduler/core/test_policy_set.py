@@ -71,7 +71,7 @@ def test_visits_count_on_when_the_limit_changes() -> None:
 
 @each_policy
 def test_policy_describes_itself_when_it_is_read(policy: str) -> None:
-    assert policies.make(policy).__doc__
+    assert policies.describe(policy).rule
 
 
 def test_policy_is_unknown_when_no_file_has_its_name() -> None:

@@ -5,7 +5,7 @@ import pytest
 from cache_manager.model.ids import ModelId, Tier
 from scheduler.core.core import make_core
 from scheduler.core.state.slots import Slot
-from scheduler.estimates.estimate import SlotFacts, estimate
+from scheduler.estimates import estimate
 from scheduler.estimates.profiles import Profiles
 from scheduler.model.actions import Dispatch
 from scheduler.model.events import GpuJoined, ModelRegistered, RequestArrived
@@ -37,14 +37,13 @@ def slots_of(slots: int, leases: int) -> dict[SlotId, Slot]:
 
 
 def test_estimate_adds_loads_of_missing_models_and_runs_of_all() -> None:
-    facts = SlotFacts(ANY_GPU_TYPE, ((B, Tier.ABSENT),))
-    assert estimate(profiles(), (A, B), 1, facts, ()) == (4.0, 1.5)
+    assert estimate.load_s(profiles(), [(B, Tier.ABSENT)]) == 4.0
+    assert estimate.run_s(profiles(), (A, B), 1, ANY_GPU_TYPE, ()) == 1.5
 
 
 @pytest.mark.parametrize("neighbours", [(), (B,), (A, B, B)])
 def test_estimate_is_not_changed_by_neighbours_yet(neighbours: tuple[ModelId, ...]) -> None:
-    facts = SlotFacts(ANY_GPU_TYPE, ((A, Tier.ABSENT),))
-    assert estimate(profiles(), (A,), 1, facts, neighbours) == (2.0, 1.0)
+    assert estimate.run_s(profiles(), (A,), 1, ANY_GPU_TYPE, neighbours) == 1.0
 
 
 def test_slot_has_no_neighbours_when_its_gpu_holds_one_lease_at_a_time() -> None:

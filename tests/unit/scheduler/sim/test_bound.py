@@ -11,7 +11,8 @@ import pytest
 from cache_manager.model.ids import MIB, ModelId
 from scheduler import policies
 from scheduler.core.core import make_core
-from scheduler.sim.engine import Engine, Hardware
+from scheduler.sim.engine import Engine
+from scheduler.sim.hardware import Hardware
 from scheduler.sim.latency_bound import average_latency_bound
 from scheduler.sim.memory_bound import ModelRequests, least_waiting
 from scheduler.sim.model_catalogue import SimModel

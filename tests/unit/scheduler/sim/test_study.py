@@ -10,7 +10,7 @@ from scheduler import policies
 from scheduler.model.errors import BadParameter, BadWorkload, UnknownPolicy
 from scheduler.model.values import RequestId
 from scheduler.sim import study
-from scheduler.sim.engine import Hardware
+from scheduler.sim.hardware import Hardware
 from scheduler.sim.study import Scenario, Traffic
 from scheduler.sim.workload import Arrivals, Pattern
 

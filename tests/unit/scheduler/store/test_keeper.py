@@ -4,6 +4,7 @@ import time
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
 from scheduler.core.core import Core
+from scheduler.core.recording import RecordedProfile
 from scheduler.model.events import (
     GpuLost,
     ModelLoaded,
@@ -186,7 +187,7 @@ async def test_a_new_core_estimates_as_the_old_one_when_it_was_recovered() -> No
     found.restore(new)
     before, after = old.cluster.profiles, new.cluster.profiles
     for each in (ModelId("a"), ModelId("b"), odd):
-        for field in before.of(each).__slots__:
+        for field in RecordedProfile._fields[1:]:
             assert getattr(after.of(each), field) == getattr(before.of(each), field), field
     new.handle(ModelRegistered(model("a", memory_mb=1, run_s={(2, "any"): 99.0})), 0.0)
     assert after.memory_bytes(ModelId("a")) == 1024 * MIB  # what was measured stays

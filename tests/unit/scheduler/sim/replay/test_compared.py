@@ -7,7 +7,8 @@ import pytest
 from scheduler import policies
 from scheduler.core.recording import VERSION, Beginning, RecordedStep, digest, parsed
 from scheduler.model.errors import BadRecording
-from scheduler.sim.engine import Engine, Hardware
+from scheduler.sim.engine import Engine
+from scheduler.sim.hardware import Hardware
 from scheduler.sim.workload import Arrivals, Pattern, Workload, thesis
 from tests.kit.cores.action_digest import lived
 from tests.kit.cores.random_lives import STANDING
@@ -35,7 +36,7 @@ def a_load() -> Workload:
 def simulated(policy: str) -> tuple[Recording, Engine]:
     """A run of the simulator, recorded as if it had been live."""
     recording = Recording(policy)
-    engine = Engine(recording, HARDWARE, a_load())  # type: ignore[arg-type]  # it only handles
+    engine = Engine(recording, HARDWARE, a_load())
     engine.run()
     return recording, engine
 
