@@ -1,0 +1,153 @@
+"""`python -m bench.first_call`: the first GPU function of a stack, deployed and called at once.
+
+Each measurement has a stack of its own, whose GPU manager prepares its workers at its start or for
+the first function that imports torch; the two take turns.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from bench.measure.report import BenchReport, MeasurementFailed, load_average
+from bench.recovery.running_stacks import RunningStack, SupervisedStack, running
+from gpufaas.options.prepare_choice import PREPARE_CHOICES
+
+_HERE = Path(__file__).resolve().parents[1]
+_REST_S = 8.0  # by then a manager that prepares at its start has a spare worker
+_ANSWER_S, _PATIENCE_S, _PAUSE_S = 120.0, 180.0, 0.02
+# Small, so that nothing but the start takes time.
+_HANDLER = """
+import os
+{first}
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 4))
+model = model.eval().cuda()
+def handle(event, context):
+    from torch_shim.process_report import report
+    with torch.no_grad():
+        best = int(model(torch.ones(1, 64, device="cuda")).argmax())
+    return {{"best": best, "graphs": report.counts.graph_calls}}
+"""
+_GPU = {"com.gpufaas.enabled": "true"}
+
+
+class _Kind(NamedTuple):
+    text: str
+    annotations: dict[str, str]
+    files: dict[str, str]
+    first: str = ""  # of the handler
+
+
+_KINDS = {
+    "usual": _Kind("traced beside its calls", _GPU, {}),
+    "waits": _Kind(
+        "its first call waits for the trace",
+        {**_GPU, "com.gpufaas.template": "false"},
+        {},
+        'os.environ["GPUFAAS_TRACING"] = "wait"',
+    ),
+    "example": _Kind("traced by example.json", _GPU, {"example.json": '{"body": ""}'}),
+}
+
+
+class _Moments(NamedTuple):
+    """Seconds since the deployment was ordered, and those of the first call alone."""
+
+    first_s: float
+    from_gpu_s: float
+    first_call_s: float
+
+
+def main() -> None:
+    """Measure, print a table, and keep it if asked to."""
+    parser = argparse.ArgumentParser(prog="bench.first_call", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="of every kind and way (5)")
+    parser.add_argument("--kind", action="append", choices=list(_KINDS), help="only this (all)")
+    parser.add_argument("--keep", action="store_true", help="write to bench/results/ too")
+    options = parser.parse_args()
+    command = " ".join(["python -m bench.first_call", *sys.argv[1:]])
+    report = BenchReport("The first call of a stack's first GPU function", command)
+    report.add(
+        f"\nA model of two layers on an emulated GPU, deployed {_REST_S:g} s after `gpufaas up` is "
+        f"up; {len(os.sched_getaffinity(0))} cores. Medians of {options.rounds} rounds (least to "
+        f"most), in which all take turns. Load average before: {load_average()}.\n"
+    )
+    report.add(
+        "| the function | workers prepared | first answer, s after the order | first answer from "
+        "the GPU, s after the order | the first call alone, s |"
+    )
+    report.add("| --- | --- | ---: | ---: | ---: |")
+    found: dict[tuple[str, str], list[_Moments]] = {}
+    for number in range(options.rounds):
+        for kind in options.kind or _KINDS:
+            # Which of the two comes first changes from round to round.
+            for prepare in PREPARE_CHOICES if number % 2 else reversed(PREPARE_CHOICES):
+                moments = _measured(_KINDS[kind], prepare)
+                print(number, kind, prepare, moments, file=sys.stderr, flush=True)
+                found.setdefault((kind, prepare), []).append(moments)
+    for kind in options.kind or _KINDS:
+        for prepare in PREPARE_CHOICES:
+            columns = " | ".join(map(_shown, zip(*found[kind, prepare], strict=True)))
+            report.add(f"| {_KINDS[kind].text} | {prepare} | {columns} |")
+    report.add(f"\nLoad average after: {load_average()}.")
+    if options.keep:
+        print(report.keep("first-call"))
+
+
+class _PreparedStack(SupervisedStack):
+    emulated = ()
+
+    def __init__(self, folder: Path, prepare: str) -> None:
+        super().__init__(_HERE, folder)
+        self._environment["GPUFAAS_NODE_PREPARE"] = prepare
+
+
+@contextmanager
+def _stack(prepare: str) -> Iterator[RunningStack]:
+    with tempfile.TemporaryDirectory(prefix="first") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        with running(_PreparedStack(folder, prepare)) as stack:
+            yield stack
+
+
+def _measured(kind: _Kind, prepare: str) -> _Moments:
+    with _stack(prepare) as stack:
+        time.sleep(_REST_S)
+        began_s = time.monotonic()
+        stack.deploy("first", _HANDLER.format(first=kind.first), kind.annotations, kind.files)
+        called_s = time.monotonic()
+        graphs = _graphs(stack)
+        answered_s = time.monotonic()
+        while not graphs:
+            if time.monotonic() > began_s + _PATIENCE_S:
+                raise MeasurementFailed(f"no answer from the GPU within {_PATIENCE_S:g} s")
+            time.sleep(_PAUSE_S)
+            graphs = _graphs(stack)
+        now_s = time.monotonic()
+    return _Moments(answered_s - began_s, now_s - began_s, answered_s - called_s)
+
+
+def _graphs(stack: RunningStack) -> int:
+    """Call the function; how many calls of its model the GPU has answered so far."""
+    address = f"{stack.url}/function/first"
+    with urllib.request.urlopen(address, timeout=_ANSWER_S) as answer:
+        return int(json.loads(answer.read())["graphs"])
+
+
+def _shown(seconds: tuple[float, ...]) -> str:
+    return f"{median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
+
+
+if __name__ == "__main__":
+    main()
