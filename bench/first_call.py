@@ -1,7 +1,7 @@
 """`python -m bench.first_call`: the first GPU function of a stack, deployed and called at once.
 
 Each measurement has a stack of its own, whose GPU manager prepares its workers at its start or for
-the first function that imports torch; the two take turns.
+the first GPU function that is deployed; the two take turns.
 """
 
 import argparse

@@ -29,7 +29,7 @@ class NodeSettings:
     work of one request at a time runs on it. `host_eviction` is the rule by which weights are
     evicted from host memory to disk. Metrics and health checks are served at the host and port
     `metrics`; at most `metric_names` models have separate metrics. Workers are prepared for a first
-    model at the node's start, or when the first program that may use a GPU says HELLO.
+    model at the node's start, or when the first HELLO of a shim says that a GPU may be used soon.
     """
 
     node: str

@@ -82,7 +82,7 @@ class StackPlan:
 
         answers = _alive_at(f"http://{self.node_metrics}") if self.node_metrics else None
         part = self._part("gpu-manager", options, ready, configured=False, answers=answers)
-        # What imported torch before it ended does not do so again, and would wait for workers.
+        # Functions that are there already are not announced again, and would wait for workers.
         return replace(part, command_again=(*part.command, "--prepare", AT_START))
 
     def gateway(self) -> Part:

@@ -53,20 +53,11 @@ def _patch_after(loader: importlib.abc.Loader) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
-        _greet_manager()
         execute(module)
         vars(loader).pop("exec_module", None)
         importlib.import_module(f"{_PACKAGE}.start").after_import()
 
     vars(loader)["exec_module"] = exec_module
-
-
-def _greet_manager() -> None:
-    """Tell the GPU manager that torch is about to be imported: both may need seconds."""
-    address = os.environ.get("GPUFAAS_ADDRESS")  # noqa: TID251 - an entry point
-    credential = os.environ.get("GPUFAAS_CREDENTIAL")  # noqa: TID251 - an entry point
-    if address and credential:
-        importlib.import_module(f"{_PACKAGE}.early_greeting").greet(address, credential)
 
 
 def _run_shadowed() -> None:

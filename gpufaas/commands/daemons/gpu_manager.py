@@ -54,7 +54,7 @@ def add_parser(commands: Commands) -> None:
         metavar="ADDRESS",
         help="where functions on other hosts reach this node (where it listens)",
     )
-    prepare = "when workers import torch: at the start, or when the first function does"
+    prepare = "when workers import torch: at the start, or for the first GPU function"
     add("--prepare", default=AT_START, choices=PREPARE_CHOICES, help=f"{prepare} ({AT_START})")
     add("--metrics", metavar="HOST:PORT", help="where to answer Prometheus and health checks")
     add_device_options(parser, log_level="info")
