@@ -118,7 +118,7 @@ class InMemoryRuntime:
         self.failing: dict[str, LoadFailure] = {}
         self.hosted: list[InMemoryHosted] = []
         self.orders: list[LoadOrder] = []
-        self.prepared = False
+        self.prepared = 0  # so many times
         self._numbers = count(1)
         self._processes: dict[tuple[str, str], HostProcess] = {}
 
@@ -134,7 +134,7 @@ class InMemoryRuntime:
         return [found for found in there if found.host == hosted.host]
 
     def prepare(self) -> None:
-        self.prepared = True
+        self.prepared += 1
 
     async def load(self, order: LoadOrder) -> InMemoryHosted:
         self.orders.append(order)

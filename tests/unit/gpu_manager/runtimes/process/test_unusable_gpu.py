@@ -56,15 +56,3 @@ async def test_spare_workers_that_die_are_made_ever_less_often() -> None:
         await runtime.close()
     # Pauses of 0, 0.1, 0.3, 0.7 and 1.5 s: never less than that, however fast the machine is.
     assert all(gap >= 0.1 * (2**number - 1) - 0.01 for number, gap in enumerate(gaps))
-
-
-async def test_no_process_runs_before_a_first_load_is_prepared_for() -> None:
-    runtime = ProcessRuntime(Watcher(), ["cpu"])
-    await asyncio.sleep(0)  # whatever the constructor has started runs
-    assert runtime.server_pid is None
-    runtime.prepare()
-    runtime.prepare()
-    try:
-        await eventually(lambda: runtime.spares["cpu"] == 1, "there is a spare worker")
-    finally:
-        await runtime.close()
