@@ -8,6 +8,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -79,6 +80,7 @@ def main() -> None:
     parser.add_argument("--kind", action="append", choices=list(_KINDS), help="only this (all)")
     parser.add_argument("--keep", action="store_true", help="write to bench/results/ too")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # it ends its stack
     command = " ".join(["python -m bench.first_call", *sys.argv[1:]])
     report = BenchReport("The first call of a stack's first GPU function", command)
     report.add(
