@@ -84,43 +84,58 @@ def main() -> None:
     """Measure, print a table, and keep it if asked to."""
     parser = argparse.ArgumentParser(prog="bench.first_call", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="of every kind and way (5)")
+    parser.add_argument("--minutes", type=float, default=30.0, help="begin no round later (30)")
     parser.add_argument("--kind", action="append", choices=list(_KINDS), help="only this (all)")
     parser.add_argument("--keep", action="store_true", help="write to bench/results/ too")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # it ends its stack
     command = " ".join(["python -m bench.first_call", *sys.argv[1:]])
     report = BenchReport("The first call of a stack's first GPU function", command)
+    report.add(f"\nLoad average before: {load_average()}.")
+    latest_s = time.monotonic() + 60.0 * options.minutes
+    found: dict[tuple[str, str], list[_Sample]] = {}
+    for number in range(options.rounds):
+        if time.monotonic() < latest_s:
+            _measure_round(number, options.kind or list(_KINDS), found)
+    _show(report, found)
+    if options.keep:
+        print(report.keep("first-call"))
+
+
+def _measure_round(
+    number: int, kinds: list[str], found: dict[tuple[str, str], list[_Sample]]
+) -> None:
+    for kind in kinds:
+        # Which of the two comes first changes from round to round.
+        for prepare in PREPARE_CHOICES if number % 2 else reversed(PREPARE_CHOICES):
+            sample = _undisturbed(_KINDS[kind], prepare)
+            print(number, kind, prepare, sample, file=sys.stderr, flush=True)
+            found.setdefault((kind, prepare), []).append(sample)
+
+
+def _show(report: BenchReport, found: dict[tuple[str, str], list[_Sample]]) -> None:
+    rounds = min(map(len, found.values()))
     report.add(
         f"\nA model of two layers on an emulated GPU, deployed {_REST_S:g} s or more after "
         f"`gpufaas up` is up, when the machine is quiet, or {_LATEST_S:g} s later all the same; "
-        f"{len(os.sched_getaffinity(0))} cores. Medians of {options.rounds} rounds (least to "
-        f"most), in which all take turns. Load average before: {load_average()}.\n"
+        f"{len(os.sched_getaffinity(0))} cores. Medians of {rounds} rounds (least to most), in "
+        f"which all take turns. What others disturbed, with more than {_MOST_OTHERS:g} of a core, "
+        f"is measured again, {_TRIES} times in all at most, and the least disturbed counts.\n"
     )
     report.add(
         "| the function | workers prepared | first answer, s after the order | first answer from "
         "the GPU, s after the order | the first call alone, s |"
     )
     report.add("| --- | --- | ---: | ---: | ---: |")
-    found: dict[tuple[str, str], list[_Sample]] = {}
-    for number in range(options.rounds):
-        for kind in options.kind or _KINDS:
-            # Which of the two comes first changes from round to round.
-            for prepare in PREPARE_CHOICES if number % 2 else reversed(PREPARE_CHOICES):
-                sample = _undisturbed(_KINDS[kind], prepare)
-                print(number, kind, prepare, sample, file=sys.stderr, flush=True)
-                found.setdefault((kind, prepare), []).append(sample)
-    for kind in options.kind or _KINDS:
-        for prepare in PREPARE_CHOICES:
-            moments = [sample.moments for sample in found[kind, prepare]]
-            columns = " | ".join(map(_shown, zip(*moments, strict=True)))
-            report.add(f"| {_KINDS[kind].text} | {prepare} | {columns} |")
+    for kind, prepare in sorted(found):
+        moments = [sample.moments for sample in found[kind, prepare]]
+        columns = " | ".join(map(_shown, zip(*moments, strict=True)))
+        report.add(f"| {_KINDS[kind].text} | {prepare} | {columns} |")
     others = [sample.others for samples in found.values() for sample in samples]
     report.add(
-        f"\nOthers used {median(others):.2f} of a core meanwhile (at most {max(others):.2f})."
+        f"\nOthers used {median(others):.2f} of a core meanwhile (at most {max(others):.2f}). "
+        f"Load average after: {load_average()}."
     )
-    report.add(f"\nLoad average after: {load_average()}.")
-    if options.keep:
-        print(report.keep("first-call"))
 
 
 class _PreparedStack(SupervisedStack):
