@@ -138,5 +138,8 @@ class Injection(Protocol):
     """The environment that activates the shim in a GPU function."""
 
     def environment(self, function: FunctionId) -> Mapping[str, str]:
-        """Variables to add: GPUFAAS_ENABLED, the address, the credential, the shim's path."""
+        """Variables to add: GPUFAAS_ENABLED, the address, the credential, the shim's path.
+
+        It is asked before the function starts, and again for what this gateway finds running.
+        """
         ...

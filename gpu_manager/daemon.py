@@ -27,6 +27,7 @@ from gpu_manager.node.node_counts import of_gpus, of_weights
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.tenant_models import Catalogue
+from gpu_manager.runtimes.preparation import Preparation
 from gpu_manager.runtimes.runtime import Observer, Runtime
 from gpu_manager.server.connection_limits import ConnectionLimits
 from gpu_manager.server.manager_server import ManagerServer
@@ -80,6 +81,7 @@ class GpuManager:
         self.node = GpuNode(settings, gpus, self._store, catalogue)
         self._make_runtime = make_runtime
         self._runtime: Runtime | None = None
+        self._preparation = Preparation(at_start=settings.prepare_at_start)
         overhead_bytes = max(gpu.ledger.context_bytes for gpu in gpus)
         self.library = Library(node, self._store, catalogue, scheduling, overhead_bytes)
         tokens = LeaseTokens(secret)
@@ -102,6 +104,7 @@ class GpuManager:
                 acquiring=self._acquiring,
                 administration=NodeAdministration(self.node, self._store, catalogue, scheduling),
                 limits=self.limits,
+                preparation=self._preparation,
                 hello_s=settings.hello_s,
             ),
             _certificate(settings),
@@ -124,6 +127,7 @@ class GpuManager:
                 str(self._server.advertised(address)) for address in addresses
             )
             self._runtime = await self._make_runtime(self.node, self.devices)
+            self._preparation.start(self._runtime)
             self._scheduling.attach(self.node.name, self.node)
             self.node.start(self._runtime, self._scheduling)
             self._watch.start()

@@ -113,7 +113,6 @@ class WorkerNode:
 
     async def _make_runtime(self, observer: Observer, devices: Sequence[GpuDevice]) -> Runtime:
         self._runtime = ProcessRuntime(observer, [device.worker_device for device in devices])
-        await self._runtime.start()
         return self._runtime
 
 

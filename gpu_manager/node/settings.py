@@ -28,7 +28,8 @@ class NodeSettings:
     function to send the weights. Up to `gpu_overlap` leases may be in force on a GPU at once; the
     work of one request at a time runs on it. `host_eviction` is the rule by which weights are
     evicted from host memory to disk. Metrics and health checks are served at the host and port
-    `metrics`; at most `metric_names` models have separate metrics.
+    `metrics`; at most `metric_names` models have separate metrics. Workers are prepared for a first
+    model at the node's start, or when the first HELLO of a shim says that a GPU may be used soon.
     """
 
     node: str
@@ -45,6 +46,7 @@ class NodeSettings:
     spill_bytes: int = 64 * GIB
     secret_file: Path | None = None
     gpu_overlap: int = 1
+    prepare_at_start: bool = True
     emulation: EmulatedTimes = field(default_factory=EmulatedTimes)
     leases: LeaseTimes = field(default_factory=LeaseTimes)
     hello_s: float = 5.0

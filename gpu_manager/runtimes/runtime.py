@@ -134,6 +134,13 @@ class Observer(Protocol):
 class Runtime(Protocol):
     """Hosts models."""
 
+    def prepare(self) -> None:
+        """Get ready for a first load, in the background; called for every client that may need it.
+
+        A load without it works too, and takes longer.
+        """
+        ...
+
     async def load(self, order: LoadOrder) -> HostedModel:
         """Load a model onto its GPU, or raise LoadFailure."""
         ...

@@ -114,6 +114,8 @@ class ClientConnection:
     # -- requests -------------------------------------------------------------------------------
 
     async def _serve_requests(self, client: AdmittedClient) -> None:
+        if client.role is ClientRole.SHIM:
+            self._services.preparation.need()
         session = self._services.sessions.join(client.identity, client.session, self)
         handler = handler_for(client.role, session, self._services, local=self._stream.local)
         try:

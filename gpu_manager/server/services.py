@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from gpu_manager.credentials import FunctionCredentials
 from gpu_manager.node.node import GpuNode
+from gpu_manager.runtimes.preparation import Preparation
 from gpu_manager.server.connection_limits import ConnectionLimits
 from gpu_manager.sessions.acquiring import Acquiring
 from gpu_manager.sessions.administration import NodeAdministration
@@ -22,4 +23,5 @@ class Services:
     acquiring: Acquiring
     administration: NodeAdministration
     limits: ConnectionLimits
+    preparation: Preparation
     hello_s: float

@@ -59,6 +59,4 @@ async def embedded_node(
 
 async def worker_processes(observer: Observer, devices: Sequence[GpuDevice]) -> Runtime:
     """A runtime with one worker process for each model."""
-    runtime = ProcessRuntime(observer, [device.worker_device for device in devices])
-    await runtime.start()
-    return runtime
+    return ProcessRuntime(observer, [device.worker_device for device in devices])

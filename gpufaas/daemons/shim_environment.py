@@ -10,6 +10,7 @@ import torch_shim
 from gateway_ext.api import FunctionId
 from gpu_manager.api import FunctionCredentials, FunctionIdentity
 from gpufaas.errors import CommandError
+from gpufaas.remote import early_greeting
 from gpufaas.remote.scheduler_api import SchedulerApi
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ class ShimEnvironment:
         self._largest: Mapping[str, Any] | None = None
 
     def environment(self, function: FunctionId) -> Mapping[str, str]:
-        """The variables of one function."""
+        """The variables of one function; the GPU manager learns that the function may start."""
         identity = FunctionIdentity(function.namespace, function.name)
         variables = {
             "PYTHONPATH": ACTIVATE,
@@ -36,6 +37,7 @@ class ShimEnvironment:
             "GPUFAAS_ADDRESS": self._node,
             "GPUFAAS_CREDENTIAL": self._credentials.issue(identity),
         }
+        early_greeting.announce(self._node, variables["GPUFAAS_CREDENTIAL"])
         if self._largest is not None:
             variables["GPUFAAS_GPU_MEMORY"] = str(self._largest["memory_bytes"])
             variables["GPUFAAS_GPU_NAME"] = str(self._largest["gpu_type"])

@@ -18,6 +18,7 @@ from common.sizes import parse_size
 from gateway_ext.settings import GatewaySettings
 from gpufaas.errors import CommandError
 from gpufaas.local.log_format import FORMATS
+from gpufaas.options.prepare_choice import FIRST_USE, PREPARE_CHOICES
 from scheduler import policies
 from scheduler.service.settings import Etcd, Serving, Settings
 
@@ -42,6 +43,7 @@ class StackNode:
     gpu_overlap: int = 1
     emulate_load: str = "0"
     emulate_run: str = "0"
+    prepare: str = FIRST_USE
     metrics: str = "127.0.0.1:7701"
 
 
@@ -102,6 +104,9 @@ def _checked(settings: AllSettings) -> AllSettings:
     policies.make(settings.policy, settings.parameters)
     eviction.make(settings.eviction)
     eviction.make(settings.node.host_eviction)
+    if settings.node.prepare not in PREPARE_CHOICES:
+        wanted = " or ".join(PREPARE_CHOICES)
+        raise CommandError(f"[node] prepare = {settings.node.prepare!r}: {wanted} is expected")
     _check_address("[scheduler] listen", settings.scheduler.listen)
     _check_address("[gateway] listen", settings.gateway.listen)
     if settings.node.metrics:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +14,7 @@ from gpufaas.etcd.own_password import USER
 from gpufaas.local.stack_folder import StackFolder
 from gpufaas.options.configuration import AllSettings
 from gpufaas.options.http_url import http_url
+from gpufaas.options.prepare_choice import AT_START
 from gpufaas.remote.http_request import NoAnswer, open_response
 from gpufaas.stack.supervisor import Part
 
@@ -73,14 +74,16 @@ class StackPlan:
             *(("--gpu-memory", node.gpu_memory) if node.gpu_memory else ()),
             *(("--store-memory", node.store_memory) if node.store_memory else ()),
             *(("--metrics", self.node_metrics) if self.node_metrics else ()),
-            *("--log-format", self.settings.log_format),
+            *("--log-format", self.settings.log_format, "--prepare", node.prepare),
         ]
 
         async def ready() -> bool:
             return int((await _health(self.scheduler_url)).get("gpus", 0)) > 0
 
         answers = _alive_at(f"http://{self.node_metrics}") if self.node_metrics else None
-        return self._part("gpu-manager", options, ready, configured=False, answers=answers)
+        part = self._part("gpu-manager", options, ready, configured=False, answers=answers)
+        # Functions that are there already are not announced again, and would wait for workers.
+        return replace(part, command_again=(*part.command, "--prepare", AT_START))
 
     def gateway(self) -> Part:
         """The gateway."""

@@ -7,7 +7,7 @@ import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from logging import Logger
 from pathlib import Path
@@ -31,7 +31,8 @@ _LAST_LINES = 5
 class Part:
     """One program of the stack; it is up once `ready` is true, and has `stop_s` to end.
 
-    `answers` asks it for a sign of life; None if it has no way to answer.
+    `answers` asks it for a sign of life; None if it has no way to answer. `command_again` starts
+    it after it has ended; without one `command` does.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Part:
     stop_s: float = 10.0
     start_s: float = 60.0
     answers: Answers | None = None
+    command_again: tuple[str, ...] = ()
 
 
 class Supervisor:
@@ -104,6 +106,7 @@ class Supervisor:
 
     async def _restart(self, part: Part) -> Process:
         """A new process; tried until the system has resources for it."""
+        part = replace(part, command=part.command_again or part.command)
         while True:
             try:
                 return await _spawn(part)

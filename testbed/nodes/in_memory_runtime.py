@@ -118,6 +118,7 @@ class InMemoryRuntime:
         self.failing: dict[str, LoadFailure] = {}
         self.hosted: list[InMemoryHosted] = []
         self.orders: list[LoadOrder] = []
+        self.prepared = 0  # so many times
         self._numbers = count(1)
         self._processes: dict[tuple[str, str], HostProcess] = {}
 
@@ -131,6 +132,9 @@ class InMemoryRuntime:
         """The models that this one's process runs, itself included."""
         there = [found for found in self.hosted if not found.closed.done()]
         return [found for found in there if found.host == hosted.host]
+
+    def prepare(self) -> None:
+        self.prepared += 1
 
     async def load(self, order: LoadOrder) -> InMemoryHosted:
         self.orders.append(order)

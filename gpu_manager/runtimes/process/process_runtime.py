@@ -258,8 +258,8 @@ class ProcessRuntime:
         self._numbers = itertools.count()
         self._hosted: dict[HostedProcess, asyncio.Task[None]] = {}
 
-    async def start(self) -> None:
-        """Start the fork server and fill the pool, in the background."""
+    def prepare(self) -> None:
+        """Start the fork server, which imports torch, and fill the pool, in the background."""
         self._pool.start()
 
     @property

@@ -47,6 +47,7 @@ class Pool:
         self._loads: dict[str, deque[float]] = {device: deque() for device in devices}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
         self._deaths = 0  # of spare workers, since one was of use
 
     @property
@@ -59,15 +60,19 @@ class Pool:
         return tuple(self._spares.get(device, ()))
 
     def start(self) -> None:
-        """Keep the pool filled from now on."""
-        self._task = asyncio.get_running_loop().create_task(self._maintain())
+        """Keep the pool filled from now on; without effect if it is already."""
+        if self._task is None and not self._closed:
+            self._task = asyncio.get_running_loop().create_task(self._maintain())
 
     async def take(self, device: str, model: str, *, fresh: bool = False) -> ForkedWorker:
-        """Return a warmed worker; create one if none is ready, or if `fresh`."""
+        """Return a warmed worker; create one if none is ready, or if `fresh`.
+
+        The first one starts the pool, if nothing else has.
+        """
         loop = asyncio.get_running_loop()
         spares = self._spares.setdefault(device, deque())
         self._loads.setdefault(device, deque()).append(loop.time())
-        loop.call_later(self._settings.refill_delay_s, self._wake.set)
+        loop.call_later(self._settings.refill_delay_s, self._refill)
         while spares and not fresh:
             worker = spares.popleft()
             if not worker.exited.done():
@@ -80,12 +85,17 @@ class Pool:
 
     async def close(self) -> None:
         """Kill the spare workers and wait for their exit."""
+        self._closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         for spares in self._spares.values():
             while spares:
                 await self._discard(spares.pop())
+
+    def _refill(self) -> None:
+        self.start()
+        self._wake.set()
 
     async def _maintain(self) -> None:
         while True:

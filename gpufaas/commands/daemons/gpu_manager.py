@@ -19,6 +19,7 @@ from gpufaas.daemons.embedded_node import embedded_node
 from gpufaas.local.log_format import FORMATS, configure_logs
 from gpufaas.options.cluster_secret import default_secret_file
 from gpufaas.options.gpu_node import add_device_options, node_settings
+from gpufaas.options.prepare_choice import AT_START, PREPARE_CHOICES
 from gpufaas.options.subparsers import Commands, add_log_format_option
 from gpufaas.remote.manager_admin import default_address
 
@@ -53,6 +54,8 @@ def add_parser(commands: Commands) -> None:
         metavar="ADDRESS",
         help="where functions on other hosts reach this node (where it listens)",
     )
+    prepare = "when workers import torch: at the start, or for the first GPU function"
+    add("--prepare", default=AT_START, choices=PREPARE_CHOICES, help=f"{prepare} ({AT_START})")
     add("--metrics", metavar="HOST:PORT", help="where to answer Prometheus and health checks")
     add_device_options(parser, log_level="info")
     add_log_format_option(parser)
@@ -75,6 +78,7 @@ def _settings(options: argparse.Namespace) -> NodeSettings:
         spill_bytes=parse_size(options.spill_size),
         metrics=None if options.metrics is None else host_and_port(options.metrics),
         secret_file=_secret_file(options),
+        prepare_at_start=options.prepare == AT_START,
         advertise=tuple(parse_address(text) for text in options.advertise or ()),
         certificate=None if options.certificate is None else Path(options.certificate),
         key=None if options.key is None else Path(options.key),

@@ -79,7 +79,7 @@ class Machine:
 
     async def _start(self, settings: ProcessSettings) -> ProcessRuntime:
         runtime = ProcessRuntime(self.watcher, ["cpu"], settings)
-        await runtime.start()
+        runtime.prepare()
         return runtime
 
     def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:

@@ -34,7 +34,7 @@ async def _loaded(tenants: list[str], look: Any) -> None:
 
     image, table, total = sealed_image(torch.ones(16))
     runtime = ProcessRuntime(Nobody(), ["cpu"])
-    await runtime.start()
+    runtime.prepare()
     try:
         workers: list[HostedModel] = []
         for tenant in tenants:

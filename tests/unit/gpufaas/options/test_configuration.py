@@ -90,6 +90,7 @@ def test_environment_goes_before_the_file_and_flags_before_both(tmp_path: Path) 
         ("[etcd]\nstart = 'perhaps'", "true or false"),
         ("[scheduler]\nlisten = '7700'", "HOST:PORT is expected"),
         ("[scheduler]\nlisten = 'host:99999'", "HOST:PORT is expected"),
+        ("[node]\nprepare = 'later'", "prepare = 'later': start or first-use is expected"),
         ("policy = ", "gpufaas.toml: "),
         ("[etcd]\ncert = 'c.pem'", "cert and key go together"),
         ("[etcd]\nuser = 'gpufaas'", "user and password_file go together"),

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,21 @@ async def test_child_is_started_again_when_it_dies_and_gone_at_the_end(tmp_path:
         await eventually(lambda: len(pids(tmp_path)) == 2)
         assert alive(pids(tmp_path)[1])
     assert not any(alive(pid) for pid in pids(tmp_path))
+
+
+async def test_child_is_started_again_by_another_command_when_it_has_one(tmp_path: Path) -> None:
+    first = part(tmp_path, noting(tmp_path, "time.sleep(60)"))
+    words = noting(tmp_path, f"open({str(tmp_path / 'again')!r}, 'w'); time.sleep(60)")
+    again = (sys.executable, "-c", words)
+    async with Supervisor(LOG) as children:
+        await children.start(replace(first, command_again=again))
+        await eventually(lambda: len(pids(tmp_path)) == 1)
+        assert not (tmp_path / "again").exists()
+        for life in (1, 2):
+            os.kill(pids(tmp_path)[-1], signal.SIGKILL)
+            await eventually(lambda: len(pids(tmp_path)) == life + 1)  # noqa: B023 - it ends in this round
+            await eventually((tmp_path / "again").exists)
+            (tmp_path / "again").unlink()
 
 
 async def test_child_is_gone_when_the_stack_ends_as_soon_as_it_is_up(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ async def test_load_fails_with_the_drivers_words_and_a_spare_waits() -> None:
     runtime = ProcessRuntime(Watcher(), [NOWHERE], settings)
     image, table, total = sealed_image(torch.ones(4))
     order = LoadOrder("m", "t", "g0", NOWHERE, DIGEST, table, total, image, limit_bytes=1 << 30)
-    await runtime.start()
+    runtime.prepare()
     try:
         with pytest.raises(LoadFailure, match=r"the GPU cannot be used: .*(NVIDIA|CUDA)"):
             await runtime.load(order)
@@ -41,7 +41,7 @@ async def test_load_fails_with_the_drivers_words_and_a_spare_waits() -> None:
 async def test_spare_workers_that_die_are_made_ever_less_often() -> None:
     settings = ProcessSettings(pool=PoolSettings(refill_delay_s=0.0), load_timeout_s=60)
     runtime = ProcessRuntime(Watcher(), ["cpu"], settings)
-    await runtime.start()
+    runtime.prepare()
     loop, gaps = asyncio.get_running_loop(), []
     try:
         for _ in range(5):

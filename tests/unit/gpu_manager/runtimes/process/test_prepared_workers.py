@@ -1,0 +1,63 @@
+"""The fork server and the spare workers: none before they are needed, and then once."""
+
+import asyncio
+import os
+
+import torch
+
+from gpu_manager.runtimes.process.process_runtime import ProcessRuntime
+from gpu_manager.runtimes.runtime import LoadOrder
+from tests.kit.waiting import eventually
+from tests.kit.worlds.worker_machine import Watcher, children_of
+from tests.unit.gpu_manager.worker.calls.caller import DIGEST, sealed_image
+
+
+async def test_no_process_runs_before_a_first_load_is_prepared_for() -> None:
+    before = set(children_of(os.getpid()))
+    runtime = ProcessRuntime(Watcher(), ["cpu"])
+    await asyncio.sleep(0)  # whatever the constructor has started runs
+    assert runtime.server_pid is None
+    runtime.prepare()
+    runtime.prepare()
+    try:
+        await eventually(lambda: runtime.spares["cpu"] == 1, "there is a spare worker")
+        assert set(children_of(os.getpid())) - before == {runtime.server_pid}
+    finally:
+        await runtime.close()
+
+
+async def test_one_fork_server_makes_all_workers_when_loads_and_orders_to_prepare_meet() -> None:
+    before = set(children_of(os.getpid()))
+    image, table, total = sealed_image(torch.ones(4))
+    orders = [
+        LoadOrder(f"m{number}", "t", "g0", "cpu", DIGEST, table, total, image, limit_bytes=1 << 30)
+        for number in range(3)
+    ]
+    runtime = ProcessRuntime(Watcher(), ["cpu"])
+    loads = [asyncio.create_task(runtime.load(order)) for order in orders]
+    try:
+        while not all(load.done() for load in loads):
+            runtime.prepare()
+            await asyncio.sleep(0.01)
+            assert len(set(children_of(os.getpid())) - before) <= 1
+        hosted = [load.result() for load in loads]
+        await eventually(lambda: runtime.spares["cpu"] > 0, "there is a spare worker")
+
+        assert runtime.server_pid is not None
+        workers = set(children_of(runtime.server_pid))
+        assert {model.host.pid for model in hosted if model.host} < workers
+    finally:
+        await runtime.close()
+        os.close(image)
+
+
+async def test_a_load_has_spare_workers_made_when_nothing_was_prepared() -> None:
+    image, table, total = sealed_image(torch.ones(4))
+    order = LoadOrder("m", "t", "g0", "cpu", DIGEST, table, total, image, limit_bytes=1 << 30)
+    runtime = ProcessRuntime(Watcher(), ["cpu"])
+    try:
+        await runtime.load(order)
+        await eventually(lambda: runtime.spares["cpu"] > 0, "there is a spare worker")
+    finally:
+        await runtime.close()
+        os.close(image)
