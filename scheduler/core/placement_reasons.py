@@ -35,7 +35,7 @@ def explain(
         chosen=slot.id,
         visits=reasons.visits,
         queue_length=len(queue),
-        ahead=sum(1 for other in queue if other.rank < pending.rank),
+        ahead=queue.ahead_of(pending),
         candidates=_candidates(cluster, pending, now),
         victims=reasons.victims,
     )

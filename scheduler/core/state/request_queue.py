@@ -56,6 +56,16 @@ class RequestQueue:
         """All requests in order; costs a sort, so no placement uses it."""
         return iter(sorted((p for lane in self.lanes.values() for p in lane), key=_rank))
 
+    def ahead_of(self, pending: Pending) -> int:
+        """How many requests come before this one; costs as much as there are."""
+        count = 0
+        for lane in self.lanes.values():
+            other = lane.first
+            while other is not None and other.rank < pending.rank:
+                count += 1
+                other = other.following
+        return count
+
     def first(self, size_class: int = 0) -> Pending | None:
         """The first request whose models are of this size class or a smaller one."""
         heads = self._heads
