@@ -109,7 +109,7 @@ class Placer:
             rule,
             explanation,
             bundle.models,
-            self.standing.terms_for(first) if len(chosen) == 1 else None,
+            self.standing.terms_for(first, slot) if len(chosen) == 1 else None,
         )
         out.append(lease.dispatch)
         if lease.dispatch.stands is not None:
@@ -239,17 +239,16 @@ class Placer:
         for model in pending.bundle.models:
             cluster.index.wait(slot.gpu.cache, model, +1)
         cluster.settle(slot)
-        self.standing.waits(pending)
         self.standing.recall(slot, pending)
         out.append(EnqueueLocally(pending.request.id, slot.id, rule, explanation))
 
     def take(self, pending: Pending) -> None:
         """Take a request out of its queue, global or local."""
         self.queued -= 1
-        self.standing.waits_no_more(pending)
         if not self.queued:
             self.pace.emptied()
         if pending.standing is Standing.WAITING:
+            self.standing.waits_no_more(pending)
             self.cluster.waiting.remove(pending)
             return
         assert pending.standing is Standing.LOCAL, f"{pending.id} waits in no queue"

@@ -54,7 +54,12 @@ class RequestQueue:
 
     def __iter__(self) -> Iterator[Pending]:
         """All requests in order; costs a sort, so no placement uses it."""
-        return iter(sorted((p for lane in self.lanes.values() for p in lane), key=_rank))
+        return iter(sorted(self.unsorted(), key=_rank))
+
+    def unsorted(self) -> Iterator[Pending]:
+        """All requests, lane by lane."""
+        for lane in self.lanes.values():
+            yield from lane
 
     def ahead_of(self, pending: Pending) -> int:
         """How many requests come before this one; costs as much as there are."""

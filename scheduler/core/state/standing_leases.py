@@ -43,7 +43,9 @@ class _Doubt:
 class StandingLeases:
     """The leases that stand, and which of them are recalled; `terms`: how they are given.
 
-    A request that its own caller could serve under a lease of the same kind is nobody else.
+    Somebody else is a request in the global queue, or in the queue of the lease's slot, that is not
+    of the lease's kind: those of its kind are served by their own caller. Requests that wait for
+    other slots lose nothing by a lease that stands here.
     """
 
     def __init__(self, terms: StandingTerms | None) -> None:
@@ -65,14 +67,14 @@ class StandingLeases:
     # -- requests that wait -----------------------------------------------------------------------
 
     def waits(self, pending: Pending) -> None:
-        """A request waits for a GPU, in any queue."""
+        """A request waits in the global queue."""
         if self.terms is not None:
             kind = _kind(pending)
             self.waiting[kind] = self.waiting.get(kind, 0) + 1
             self.queued += 1
 
     def waits_no_more(self, pending: Pending) -> None:
-        """A request has left its queue."""
+        """A request has left the global queue."""
         if self.terms is not None:
             kind = _kind(pending)
             self.queued -= 1
@@ -81,20 +83,20 @@ class StandingLeases:
                 del self.waiting[kind]
 
     def _others(self, kind: _Kind) -> int:
-        """How many requests wait that leases of this kind could not serve."""
+        """How many requests wait for any slot that leases of this kind could not serve."""
         return self.queued - self.waiting.get(kind, 0)
 
     # -- leases that stand ------------------------------------------------------------------------
 
-    def terms_for(self, pending: Pending) -> StandingTerms | None:
-        """The terms on which this request's caller may keep its lease; None if it may not."""
+    def terms_for(self, pending: Pending, slot: Slot) -> StandingTerms | None:
+        """The terms on which its caller may keep a lease on this slot; None if it may not."""
         if self.terms is None or not pending.request.caller:
             return None
         kind = _kind(pending)
-        doubt = self._doubts.get(kind)
-        if self._others(kind) or (doubt is not None and doubt.skips()):
+        if self._others(kind) or any(_kind(other) != kind for other in slot.local.unsorted()):
             return None
-        return self.terms
+        doubt = self._doubts.get(kind)
+        return None if doubt is not None and doubt.skips() else self.terms
 
     def given(self, lease: ActiveLease, pending: Pending) -> None:
         """A lease was given that may outlive the call of this request."""

@@ -37,7 +37,6 @@ from scheduler.model.events import (
 from scheduler.model.values import LeaseId, RequestId
 from tests.kit.cores.core_world import World
 
-_QUEUED = (Standing.WAITING, Standing.LOCAL)
 # After these the policy does not run: work that they make possible waits for the next event.
 _NO_DECISION = (LeaseReleased, LeaseUsed, ModelLoaded, RecallPassed, RunFinished)
 
@@ -266,18 +265,21 @@ def _check_standing(core: Core) -> None:
     standing, leases = core.placer.standing, core.placer.leases
     if standing.terms is None:
         return
-    waiting = [each for each in core.requests.values() if each.standing in _QUEUED]
+    waiting = [each for each in core.requests.values() if each.standing is Standing.WAITING]
     kinds = Counter((p.request.caller, p.request.function, p.bundle) for p in waiting)
     assert standing.waiting == kinds
-    assert standing.queued == len(waiting) == core.placer.queued
+    assert standing.queued == len(waiting)
     kept = {lease: kind for kind, each in standing.kept.items() for lease in each}
     assert kept == standing.kinds
     assert all(each for each in standing.kept.values())
-    for lease in kept:
+    for lease, kind in kept.items():
         dispatch = leases[lease].dispatch
         assert dispatch is not None
         assert dispatch.stands is not None
         assert not leases[lease].released, f"lease {lease} was given back"
+        for other in leases[lease].slot.local:
+            found = other.request.caller, other.request.function, other.bundle
+            assert found == kind, f"{other.id} waits for lease {lease}, which is kept"
     assert standing.recalled <= leases.keys()
     assert not standing.recalled & kept.keys()
     assert standing.unused.keys() <= leases.keys()
