@@ -105,7 +105,7 @@ class FunctionServer:
             self._unfinished = True
             call.cancel()
         self._unfinished |= bool(self._calls.in_threads)
-        self._calls.pool.shutdown(wait=False, cancel_futures=True)
+        self._calls.threads.close()
 
     async def _listen(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()

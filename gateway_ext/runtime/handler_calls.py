@@ -8,9 +8,9 @@ import asyncio
 import threading
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 from gateway_ext.runtime.call_log import LogLine
@@ -18,6 +18,7 @@ from gateway_ext.runtime.gpu_placement import MODELS, NoPlacements
 from gateway_ext.runtime.handler.handler_event import HandlerContext, HandlerEvent
 from gateway_ext.runtime.handler.handler_module import Handle, runs_in_loop
 from gateway_ext.runtime.handler.handler_response import HandlerResponse, answer_of, piece_of
+from gateway_ext.runtime.handler_threads import HandlerThreads
 from gateway_ext.runtime.http.server_connection import ServerConnection
 from gateway_ext.runtime.trace_header import Pairs, Timing
 
@@ -45,7 +46,7 @@ class HandlerCalls:
         self.gpu = gpu
         self.log_line = log_line
         self.loop = asyncio.get_running_loop()
-        self.pool = ThreadPoolExecutor(threads, "handler")
+        self.threads = HandlerThreads(threads)
         self.live: set[HandlerCall] = set()
         self.in_threads: set[HandlerCall] = set()  # also those whose client has left
         self._exhausted = exhausted
@@ -91,15 +92,14 @@ class HandlerCall:
         self._head: HandlerResponse | None = None  # of a stream, from its first piece on
         self._stuck = False
         self._task: asyncio.Task[None] | None = None
-        self._future: Future[None] | None = None
-        self._room = threading.Semaphore(_PIECES_AHEAD)
+        self._room: threading.Semaphore | None = None  # of a stream's pieces, in a thread
         self._timer = (
             calls.loop.call_later(calls.timeout_s, self._time_out) if calls.timeout_s else None
         )
 
     def run_in_thread(self) -> None:
         """Run a plain function as the handler."""
-        self._future = self._calls.pool.submit(self._context.run, self._in_thread)
+        self._calls.threads.run(partial(self._context.run, self._in_thread))
 
     def run_in_loop(self, returned: object = None) -> None:
         """Run an asynchronous handler, or an asynchronous result (`returned`)."""
@@ -113,9 +113,8 @@ class HandlerCall:
     def _stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        if self._future is not None:
-            self._future.cancel()
-        self._room.release(_PIECES_AHEAD)
+        if self._room is not None:
+            self._room.release(_PIECES_AHEAD)
 
     def _end(self, *, keep_timer: bool = False) -> bool:
         """True for the first caller, who ends the call."""
@@ -142,8 +141,11 @@ class HandlerCall:
     # --- in a thread of the pool --------------------------------------------------------------
 
     def _in_thread(self) -> None:
+        last: Callable[[], object] = _nothing
         self._calls.in_threads.add(self)
         try:
+            if self._over:  # the client left while the call waited for a thread
+                return
             with self._given():
                 returned = self._calls.handle(self._event, HandlerContext(self._calls.hostname))
                 if isinstance(returned, Awaitable):
@@ -156,12 +158,12 @@ class HandlerCall:
                     self._pump(answer, answer.pieces)
                 else:
                     answer.headers += self._report_headers()
-                    self._hand_to_loop(self._reply, answer)
+                    last = partial(self._reply, answer)
         except BaseException as error:  # noqa: BLE001 - every error of a handler becomes its response
-            self._hand_to_loop(self._fail, error)
+            last = partial(self._fail, error)
         finally:
             self._calls.in_threads.discard(self)
-            self._hand_to_loop(self._left_thread)
+            self._hand_to_loop(self._left_thread, last)
 
     @contextmanager
     def _given(self) -> Iterator[None]:
@@ -186,10 +188,11 @@ class HandlerCall:
         return self._timing.header() + [pair for pair in used if not (said and pair[0] == MODELS)]
 
     def _pump(self, answer: HandlerResponse, pieces: Iterator[object]) -> None:
+        room = self._room = threading.Semaphore(_PIECES_AHEAD)
         try:
             for piece in pieces:
                 data = piece_of(piece)
-                self._room.acquire()
+                room.acquire()
                 if self._over:
                     return
                 self._hand_to_loop(self._send, self._stream_head(answer), data)
@@ -257,7 +260,8 @@ class HandlerCall:
             return
         self._start(head)
         self._connection.piece(data)
-        self._connection.when_room(self._room.release)
+        if self._room is not None:
+            self._connection.when_room(self._room.release)
 
     def _finish_stream(self, head: HandlerResponse, trailers: Pairs) -> None:
         if not self._over:
@@ -284,14 +288,23 @@ class HandlerCall:
             why = f"the function raised {type(error).__name__}"
             self._connection.refuse(500, why, headers=self._timing.header())
 
-    def _left_thread(self) -> None:
-        if self._over and self._timer is not None:
-            self._timer.cancel()  # the client left before, and the thread is not held
-        if self._stuck:
-            self._stuck = False
-            self._calls.stuck(-1)
+    def _left_thread(self, last: Callable[[], object]) -> None:
+        """The thread is free; with its last word on the call, which costs one wake-up so."""
+        try:
+            last()
+        finally:
+            self._calls.threads.left()
+            if self._over and self._timer is not None:
+                self._timer.cancel()  # the client left before, and the thread is not held
+            if self._stuck:
+                self._stuck = False
+                self._calls.stuck(-1)
 
     def _log_line(self, what: str) -> None:
         call_id = self._event.headers.get("x-call-id", "-")
         text = f"{self._event.method} {self._event.path} {what}"
         self._calls.log_line(text, call_id, self._timing.trace_id)
+
+
+def _nothing() -> None:
+    """The call has its answer already."""
