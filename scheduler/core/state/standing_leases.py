@@ -131,7 +131,7 @@ class StandingLeases:
         kind = self.unused.pop(lease.id, None)
         if kind is not None:
             self._doubt(kind)
-        self._ended[lease.id] = lease.dispatch
+        self._ended[lease.id] = lease.dispatch._replace(explanation=None)
         if len(self._ended) > _MOST_ENDED:
             del self._ended[next(iter(self._ended))]
 

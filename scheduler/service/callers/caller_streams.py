@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Container
 
 from common.frames.frame_line import LineBroken
 from common.http.accepted_line import AcceptedLine
@@ -48,6 +49,7 @@ _LONGEST_NAME = 64
 # A caller that takes its answers no longer is hung up on; its questions are asked again elsewhere.
 _MOST_UNSENT_BYTES = 16 << 20
 _MOST_QUESTIONS = 100_000
+_MOST_EARLY = 1_024
 _OK = 200
 
 # The term, addresses and signed token of a placement.
@@ -71,6 +73,8 @@ class CallerStreams:
         self._signed = signed
         self._elsewhere = elsewhere
         self.lines: dict[AcceptedLine, str] = {}
+        # A lease may be recalled before the task that was granted it has resumed.
+        self._early: deque[LeaseId] = deque(maxlen=_MOST_EARLY)
         office.driver.recall = self._recall
 
     async def serve(self, line: AcceptedLine) -> None:
@@ -101,12 +105,16 @@ class CallerStreams:
     def _recall(self, lease: LeaseId) -> None:
         """Recall a lease from its caller; one that is gone loses its leases anyway."""
         caller = self._leases.caller_of(lease)
+        if caller is None:
+            self._early.append(lease)
         for line, found in self.lines.items():
             if found == caller:
                 line.send(pack_down(Recalled(lease)))
 
     async def _serve_stream(self, line: AcceptedLine, caller: str) -> None:
-        stream = _CallerStream(line, caller, self._office, self._leases, self._meters, self._signed)
+        stream = _CallerStream(
+            line, caller, self._office, self._leases, self._meters, self._signed, self._early
+        )
         beats = asyncio.get_running_loop().create_task(_beat(line))
         try:
             await line.pump(stream.take)
@@ -126,8 +134,10 @@ class _CallerStream:
         leases: CallerLeases,
         meters: SchedulerCounters,
         signed: Signed,
+        recalled: Container[LeaseId],
     ) -> None:
         self._line = line
+        self._recalled = recalled
         self._caller = caller
         self._office = office
         self._leases = leases
@@ -202,6 +212,8 @@ class _CallerStream:
             raise
         self._meters.answered[path, status] += 1
         self._line.send(pack_down(answer))
+        if isinstance(answer, Granted) and answer.placement.lease in self._recalled:
+            self._line.send(pack_down(Recalled(answer.placement.lease)))
 
     async def _granted(self, question: AskLease | AskAgain) -> Granted:
         office = self._office

@@ -12,7 +12,8 @@ from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.model import FunctionId
 from gateway_ext.openfaas.function_options import FunctionOptions
 from gateway_ext.tracing.call_journey import Journey
-from scheduler.model.events import ModelRegistered
+from scheduler.model.actions import Action
+from scheduler.model.events import Event, ModelRegistered, RequestArrived
 from scheduler.model.values import LeaseId, ModelSpec, RequestId, RequestOutcome
 from scheduler.service.history.history import RequestRecord
 from scheduler.service.leadership.election import LeaderInfo
@@ -189,6 +190,28 @@ async def test_node_ends_a_lease_whose_caller_is_silent() -> None:
         client.keeper = Deaf()
         granted = await other.acquire(request("r0"))
         assert leases_of(world) == [granted.placement.lease]
+
+
+async def test_recall_is_told_though_the_grant_was_not_taken_up_yet() -> None:
+    async with leading() as world, world.leases() as client:
+        leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
+        assert world.office is not None
+        driver, core = world.office.driver, world.office.core
+        asking = asyncio.create_task(taken(leasing, function, "c0"))
+        handle = core.handle
+
+        def recalling(event: Event, now: float) -> list[Action]:
+            """Somebody else waits as soon as the lease is granted."""
+            actions = handle(event, now)
+            if isinstance(event, RequestArrived) and event.request.id == "c0":
+                driver.report(RequestArrived(request("other")))
+            return actions
+
+        core.handle = recalling  # type: ignore[method-assign]  # as if both had come at once
+        lease = await asking
+        assert lease.kept is not None
+        await eventually(lambda: lease.kept is not None and lease.kept.recalled)
+        leasing.release(lease, clean=True)
 
 
 class Deaf:
