@@ -1,4 +1,4 @@
-"""The client of people's tools: reads the leader's state, and gives it orders."""
+"""The client of gateways' pages and pins: reads the leader's state, and gives it orders."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The client of people's tools against real schedulers: orders, errors, leaders that change."""
+"""The client of pages and pins against real schedulers: orders, errors, leaders that change."""
 
 import asyncio
 import socket
