@@ -173,17 +173,14 @@ class Callers:
         it.release()
 
 
-async def lease(cluster: LiveCluster, image: SealedWeights, *, on: str = "") -> GrantedLease:
-    """A lease of a caller that is gone afterwards; a second later its lease ends, too."""
-    async with holding(cluster, image, on=on) as held:
-        return held
-
-
 @asynccontextmanager
 async def holding(
     cluster: LiveCluster, image: SealedWeights, *, on: str = ""
 ) -> AsyncIterator[GrantedLease]:
-    """A lease, on this very node if one is named: one that has the model, or it takes for ever."""
+    """A lease, on this very node if one is named: one that has the model, or it takes for ever.
+
+    A second after this context it ends, as its caller is gone.
+    """
     async with cluster.client() as client:
         for number in count():
             request = RequestId(f"{secrets.token_hex(4)}-{number}")
@@ -238,4 +235,5 @@ def check(
             assert ended.at_s >= each.released_s - 0.002, f"{ended} while {each} held it"
     for node in cluster.nodes.keys() - {told_to_end}:
         came = {model for model, gpu in journal.resident if gpu.startswith(f"{node}/")}
-        assert cluster.residents(node) == came
+        found = cluster.residents(node)
+        assert found == came, f"{node} has {found}, and {came} came and did not leave"
