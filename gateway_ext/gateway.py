@@ -55,10 +55,10 @@ _SECRETS = "secrets"
 class Gateway:
     """Serves functions of one provider; use it as a context.
 
-    `leases` grants GPU leases (`scheduler.client.SchedulerClient`, opened and closed by its
-    owner); without it, functions ask for theirs by themselves. `pinning` pins models in GPU memory
-    (another such client, an administrator's), `capacity` knows the memory of the GPUs. `tracer`
-    remembers calls, and may send their traces on. `console` (`scheduler.client.Console`) supplies
+    `leases` grants GPU leases (`scheduler.client.lease_client.LeaseClient`, opened and closed by
+    its owner); without it, functions ask for theirs by themselves. `pinning` pins models in GPU
+    memory (an administrator's `OperatorClient`), `capacity` knows the memory of the GPUs. `tracer`
+    remembers calls, and may send their traces on. `console` (another `OperatorClient`) supplies
     the page's state; without it there is no page.
     """
 

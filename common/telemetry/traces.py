@@ -93,12 +93,6 @@ def trace_of(parent: str, state: str = "") -> TraceContext | None:
     return TraceContext(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), kept)
 
 
-def headers_of(context: TraceContext) -> dict[str, str]:
-    """The headers that carry a context on."""
-    state = {TRACESTATE: context.state} if context.state else {}
-    return {TRACEPARENT: context.header} | state
-
-
 def plain_span(span: Span) -> dict[str, Any]:
     """The span as JSON has it."""
     shown = span._asdict() | {"kind": span.kind.name.lower(), "attributes": dict(span.attributes)}

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Pinning(Protocol):
-    """The scheduler's pins: a SchedulerClient with an administrator's token."""
+    """The scheduler's pins: an OperatorClient with an administrator's token."""
 
     async def pin(self, model: ModelId) -> None:
         """Keep a model wherever it is in GPU memory; refused if no GPU holds it."""

@@ -1,1 +1,1 @@
-"""Clients of the scheduler service for other processes: functions' gateways and people's tools."""
+"""Clients of the scheduler service for gateways: one for leases, one for the page and for pins."""

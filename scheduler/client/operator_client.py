@@ -1,53 +1,176 @@
-"""The client of people's tools: reads the leader's state, and gives it orders."""
+"""The client of gateways' pages and pins: reads the leader's state, and gives it orders."""
 
+import asyncio
+import json
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 from urllib.parse import quote
 
-from scheduler.client.scheduler_client import LISTED, SchedulerClient
-from scheduler.model.values import RequestId
+import aiohttp
 
-_NO_REQUEST = RequestId("")
+from cache_manager.model.ids import ModelId
+from scheduler.model.errors import (
+    CallerNotAllowed,
+    EventRefused,
+    MalformedRequest,
+    SchedulerError,
+    SchedulerUnreachable,
+)
+
+_CONNECT_S = 2.0
+# A scheduler answers at once; a frozen one keeps its connections open and says nothing.
+_ANSWERED_S = 2.5
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
+_OK, _DONE, _UNAUTHORIZED = 200, 204, 401
+_NOT_LEADING = "not-leading"
 
 
-class OperatorClient(SchedulerClient):
-    """Finds the leader as `SchedulerClient` does; programs that only read should wait briefly.
+class OperatorClient:
+    """Asks any of several schedulers, one of which leads; use as a context.
 
-    Raises EventRefused where an order cannot be carried out, CallerNotAllowed where the token does
-    not suffice, SchedulerUnreachable where no scheduler leads.
+    An order is given again, and a question asked again, until a leader answers or none has been
+    found for `patience_s`; programs that only read should wait briefly. A scheduler that is silent
+    counts as gone. Raises EventRefused where an order cannot be carried out, CallerNotAllowed where
+    the token does not suffice, SchedulerUnreachable where no scheduler leads.
     """
+
+    def __init__(self, urls: Sequence[str], token: str, *, patience_s: float = 30.0) -> None:
+        self._urls = [url.rstrip("/") for url in urls]
+        self._at = self._urls[0]
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._patience_s = patience_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=_ANSWERED_S, sock_connect=_CONNECT_S)
+        self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._session is not None, "it was entered"
+        await self._session.close()
 
     @property
     def url(self) -> str:
         """The URL of the scheduler that is asked next: the last known leader."""
         return self._at
 
+    # -- the leader's state -----------------------------------------------------------------------
+
     async def look(self, mark: str) -> Mapping[str, Any]:
         """The whole state, or its changes since the look with that mark (docs/scheduler.md)."""
-        return await self._get_answer(f"/feed?since={quote(mark, safe='')}")
+        return await self._fields(f"/feed?since={quote(mark, safe='')}")
 
     async def point(self) -> Mapping[str, Any]:
         """The figures of the last seconds, for charts."""
-        return await self._get_answer("/feed/point")
+        return await self._fields("/feed/point")
 
     async def policies(self) -> Sequence[Mapping[str, Any]]:
         """Every policy with its description."""
-        found: Sequence[Mapping[str, Any]] = (await self._get_answer("/policies"))[LISTED]
-        return found
+        return await self._rows("/policies")
 
     async def explain(self, request: str) -> Mapping[str, Any]:
         """Why a request was placed where it was, and how it ended."""
-        return await self._get_answer(f"/explain/{quote(request)}")
+        return await self._fields(f"/explain/{quote(request)}")
+
+    async def pinned(self) -> frozenset[ModelId]:
+        """The models that are pinned on some GPU."""
+        return frozenset(
+            ModelId(model["model"])
+            for model in await self._rows("/models")
+            if any(holder["pinned"] for holder in model["holders"])
+        )
+
+    # -- orders, which need an administrator's token ----------------------------------------------
 
     async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
         """Put this policy in force on every scheduler."""
-        choice = {"policy": name, "parameters": parameters}
-        await self._insist("/policy", lambda: choice, _NO_REQUEST)
+        await self._insist("/policy", {"policy": name, "parameters": parameters})
+
+    async def pin(self, model: ModelId) -> None:
+        """Keep the model wherever it is in GPU memory; refused if no GPU holds it."""
+        await self.order(model, "pin", None)
+
+    async def unpin(self, model: ModelId) -> None:
+        """Let the model be evicted again; refused if no GPU holds it."""
+        await self.order(model, "unpin", None)
 
     async def order(self, model: str, verb: str, gpu: str | None) -> None:
         """Pin, unpin, prefetch or evict a model."""
         where = "" if gpu is None else f"?gpu={quote(gpu, safe='')}"
-        await self._insist(f"/models/{quote(model)}/{verb}{where}", dict, _NO_REQUEST)
+        await self._insist(f"/models/{quote(model)}/{verb}{where}", {})
 
-    async def _get_answer(self, path: str) -> Mapping[str, Any]:
-        return await self._insist(path, lambda: None, _NO_REQUEST)
+    # -- asking until there is an answer ----------------------------------------------------------
+
+    async def _fields(self, path: str) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = await self._insist(path)
+        return found
+
+    async def _rows(self, path: str) -> Sequence[Mapping[str, Any]]:
+        found: Sequence[Mapping[str, Any]] = await self._insist(path)
+        return found
+
+    async def _insist(self, path: str, order: Mapping[str, object] | None = None) -> Any:
+        """The leader's answer to an order, or to a question if there is none.
+
+        An error that concerns what was asked is raised at once.
+        """
+        give_up_s = time.monotonic() + self._patience_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            at = self._at
+            try:
+                status, answer = await self._ask(at + path, order)
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                trouble = f"{at}: {error!r}"
+                self._move(at, None)
+            else:
+                if status in {_OK, _DONE}:
+                    return answer
+                if answer.get("error") != _NOT_LEADING:
+                    raise _error_of(status, answer)
+                trouble = str(answer.get("message"))
+                self._move(at, answer.get("leader"))
+            if time.monotonic() > give_up_s:
+                raise SchedulerUnreachable(f"no scheduler leads: {trouble}")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _ask(self, url: str, order: Mapping[str, object] | None) -> tuple[int, Any]:
+        """The status and the answer; ValueError if it is nothing that a scheduler says."""
+        assert self._session is not None, "use it as a context"
+        method = "GET" if order is None else "POST"
+        async with self._session.request(method, url, json=order) as response:
+            text = await response.read()
+        answer = {} if response.status == _DONE else json.loads(text)
+        if not isinstance(answer, (dict, list) if response.status == _OK else dict):
+            raise ValueError(f"status {response.status} without a reason")
+        return response.status, answer
+
+    def _move(self, failed: str, leader: str | None) -> None:
+        """Ask the leader that was named next, or else the scheduler after the failed one.
+
+        Several calls may report the same failure: only the first one changes the scheduler.
+        """
+        if leader is not None:
+            self._at = leader
+        elif self._at == failed:
+            number = self._urls.index(failed) if failed in self._urls else -1
+            self._at = self._urls[(number + 1) % len(self._urls)]
+
+
+def _error_of(status: int, answer: Mapping[str, Any]) -> SchedulerError:
+    """The error that the service raised, as its answer names it."""
+    message = str(answer.get("message", f"status {status}"))
+    if answer.get("error") == "not-allowed":
+        return CallerNotAllowed(message, known=status != _UNAUTHORIZED)
+    if answer.get("error") == "bad-request":
+        return MalformedRequest(message)
+    return EventRefused(None, message)

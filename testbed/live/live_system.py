@@ -1,4 +1,4 @@
-"""The whole scheduler on emulated GPUs, over HTTP and node streams or in one process."""
+"""The whole scheduler on emulated GPUs, over its streams or in one process."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from cache_manager.model.ids import ModelId, NodeId
 from gpu_manager.attachment.attachment import Attachment
-from scheduler.client.scheduler_client import SchedulerClient
+from scheduler.client.lease_client import LeaseClient
 from scheduler.core.core import make_core
 from scheduler.model.events import ModelRegistered
 from scheduler.model.values import GpuSpec, LeaseId, Placement, Request, RequestId
@@ -38,7 +38,7 @@ class LeaseCalls(Protocol):
         """Wait for a lease."""
         ...
 
-    async def release(self, lease: LeaseId) -> None:
+    def release(self, lease: LeaseId) -> None:
         """Give a lease back."""
         ...
 
@@ -66,13 +66,9 @@ class LiveSystem:
     driver: Driver
     nodes: Mapping[NodeId, EmulatedNode]
     answered: list[AnsweredRequest] = field(default_factory=list)
-    _releases: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def ask(self, name: str, model: ModelId, before_s: float = 0.0) -> None:
-        """One invocation: a lease, `before_s` of the function's own work, then its GPU work.
-
-        A task gives the lease back meanwhile, as a gateway does once it has answered.
-        """
+        """One invocation: a lease, `before_s` of the function's own work, then its GPU work."""
         loop = asyncio.get_running_loop()
         arrived_s = loop.time()
         placement = await self.leasing.acquire(Request(RequestId(name), model, (model,), BATCH))
@@ -81,13 +77,10 @@ class LiveSystem:
         await self.nodes[placement.node].call(placement.lease)
         answered = AnsweredRequest(arrived_s, loop.time(), placement.lease, placement.hit)
         self.answered.append(answered)
-        release = loop.create_task(self.leasing.release(placement.lease))
-        self._releases.add(release)
-        release.add_done_callback(self._releases.discard)
+        self.leasing.release(placement.lease)
 
     async def at_rest(self) -> None:
         """Wait until every slot is free again."""
-        await asyncio.gather(*self._releases)
         while any(slot.leases for gpu in self.driver.status().gpus for slot in gpu.slots):
             await asyncio.sleep(0.005)
 
@@ -113,7 +106,7 @@ class Setup:
 
 @asynccontextmanager
 async def live(setup: Setup) -> AsyncIterator[LiveSystem]:
-    """The real service: HTTP, and a stream to each node, all on loopback in this process."""
+    """The real service: streams of callers and of nodes, all on loopback in this process."""
     async with AsyncExitStack() as stack:
         recorder = None if setup.record is None else RunRecorder(setup.record)
         if recorder is not None:
@@ -129,11 +122,11 @@ async def live(setup: Setup) -> AsyncIterator[LiveSystem]:
         nodes = setup.nodes(monotonic)
         for node in nodes.values():
             await stack.enter_async_context(_on_a_stream(node, url))
-        client = SchedulerClient([url], token(_SECRET, ApiRole.CALLER))
+        client = LeaseClient([url], token(_SECRET, ApiRole.CALLER))
         await stack.enter_async_context(client)
         while len(office.driver.status().gpus) < len(setup.gpus):
             await asyncio.sleep(0.01)
-        yield LiveSystem(_OverHttp(client), office.driver, nodes)
+        yield LiveSystem(_OverStream(client), office.driver, nodes)
 
 
 @asynccontextmanager
@@ -166,18 +159,17 @@ def _register(driver: Driver, models: Iterable[SimModel]) -> None:
         driver.report(ModelRegistered(model.spec()))
 
 
-class _OverHttp:
-    """Leases by the client library over HTTP."""
+class _OverStream:
+    """Leases as a gateway asks for them."""
 
-    def __init__(self, client: SchedulerClient) -> None:
+    def __init__(self, client: LeaseClient) -> None:
         self._client = client
 
     async def acquire(self, request: Request) -> Placement:
-        await asyncio.sleep(0)  # a gateway has sent the last release before its caller asks again
         return (await self._client.acquire(request)).placement
 
-    async def release(self, lease: LeaseId) -> None:
-        await self._client.release(lease)
+    def release(self, lease: LeaseId) -> None:
+        self._client.release(lease)
 
 
 class _InProcess:
@@ -189,5 +181,5 @@ class _InProcess:
     async def acquire(self, request: Request) -> Placement:
         return await self._driver.acquire(request)
 
-    async def release(self, lease: LeaseId) -> None:
+    def release(self, lease: LeaseId) -> None:
         self._driver.release(lease)

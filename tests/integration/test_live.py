@@ -1,4 +1,4 @@
-"""The running scheduler on emulated GPUs, over HTTP and node streams, held to its own recording."""
+"""The running scheduler on emulated GPUs, over its streams, held to its own recording."""
 
 import asyncio
 from collections import Counter

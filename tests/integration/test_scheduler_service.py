@@ -65,7 +65,7 @@ async def test_commands_show_and_change_a_running_scheduler(
         assert await said(it, "policy", "get") == "lb\n"
         assert await said(it, "policy", "set", "lalbo3", "o3_limit=3") == "lalbo3 o3_limit=3\n"
         assert "netgain" in await said(it, "policy", "list")
-        await client.release(granted.placement.lease)
+        client.release(granted.placement.lease)
         assert "n0.0" in await said(it, "models")
         assert await said(it, "pin", "bert") == "pin: bert\n"
         assert "n0.0*" in await said(it, "models")
@@ -96,7 +96,7 @@ async def test_standby_takes_over_when_the_leader_is_killed(tmp_path: Path) -> N
             second.client(first.url) as client,
         ):
             before = await client.acquire(request("r0"))
-            await client.release(before.placement.lease)
+            client.release(before.placement.lease)
             await eventually(lambda: not node.leases, "the node has no lease")
             await first.kill()
             killed_s = asyncio.get_running_loop().time()
@@ -106,7 +106,7 @@ async def test_standby_takes_over_when_the_leader_is_killed(tmp_path: Path) -> N
             assert after.term > before.term
             assert after.placement.lease > before.placement.lease
             assert (after.placement.hit, after.placement.gpu) == (True, before.placement.gpu)
-            await client.release(after.placement.lease)
+            client.release(after.placement.lease)
     assert node.wrong == []
 
 
@@ -128,17 +128,17 @@ async def test_standby_takes_over_when_the_leader_is_frozen(tmp_path: Path) -> N
             await eventually(partial(waiting_at, first), "the leader has the request")
             assert not waiting.done()
             first.freeze()
-            await client.release(before.placement.lease)
+            client.release(before.placement.lease)
             after = await waiting
             assert after.term > before.term
             assert after.placement.lease > before.placement.lease
             first.thaw()
             async with first.client() as late:
                 async with asyncio.timeout(30):
-                    await late.release(after.placement.lease)
+                    late.release(after.placement.lease)
                     again = await late.acquire(request("r2"))
                 assert again.term == after.term
-                await late.release(again.placement.lease)
+                late.release(again.placement.lease)
             await eventually(lambda: not node.leases, "the node has no lease")
     assert node.wrong == []
 
@@ -155,7 +155,7 @@ async def test_restarted_scheduler_keeps_policy_profiles_and_residents(tmp_path:
                 await stack.enter_async_context(at_both)
                 async with first.client() as client:
                     granted = await client.acquire(request("r0"))
-                    await client.release(granted.placement.lease)
+                    client.release(granted.placement.lease)
                     await eventually(lambda: not node.leases, "the node has no lease")
                 assert (await shown(first, "policy", "set", "lb"))["policy"] == "lb"
                 assert await first.stop() == 0
@@ -183,11 +183,11 @@ async def test_scheduler_serves_from_memory_when_etcd_is_gone(tmp_path: Path) ->
         it.client() as client,
     ):
         granted = await client.acquire(request("r0"))
-        await client.release(granted.placement.lease)
+        client.release(granted.placement.lease)
         await etcd.kill()
         await readiness(it, "lost")
         granted = await client.acquire(request("r1"))
-        await client.release(granted.placement.lease)
+        client.release(granted.placement.lease)
         words = ask(it, "policy", "set", "lb")
         assert await asyncio.to_thread(main, words) == EXIT_BAD_USE
         await etcd.start()

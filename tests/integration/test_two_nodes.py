@@ -11,7 +11,7 @@ from cache_manager.model.ids import ModelId
 from gpu_manager.credentials import load_secret
 from gpufaas.local.held_ports import HeldPort
 from scheduler.client.granted_lease import GrantedLease
-from scheduler.client.scheduler_client import SchedulerClient
+from scheduler.client.lease_client import LeaseClient
 from scheduler.model.values import Request, RequestId
 from scheduler.service.http.access import ApiRole, token
 from tests.integration.test_node import model
@@ -152,40 +152,39 @@ async def test_each_request_uses_its_own_lease_when_two_are_given_at_once(
     (name,) = cluster.gpus()[first[0][0]]["residents"]
     found = ModelId(name["model"])
 
-    granted = await placed(cluster, found)
-    assert {it.placement.node for it in granted} == {"own", "other"}
-    headers = [[",".join(it.addresses), it.token] for it in granted]
-    used = json.loads(program.ask(json.dumps(headers)))
+    async with calling(cluster) as client:  # its leases end with it
+        granted = await placed(client, found)
+        assert {it.placement.node for it in granted} == {"own", "other"}
+        headers = [[",".join(it.addresses), it.token] for it in granted]
+        used = json.loads(program.ask(json.dumps(headers)))
 
-    assert used == [[it.placement.node, it.placement.lease] for it in granted]
+        assert used == [[it.placement.node, it.placement.lease] for it in granted]
 
-    # Once these have ended, the requests ask by themselves.
-    await released(cluster, granted)
+        # Once these have ended, the requests ask by themselves.
+        for it in granted:
+            client.release(it.placement.lease)
+        await ended(cluster, granted)
     again = json.loads(program.ask(json.dumps(headers)))
     assert {lease for _, lease in again}.isdisjoint(it.placement.lease for it in granted)
 
 
-def calling(cluster: TwoNodes) -> SchedulerClient:
+def calling(cluster: TwoNodes) -> LeaseClient:
     """The scheduler, as a gateway talks to it."""
-    return SchedulerClient([cluster.url], token(load_secret(cluster.secret), ApiRole.CALLER))
+    return LeaseClient([cluster.url], token(load_secret(cluster.secret), ApiRole.CALLER))
 
 
-async def placed(cluster: TwoNodes, wanted: ModelId) -> list[GrantedLease]:
+async def placed(client: LeaseClient, wanted: ModelId) -> list[GrantedLease]:
     """Leases for two requests of the program's at once."""
     wishes = [Request(RequestId(name), "team/program", (wanted,)) for name in ("r1", "r2")]
-    async with calling(cluster) as client:
-        return list(await asyncio.gather(*map(client.acquire, wishes)))
+    return list(await asyncio.gather(*map(client.acquire, wishes)))
 
 
-async def released(cluster: TwoNodes, granted: list[GrantedLease]) -> None:
-    """End them, and wait until they have."""
-    async with calling(cluster) as client:
-        for it in granted:
-            await client.release(it.placement.lease)
-    ended = {it.placement.lease for it in granted}
+async def ended(cluster: TwoNodes, granted: list[GrantedLease]) -> None:
+    """Wait until these leases have ended."""
+    leases = {it.placement.lease for it in granted}
 
     def in_force() -> set[int]:
         slots = (slot for gpu in cluster.gpus().values() for slot in gpu["slots"])
         return {lease["id"] for slot in slots for lease in slot["leases"]}
 
-    await eventually(lambda: not ended & in_force(), "the leases end")
+    await eventually(lambda: not leases & in_force(), "the leases end")

@@ -115,7 +115,7 @@ def _add_policy(
         parameters = policies.describe(name).parameters | office.parameters
         return PolicyBody(policy=name, parameters=parameters)
 
-    # POST too: our client for programs, which finds the leader, posts.
+    # POST too: `OperatorClient` posts every order.
     @routes.post("/policy", dependencies=change, include_in_schema=False)
     @routes.put("/policy", tags=["policy"], dependencies=change, summary="Change the policy")
     async def set_policy(choice: PolicyBody) -> PolicyBody:

@@ -8,7 +8,7 @@ import pytest
 from scheduler.store.stored_records import LRU, MODELS, key, name
 from testbed.nodes.manager_client import SealedWeights, weights
 from tests.kit.engines.real_etcd import LOG, needs_etcd
-from tests.kit.processes.live_callers import calling, check, lease, release
+from tests.kit.processes.live_callers import calling, check, holding
 from tests.kit.processes.live_cluster import LiveCluster, freeze, thaw
 from tests.kit.waiting import eventually, wait_until
 from tests.kit.worlds.joined_manager import model_of
@@ -74,9 +74,8 @@ async def _meanwhile(cluster: LiveCluster, first: float) -> tuple[str, str]:
     """A model that nobody knew before is used; its name, and the node."""
     image = weights(struct.pack("4f", *[first] * 4) + bytes(4096))
     cluster.bring(image)
-    given = await lease(cluster, image)
-    await release(cluster, given)
-    return model_of(image), given.placement.node
+    async with holding(cluster, image) as given:
+        return model_of(image), given.placement.node
 
 
 async def _written(cluster: LiveCluster, model: str, node: str) -> None:

@@ -11,7 +11,7 @@ from cache_manager.model.ids import MIB
 from testbed.nodes.manager_client import SealedWeights
 from testbed.nodes.worker_client import needs
 from tests.kit.engines.real_etcd import LOG, needs_etcd
-from tests.kit.processes.live_callers import calling, check, holding, lease
+from tests.kit.processes.live_callers import calling, check, holding
 from tests.kit.processes.live_cluster import NODES, SCHEDULERS, LiveCluster
 from tests.kit.waiting import wait_until
 
@@ -59,16 +59,16 @@ async def test_calls_in_flight_end_well_when_a_node_is_told_to_end(
 ) -> None:
     node = cluster.nodes["n1"]
     with calling(cluster, images) as callers:
-        held = await lease(cluster, images[0], on="n1")
-        with closing(cluster.function("n1")) as function, ThreadPoolExecutor(1) as beside:
-            function.acquire(images[0], token=held.token)
-            assert function.lease == held.placement.lease
-            call = beside.submit(function.call, images[0], needs(_LONG_MIB))
-            time.sleep(_BEGUN_S)
-            assert not call.done()
-            node.tell(signal.SIGTERM)
-            told_s = time.monotonic()
-            assert call.result() == pytest.approx([2.0 * _LONG_MIB * MIB / 4] * 4, rel=1e-2)
+        async with holding(cluster, images[0], on="n1") as held:
+            with closing(cluster.function("n1")) as function, ThreadPoolExecutor(1) as beside:
+                function.acquire(images[0], token=held.token)
+                assert function.lease == held.placement.lease
+                call = beside.submit(function.call, images[0], needs(_LONG_MIB))
+                time.sleep(_BEGUN_S)
+                assert not call.done()
+                node.tell(signal.SIGTERM)
+                told_s = time.monotonic()
+                assert call.result() == pytest.approx([2.0 * _LONG_MIB * MIB / 4] * 4, rel=1e-2)
         assert node.ended() == 0
         LOG.info("ended after %.1f s", time.monotonic() - told_s)
         wait_until(

@@ -1,6 +1,6 @@
 """Records a live run for tests/recordings: `python -m tests.kit.cores.recorded_run FILE`.
 
-A scheduler that answers HTTP, two fake nodes of two GPUs each with loads that take time, callers
+A scheduler, two fake nodes of two GPUs each with loads that take time, callers
 that acquire, hold and release, some that give up, and a policy that is changed in between.
 """
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from random import Random
 
-from scheduler.client.scheduler_client import SchedulerClient
+from scheduler.client.lease_client import LeaseClient
 from scheduler.model.errors import RequestEnded
 from scheduler.model.values import Request, RequestId
 from scheduler.service.history.recorder import RunRecorder
@@ -50,7 +50,7 @@ async def _record(path: Path) -> None:
     async with (
         serving(service.app, listener, streams=service.serve_stream),
         service.lead(1) as office,
-        SchedulerClient([url], token(_SECRET, ApiRole.CALLER)) as client,
+        LeaseClient([url], token(_SECRET, ApiRole.CALLER)) as client,
     ):
         for node in _nodes():
             attach_in_process(office.driver, node)
@@ -67,16 +67,16 @@ async def _record(path: Path) -> None:
     recorder.close()
 
 
-async def _call(client: SchedulerClient, asked: Request, held_s: float) -> None:
+async def _call(client: LeaseClient, asked: Request, held_s: float) -> None:
     try:
         granted = await client.acquire(asked)
     except RequestEnded:
         return
     await asyncio.sleep(held_s)
-    await client.release(granted.placement.lease, may_return=asked.id.endswith("7"))
+    client.release(granted.placement.lease, may_return=asked.id.endswith("7"))
     if asked.id.endswith("7"):
         again = await client.wanted(RequestId(asked.id))
-        await client.release(again.placement.lease)
+        client.release(again.placement.lease)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from itertools import count
 from typing import NamedTuple
 
 from scheduler.client.granted_lease import GrantedLease
-from scheduler.client.scheduler_client import SchedulerClient
+from scheduler.client.lease_client import LeaseClient
 from scheduler.model.values import Request, RequestId
 from testbed.nodes.manager_client import SealedWeights
 from testbed.nodes.worker_client import FunctionClient
@@ -107,7 +107,7 @@ class Callers:
                     name = f"{self._name}-{first}-{number}"
                     tasks.create_task(self._call(client, name, computes=number == 0))
 
-    async def _call(self, client: SchedulerClient, name: str, *, computes: bool) -> None:
+    async def _call(self, client: LeaseClient, name: str, *, computes: bool) -> None:
         functions: dict[str, FunctionClient] = {}
         try:
             for number in count():
@@ -126,7 +126,7 @@ class Callers:
 
     async def _served(
         self,
-        client: SchedulerClient,
+        client: LeaseClient,
         request: Request,
         image: SealedWeights,
         functions: dict[str, FunctionClient] | None,
@@ -139,7 +139,7 @@ class Callers:
         else:
             await asyncio.to_thread(self._compute, granted, image, functions)
         released_s = time.time()
-        await client.release(granted.placement.lease)
+        client.release(granted.placement.lease)
         placement = granted.placement
         self.served.append(
             Served(
@@ -173,17 +173,14 @@ class Callers:
         it.release()
 
 
-async def lease(cluster: LiveCluster, image: SealedWeights, *, on: str = "") -> GrantedLease:
-    """A lease of a caller that is gone afterwards; a second later its lease ends, too."""
-    async with holding(cluster, image, on=on) as held:
-        return held
-
-
 @asynccontextmanager
 async def holding(
     cluster: LiveCluster, image: SealedWeights, *, on: str = ""
 ) -> AsyncIterator[GrantedLease]:
-    """A lease, on this very node if one is named: one that has the model, or it takes for ever."""
+    """A lease, on this very node if one is named: one that has the model, or it takes for ever.
+
+    A second after this context it ends, as its caller is gone.
+    """
     async with cluster.client() as client:
         for number in count():
             request = RequestId(f"{secrets.token_hex(4)}-{number}")
@@ -191,13 +188,7 @@ async def holding(
             if granted.placement.node == on or not on:
                 yield granted
                 return
-            await client.release(granted.placement.lease)
-
-
-async def release(cluster: LiveCluster, granted: GrantedLease) -> None:
-    """Its holder needs it no more."""
-    async with cluster.client() as client:
-        await client.release(granted.placement.lease)
+            client.release(granted.placement.lease)
 
 
 @contextmanager
@@ -244,4 +235,5 @@ def check(
             assert ended.at_s >= each.released_s - 0.002, f"{ended} while {each} held it"
     for node in cluster.nodes.keys() - {told_to_end}:
         came = {model for model, gpu in journal.resident if gpu.startswith(f"{node}/")}
-        assert cluster.residents(node) == came
+        found = cluster.residents(node)
+        assert found == came, f"{node} has {found}, and {came} came and did not leave"

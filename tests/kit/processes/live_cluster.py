@@ -18,7 +18,7 @@ from gpu_manager.credentials import (
 )
 from gpufaas.etcd.own_server import find_etcd
 from gpufaas.remote.manager_admin import request_admin
-from scheduler.client.scheduler_client import SchedulerClient
+from scheduler.client.lease_client import LeaseClient
 from scheduler.service.http.access import ApiRole, token
 from scheduler.store.etcd_channel import EtcdSettings
 from scheduler.store.etcd_watch import prefix_end
@@ -138,10 +138,10 @@ class LiveCluster:
 
     # -- who asks ---------------------------------------------------------------------------------
 
-    def client(self, *, first: str = SCHEDULERS[0]) -> SchedulerClient:
+    def client(self, *, first: str = SCHEDULERS[0]) -> LeaseClient:
         """A client that knows every scheduler, and asks this one first."""
         urls = [self.net.url(name) for name in (first, self.other(first))]
-        return SchedulerClient(urls, token(SECRET, ApiRole.CALLER))
+        return LeaseClient(urls, token(SECRET, ApiRole.CALLER))
 
     def function(self, node: str) -> FunctionClient:
         """A function's connection to a node."""

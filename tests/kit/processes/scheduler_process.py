@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpufaas.local.held_ports import HeldPort
-from scheduler.client.scheduler_client import SchedulerClient
+from scheduler.client.lease_client import LeaseClient
 from scheduler.service.http.access import ApiRole, token
 from tests.kit.processes.stopped_process import stop
 
@@ -43,9 +43,9 @@ class SchedulerProcess:
         """Let it go on."""
         self.process.send_signal(signal.SIGCONT)
 
-    def client(self, *others: str) -> SchedulerClient:
+    def client(self, *others: str) -> LeaseClient:
         """A client of it, and of others."""
-        return SchedulerClient([self.url, *others], token(SECRET, ApiRole.CALLER))
+        return LeaseClient([self.url, *others], token(SECRET, ApiRole.CALLER))
 
 
 @asynccontextmanager

@@ -9,7 +9,6 @@ from typing import Any
 import aiohttp
 
 from scheduler.client.lease_client import LeaseClient
-from scheduler.client.scheduler_client import SchedulerClient
 from scheduler.service.http.access import ApiRole, token
 from scheduler.service.http.scheduler_server import listen, serving
 from scheduler.service.leadership.term import Office
@@ -68,11 +67,6 @@ class World:
         assert self.office is not None
         attach_in_process(self.office.driver, node)
         return node
-
-    def client(self, *more_urls: str, patience_s: float = 10.0) -> SchedulerClient:
-        """A client of this scheduler and perhaps others."""
-        urls = [self.url, *more_urls]
-        return SchedulerClient(urls, token(SECRET, ApiRole.CALLER), patience_s=patience_s)
 
     def leases(self, *more_urls: str, patience_s: float = 10.0) -> LeaseClient:
         """A client for leases of this scheduler and perhaps others."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.telemetry.traces import Span, SpanKind, TraceContext, headers_of, plain_span, trace_of
+from common.telemetry.traces import Span, SpanKind, TraceContext, plain_span, trace_of
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -55,8 +55,7 @@ def test_state_that_cannot_be_passed_on_is_dropped(state: str) -> None:
 @given(st.integers(1, (1 << 128) - 1), st.integers(1, (1 << 64) - 1), st.booleans())
 def test_every_context_is_read_as_it_was_written(trace: int, span: int, sampled: bool) -> None:  # noqa: FBT001 - hypothesis hands it over so
     context = TraceContext(f"{trace:032x}", f"{span:016x}", sampled, "a=1,b=2")
-    headers = headers_of(context)
-    assert trace_of(headers["traceparent"], headers["tracestate"]) == context
+    assert trace_of(context.header, context.state) == context
 
 
 def test_span_is_shown_without_what_is_empty() -> None:

@@ -13,11 +13,10 @@ from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.scaling.kept_models import KeptModels, KeptModelsPace, Pinning
 from scheduler.api import EventRefused
-from scheduler.client.scheduler_client import SchedulerClient
+from scheduler.client.operator_client import OperatorClient
 from scheduler.model.errors import SchedulerUnreachable
 from scheduler.service.http.access import ApiRole, token
 from testbed.virtual_time import virtually
-from tests.kit.cores.builders import request
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET, leading
 
@@ -271,10 +270,9 @@ async def test_a_scheduler_keeps_the_models_that_a_function_asks_to_keep() -> No
     stage = Stage(functions, Pins())
     async with (
         leading() as world,
-        SchedulerClient([world.url], token(SECRET, ApiRole.ADMIN)) as pinning,
+        OperatorClient([world.url], token(SECRET, ApiRole.ADMIN)) as pinning,
     ):
-        granted = await pinning.acquire(request("r0", BERT_ID))
-        await pinning.release(granted.placement.lease)
+        await world.release((await world.acquire("r0", BERT_ID)).body["lease"])
         checked: Pinning = pinning
         async with KeptModels(functions, checked, KeptModelsPace(every_s=0.01)):
             stage.deploy("f").learned.saw(BERT.encode())

@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from cache_manager.model.ids import ModelId
-from scheduler.model.values import Request, RequestId
 from scheduler.service.callers import caller_leases
 from scheduler.service.http.access import ApiRole, token
 from tests.kit.places import ROOT
@@ -19,20 +17,36 @@ from tests.kit.worlds.service_world import SECRET, World, leading
 
 pytestmark = pytest.mark.timeout(60, func_only=True)
 
-_HOLDER = """
+_WHO = {"X-Gpufaas-Caller": "one"}
+_REQUEST = {"request": "r", "function": "team/reader", "models": ["bert"]}
+# Programs that acquire a lease and hold it, as a gateway does and as another program does.
+_OVER_A_STREAM = """
 import asyncio, sys
-from scheduler.client.scheduler_client import SchedulerClient
+from scheduler.client.lease_client import LeaseClient
 from scheduler.model.values import Request, RequestId
 
 async def main():
-    async with SchedulerClient([sys.argv[1]], sys.argv[2]) as client:
+    async with LeaseClient([sys.argv[1]], sys.argv[2]) as client:
         await client.acquire(Request(RequestId("r"), "team/reader", ("bert",)))
         print("acquired", flush=True)
         await asyncio.sleep(60)
 
 asyncio.run(main())
 """
-_WHO = {"X-Gpufaas-Caller": "one"}
+_OVER_HTTP = f"""
+import json, sys, time, urllib.request
+
+def post(path, body, **more):
+    headers = {{"Authorization": "Bearer " + sys.argv[2], "Content-Type": "application/json"}}
+    asked = urllib.request.Request(sys.argv[1] + path, json.dumps(body).encode(), headers | more)
+    return urllib.request.urlopen(asked)
+
+present = post("/presence", {{"caller": "one"}})
+present.readline()
+post("/acquire", {_REQUEST}, **{_WHO}).read()
+print("acquired", flush=True)
+time.sleep(60)
+"""
 
 
 def leases(world: World) -> int:
@@ -50,11 +64,12 @@ async def present(world: World, *held: int) -> AsyncIterator[None]:
         yield
 
 
-async def test_lease_ends_when_the_process_of_its_caller_is_killed() -> None:
+@pytest.mark.parametrize("program", [_OVER_A_STREAM, _OVER_HTTP], ids=["stream", "http"])
+async def test_lease_ends_when_the_process_of_its_caller_is_killed(program: str) -> None:
     async with leading() as world:
         bearer = token(SECRET, ApiRole.CALLER)
         holder = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _HOLDER, world.url, bearer), stdout=PIPE, cwd=ROOT
+            *(sys.executable, "-c", program, world.url, bearer), stdout=PIPE, cwd=ROOT
         )
         assert holder.stdout is not None
         assert await holder.stdout.readline() == b"acquired\n"
@@ -65,8 +80,8 @@ async def test_lease_ends_when_the_process_of_its_caller_is_killed() -> None:
 
 
 async def test_lease_stays_while_its_caller_lives_and_goes_on_without_the_request() -> None:
-    async with leading() as world, world.client() as client:
-        await client.acquire(Request(RequestId("r"), "team/reader", (ModelId("bert"),)))
+    async with leading() as world, present(world):
+        await world.acquire("r", headers=_WHO)
         await asyncio.sleep(2 * caller_leases.RETURN_S)
         assert leases(world) == 1
 

@@ -1,6 +1,7 @@
 """Traces at the scheduler's HTTP: taken from headers, shown by request."""
 
 import logging
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -20,19 +21,25 @@ def whole(world: World, name: str) -> Span:
     return world.office.traces.spans(RequestId(name))[0]
 
 
-@pytest.mark.parametrize("streams", [False, True])
-async def test_request_belongs_to_the_trace_of_its_headers(streams: bool) -> None:  # noqa: FBT001 - a case
-    async with leading() as world, world.leases() if streams else world.client() as client:
+async def ask_over_http(world: World, name: str, trace: TraceContext | None) -> None:
+    headers = {"traceparent": trace.header, "tracestate": trace.state} if trace else {}
+    await world.release((await world.acquire(name, headers=headers)).body["lease"])
+
+
+async def ask_over_a_stream(world: World, name: str, trace: TraceContext | None) -> None:
+    async with world.leases() as client:
+        client.release((await client.acquire(request(name), trace)).placement.lease)
+
+
+@pytest.mark.parametrize("ask", [ask_over_http, ask_over_a_stream])
+async def test_request_belongs_to_the_trace_that_came_with_it(
+    ask: Callable[[World, str, TraceContext | None], Awaitable[None]],
+) -> None:
+    async with leading() as world:
         traced = TRACE._replace(state="a=1")
-        for name, trace in (
-            ("r0", traced),
-            ("r1", None),
-            ("r2", traced._replace(span_id=16 * "c")),
-        ):
-            granted = await client.acquire(request(name), trace)
-            releasing = client.release(granted.placement.lease)
-            if releasing is not None:
-                await releasing
+        await ask(world, "r0", traced)
+        await ask(world, "r1", None)
+        await ask(world, "r2", traced._replace(span_id=16 * "c"))
         assert (whole(world, "r0").trace_id, whole(world, "r0").parent_id) == TRACE[:2]
         assert whole(world, "r1").trace_id == 32 * "0"
         assert whole(world, "r2").parent_id == 16 * "c"
@@ -71,8 +78,8 @@ async def test_lines_written_for_a_request_name_it_and_its_trace() -> None:
     before = log.level
     log.setLevel(logging.DEBUG)
     try:
-        async with leading() as world, world.client() as client:
-            await client.acquire(request("r0"), TRACE)
+        async with leading() as world:
+            await ask_over_http(world, "r0", TRACE)
     finally:
         log.removeHandler(keep)
         log.setLevel(before)
