@@ -143,6 +143,7 @@ def test_handler_is_timed_to_its_end_when_it_streams(traced: Traced) -> None:
 
 def test_trace_is_one_connected_tree_when_a_gpu_is_used(traced: Traced) -> None:
     warm(traced.stack, traced.rest, Asked("model"))
+    wait_until(lambda: not _leased(traced), "the gateway to give its leases back")
     answer = traced.rest.call("model", headers=_parent())
     spans = traced.spans(TRACE, 16)
     known = {span.span_id for span in spans} | {CALLER}
@@ -185,6 +186,20 @@ def test_trace_is_one_connected_tree_when_a_gpu_is_used(traced: Traced) -> None:
     tree = {span["span_id"]: span["parent_id"] for span in story["spans"]}
     assert tree == {span.span_id: span.parent_id for span in spans}
     assert "compute [worker]" in words
+
+
+def test_trace_is_whole_when_an_earlier_call_left_its_lease(traced: Traced) -> None:
+    warm(traced.stack, traced.rest, Asked("model"))
+    for number in range(8):  # a lease that was kept in vain makes the next ones not stand
+        trace = f"{number:x}" + 31 * "b"
+        traced.rest.call("model", headers=_parent(trace))
+        traced.rest.call("model", headers=_parent(31 * "c" + f"{number:x}"))
+    spans = traced.spans(31 * "c" + "7", 14)
+    (decision,) = (span for span in spans if span.name == "decision")
+    assert decision.attributes["gpufaas.rule"] == "its caller kept this lease"
+    assert _parents(spans)["held"] == _parents(spans)["queue"] == "schedule"
+    assert _parents(spans)["schedule"] == "lease"
+    assert _parents(spans)["compute"] == "graph call"
 
 
 def test_load_is_shown_when_a_request_waited_for_it(traced: Traced) -> None:
@@ -241,6 +256,12 @@ def test_lines_are_json_with_call_and_trace_when_asked_for(traced: Traced) -> No
             except ValueError:
                 unreadable.append((log.name, line))
     assert not [each for each in unreadable if each[0] != "etcd.log"]
+
+
+def _leased(traced: Traced) -> bool:
+    """Whether some lease is in force."""
+    gpus = traced.stack.scheduler.get("/cluster")["gpus"]
+    return any(slot["leases"] for gpu in gpus for slot in gpu["slots"])
 
 
 def _leaves(traced: Traced, model: str) -> bool:
