@@ -15,7 +15,7 @@ ETCD = "gpufaas-test/etcd:latest"
 NATS = "gpufaas-test/nats:latest"
 PROMETHEUS = "gpufaas-test/prometheus:latest"
 
-_BUILD_S = 300.0
+_BUILD_S = 900.0
 # NATS's image is of Alpine and has this one, which its health check uses.
 _WGET = """#!/usr/bin/python3
 import sys, urllib.request

@@ -19,7 +19,7 @@ FUNCTION_BASE = "gpufaas-test/function:latest"
 
 SERVICES = ("etcd", "nats", "scheduler-1", "scheduler-2", "cpu-manager", "gateway")
 
-_BUILD_S = 300.0
+_BUILD_S = 900.0
 _PATH = f"{os.defpath}:/usr/sbin:/sbin"
 
 
