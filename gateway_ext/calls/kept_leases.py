@@ -7,8 +7,7 @@ runs under it is reported a moment later.
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from cache_manager.model.ids import ModelId
@@ -25,7 +24,7 @@ IDLE_S = 0.5
 # What ran is reported this long after it began or ended, and free leases are looked at this often.
 REPORT_S, LOOK_S = 0.01, 0.1
 _MOST_USES = 200
-_MOST_EARLY = 256
+_MOST_EARLY = 4_096
 
 # Asks the scheduler under this id.
 Ask = Callable[[RequestId], Coroutine[None, None, GrantedLease]]
@@ -168,7 +167,7 @@ class KeptLeases:
         self._shelves: dict[LeaseKind, _Shelf] = {}
         self._kept: dict[LeaseId, KeptLease] = {}
         # The call that a lease was granted to may not have resumed when the recall comes.
-        self._early_recalls: deque[LeaseId] = deque(maxlen=_MOST_EARLY)
+        self._early_recalls: dict[LeaseId, None] = {}
         self._unreported: dict[KeptLease, None] = {}
         self._reporting: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
@@ -275,6 +274,7 @@ class KeptLeases:
         kept = self._kept[granted.placement.lease] = KeptLease(kind, granted, first)
         kept.instance = instance
         kept.recalled = kept.id in self._early_recalls
+        self._early_recalls.pop(kept.id, None)
         self._shelves.setdefault(kind, _Shelf()).count += 1
         if self._looking is None:
             self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
@@ -302,7 +302,9 @@ class KeptLeases:
         """Begin no further call under this lease, and give it back."""
         kept = self._kept.get(lease)
         if kept is None:
-            self._early_recalls.append(lease)
+            self._early_recalls[lease] = None
+            if len(self._early_recalls) > _MOST_EARLY:
+                del self._early_recalls[next(iter(self._early_recalls))]
             return
         kept.recalled = True
         shelf = self._shelves[kept.kind]
@@ -310,9 +312,9 @@ class KeptLeases:
             shelf.free.remove(kept)
             self._give_back(kept)
 
-    def all_recalled(self) -> None:
-        """The same for all leases: the stream to their leader has ended."""
-        for lease in list(self._kept):
+    def all_recalled(self, held: Iterable[LeaseId]) -> None:
+        """The same for all leases that were granted: the stream to their leader has ended."""
+        for lease in held:
             self.recalled(lease)
 
     # -- inside -----------------------------------------------------------------------------------

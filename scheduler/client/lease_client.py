@@ -5,7 +5,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
@@ -78,8 +78,8 @@ class LeaseKeeper(Protocol):
         """Begin no further call under this lease, and give it back."""
         ...
 
-    def all_recalled(self) -> None:
-        """The same for all leases: the stream to their leader has ended."""
+    def all_recalled(self, held: Iterable[LeaseId]) -> None:
+        """The same for all leases that were granted: the stream to their leader has ended."""
         ...
 
 
@@ -217,7 +217,7 @@ class LeaseClient:
             if self._line is not None:
                 self._line, self._without_leader_s = None, time.monotonic()
                 if self.keeper is not None:
-                    self.keeper.all_recalled()
+                    self.keeper.all_recalled(list(self._held))
                 log.info("the stream to the scheduler has ended: %s", trouble)
             pause_s = _FIRST_PAUSE_S if led else pause_s
             self._lose_patience(trouble)

@@ -59,7 +59,7 @@ class DecisionLog:
     def refused(self, event: Event, reason: str) -> None:
         """One event was refused."""
         self._refusals += 1
-        self._log.warning("refused %s: %s", event, reason)
+        self._log.warning("refused %.500s: %s", event, reason)
 
     def decided(self, action: Action) -> None:
         """One action is about to be carried out."""

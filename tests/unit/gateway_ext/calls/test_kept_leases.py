@@ -229,10 +229,12 @@ async def test_all_leases_go_back_when_the_stream_ends(it: Leasing) -> None:
     held, free = await it.acquire("c0"), await it.acquire("c1")
     it.done(free)
     assert it.leases.keeper is not None
-    it.leases.keeper.all_recalled()
+    it.leases.keeper.all_recalled([LeaseId(1), LeaseId(2), LeaseId(3)])
     assert it.leases.released == [2]
     it.done(held)
     assert it.leases.released == [2, 1]
+    it.done(await it.acquire("c2"))  # its call had not resumed when the stream ended
+    assert it.leases.released == [2, 1, 3]
 
 
 # -- reported ---------------------------------------------------------------------------------

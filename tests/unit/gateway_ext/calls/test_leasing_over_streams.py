@@ -1,6 +1,7 @@
 """The gateway's leases over a stream to a real scheduler."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -12,8 +13,7 @@ from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.model import FunctionId
 from gateway_ext.openfaas.function_options import FunctionOptions
 from gateway_ext.tracing.call_journey import Journey
-from scheduler.model.actions import Action
-from scheduler.model.events import Event, ModelRegistered, RequestArrived
+from scheduler.model.events import ModelRegistered, RequestArrived
 from scheduler.model.values import LeaseId, ModelSpec, RequestId, RequestOutcome
 from scheduler.service.history.history import RequestRecord
 from scheduler.service.leadership.election import LeaderInfo
@@ -196,18 +196,15 @@ async def test_recall_is_told_though_the_grant_was_not_taken_up_yet() -> None:
     async with leading() as world, world.leases() as client:
         leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
         assert world.office is not None
-        driver, core = world.office.driver, world.office.core
-        asking = asyncio.create_task(taken(leasing, function, "c0"))
-        handle = core.handle
+        driver, requests = world.office.driver, world.office.core.requests
 
-        def recalling(event: Event, now: float) -> list[Action]:
-            """Somebody else waits as soon as the lease is granted."""
-            actions = handle(event, now)
-            if isinstance(event, RequestArrived) and event.request.id == "c0":
+        def somebody_else_waits() -> None:
+            """As soon as the lease is granted."""
+            if list(requests) == ["c0"]:
                 driver.report(RequestArrived(request("other")))
-            return actions
 
-        core.handle = recalling  # type: ignore[method-assign]  # as if both had come at once
+        world.office.observers.append(somebody_else_waits)
+        asking = asyncio.create_task(taken(leasing, function, "c0"))
         lease = await asking
         assert lease.kept is not None
         await eventually(lambda: lease.kept is not None and lease.kept.recalled)
@@ -220,5 +217,5 @@ class Deaf:
     def recalled(self, lease: LeaseId) -> None:
         """Nothing."""
 
-    def all_recalled(self) -> None:
+    def all_recalled(self, held: Iterable[LeaseId]) -> None:
         """Nothing."""
