@@ -137,14 +137,15 @@ class Function:
             return False
         return not self.gone
 
-    def take(self, avoid: Collection[Instance] = ()) -> Instance | None:
+    def take(self, avoid: Collection[Instance] = (), preferred: str = "") -> Instance | None:
         """The instance with the fewest calls, counting one more; None if the call has to wait.
 
-        Instances to `avoid` are taken only if there is no other.
+        Instances to `avoid` are taken only if there is no other; the one at the `preferred`
+        address is taken if it has no call.
         """
         if self._turns:
             return None
-        return self._take(avoid)
+        return self._take(avoid, preferred)
 
     async def turn(self, most_waking: int) -> Instance:
         """Wait for an instance behind all waiting calls; Busy if too many calls wait."""
@@ -213,12 +214,14 @@ class Function:
         self._turns.fail(UnknownFunction(self.id))
         return left
 
-    def _take(self, avoid: Collection[Instance] = ()) -> Instance | None:
+    def _take(
+        self, avoid: Collection[Instance] = (), preferred: str = ""
+    ) -> Instance | None:
         instances = self._instances
         count = len(instances)
         if not count:
             return None
-        best = instances[0] if count == 1 else self._least_busy(avoid)
+        best = instances[0] if count == 1 else self._least_busy(avoid, preferred)
         if self._is_full(best):
             return None
         best.inflight += 1

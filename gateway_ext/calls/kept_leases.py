@@ -9,6 +9,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from cache_manager.model.ids import ModelId
@@ -27,6 +28,9 @@ IDLE_S = 0.5
 REPORT_S, LOOK_S = 0.01, 0.1
 _MOST_USES = 200
 _MOST_EARLY = 4_096
+# How many waiting calls are looked at for one of the lease's instance, and how often the first one
+# may be passed over.
+_MOST_LOOKED_AT, _MOST_PASSED_OVER = 8, 8
 
 # Asks the scheduler under this id.
 Ask = Callable[[RequestId], Coroutine[None, None, GrantedLease]]
@@ -68,7 +72,7 @@ class KeptLease:
         assert terms is not None, "only such leases are kept"
         self.kind = kind
         self.granted = granted
-        self.lines = lease_lines(granted)
+        self.lines = granted.header_lines()
         self.until_s = first.began_s + terms.seconds
         self.calls_left = terms.calls - 1
         self.recalled = False
@@ -139,9 +143,11 @@ class _Question:
 class _Turn:
     """One call that waits for a lease of its kind."""
 
-    __slots__ = ("ask", "found", "question", "request", "timer")
+    __slots__ = ("ask", "found", "instance", "passed_over", "question", "request", "timer")
 
-    def __init__(self, request: RequestId, ask: Ask) -> None:
+    def __init__(self, instance: str, request: RequestId, ask: Ask) -> None:
+        self.instance = instance
+        self.passed_over = 0
         self.request = request
         self.ask = ask
         self.found: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
@@ -180,6 +186,11 @@ class KeptLeases:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def claimed_by(self, kind: LeaseKind) -> str:
+        """An instance that has claimed a lease of this kind that no call uses; none: empty."""
+        shelf = self._shelves.get(kind)
+        return shelf.free[-1].instance if shelf is not None and shelf.free else ""
+
     # -- calls ------------------------------------------------------------------------------------
 
     async def lease_for(
@@ -191,7 +202,7 @@ class KeptLeases:
             if not kept.is_spent(now_s):
                 return kept
             self._give_back(kept)
-        return await self._turn(kind, _Turn(request, ask))
+        return await self._turn(kind, _Turn(instance, request, ask))
 
     def _free(self, kind: LeaseKind, instance: str) -> KeptLease | None:
         """A lease that no call uses, best of all one that this instance has claimed."""
@@ -333,10 +344,11 @@ class KeptLeases:
 
     def _offer(self, kept: KeptLease, now_s: float) -> None:
         shelf = self._shelves[kept.kind]
-        for turn in shelf.turns:
-            if not turn.found.done():
-                turn.found.set_result(kept)
-                return
+        waiting = (turn for turn in shelf.turns if not turn.found.done())
+        turns = list(islice(waiting, _MOST_LOOKED_AT))
+        if turns:
+            _fitting(turns, kept.instance).found.set_result(kept)
+            return
         kept.free_s = now_s
         shelf.free.append(kept)
 
@@ -388,8 +400,12 @@ class KeptLeases:
             self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
 
-def lease_lines(granted: GrantedLease) -> tuple[bytes, ...]:
-    """The header lines that pass a lease to a function."""
-    addresses = ",".join(granted.addresses).encode("latin-1")
-    token = granted.token.encode("latin-1")
-    return (b"x-gpu-address: ", addresses, b"\r\nx-gpu-lease: ", token, b"\r\n")
+def _fitting(turns: Sequence[_Turn], instance: str) -> _Turn:
+    """The first call for this instance, which has claimed the lease; else the first of all."""
+    first = turns[0]
+    if first.passed_over < _MOST_PASSED_OVER:
+        for turn in turns:
+            if turn.instance == instance:
+                first.passed_over += turn is not first
+                return turn
+    return first
