@@ -151,7 +151,9 @@ class Exchange:
         call, parts = self.call, self._parts
         function = call.function
         attempt = call.journey.attempt()
-        instance = function.take(self._avoid)
+        leasing = parts.leasing if function.options.gpu else None
+        preferred = "" if leasing is None else leasing.instance_for(function)
+        instance = function.take(self._avoid, preferred)
         if instance is None:
             instance = await self._turn()
         self._instance, self._answered = instance, False

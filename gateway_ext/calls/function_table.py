@@ -137,14 +137,15 @@ class Function:
             return False
         return not self.gone
 
-    def take(self, avoid: Collection[Instance] = ()) -> Instance | None:
+    def take(self, avoid: Collection[Instance] = (), preferred: str = "") -> Instance | None:
         """The instance with the fewest calls, counting one more; None if the call has to wait.
 
-        Instances to `avoid` are taken only if there is no other.
+        Instances to `avoid` are taken only if there is no other, and the one at the `preferred`
+        address before others with as many calls.
         """
         if self._turns:
             return None
-        return self._take(avoid)
+        return self._take(avoid, preferred)
 
     async def turn(self, most_waking: int) -> Instance:
         """Wait for an instance behind all waiting calls; Busy if too many calls wait."""
@@ -213,12 +214,12 @@ class Function:
         self._turns.fail(UnknownFunction(self.id))
         return left
 
-    def _take(self, avoid: Collection[Instance] = ()) -> Instance | None:
+    def _take(self, avoid: Collection[Instance] = (), preferred: str = "") -> Instance | None:
         instances = self._instances
         count = len(instances)
         if not count:
             return None
-        best = instances[0] if count == 1 else self._least_busy(avoid)
+        best = instances[0] if count == 1 else self._least_busy(avoid, preferred)
         if self._is_full(best):
             return None
         best.inflight += 1
@@ -244,19 +245,19 @@ class Function:
         places = self._places
         return places is not None and instance.unanswered >= places
 
-    def _least_busy(self, avoid: Collection[Instance]) -> Instance:
+    def _least_busy(self, avoid: Collection[Instance], preferred: str) -> Instance:
         """The instance with the fewest calls; of equal ones the next after the last one found.
 
-        One with a free place comes before one without.
+        One with a free place comes before one without, and the preferred one before its equals.
         """
         instances = self._instances
         count = len(instances)
         best, found = instances[self._next % count], self._next % count
-        fewest: tuple[bool, bool, int] | None = None
+        fewest: tuple[bool, bool, int, bool] | None = None
         for step in range(count):
             at = (self._next + step) % count
             one = instances[at]
-            rank = (one in avoid, self._is_full(one), one.inflight)
+            rank = (one in avoid, self._is_full(one), one.inflight, one.address != preferred)
             if fewest is None or rank < fewest:
                 best, found, fewest = instances[at], at, rank
         self._next = found + 1

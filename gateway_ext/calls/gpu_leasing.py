@@ -10,14 +10,8 @@ from typing import NamedTuple, Protocol
 from common.telemetry.traces import TraceContext
 from gateway_ext import error_statuses
 from gateway_ext.calls.function_table import Function
-from gateway_ext.calls.kept_leases import (
-    Found,
-    KeptLease,
-    KeptLeases,
-    LeaseKind,
-    OwnLease,
-    lease_lines,
-)
+from gateway_ext.calls.kept_lease import KeptLease, LeaseKind
+from gateway_ext.calls.kept_leases import Found, KeptLeases, OwnLease
 from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.tracing.call_journey import LEASE, Journey
 from scheduler.api import (
@@ -79,6 +73,10 @@ class GpuLeasing:
         self._meters = meters
         self._kept = leases.keeper = KeptLeases(leases)
 
+    def instance_for(self, function: Function) -> str:
+        """The instance that best takes the next call, as it has a lease for it; empty: any."""
+        return self._kept.claimed_by(_kind(function))
+
     async def acquire(
         self,
         function: Function,
@@ -100,7 +98,7 @@ class GpuLeasing:
         request = _request(function, journey.call_id, deadline_s, own_id=own_id)
         attempt.request = request.id
         trace = journey.context(LEASE, attempt.number)
-        kind = LeaseKind(request.function, request.models, request.batch)
+        kind = _kind(function)
         asked_s = time.monotonic()
         asked: list[RequestId] = []
 
@@ -144,7 +142,7 @@ class GpuLeasing:
             return self._next(found, instance, use), True
         granted, hit = found.granted, found.granted.placement.hit
         if granted.placement.stands is None:
-            return CallLease(granted.placement, found.request, lease_lines(granted)), hit
+            return CallLease(granted.placement, found.request, granted.header_lines()), hit
         kept = self._kept.keep(kind, instance, granted, use._replace(request=found.request))
         if own:
             return CallLease(granted.placement, found.request, kept.lines, kept), hit
@@ -171,6 +169,10 @@ class GpuLeasing:
             function.waits.saw_full_gpus(error.wait_s, function.most_wait_s, time.monotonic())
         self._meters.lease(type(error).__name__, time.monotonic() - asked_s)
         raise error_statuses.no_gpu(error) from error
+
+
+def _kind(function: Function) -> LeaseKind:
+    return LeaseKind(function.id.for_scheduler, function.learned.models, function.options.batch)
 
 
 def _request(function: Function, call_id: str, deadline_s: float, *, own_id: bool) -> Request:

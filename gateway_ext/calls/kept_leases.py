@@ -9,11 +9,12 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple, Protocol
 
-from cache_manager.model.ids import ModelId
 from common.tasks import BackgroundTasks
-from scheduler.api import CallEnd, LeaseId, LeaseUse, LeaseUsed, RequestEnded, RequestId
+from gateway_ext.calls.kept_lease import KeptLease, LeaseKind
+from scheduler.api import LeaseId, LeaseUse, LeaseUsed, RequestEnded, RequestId
 from scheduler.client.granted_lease import GrantedLease
 
 log = logging.getLogger(__name__)
@@ -27,17 +28,12 @@ IDLE_S = 0.5
 REPORT_S, LOOK_S = 0.01, 0.1
 _MOST_USES = 200
 _MOST_EARLY = 4_096
+# How many waiting calls are looked at for one of the lease's instance, and how often the first one
+# may be passed over.
+_MOST_LOOKED_AT, _MOST_PASSED_OVER = 8, 8
 
 # Asks the scheduler under this id.
 Ask = Callable[[RequestId], Coroutine[None, None, GrantedLease]]
-
-
-class LeaseKind(NamedTuple):
-    """Calls of one kind can follow one another under one lease."""
-
-    function: str
-    models: tuple[ModelId, ...]
-    batch: int
 
 
 class LeaseHome(Protocol):
@@ -50,68 +46,6 @@ class LeaseHome(Protocol):
     def release(self, lease: LeaseId) -> None:
         """Give a lease back for good."""
         ...
-
-
-class KeptLease:
-    """One lease that stands; `use` is the call that runs under it.
-
-    `instance` is the function's instance that used it last, and need not claim it again.
-    """
-
-    __slots__ = (
-        "granted", "lines", "kind", "instance", "until_s", "calls_left", "recalled", "free_s",
-        "use", "use_known", "uses", "ends",
-    )  # fmt: skip
-
-    def __init__(self, kind: LeaseKind, granted: GrantedLease, first: LeaseUse) -> None:
-        terms = granted.placement.stands
-        assert terms is not None, "only such leases are kept"
-        self.kind = kind
-        self.granted = granted
-        self.lines = lease_lines(granted)
-        self.until_s = first.began_s + terms.seconds
-        self.calls_left = terms.calls - 1
-        self.recalled = False
-        self.free_s = 0.0
-        self.instance = ""
-        self.use: LeaseUse | None = first
-        self.use_known = True  # the scheduler placed the first call itself
-        self.uses: list[LeaseUse] = []
-        self.ends: list[CallEnd] = []
-
-    @property
-    def id(self) -> LeaseId:
-        return self.granted.placement.lease
-
-    def begin(self, use: LeaseUse) -> None:
-        """The next call runs under this lease."""
-        self.use, self.use_known = use, False
-        self.calls_left -= 1
-
-    def end(self, now_s: float) -> None:
-        """The call has ended."""
-        use, self.use = self.use, None
-        if use is not None and self.use_known:
-            self.ends.append(CallEnd(use.request, now_s))
-        elif use is not None:
-            self.uses.append(use._replace(ended_s=now_s))
-
-    def is_spent(self, now_s: float) -> bool:
-        """Whether no further call may begin under it."""
-        return self.recalled or self.calls_left <= 0 or now_s >= self.until_s
-
-    def report(self, began_before_s: float) -> LeaseUsed | None:
-        """What ran since the last report, with a call that began before then and still runs."""
-        use = self.use
-        if use is not None and not self.use_known and use.began_s <= began_before_s:
-            self.uses.append(use)
-            self.use_known = True
-        if not self.uses and not self.ends:
-            return None
-        kind, uses, ends = self.kind, tuple(self.uses), tuple(self.ends)
-        self.uses.clear()
-        self.ends.clear()
-        return LeaseUsed(self.id, kind.function, uses, ends, kind.batch)
 
 
 class OwnLease(NamedTuple):
@@ -139,9 +73,11 @@ class _Question:
 class _Turn:
     """One call that waits for a lease of its kind."""
 
-    __slots__ = ("ask", "found", "question", "request", "timer")
+    __slots__ = ("ask", "found", "instance", "passed_over", "question", "request", "timer")
 
-    def __init__(self, request: RequestId, ask: Ask) -> None:
+    def __init__(self, instance: str, request: RequestId, ask: Ask) -> None:
+        self.instance = instance
+        self.passed_over = 0
         self.request = request
         self.ask = ask
         self.found: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
@@ -180,6 +116,11 @@ class KeptLeases:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def claimed_by(self, kind: LeaseKind) -> str:
+        """An instance that has claimed a lease of this kind that no call uses; none: empty."""
+        shelf = self._shelves.get(kind)
+        return shelf.free[-1].instance if shelf is not None and shelf.free else ""
+
     # -- calls ------------------------------------------------------------------------------------
 
     async def lease_for(
@@ -191,7 +132,7 @@ class KeptLeases:
             if not kept.is_spent(now_s):
                 return kept
             self._give_back(kept)
-        return await self._turn(kind, _Turn(request, ask))
+        return await self._turn(kind, _Turn(instance, request, ask))
 
     def _free(self, kind: LeaseKind, instance: str) -> KeptLease | None:
         """A lease that no call uses, best of all one that this instance has claimed."""
@@ -333,10 +274,11 @@ class KeptLeases:
 
     def _offer(self, kept: KeptLease, now_s: float) -> None:
         shelf = self._shelves[kept.kind]
-        for turn in shelf.turns:
-            if not turn.found.done():
-                turn.found.set_result(kept)
-                return
+        waiting = (turn for turn in shelf.turns if not turn.found.done())
+        turns = list(islice(waiting, _MOST_LOOKED_AT))
+        if turns:
+            _fitting(turns, kept.instance).found.set_result(kept)
+            return
         kept.free_s = now_s
         shelf.free.append(kept)
 
@@ -388,8 +330,12 @@ class KeptLeases:
             self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
 
-def lease_lines(granted: GrantedLease) -> tuple[bytes, ...]:
-    """The header lines that pass a lease to a function."""
-    addresses = ",".join(granted.addresses).encode("latin-1")
-    token = granted.token.encode("latin-1")
-    return (b"x-gpu-address: ", addresses, b"\r\nx-gpu-lease: ", token, b"\r\n")
+def _fitting(turns: Sequence[_Turn], instance: str) -> _Turn:
+    """The first call for this instance, which has claimed the lease; else the first of all."""
+    first = turns[0]
+    if first.passed_over < _MOST_PASSED_OVER:
+        for turn in turns:
+            if turn.instance == instance:
+                first.passed_over += turn is not first
+                return turn
+    return first

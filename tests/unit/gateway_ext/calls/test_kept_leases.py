@@ -271,3 +271,37 @@ async def test_report_precedes_the_return(it: Leasing) -> None:
     it.done(lease)
     assert it.leases.released == [1]
     assert [use.request for use in it.uses()] == ["c1"]
+
+
+# -- instances --------------------------------------------------------------------------------
+
+
+async def test_waiting_call_of_the_same_instance_comes_first_but_not_for_ever(it: Leasing) -> None:
+    it.leases.open.clear()
+    asking = asyncio.create_task(it.acquire("c0", A))
+    await asyncio.sleep(0)
+    it.leases.open.set()
+    lease = await asking
+    it.leases.open.clear()
+    other = asyncio.create_task(it.acquire("other", B))
+    await asyncio.sleep(0)
+    passed = 0
+    while not other.done():
+        same = asyncio.create_task(it.acquire(f"same{passed}", A))
+        await asyncio.sleep(0)
+        it.done(lease)
+        await asyncio.wait({same, other}, return_when=asyncio.FIRST_COMPLETED)
+        if not other.done():
+            lease, passed = await same, passed + 1
+        else:
+            same.cancel()
+    assert passed == 8
+    assert (await other).placement == lease.placement
+
+
+async def test_call_goes_to_the_instance_that_has_a_free_lease(it: Leasing) -> None:
+    assert it.leasing.instance_for(it.function) == ""
+    lease = await it.acquire("c0", B)
+    assert it.leasing.instance_for(it.function) == ""
+    it.done(lease)
+    assert it.leasing.instance_for(it.function) == B

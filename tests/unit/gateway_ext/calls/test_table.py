@@ -42,6 +42,18 @@ async def test_calls_go_to_the_instance_with_the_fewest_and_round() -> None:
     assert function.inflight == 6
 
 
+async def test_preferred_instance_comes_before_those_with_as_many_calls() -> None:
+    function = deployed(Functions(), A, B, C)
+    for _ in range(2):
+        instance = function.take(preferred=B.address)
+        assert instance is not None
+        assert instance.endpoint == B
+        function.give_back(instance)
+    held = [function.take(preferred=A.address) for _ in range(3)]  # each has one, then
+    assert sorted(one.endpoint.instance for one in held if one is not None) == ["a", "b", "c"]
+    assert function.inflight == 3
+
+
 async def test_names_of_a_function_come_and_go() -> None:
     changes: list[tuple[str, bool]] = []
     functions = Functions(lambda function: changes.append((function.label, function.gone)))
