@@ -35,12 +35,14 @@ class LeaseUses:
             began_s = min(use.began_s, now)
             taken = dispatch._replace(requests=(use.request,))
             out.append(Taken(request, began_s, taken, use.parent))
-            self._count(request, lease, now)
+            number = self._cluster.accept(request.models, now)
+            if lease is not None:
+                self._placer.use(lease, now)
             if lease is None or use.ended_s is not None:  # without a lease: its node has ended it
                 ended_s = now if use.ended_s is None else min(use.ended_s, now)
                 out.append(Finish(use.request, RequestOutcome.COMPLETED, "", ended_s))
             else:
-                self._lifecycle.call_runs(request, lease)
+                self._lifecycle.call_runs(request, number, lease)
                 self._placer.runs_on(lease, began_s + dispatch.estimate.run_s, now)
 
     def _dispatch(self, event: LeaseUsed, lease: ActiveLease | None) -> Dispatch:
@@ -53,15 +55,6 @@ class LeaseUses:
         bundle = self._cluster.bundle(lease.models)
         run_s = self._cluster.estimate(bundle, event.batch, lease.slot).run_s
         return dispatch._replace(estimate=Estimate(0.0, run_s))
-
-    def _count(self, request: Request, lease: ActiveLease | None, now: float) -> None:
-        """A call is a use of its models and of its slot, as if it had asked for its own lease."""
-        self._cluster.accepted += 1
-        for model in request.models:
-            self._cluster.index.count_request(model, now)
-            self._cluster.profiles.used(model)
-        if lease is not None:
-            self._placer.use(lease, now)
 
 
 def _request(event: LeaseUsed, use: LeaseUse, dispatch: Dispatch, now: float) -> Request:

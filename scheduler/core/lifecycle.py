@@ -105,11 +105,7 @@ class Lifecycle:
             out.append(SetTimer(request.deadline_s, DeadlinePassed(request.id, request.deadline_s)))
         self._placer.latest_seq = max(pending.seq, self._placer.latest_seq)
         self.requests[request.id] = pending
-        pending.number = self._cluster.accepted
-        self._cluster.accepted += 1
-        for model in pending.models:
-            self._cluster.index.count_request(model, now)
-            self._cluster.profiles.used(model)
+        pending.number = self._cluster.accept(pending.models, now)
         lease = self._placer.promised(pending)
         if lease is None:
             self._placer.wait(pending)
@@ -149,12 +145,12 @@ class Lifecycle:
 
     # -- calls under leases that their callers keep -----------------------------------------------
 
-    def call_runs(self, request: Request, lease: ActiveLease) -> None:
-        """A call runs under this lease, as its caller reports."""
+    def call_runs(self, request: Request, number: int, lease: ActiveLease) -> None:
+        """A call runs under this lease, as its caller reports; `number` were accepted before it."""
         arrived_s = request.arrived_s or 0.0
         bundle = self._cluster.bundle(lease.models)
         pending = Pending(request, bundle, self._seq(arrived_s), arrived_s)
-        pending.number = self._cluster.accepted
+        pending.number = number
         pending.standing = Standing.LEASED
         pending.at, pending.lease = lease.slot.id, lease.id
         self.requests[request.id] = pending

@@ -100,6 +100,15 @@ class ClusterState:
         bundle.bytes = sum(size for _, size in bundle.needs)
         bundle.size_class = bisect_left(self.sizes, bundle.bytes)
 
+    def accept(self, models: tuple[ModelId, ...], now: float) -> int:
+        """Count one request more, and the use of its models; how many there were before it."""
+        number = self.accepted
+        self.accepted += 1
+        for model in models:
+            self.index.count_request(model, now)
+            self.profiles.used(model)
+        return number
+
     # -- the global queue -----------------------------------------------------------------------
 
     def wait(self, pending: Pending) -> None:
