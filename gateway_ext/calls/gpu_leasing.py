@@ -4,21 +4,19 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import NamedTuple, Protocol
 
 from common.telemetry.traces import TraceContext
 from gateway_ext import error_statuses
 from gateway_ext.calls.function_table import Function
 from gateway_ext.calls.kept_lease import KeptLease, LeaseKind
-from gateway_ext.calls.kept_leases import Found, KeptLeases, OwnLease
+from gateway_ext.calls.kept_leases import Found, KeptLeases, LeaseHome, OwnLease
 from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.tracing.call_journey import LEASE, Journey
 from scheduler.api import (
     EventRefused,
-    LeaseId,
     LeaseUse,
-    LeaseUsed,
     Placement,
     QueueFull,
     Request,
@@ -35,21 +33,13 @@ log = logging.getLogger(__name__)
 _CALL_ID_LETTERS = 64
 
 
-class LeaseSource(Protocol):
+class LeaseSource(LeaseHome, Protocol):
     """Where leases come from: `scheduler.client.lease_client.LeaseClient`."""
 
     keeper: LeaseKeeper | None
 
     async def acquire(self, request: Request, trace: TraceContext | None = None) -> GrantedLease:
         """Wait for a lease, for this trace; cancelling the task cancels the request."""
-        ...
-
-    def report(self, reports: Sequence[LeaseUsed]) -> None:
-        """Tell what ran under leases that are kept."""
-        ...
-
-    def release(self, lease: LeaseId) -> None:
-        """Give the GPU back."""
         ...
 
 
@@ -75,6 +65,8 @@ class GpuLeasing:
 
     def instance_for(self, function: Function) -> str:
         """The instance that best takes the next call, as it has a lease for it; empty: any."""
+        if len(function.instances) == 1:
+            return ""
         return self._kept.claimed_by(_kind(function))
 
     async def acquire(

@@ -3,8 +3,8 @@
 import asyncio
 import base64
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 
 from gpu_manager.api import FunctionIdentity
 from scheduler.model.events import LeaseReleased
+from scheduler.model.values import LeaseId
 from testbed.nodes.manager_client import SealedWeights
 from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import Scheduler, a_scheduler, leases_of
@@ -233,55 +234,62 @@ async def test_answer_stands_when_the_manager_is_gone_before_the_lease_goes_back
     await it.stop()
 
 
-async def test_requests_with_one_token_share_what_the_first_one_claimed(tmp_path: Path) -> None:
+@dataclass
+class StandingRequests:
+    """Requests of one process that show the token of one lease that stands, one after the other."""
+
+    it: Scheduler
+    leasing: ProcessLeases
+    nodes: Nodes
+    image: SealedWeights
+    lease: int
+    shown: str
+
+    @asynccontextmanager
+    async def next(self) -> AsyncIterator[Function]:
+        with request_context.given(self.nodes.own.address, self.shown):
+            given_lease = request_context.current()
+            assert given_lease is not None
+            presented = self.leasing.presented_by(given_lease)
+            yield Function(presented, self.nodes, Habits(), self.image)
+
+
+@asynccontextmanager
+async def standing_requests(tmp_path: Path) -> AsyncIterator[StandingRequests]:
     it = await a_scheduler()
     async with joined(tmp_path, it.url) as node:
         _, image = await uploaded(node)
         lease = await given(it, image, caller="gateway")
-        shown = token(lease)
         address = str(node.manager.addresses[0])
         nodes = Nodes(address, node.manager.credentials.issue(FunctionIdentity("team", "function")))
-        leasing = ProcessLeases(nodes)
-        found = []
-        for _ in range(ENOUGH + 3):  # more than after which a lease for one request goes back early
-            with request_context.given(address, shown):
-                given_lease = request_context.current()
-                assert given_lease is not None
-                presented = leasing.presented_by(given_lease)
-                function = Function(presented, nodes, Habits(), image)
-                found.append((await function.call()).lease)
-        assert all(each is found[0] for each in found)
-        assert returned(it) == []
-        assert leases_of(it) == {lease.lease}
+        yield StandingRequests(it, ProcessLeases(nodes), nodes, image, lease.lease, token(lease))
         nodes.close()
         image.close()
     await it.stop()
+
+
+async def test_requests_with_one_token_share_what_the_first_one_claimed(tmp_path: Path) -> None:
+    async with standing_requests(tmp_path) as requests:
+        found = []
+        for _ in range(ENOUGH + 3):  # more than after which a lease for one request goes back early
+            async with requests.next() as function:
+                found.append((await function.call()).lease)
+        assert all(each is found[0] for each in found)
+        assert returned(requests.it) == []
+        assert leases_of(requests.it) == {requests.lease}
 
 
 async def test_request_asks_by_itself_when_the_lease_that_stood_has_ended(tmp_path: Path) -> None:
-    it = await a_scheduler()
-    async with joined(tmp_path, it.url) as node:
-        _, image = await uploaded(node)
-        lease = await given(it, image, caller="gateway")
-        shown = token(lease)
-        address = str(node.manager.addresses[0])
-        nodes = Nodes(address, node.manager.credentials.issue(FunctionIdentity("team", "function")))
-        leasing = ProcessLeases(nodes)
+    async with standing_requests(tmp_path) as requests:
         found = []
         for _ in range(2):
-            with request_context.given(address, shown):
-                given_lease = request_context.current()
-                assert given_lease is not None
-                presented = leasing.presented_by(given_lease)
-                found.append(await Function(presented, nodes, Habits(), image).call_lease())
-            it.driver.release(lease.lease)
-            await eventually(lambda: not leases_of(it))
+            async with requests.next() as function:
+                found.append(await function.call_lease())
+            requests.it.driver.release(LeaseId(requests.lease))
+            await eventually(lambda: not leases_of(requests.it))
             assert found[0] is not None
             found[0].lease.over = True  # as a call does that the worker refuses
         assert found[1] is None
-        nodes.close()
-        image.close()
-    await it.stop()
 
 
 def test_few_claims_are_kept_whatever_tokens_come() -> None:
