@@ -5,7 +5,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
@@ -15,6 +15,7 @@ from common.frames.frame_line import FrameLine, LineBroken
 from common.frames.stream_upgrade import dial
 from common.telemetry.traces import TraceContext
 from scheduler.client.granted_lease import GrantedLease
+from scheduler.client.scheduler_urls import SchedulerUrls
 from scheduler.model.errors import BadValue, SchedulerUnreachable
 from scheduler.model.events import LeaseUsed
 from scheduler.model.values import LeaseId, Request, RequestId
@@ -51,6 +52,8 @@ _REPEATED_S = 12.0
 _MOST_REPEATED = 4_000
 # Reports that no leader has heard wait for the next one, so many at most.
 _MOST_REPORTS = 1_000
+# Calls in one frame; each takes about 250 bytes.
+_MOST_CALLS = 1_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
 _Broken = OSError, LineBroken, StreamRefused, BadValue
 
@@ -94,8 +97,7 @@ class LeaseClient:
     """
 
     def __init__(self, urls: Sequence[str], token: str, *, patience_s: float = 30.0) -> None:
-        self._urls = [url.rstrip("/") for url in urls]
-        self._at = self._urls[0]
+        self._schedulers = SchedulerUrls(urls)
         self._headers = {"Authorization": f"Bearer {token}"}
         self._patience_s = patience_s
         self._caller = secrets.token_hex(16)
@@ -160,10 +162,16 @@ class LeaseClient:
     def report(self, reports: Sequence[LeaseUsed]) -> None:
         """Tell what ran under leases that are kept; their calls are in order."""
         self._unreported.extend(reports)
-        if self._line is not None:
-            by_s = -time.monotonic()
-            self._send(Ran(tuple(shifted(report, by_s) for report in self._unreported)))
-            self._unreported.clear()
+        while self._line is not None and self._unreported:
+            self._send(Ran(tuple(self._first_reports())))
+
+    def _first_reports(self) -> Iterator[LeaseUsed]:
+        """The reports that have waited longest, as many as a frame has room for."""
+        by_s, calls = -time.monotonic(), 0
+        while self._unreported and calls < _MOST_CALLS:
+            report = self._unreported.popleft()
+            calls += len(report.uses) + len(report.ends)
+            yield shifted(report, by_s)
 
     def cancel(self, request: RequestId) -> None:
         """End the request, wherever it is."""
@@ -204,16 +212,16 @@ class LeaseClient:
         """Stay connected to whoever leads."""
         pause_s = _FIRST_PAUSE_S
         while True:
-            at = self._at
+            at = self._schedulers.at
             try:
                 led = await self._be_served(at)
                 trouble = f"{at} leads no more"
             except TimeoutError:
                 led, trouble = False, f"{at} is silent"
-                self._try_next(at)
+                self._schedulers.move(at)
             except _Broken as error:
                 led, trouble = self._line is not None, f"{at}: {error}"
-                self._try_next(at)
+                self._schedulers.move(at)
             if self._line is not None:
                 self._line, self._without_leader_s = None, time.monotonic()
                 if self.keeper is not None:
@@ -233,7 +241,7 @@ class LeaseClient:
             async with asyncio.timeout(GREETING_S):
                 first = read_down(await line.receive())
             if isinstance(first, SentAway):
-                self._go_to(first.leader, at)
+                self._schedulers.move(at, first.leader)
                 return False
             if not isinstance(first, Leads):
                 raise BadValue("a leader begins by its term")
@@ -280,7 +288,7 @@ class LeaseClient:
             except LineBroken:
                 if not sent_away:
                     raise
-                self._go_to(sent_away[0].leader, at)
+                self._schedulers.move(at, sent_away[0].leader)
         return True
 
     def _grant(self, granted: Granted) -> None:
@@ -301,16 +309,6 @@ class LeaseClient:
             question.answer.set_exception(error_of(refused.refusal))
 
     # -- looking for the leader -------------------------------------------------------------------
-
-    def _go_to(self, leader: str | None, from_: str) -> None:
-        if leader is None or leader == from_:
-            self._try_next(from_)
-        else:
-            self._at = leader
-
-    def _try_next(self, failed: str) -> None:
-        number = self._urls.index(failed) if failed in self._urls else -1
-        self._at = self._urls[(number + 1) % len(self._urls)]
 
     def _lose_patience(self, trouble: str) -> None:
         before_s = time.monotonic() - self._patience_s

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import aiohttp
 
 from cache_manager.model.ids import ModelId
+from scheduler.client.scheduler_urls import SchedulerUrls
 from scheduler.model.errors import (
     CallerNotAllowed,
     EventRefused,
@@ -37,8 +38,7 @@ class OperatorClient:
     """
 
     def __init__(self, urls: Sequence[str], token: str, *, patience_s: float = 30.0) -> None:
-        self._urls = [url.rstrip("/") for url in urls]
-        self._at = self._urls[0]
+        self._schedulers = SchedulerUrls(urls)
         self._headers = {"Authorization": f"Bearer {token}"}
         self._patience_s = patience_s
         self._session: aiohttp.ClientSession | None = None
@@ -60,7 +60,7 @@ class OperatorClient:
     @property
     def url(self) -> str:
         """The URL of the scheduler that is asked next: the last known leader."""
-        return self._at
+        return self._schedulers.at
 
     # -- the leader's state -----------------------------------------------------------------------
 
@@ -125,19 +125,19 @@ class OperatorClient:
         give_up_s = time.monotonic() + self._patience_s
         pause_s = _FIRST_PAUSE_S
         while True:
-            at = self._at
+            at = self._schedulers.at
             try:
                 status, answer = await self._ask(at + path, order)
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 trouble = f"{at}: {error!r}"
-                self._move(at, None)
+                self._schedulers.move(at)
             else:
                 if status in {_OK, _DONE}:
                     return answer
                 if answer.get("error") != _NOT_LEADING:
                     raise _error_of(status, answer)
                 trouble = str(answer.get("message"))
-                self._move(at, answer.get("leader"))
+                self._schedulers.move(at, answer.get("leader"))
             if time.monotonic() > give_up_s:
                 raise SchedulerUnreachable(f"no scheduler leads: {trouble}")
             await asyncio.sleep(pause_s)
@@ -153,17 +153,6 @@ class OperatorClient:
         if not isinstance(answer, (dict, list) if response.status == _OK else dict):
             raise ValueError(f"status {response.status} without a reason")
         return response.status, answer
-
-    def _move(self, failed: str, leader: str | None) -> None:
-        """Ask the leader that was named next, or else the scheduler after the failed one.
-
-        Several calls may report the same failure: only the first one changes the scheduler.
-        """
-        if leader is not None:
-            self._at = leader
-        elif self._at == failed:
-            number = self._urls.index(failed) if failed in self._urls else -1
-            self._at = self._urls[(number + 1) % len(self._urls)]
 
 
 def _error_of(status: int, answer: Mapping[str, Any]) -> SchedulerError:

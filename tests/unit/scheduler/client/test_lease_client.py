@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 
 import pytest
 
@@ -17,7 +18,8 @@ from scheduler.model.errors import (
     RequestExpired,
     SchedulerUnreachable,
 )
-from scheduler.model.values import LeaseId, RequestId
+from scheduler.model.events import LeaseUsed
+from scheduler.model.values import LeaseId, LeaseUse, RequestId
 from scheduler.service.http.access import ApiRole, token
 from scheduler.service.leadership.election import LeaderInfo
 from scheduler.wire.caller_stream import (
@@ -350,3 +352,26 @@ async def test_question_that_is_cancelled_at_once_leaves_no_lease() -> None:
             asking.cancel()
         last = await client.acquire(request("last"))
         assert list(leases) == [last.placement.lease]
+
+
+async def test_many_reports_go_out_in_frames_that_the_leader_takes() -> None:
+    async with leading() as world, world.leases() as client:
+        lease = (await client.acquire(request("r0"))).placement.lease
+        now_s = time.monotonic()
+        reports = [
+            LeaseUsed(
+                lease,
+                "f",
+                tuple(
+                    LeaseUse(RequestId(f"u{batch}.{n}"), now_s, now_s, now_s, 55 * "p")
+                    for n in range(200)
+                ),
+            )
+            for batch in range(60)
+        ]
+        client.report(reports)  # 3 MB, where a frame has 1 MiB
+        assert world.office is not None
+        driver = world.office.driver
+        await eventually(lambda: driver.counts().hits == 12_000)
+        client.release(lease)
+        await eventually(lambda: world.office is not None and not world.office.core.placer.leases)
