@@ -53,7 +53,7 @@ class LeaseUses:
         if lease is None:
             return dispatch
         bundle = self._cluster.bundle(lease.models)
-        run_s = self._cluster.estimate(bundle, event.batch, lease.slot).run_s
+        run_s = self._cluster.run_s(bundle, event.batch, lease.slot)
         return dispatch._replace(estimate=Estimate(0.0, run_s))
 
 
