@@ -46,7 +46,7 @@ class Shelf:
     waiting: deque[tuple[int, float]] = field(default_factory=deque)
     questions: deque[RequestId] = field(default_factory=deque)
     free: list[SimulatedLease] = field(default_factory=list)
-    count: int = 0
+    count: int = 0  # of leases that stand
 
 
 class SimulatedGateway:
@@ -160,8 +160,8 @@ class SimulatedGateway:
         shelf.questions.remove(request)
         lease = SimulatedLease(lease_id, shelf, terms, self.now, ready_s)
         self._leases[lease_id] = lease
-        shelf.count += 1
         if terms is not None:
+            shelf.count += 1
             lease.ends.append(CallEnd(request, self.now))
         if shelf.waiting:
             self._begin(lease, *shelf.waiting.popleft())
@@ -188,7 +188,7 @@ class SimulatedGateway:
     def _give_back(self, lease: SimulatedLease) -> None:
         if self._leases.pop(lease.id, None) is None:
             return
-        lease.shelf.count -= 1
+        lease.shelf.count -= lease.terms is not None
         if self._unreported.pop(lease.id, None) is not None:
             self._counts.add(Message.REPORT)
             self._send_report(lease)
