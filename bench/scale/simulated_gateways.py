@@ -33,8 +33,14 @@ class SimulatedLease:
     def spent(self, now: float) -> bool:
         """Whether no further call may begin under it."""
         terms = self.terms
-        over = terms is None or self.calls >= terms.calls or now >= self.granted_s + terms.seconds
-        return over or self.recalled
+        if terms is None or self.calls >= terms.calls:
+            return True
+        return now >= self.granted_s + (terms.slice_s if self.recalled else terms.seconds)
+
+    @property
+    def may_idle(self) -> bool:
+        """Whether it may be kept while no call uses it."""
+        return not self.recalled and self.terms is not None and not self.terms.for_a_slice
 
 
 @dataclass(slots=True)
@@ -125,10 +131,12 @@ class SimulatedGateway:
         elif lease.shelf.waiting:
             self._begin(lease, *lease.shelf.waiting.popleft())
             self._drop_question(lease.shelf)
-        else:
+        elif lease.may_idle:
             lease.free_s = self.now
             lease.shelf.free.append(lease)
             self._at(self.now + IDLE_S, lambda: self._look(lease))
+        else:
+            self._give_back(lease)
 
     def _drop_question(self, shelf: Shelf) -> None:
         """A question without a call that waits for it is taken back."""

@@ -22,8 +22,8 @@ class KeptLease:
     """
 
     __slots__ = (
-        "granted", "lines", "kind", "instance", "until_s", "calls_left", "recalled", "free_s",
-        "use", "use_known", "uses", "ends",
+        "granted", "lines", "kind", "instance", "until_s", "slice_until_s", "calls_left",
+        "for_a_slice", "recalled", "free_s", "use", "use_known", "uses", "ends",
     )  # fmt: skip
 
     def __init__(self, kind: LeaseKind, granted: GrantedLease, first: LeaseUse) -> None:
@@ -33,7 +33,9 @@ class KeptLease:
         self.granted = granted
         self.lines = granted.header_lines()
         self.until_s = first.began_s + terms.seconds
+        self.slice_until_s = first.began_s + terms.slice_s
         self.calls_left = terms.calls - 1
+        self.for_a_slice = terms.for_a_slice
         self.recalled = False
         self.free_s = 0.0
         self.instance = ""
@@ -61,7 +63,13 @@ class KeptLease:
 
     def is_spent(self, now_s: float) -> bool:
         """Whether no further call may begin under it."""
-        return self.recalled or self.calls_left <= 0 or now_s >= self.until_s
+        until_s = self.slice_until_s if self.recalled else self.until_s
+        return self.calls_left <= 0 or now_s >= until_s
+
+    @property
+    def may_idle(self) -> bool:
+        """Whether it may be kept while no call uses it."""
+        return not (self.recalled or self.for_a_slice)
 
     def report(self, began_before_s: float) -> LeaseUsed | None:
         """What ran since the last report, with a call that began before then and still runs."""

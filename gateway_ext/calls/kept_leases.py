@@ -278,9 +278,11 @@ class KeptLeases:
         turns = list(islice(waiting, _MOST_LOOKED_AT))
         if turns:
             _fitting(turns, kept.instance).found.set_result(kept)
-            return
-        kept.free_s = now_s
-        shelf.free.append(kept)
+        elif kept.may_idle:
+            kept.free_s = now_s
+            shelf.free.append(kept)
+        else:
+            self._give_back(kept)
 
     def _give_back(self, kept: KeptLease) -> None:
         report = kept.report(0.0)

@@ -85,6 +85,11 @@ class FunctionServer:
             )
         return None
 
+    def catch_up(self) -> None:
+        """Take note of the calls that threads have answered (see `ConnectionOwner`)."""
+        if self._calls is not None:
+            self._calls.mailbox.catch_up()
+
     def _run(self) -> None:
         asyncio.run(self._serve())
 
@@ -93,12 +98,14 @@ class FunctionServer:
         await self._stopping.wait()
         deadline_s = asyncio.get_running_loop().time() + self._settings.stop_timeout_s
         while self.connections and asyncio.get_running_loop().time() < deadline_s:
+            self.catch_up()
             for connection in list(self.connections):
                 connection.finish()
             await asyncio.sleep(0.01)
         self._close()
 
     def _close(self) -> None:
+        self.catch_up()
         if self._calls is None:
             return
         for call in list(self._calls.live):

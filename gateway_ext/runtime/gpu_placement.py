@@ -54,8 +54,12 @@ class ShimPlacements(NoPlacements):
 
     def used(self) -> Pairs:
         """The digests of the models, which the gateway learns, and what ran without a GPU."""
-        found = {MODELS: ",".join(self._used()), LOCAL: "|".join(self._told())}
-        return [(name, value) for name, value in found.items() if value]
+        found = []
+        if models := ",".join(self._used()):
+            found.append((MODELS, models))
+        if local := "|".join(self._told()):
+            found.append((LOCAL, local))
+        return found
 
     def timing_entries(self) -> Sequence[str]:
         """Return the times in the format of X-Gpu-Trace."""

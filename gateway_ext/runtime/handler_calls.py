@@ -7,19 +7,24 @@ A generator runs in one thread from its first piece to its last: what torch keep
 import asyncio
 import threading
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import copy_context
 from functools import partial
-from typing import Any
 
+from gateway_ext.runtime.call_deadlines import CallDeadlines
 from gateway_ext.runtime.call_log import LogLine
 from gateway_ext.runtime.gpu_placement import MODELS, NoPlacements
 from gateway_ext.runtime.handler.handler_event import HandlerContext, HandlerEvent
 from gateway_ext.runtime.handler.handler_module import Handle, runs_in_loop
-from gateway_ext.runtime.handler.handler_response import HandlerResponse, answer_of, piece_of
+from gateway_ext.runtime.handler.handler_response import (
+    HandlerResponse,
+    answer_of,
+    is_awaitable,
+    piece_of,
+)
 from gateway_ext.runtime.handler_threads import HandlerThreads
 from gateway_ext.runtime.http.server_connection import ServerConnection
+from gateway_ext.runtime.loop_mailbox import LoopMailbox
 from gateway_ext.runtime.trace_header import Pairs, Timing
 
 _PIECES_AHEAD = 16
@@ -42,12 +47,14 @@ class HandlerCalls:
     ) -> None:
         self.handle = handle
         self.hostname = hostname
-        self.timeout_s = timeout_s
         self.gpu = gpu
         self.log_line = log_line
         self.loop = asyncio.get_running_loop()
+        self.mailbox = LoopMailbox(self.loop)
+        self.deadlines = CallDeadlines(self.loop, timeout_s)
         self.threads = HandlerThreads(threads)
-        self.live: set[HandlerCall] = set()
+        # Who takes a call out of these ends it: a dictionary, since only one thread can do so.
+        self.live: dict[HandlerCall, bool] = {}
         self.in_threads: set[HandlerCall] = set()  # also those whose client has left
         self._exhausted = exhausted
         self._threads = threads
@@ -59,12 +66,18 @@ class HandlerCalls:
     def begin(self, event: HandlerEvent, connection: ServerConnection) -> "HandlerCall":
         """Start a call whose answer goes to this connection."""
         call = HandlerCall(self, event, connection)
-        self.live.add(call)
+        self.live[call] = True
+        self.deadlines.add(call)
         if self._in_loop:
             call.run_in_loop()
         else:
             call.run_in_thread()
         return call
+
+    def left_thread(self, connection: ServerConnection) -> None:
+        """A call has left its thread, which has sent the answer to this connection."""
+        self.threads.left()
+        connection.answered()
 
     def stuck(self, count: int) -> None:
         """Note that a call whose client has left holds a thread, or no longer does.
@@ -93,9 +106,6 @@ class HandlerCall:
         self._stuck = False
         self._task: asyncio.Task[None] | None = None
         self._room: threading.Semaphore | None = None  # of a stream's pieces, in a thread
-        self._timer = (
-            calls.loop.call_later(calls.timeout_s, self._time_out) if calls.timeout_s else None
-        )
 
     def run_in_thread(self) -> None:
         """Run a plain function as the handler."""
@@ -107,8 +117,24 @@ class HandlerCall:
 
     def cancel(self) -> None:
         """The client has left."""
-        self._end(keep_timer=self in self._calls.in_threads)
+        self._end(keep_deadline=self in self._calls.in_threads)
         self._stop()
+
+    def time_out(self) -> None:
+        """The call has taken too long, or a call whose client has left still holds its thread."""
+        ended, in_thread = self._end(), self in self._calls.in_threads
+        if not ended and not in_thread:
+            return
+        self._log_line(f"took longer than {self._calls.deadlines.limit_s:g} s")
+        if ended:
+            if self._started:
+                self._connection.break_off()
+            else:
+                self._connection.refuse(504, "the function took too long")
+            self._stop()
+        if in_thread:
+            self._stuck = True
+            self._calls.stuck(+1)
 
     def _stop(self) -> None:
         if self._task is not None:
@@ -116,73 +142,79 @@ class HandlerCall:
         if self._room is not None:
             self._room.release(_PIECES_AHEAD)
 
-    def _end(self, *, keep_timer: bool = False) -> bool:
-        """True for the first caller, who ends the call."""
-        if self._over:
+    def _end(self, *, keep_deadline: bool = False) -> bool:
+        """True for the first caller, who ends the call; any thread may call this."""
+        if not self._calls.live.pop(self, False):
             return False
         self._over = True
-        if self._timer is not None and not keep_timer:
-            self._timer.cancel()
-        self._calls.live.discard(self)
+        if not keep_deadline:
+            self._calls.deadlines.remove(self)
         return True
-
-    def _time_out(self) -> None:
-        self._log_line(f"took longer than {self._calls.timeout_s:g} s")
-        if self._end():
-            if self._started:
-                self._connection.break_off()
-            else:
-                self._connection.refuse(504, "the function took too long")
-            self._stop()
-        if self in self._calls.in_threads:
-            self._stuck = True
-            self._calls.stuck(+1)
 
     # --- in a thread of the pool --------------------------------------------------------------
 
     def _in_thread(self) -> None:
         last: Callable[[], object] = _nothing
+        data: bytes | None = None
         self._calls.in_threads.add(self)
         try:
             if self._over:  # the client left while the call waited for a thread
                 return
-            with self._given():
-                returned = self._calls.handle(self._event, HandlerContext(self._calls.hostname))
-                if isinstance(returned, Awaitable):
-                    self._hand_to_loop(self.run_in_loop, returned)
-                    return
-                answer = answer_of(returned)
-                if answer.pieces_async is not None:
-                    self._hand_to_loop(self.run_in_loop, returned)
-                elif answer.pieces is not None:
-                    self._pump(answer, answer.pieces)
-                else:
-                    answer.headers += self._report_headers()
-                    last = partial(self._reply, answer)
+            self._timing.begins()
+            with self._calls.gpu.given(self._event.headers):
+                answer = self._called_in_thread()
+            if answer is not None:
+                data = self._connection.encoded(answer)
         except BaseException as error:  # noqa: BLE001 - every error of a handler becomes its response
             last = partial(self._fail, error)
         finally:
             self._calls.in_threads.discard(self)
-            self._hand_to_loop(self._left_thread, last)
+            if data is not None and self._end():
+                self._reply_from_thread(data)
+            else:
+                self._calls.mailbox.post(self._left_thread, last)
 
-    @contextmanager
-    def _given(self) -> Iterator[None]:
-        """A context for the handler's call; its times are complete at the end."""
-        self._timing.begins()
-        with self._calls.gpu.given(self._event.headers):
-            try:
-                yield
-            finally:
-                self._timing.ends(self._calls.gpu.timing_entries())
+    def _reply_from_thread(self, data: bytes) -> None:
+        """Send the answer without the loop, which learns of it when it is woken for another reason.
+
+        Nothing here keeps the call until then. The connection is looked at once more after the
+        step is left: for a request that came meanwhile the loop still saw a call in progress.
+        """
+        mailbox, connection = self._calls.mailbox, self._connection
+        is_sent = connection.answer_from_thread(data)
+        mailbox.leave(self._calls.left_thread, connection)
+        if not is_sent or connection.has_read_ahead:
+            mailbox.wake()
+
+    def _called_in_thread(self) -> HandlerResponse | None:
+        """Call the handler; its whole response, or None where it goes out in another way."""
+        try:
+            returned = self._calls.handle(self._event, HandlerContext(self._calls.hostname))
+            answer = None if is_awaitable(returned) else answer_of(returned)
+            if answer is None or answer.pieces_async is not None:
+                self._calls.mailbox.post(self.run_in_loop, returned)
+                return None
+            if answer.pieces is not None:
+                self._pump(answer, answer.pieces)
+                return None
+        except BaseException:
+            self._note_end()
+            raise
+        answer.headers += self._report_headers()
+        return answer
+
+    def _note_end(self) -> None:
+        """The call's times are complete; noted while the GPU's are still at hand."""
+        self._timing.ends(self._calls.gpu.timing_entries())
 
     def _report_headers(self) -> Pairs:
         """The headers for the gateway beside a whole response."""
-        self._timing.ends(self._calls.gpu.timing_entries())
+        self._note_end()
         return self._calls.gpu.used() + self._timing.header()
 
     def _trailers(self) -> Pairs:
         """The trailers for the gateway behind a stream: what its head did not say."""
-        self._timing.ends(self._calls.gpu.timing_entries())
+        self._note_end()
         said = self._head is not None and MODELS in dict(self._head.headers)
         used = self._calls.gpu.used()
         return self._timing.header() + [pair for pair in used if not (said and pair[0] == MODELS)]
@@ -195,12 +227,13 @@ class HandlerCall:
                 room.acquire()
                 if self._over:
                     return
-                self._hand_to_loop(self._send, self._stream_head(answer), data)
+                self._calls.mailbox.post(self._send, self._stream_head(answer), data)
         finally:
             close = getattr(pieces, "close", None)
             if close is not None:
                 close()
-        self._hand_to_loop(self._finish_stream, self._stream_head(answer), self._trailers())
+        end = self._stream_head(answer), self._trailers()
+        self._calls.mailbox.post(self._finish_stream, *end)
 
     def _stream_head(self, answer: HandlerResponse) -> HandlerResponse:
         """The stream's head, with what the gateway is told at its first piece."""
@@ -211,32 +244,36 @@ class HandlerCall:
             self._head = HandlerResponse(answer.status, answer.headers + more)
         return self._head
 
-    def _hand_to_loop(self, step: Callable[..., object], *values: Any) -> None:
-        if not self._calls.loop.is_closed():
-            self._calls.loop.call_soon_threadsafe(step, *values)
-
     # --- in the loop --------------------------------------------------------------------------
 
     async def _in_loop(self, returned: object) -> None:
         try:
-            with self._given():
-                if returned is None:
-                    returned = self._calls.handle(self._event, HandlerContext(self._calls.hostname))
-                if isinstance(returned, Awaitable):
-                    returned = await returned
-                answer = answer_of(returned)
-                if answer.pieces_async is not None:
-                    await self._pump_async(answer, answer.pieces_async)
-                elif answer.pieces is not None:
-                    await asyncio.to_thread(self._pump, answer, answer.pieces)
-                else:
-                    answer.headers += self._report_headers()
-                    self._reply(answer)
+            self._timing.begins()
+            with self._calls.gpu.given(self._event.headers):
+                await self._called_in_loop(returned)
         except asyncio.CancelledError as error:
             # The runtime cancels when the client left or the time is up; else the handler failed.
             self._fail(error)
         except BaseException as error:  # noqa: BLE001 - every error of a handler becomes its response
             self._fail(error)
+
+    async def _called_in_loop(self, returned: object) -> None:
+        try:
+            if returned is None:
+                returned = self._calls.handle(self._event, HandlerContext(self._calls.hostname))
+            if is_awaitable(returned):
+                returned = await returned
+            answer = answer_of(returned)
+            if answer.pieces_async is not None:
+                await self._pump_async(answer, answer.pieces_async)
+            elif answer.pieces is not None:
+                await asyncio.to_thread(self._pump, answer, answer.pieces)
+            else:
+                answer.headers += self._report_headers()
+                self._reply(answer)
+        except BaseException:
+            self._note_end()
+            raise
 
     async def _pump_async(self, answer: HandlerResponse, pieces: AsyncIterator[object]) -> None:
         try:
@@ -294,8 +331,8 @@ class HandlerCall:
             last()
         finally:
             self._calls.threads.left()
-            if self._over and self._timer is not None:
-                self._timer.cancel()  # the client left before, and the thread is not held
+            if self._over:
+                self._calls.deadlines.remove(self)  # the client left before: no thread is held
             if self._stuck:
                 self._stuck = False
                 self._calls.stuck(-1)

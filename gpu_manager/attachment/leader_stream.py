@@ -126,18 +126,18 @@ class LeaderStream:
 
     async def _keep_connected(self) -> None:
         """Connect and exchange messages repeatedly until the node leaves."""
-        retry_s = self._times.retry_s
+        retry_s, said = self._times.retry_s, ""
         while not self._leaving:
             try:
                 dialed = await self._dialer.dial(self._resume())
             except NoScheduler as error:
-                first = retry_s == self._times.retry_s
-                level = logging.WARNING if first else logging.DEBUG
+                level = logging.DEBUG if str(error) == said else logging.WARNING
                 log.log(level, "no scheduler accepts this node: %s", error)
+                said = str(error)
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, self._times.most_retry_s)
                 continue
-            retry_s = self._times.retry_s
+            retry_s, said = self._times.retry_s, ""
             await self._exchange(dialed)
             await asyncio.sleep(retry_s)
 

@@ -73,7 +73,7 @@ class LeaseEndings:
             return
         first = lease.ending is None
         lease.ending, lease.deadline_s = lease.ending or reason, deadline_s
-        if lease.holder is None and first:
+        if first and not lease.admitted:
             self._freed(lease)
         else:
             self._tasks.start(self._end_calls(lease, grace_s))
@@ -127,7 +127,7 @@ class LeaseEndings:
         self._leases.forget(lease.id)
         self._meters.lease_ended(lease.ending)
         log.debug("lease %d on %s has ended: %s", lease.id, lease.slot, lease.ending)
-        if lease.holder is not None:
+        if lease.holder is not None and not lease.given:  # else its caller is told by others
             self._on_end(lease.holder, lease.id)
         self._runs.flush()  # the scheduler must get the runs before the lease's end
         self._reports.report(SlotFreed(lease.slot, lease.id))

@@ -15,6 +15,8 @@ from scheduler.api import GpuId, LeaseId, ModelId, RequestId, SlotId
 SessionKey = NewType("SessionKey", str)
 
 _CALLS_OF_QUIET = 1.5
+# The last call under a lease that stands may begin at the end of its time, and use the GPU later.
+_LAST_CALL_S = 0.25
 _NO_LEASE = LeaseId(0)
 
 
@@ -44,6 +46,7 @@ _WANTED = frozenset(
         EndReason.QUIET,
         EndReason.EXPIRED,
         EndReason.RECALLED,
+        EndReason.UNCLAIMED,  # the first call may be on its way to us
         EndReason.WORKER_LOST,
     }
 )
@@ -87,8 +90,10 @@ class LeaseInForce:
     """One lease in force; it has a holder after a session has claimed it.
 
     Workers report calls with a delay, so a lease that seems to be idle is checked before it ends.
-    A lease that `stands` is for several requests of its caller: the scheduler recalls it, so that
-    other requests that wait do not end it here.
+    A lease that stands for a time is for several requests of its caller: the scheduler recalls it,
+    so that other requests that wait do not end it here in that time. One with a `function` was
+    given to a caller of that function, whose sessions need not ask for it: the one whose call comes
+    first has it, and if it stands, all of them.
     """
 
     id: LeaseId
@@ -97,9 +102,11 @@ class LeaseInForce:
     models: tuple[ModelId, ...]
     granted_s: float | None = None  # None: no session will claim it
     requests: tuple[RequestId, ...] = ()
-    stands: bool = False
+    stands_s: float = 0.0
+    function: str = ""
     loaded_s: float | None = None  # since when its models are loaded
     awaited: bool = False  # True once a session has asked for it
+    admitted: bool = False  # its models let calls in
     holder: SessionKey | None = None
     given: bool = False  # True if the holder's caller acquired it, for one request
     claimed_s: float = 0.0
@@ -110,6 +117,29 @@ class LeaseInForce:
     checked_s: float = 0.0
     ending: EndReason | None = None
     deadline_s: float = 0.0  # for calls in flight, once the lease is ending
+
+    def is_for(self, session: SessionKey, function: str) -> bool:
+        """Whether this session of this function may use it, and give it back."""
+        if self.holder == session:
+            return True
+        mine = self.function != "" and self.function == function
+        return mine and (self.holder is None or self.is_shared)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several sessions of its function may call under it."""
+        return self.stands and self.function != ""
+
+    @property
+    def stands(self) -> bool:
+        return self.stands_s > 0.0
+
+    @property
+    def stands_until_s(self) -> float:
+        """Until when those who wait do not end it; at once, if it is for one request."""
+        if self.granted_s is None or not self.stands:
+            return 0.0
+        return self.granted_s + self.stands_s + _LAST_CALL_S
 
 
 @dataclass(slots=True)
@@ -140,7 +170,8 @@ class LeasesInForce:
         now_s: float | None = None,
         requests: tuple[RequestId, ...] = (),
         *,
-        stands: bool = False,
+        stands_s: float = 0.0,
+        function: str = "",
     ) -> bool:
         """Put a lease in force; a session will claim it if a time is given.
 
@@ -149,7 +180,9 @@ class LeasesInForce:
         if lease in self._held:
             return False
         self.latest = max(self.latest, lease)
-        self._held[lease] = LeaseInForce(lease, slot, gpu, models, now_s, requests, stands)
+        self._held[lease] = LeaseInForce(
+            lease, slot, gpu, models, now_s, requests, stands_s, function
+        )
         return True
 
     def is_over(self, lease: LeaseId) -> bool:
@@ -205,14 +238,22 @@ class LeasesInForce:
             (held.used_s + times.linger_s, EndReason.IDLE),
             (held.claimed_s + times.expiry_s, EndReason.EXPIRED),
         ]
-        if held.stands:
-            return min(ends)
-        if self.contended and held.runs:
-            ends.append((held.claimed_s + times.quantum_s, EndReason.CONTENDED))
-            quiet_s = times.quiet_s + _CALLS_OF_QUIET * held.run_s
-            ends.append((held.used_s + quiet_s, EndReason.QUIET))
-        elif self.contended:
-            ends.append((held.claimed_s + times.first_call_s, EndReason.CONTENDED))
-            quiet_s = max(times.quiet_s, held.checked_s - held.claimed_s)
-            ends.append((held.checked_s + min(quiet_s, times.quantum_s), EndReason.QUIET))
+        if self.contended:
+            at_s, reason = min(self._ends_for_others(held))
+            ends.append((max(at_s, held.stands_until_s), reason))
         return min(ends)
+
+    def _ends_for_others(self, held: LeaseInForce) -> list[tuple[float, EndReason]]:
+        """When a lease that was claimed ends because other requests wait."""
+        times = self.times
+        if held.runs:
+            quiet_s = times.quiet_s + _CALLS_OF_QUIET * held.run_s
+            return [
+                (held.claimed_s + times.quantum_s, EndReason.CONTENDED),
+                (held.used_s + quiet_s, EndReason.QUIET),
+            ]
+        quiet_s = max(times.quiet_s, held.checked_s - held.claimed_s)
+        return [
+            (held.claimed_s + times.first_call_s, EndReason.CONTENDED),
+            (held.checked_s + min(quiet_s, times.quantum_s), EndReason.QUIET),
+        ]

@@ -114,13 +114,23 @@ class GpuNode:
     def grant(self, order: Dispatch) -> None:
         """Put a lease in force."""
         now_s, requests = self._loop.time(), order.requests
-        slot, stands = order.slot, order.stands is not None
-        if self.leases.grant(
-            order.lease, slot, order.gpu, order.models, now_s, requests, stands=stands
-        ):
+        slot, stands_s = order.slot, 0.0 if order.stands is None else order.stands.seconds
+        fresh = self.leases.grant(
+            order.lease,
+            slot,
+            order.gpu,
+            order.models,
+            now_s,
+            requests,
+            stands_s=stands_s,
+            function=order.function,
+        )
+        if fresh:
             names = ", ".join(requests)
             log.debug("lease %d on %s is granted to %s", order.lease, order.slot, names)
         self._note_loaded()
+        if fresh and order.function:
+            self._admit_ahead(order.lease)
         self.granted.notify()
         self._endings.watch()
 
@@ -195,17 +205,45 @@ class GpuNode:
             return False
         if found.holder not in (None, holder) and not found.stands:
             return False
-        for hosted in models:
-            hosted.admit(lease, holder)
+        if not (found.admitted and found.is_shared):
+            self._admit(found, models, found.function if found.is_shared else holder)
         self.leases.claim(found, holder, self._loop.time(), given=given)
         self._endings.check()
         return True
+
+    def _admit_ahead(self, lease: LeaseId) -> None:
+        """Let the calls of a lease's function in before a session asks, if its models are loaded.
+
+        A session that has a channel to the model then calls without asking first.
+        """
+        held = self.leases.get(lease)
+        models = {} if held is None else self.loaded_now(held, held.models)
+        if held is not None and models:
+            self._admit(held, models.values(), held.function)
+
+    def _admit(self, lease: LeaseInForce, models: Iterable[HostedModel], owner: str) -> None:
+        lease.admitted = True
+        for hosted in models:
+            hosted.admit(lease.id, owner, several=lease.is_shared)
 
     def release(self, lease: LeaseInForce, reason: EndReason) -> None:
         """End a lease that its holder has released, or whose holder has ended."""
         self._endings.end(lease, reason)
 
     # -- reports of hosted models ---------------------------------------------------------------
+
+    def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:
+        """Record the session whose call was the first under a lease that was admitted ahead."""
+        found = self.leases.get(LeaseId(lease))
+        if found is None or found.ending is not None or found.holder is not None:
+            return
+        model, gpu = ModelId(hosted.order.model), GpuId(hosted.order.gpu)
+        if (found.gpu, model in found.models) != (gpu, True):
+            return
+        if not found.function or not session.startswith(f"{found.function}/"):
+            return
+        self.leases.claim(found, SessionKey(session), self._loop.time(), given=True)
+        self._endings.check()
 
     def ran(
         self,

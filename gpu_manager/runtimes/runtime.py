@@ -85,8 +85,12 @@ class HostedModel(Protocol):
     def closed(self) -> "Future[str]":
         """Done when the model has ended; the result is the cause as text."""
 
-    def admit(self, lease: int, session: str) -> None:
-        """Admit calls under this lease on the channels of this session, and on no others."""
+    def admit(self, lease: int, owner: str, *, several: bool = False) -> None:
+        """Admit calls under this lease on the channels of this session, and on no others.
+
+        The owner may also be a function: then on those of its session whose call comes first, or
+        of `several` ones.
+        """
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
         """Admit no further call of the lease and return when none is in flight.
@@ -122,6 +126,9 @@ class Observer(Protocol):
         `peak_bytes` is the highest total memory of the model so far. `batch` is the first dimension
         of the call's largest input, 0 if there is none; `run_s` is the time of each call.
         """
+
+    def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:
+        """Handle a session's first call under a lease that was admitted for its function."""
 
     async def pressure(self, hosted: HostedModel, lease: int, need_bytes: int) -> PressureAnswer:
         """Handle a call that needs `need_bytes` in total, beyond its limit; the call waits."""

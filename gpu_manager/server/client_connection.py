@@ -107,7 +107,7 @@ class ClientConnection:
         with ours:
             ours.setblocking(False)
             key = session_key(client.identity, client.session)
-            hosted.channel(key, client.identity.function, workers)
+            hosted.channel(key, str(client.identity), workers)
             await self._stream.send(FrameKind.ANSWER, [self._number, {}])
             await relay(self._stream.socket, ours)
 

@@ -15,6 +15,7 @@ from gpu_manager.wire import request_fields as read
 from gpu_manager.wire.request_fields import Fields
 from torch_shim.errors import BadFrame
 from torch_shim.wire.protocol import (
+    AHEAD,
     ARITHMETIC,
     FILES,
     LATER_REQUESTS,
@@ -90,7 +91,7 @@ def welcome(node: GpuNode, session: ClientSession, *, local: bool) -> dict[str, 
         {"id": gpu.id, "name": gpu.device.name, "memory_bytes": gpu.device.memory_bytes}
         for gpu in node.gpus.values()
     ]
-    more = [TRACE, SIZES, ARITHMETIC, RESIDENTS, FILES]
+    more = [TRACE, SIZES, ARITHMETIC, RESIDENTS, FILES, AHEAD]
     return {
         "node": node.name,
         "gpus": gpus,

@@ -136,8 +136,8 @@ class Acquiring:
         held = self._node.leases.get(lease)
         if held is None:
             self._elsewhere.release(session, lease)
-        elif held.holder == session.key:
-            if held.given and read.flag(fields, "may_return", default=False):
+        elif held.is_for(session.key, str(session.identity)):
+            if (held.given or held.function) and read.flag(fields, "may_return", default=False):
                 self._scheduling.release(lease, may_return=True)
             self._node.release(held, EndReason.RELEASED)
 
@@ -197,13 +197,14 @@ class Acquiring:
         """Return the lease that the request names; None if it is not usable for these models."""
         if wanted.lease is not None:
             held = self._node.leases.get(wanted.lease)
-            held = held if held is not None and held.holder == session.key else None
+            if held is not None and not held.is_for(session.key, str(session.identity)):
+                held = None
         else:
             assert wanted.token is not None, "the request has a lease number or a token"
             held = await self._presented.lease(session, wanted.token, wanted.models)
         if held is None:
             return None
-        if held.holder == session.key:
+        if held.holder == session.key or wanted.lease is not None:
             return await self._join(held, wanted)
         asked_s = asyncio.get_running_loop().time()
         placement = _placement(
@@ -347,5 +348,5 @@ def _placement(held: LeaseInForce, node: GpuNode, *, hit: bool) -> Placement:
 def _open_channel(session: ClientSession, hosted: HostedModel) -> socket.socket:
     """Open a channel to a worker, and return the shim's end."""
     ours, workers = socket.socketpair()
-    hosted.channel(session.key, session.identity.function, workers)
+    hosted.channel(session.key, str(session.identity), workers)
     return ours

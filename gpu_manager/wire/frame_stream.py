@@ -6,7 +6,7 @@ import os
 import select
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch_shim.errors import BadFrame, ConnectionLost
 from torch_shim.wire.frame_socket import Buffer, Frame
@@ -167,6 +167,8 @@ class FrameStream:
         self._in_a_row = 0
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._waiting: set[asyncio.Future[None]] = set()
+        self._reader: asyncio.Future[None] | None = None  # of the task that waits for a frame
+        self._watched = False  # by the loop, for something to read
         self._closed = False
 
     def set_limits(self, max_meta_bytes: int, max_body_bytes: int) -> None:
@@ -185,7 +187,7 @@ class FrameStream:
             self._in_a_row = 0
             await asyncio.sleep(0)
         while not self._ready:
-            await self._read_some()
+            await self._until_readable()
             self._in_a_row = 0
         self._in_a_row += 1
         return self._ready.popleft()
@@ -246,20 +248,48 @@ class FrameStream:
             if not waiting.done():
                 waiting.set_result(None)
 
-    async def _read_some(self) -> None:
+    async def _until_readable(self) -> None:
+        """Wait until something was read, or raise what reading it came to.
+
+        The loop goes on watching the socket between reads: that costs less than to begin each time.
+        """
         self._check_open()
-        room = self._decoder.room()
+        self._reader = self._loop.create_future()
+        self._waiting.add(self._reader)
+        if not self._watched:
+            self._watched = True
+            self._loop.add_reader(self.socket, self._readable)
         try:
-            if room is not None:
-                count = self.socket.recv_into(room)
-                descriptors: list[int] = []
-            else:
-                count, descriptors = self._receive()
+            await self._reader
+        finally:
+            self._waiting.discard(self._reader)
+            self._reader = None
+
+    def _readable(self) -> None:
+        """Read once, so that a peer that never pauses does not starve other tasks."""
+        reader = self._reader
+        if reader is None or reader.done():  # what comes waits until somebody reads again
+            self._watched = False
+            self._loop.remove_reader(self.socket)
+            return
+        try:
+            self._read_some()
         except (BlockingIOError, InterruptedError):
-            await self._wait(self._loop.add_reader, self._loop.remove_reader)
             return
         except OSError as error:
-            raise ConnectionLost(f"while reading: {error}") from error
+            reader.set_exception(ConnectionLost(f"while reading: {error}"))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the task that reads raises it
+            reader.set_exception(error)
+        else:
+            reader.set_result(None)
+
+    def _read_some(self) -> None:
+        room = self._decoder.room()
+        if room is not None:
+            count = self.socket.recv_into(room)
+            descriptors: list[int] = []
+        else:
+            count, descriptors = self._receive()
         if not count:
             raise ConnectionLost("closed by the other side")
         if room is None:
@@ -268,7 +298,6 @@ class FrameStream:
             room.release()  # the body cannot grow while a view of it exists
             self._decoder.filled(count)
             self._ready += self._decoder.feed(self._buffer[:0])
-        await asyncio.sleep(0)  # so that a peer that never pauses does not starve other tasks
 
     def _receive(self) -> tuple[int, list[int]]:
         if not self.local:
@@ -292,7 +321,7 @@ class FrameStream:
             try:
                 return socket.send_fds(self.socket, [head], list(descriptors))
             except (BlockingIOError, InterruptedError):
-                await self._wait(self._loop.add_writer, self._loop.remove_writer)
+                await self._until_writable()
             except OSError as error:
                 raise ConnectionLost(f"while writing: {error}") from error
 
@@ -303,21 +332,20 @@ class FrameStream:
             try:
                 data = data[self.socket.send(data) :]
             except (BlockingIOError, InterruptedError):
-                await self._wait(self._loop.add_writer, self._loop.remove_writer)
+                await self._until_writable()
             except OSError as error:
                 raise ConnectionLost(f"while writing: {error}") from error
 
-    async def _wait(self, add: Callable[..., object], remove: Callable[..., object]) -> None:
-        """Wait until the socket is ready; `add` and `remove` are loop methods for reader/writer."""
+    async def _until_writable(self) -> None:
         waiting: asyncio.Future[None] = self._loop.create_future()
         self._waiting.add(waiting)
-        add(self.socket, _wake, waiting)
+        self._loop.add_writer(self.socket, _wake, waiting)
         try:
             await waiting
         finally:
             self._waiting.discard(waiting)
             if not self._closed:
-                remove(self.socket)
+                self._loop.remove_writer(self.socket)
 
     def _check_open(self) -> None:
         if self._closed:

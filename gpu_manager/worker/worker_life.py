@@ -54,7 +54,7 @@ class _WorkerLife:
         self._parent = parent
         self._missing = missing
         self._device: WorkerDevice = CpuArithmetic()
-        self._leases = AdmittedLeases(self._ended)
+        self._leases = AdmittedLeases(self._ended, self._claimed)
         self._relief = MemoryRequests(self._tell)
         self._ran = CallSums(self._tell)
         self._reports = CallObservers(
@@ -74,7 +74,7 @@ class _WorkerLife:
         handlers: dict[type[worker_orders.WorkerOrder], Callable[..., None]] = {
             worker_orders.Warm: self._warm,
             worker_orders.Assign: self._assign,
-            worker_orders.AdmitCalls: lambda order: self._leases.admit(*order),
+            worker_orders.AdmitCalls: self._admit,
             worker_orders.EndCalls: lambda order: self._leases.end(order.lease),
             worker_orders.SetLimit: self._limit,
         }
@@ -92,6 +92,9 @@ class _WorkerLife:
                 self._serve(order, frame)
             else:
                 handlers[type(order)](order)
+
+    def _admit(self, order: worker_orders.AdmitCalls) -> None:
+        self._leases.admit(order.lease, order.owner, several=order.several)
 
     def _warm(self, order: worker_orders.Warm) -> None:
         try:
@@ -155,6 +158,7 @@ class _WorkerLife:
         server = ChannelServer(
             connection,
             order.session,
+            order.function,
             self._executor,
             self._leases,
             self._programs,
@@ -190,6 +194,9 @@ class _WorkerLife:
     def _ended(self, lease: int) -> None:
         self._ran.flush()
         self._tell(worker_orders.CallsEnded(lease))
+
+    def _claimed(self, lease: int, session: str) -> None:
+        self._tell(worker_orders.CallsClaimed(lease, session))
 
     def _tell(self, order: worker_orders.WorkerOrder) -> None:
         """Say something to the manager; when it cannot hear any more, the worker is over."""

@@ -71,7 +71,18 @@ class SetLimit(NamedTuple):
 
 
 class AdmitCalls(NamedTuple):
-    """Manager to worker: calls of this session under this lease may run."""
+    """Manager to worker: calls of this session under this lease may run.
+
+    If the owner is a function, those of its session whose call comes first, or of `several`.
+    """
+
+    lease: int
+    owner: str
+    several: bool
+
+
+class CallsClaimed(NamedTuple):
+    """Worker to manager: this session was the first to call under a function's lease."""
 
     lease: int
     session: str
@@ -147,6 +158,7 @@ WorkerOrder = (
     | ImageLoadFailed
     | SetLimit
     | AdmitCalls
+    | CallsClaimed
     | EndCalls
     | CallsEnded
     | OpenChannel
@@ -163,6 +175,7 @@ KINDS: dict[type[WorkerOrder], FrameKind] = {
     ImageLoadFailed: FrameKind.LOAD_FAILED,
     SetLimit: FrameKind.LIMIT,
     AdmitCalls: FrameKind.ADMIT,
+    CallsClaimed: FrameKind.CLAIMED,
     EndCalls: FrameKind.END,
     CallsEnded: FrameKind.ENDED,
     OpenChannel: FrameKind.CHANNEL,

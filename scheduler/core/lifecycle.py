@@ -158,10 +158,12 @@ class Lifecycle:
 
     def recall(self, now: float, out: list[Action]) -> None:
         """Recall what stands in the way of those that wait; its callers have a moment to obey."""
-        for lease in self._placer.standing.recalls():
+        standing = self._placer.standing
+        slice_s = 0.0 if standing.terms is None else standing.terms.slice_s
+        for lease in standing.recalls():
             out.append(Recall(lease))
             if lease in self._placer.leases:
-                out.append(SetTimer(now + _RECALL_S, RecallPassed(lease)))
+                out.append(SetTimer(now + slice_s + _RECALL_S, RecallPassed(lease)))
 
     def recall_passed(self, event: RecallPassed, now: float, out: list[Action]) -> None:
         """A recalled lease was not given back: its node ends it after the call in flight."""

@@ -97,19 +97,21 @@ class Placer:
         if not from_local:
             slot.frequency += len(chosen)
         self._occupy(lease, now, estimate.load_s, estimate.run_s)
+        alone = len(chosen) == 1
         lease.dispatch = Dispatch(
             lease.id,
             slot.id,
             slot.gpu.spec.id,
             slot.gpu.spec.node,
-            (first.request.id,) if len(chosen) == 1 else tuple(p.request.id for p in chosen),
+            (first.request.id,) if alone else tuple(p.request.id for p in chosen),
             hit,
             held_elsewhere,
             estimate,
             rule,
             explanation,
             bundle.models,
-            self.standing.terms_for(first, slot) if len(chosen) == 1 else None,
+            self.standing.terms_for(first, slot) if alone else None,
+            first.request.function if alone and first.request.caller else "",
         )
         out.append(lease.dispatch)
         if lease.dispatch.stands is not None:

@@ -29,7 +29,11 @@ class Prepare(NamedTuple):
 
 
 class Dispatch(NamedTuple):
-    """To the callers and the GPU manager: these requests now hold this lease on these models."""
+    """To the callers and the GPU manager: these requests now hold this lease on these models.
+
+    `function` is the one that a caller passes the lease on to; empty if nobody is between the
+    scheduler and the session that asked, or if requests of several functions share the lease.
+    """
 
     lease: LeaseId
     slot: SlotId
@@ -43,6 +47,7 @@ class Dispatch(NamedTuple):
     explanation: Explanation | None = None
     models: tuple[ModelId, ...] = ()
     stands: StandingTerms | None = None
+    function: str = ""
 
 
 class Taken(NamedTuple):

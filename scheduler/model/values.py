@@ -58,10 +58,19 @@ class Request(NamedTuple):
 
 
 class StandingTerms(NamedTuple):
-    """For how long, and for how many calls at most, a caller may keep one lease."""
+    """For how long, and for how many calls at most, a caller may keep one lease.
+
+    Also a recalled lease may serve calls that wait until it is `slice_s` old. One that was given
+    while others waited stands `for_a_slice`, and is not kept without a call.
+    """
 
     seconds: float
     calls: int
+    slice_s: float = 0.0
+
+    @property
+    def for_a_slice(self) -> bool:
+        return self.seconds <= self.slice_s
 
 
 class LeaseUse(NamedTuple):

@@ -213,6 +213,7 @@ class SchedulerService:
             expires_s=time.time() + self._settings.scheduler.token_s,
             addresses=addresses_for_token(addresses),
             stands=placement.stands is not None,
+            ahead=placement.hit and request.caller != "",
         )
         return term, addresses, self._tokens.sign(claims)
 

@@ -20,7 +20,8 @@ class Serving:
     `metric_names` GPUs, models and functions each have metrics of their own. Metrics name functions
     and models of every tenant: they need credentials, unless `metrics_auth` is off. While nobody
     else waits, a gateway may keep a lease for `standing_s`, and for `standing_calls` calls (0: for
-    one call each, as the thesis has it).
+    one call each, as the thesis has it); while others wait, for a slice of `standing_slice_s` (0:
+    for one call).
     """
 
     listen: str = "127.0.0.1:7700"
@@ -39,13 +40,14 @@ class Serving:
     metric_names: int = 1_000
     standing_s: float = 5.0
     standing_calls: int = 10_000
+    standing_slice_s: float = 0.03
 
     @property
     def standing(self) -> StandingTerms | None:
         """How callers may keep leases; None if they may not."""
         if self.standing_s <= 0.0 or self.standing_calls <= 1:
             return None
-        return StandingTerms(self.standing_s, self.standing_calls)
+        return StandingTerms(self.standing_s, self.standing_calls, max(0.0, self.standing_slice_s))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ _MOST_CHARACTERS = 4096
 _MOST_ADDRESS_CHARACTERS = 1024
 _quoted = json.encoder.encode_basestring_ascii
 _STANDS = ',"stands":true'
+_AHEAD = ',"ahead":true'
 
 
 class LeaseClaims(NamedTuple):
@@ -26,6 +27,7 @@ class LeaseClaims(NamedTuple):
     `function` is `tenant/function`; `term` is that of the leader that gave the lease; `addresses`
     are those of the node's GPU manager, as far as the signer knew them: signed, so that a caller
     cannot change them. A lease that `stands` is for several requests, one after the other.
+    With `ahead` the node lets calls of the function in without being shown the token.
     """
 
     lease: LeaseId
@@ -38,6 +40,7 @@ class LeaseClaims(NamedTuple):
     expires_s: float
     addresses: tuple[str, ...] = ()
     stands: bool = False
+    ahead: bool = False
 
 
 _CLAIMS: Codec[LeaseClaims] = Codec(LeaseClaims)
@@ -105,7 +108,7 @@ def _json(claims: LeaseClaims) -> str:
         f'"function":{_quoted(claims.function)},"node":{_quoted(claims.node)},'
         f'"gpu":{_quoted(claims.gpu)},"slot":{_quoted(claims.slot)},'
         f'"term":{claims.term},"expires_s":{claims.expires_s!r}{_addresses(claims)}'
-        f"{_STANDS if claims.stands else ''}}}"
+        f"{_STANDS if claims.stands else ''}{_AHEAD if claims.ahead else ''}}}"
     )
 
 

@@ -30,7 +30,7 @@ class InMemoryHosted:
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.limit_bytes = order.limit_bytes
         self.admitted: set[int] = set()
-        self.holders: dict[int, str] = {}  # by lease, the session that it was admitted for
+        self.holders: dict[int, str] = {}  # by lease, whose calls may run
         self.hangs = False  # as a stopped process does
         self.channels: list[tuple[str, str, socket.socket]] = []
         self._runtime = runtime
@@ -41,9 +41,10 @@ class InMemoryHosted:
         assert self.host is not None, "a test took its process away"
         return self.host.pid
 
-    def admit(self, lease: int, session: str) -> None:
+    def admit(self, lease: int, owner: str, *, several: bool = False) -> None:
+        del several
         self.admitted.add(lease)
-        self.holders[lease] = session
+        self.holders[lease] = owner
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
         self.admitted.discard(lease)

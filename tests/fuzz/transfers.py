@@ -201,7 +201,7 @@ def _overlaps(tensor: torch.Tensor) -> bool:
     """Whether elements of a tensor lie in the same place."""
     if not tensor.numel():
         return False
-    whole = torch.arange(span_of(tensor))
+    whole = torch.arange(span_of(tensor.shape, tensor.stride()))
     places = whole.as_strided(tensor.shape, tensor.stride(), 0)
     return len(set(places.flatten().tolist())) < tensor.numel()
 

@@ -160,6 +160,8 @@ def test_two_functions_take_turns_when_both_want_the_gpu(
     ones, others = function(node, functions), function(node, functions, "other")
     ones.upload(image)
     others.upload(image)
+    assert ones.use(image) == [8.0] * 4  # a first worker takes as long as all turns
+    ones.release()
     until_s = time.monotonic() + 1.5
     counts = {}
 

@@ -64,6 +64,8 @@ class ToldPlaces:
 
     def to_send(self) -> list[str]:
         """Return lines for the gateway, each a few times, as text for a header."""
+        if not self._unsent:
+            return []
         with self._lock:
             chosen = list(self._unsent)[:_MOST_SENT]
             for line in chosen:

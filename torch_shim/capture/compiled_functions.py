@@ -23,6 +23,7 @@ from torch_shim.capture.replaced_methods import Methods
 from torch_shim.capture.root_modules import Root
 from torch_shim.capture.traces.dynamo_settings import RECOMPILE_LIMIT, for_gpu
 from torch_shim.capture.traces.missed_ways import MissedWays
+from torch_shim.patching import original_of
 
 ModuleCall = Callable[..., Any]
 
@@ -62,8 +63,10 @@ class CompiledFunction:
             None,
             call_root.__closure__,
         )
-        self.traced: ModuleCall = torch.compile(own, backend=note_graph)
-        self.whole: ModuleCall = torch.compile(own, backend=note_graph, fullgraph=True)
+        # The original, for the shim's would take it for a region of the user's.
+        compiled = original_of(torch.compile)
+        self.traced: ModuleCall = compiled(own, backend=note_graph)
+        self.whole: ModuleCall = compiled(own, backend=note_graph, fullgraph=True)
         self.untraced: ModuleCall = run_untraced(own)
         self.graphs = 0
         self.watched = 0

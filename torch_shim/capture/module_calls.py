@@ -60,7 +60,7 @@ class ModuleCalls:
         jit_state = torch._C._get_tracing_state  # noqa: SLF001 - torch.jit.is_tracing, at a tenth
 
         def __call__(self: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it is that
-            if is_tracing() or getattr(local, "root", None) is not None or jit_state() is not None:
+            if is_tracing() or local.root is not None or jit_state() is not None:
                 return native(self, *args, **kwargs)
             return call_root(self, args, kwargs)
 
@@ -104,7 +104,7 @@ class ModuleCalls:
         if _in_transform() is not None:
             return self._call_transformed(root, module, args, kwargs)
         local = self._roots.local
-        local.root = getattr(local, "owner", None) or root.owner
+        local.root = local.owner or root.owner
         pauses.begin_call()
         try:
             capture = self._capture()

@@ -25,32 +25,30 @@ class Methods:
 
     def unchanged(self) -> bool:
         """Whether all of these functions are still the recorded ones."""
-        return all(watched.unchanged() for watched in self._watched)
+        try:
+            for watched in self._watched:
+                if len(watched.members) != watched.count:
+                    return False
+                if watched.get(watched.members) != watched.values:  # functions equal themselves
+                    return False
+        except KeyError:
+            return False
+        return True
 
 
 class _Watched:
     """The recorded functions of one class."""
 
     def __init__(self, kind: type) -> None:
-        self._members = vars(kind)
-        self._count = len(self._members)
-        names = [name for name, value in self._members.items() if isinstance(value, _KINDS)]
-        # itemgetter returns no tuple for a single name, so the name is passed twice.
-        names = names * 2 if len(names) == 1 else names
-        self._values = [self._members[name] for name in names]
-        self._get: Callable[[Any], tuple[Any, ...]] | None = (
-            operator.itemgetter(*names) if names else None
-        )
+        self.members = vars(kind)
+        self.count = len(self.members)
+        names = [name for name, value in self.members.items() if isinstance(value, _KINDS)]
+        self.get: Callable[[Any], Any] = operator.itemgetter(*names) if names else _nothing
+        self.values = self.get(self.members)
 
-    def unchanged(self) -> bool:
-        if len(self._members) != self._count:
-            return False
-        if self._get is None:
-            return True
-        try:
-            return all(map(operator.is_, self._get(self._members), self._values))
-        except KeyError:
-            return False
+
+def _nothing(members: Any) -> None:
+    """What to get of a class without functions."""
 
 
 def _classes_of(module: torch.nn.Module) -> Iterator[type]:

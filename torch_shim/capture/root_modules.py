@@ -63,6 +63,15 @@ def root_of_inputs(values: Iterable[Any]) -> Root:
     return Root("a compiled function", tensors)
 
 
+class _ThreadState(threading.local):
+    """What a thread is doing."""
+
+    root: Root | None = None  # that it is calling
+    owner: Root | None = None  # whose parts it calls as roots
+    graphs = 0  # that it has run
+    abandon = False  # whether it only traces
+
+
 class Roots:
     """Tracks for each thread the root being called, and gives the roots' calls their leases."""
 
@@ -76,7 +85,7 @@ class Roots:
         self._lock = threading.Lock()
         self._memories = ImageMemories()
         self._weights = ProcessWeights(self._memories)
-        self.local = threading.local()
+        self.local = _ThreadState()
 
     def lay_out_weights(self, module: torch.nn.Module, since: int) -> None:
         """Lay out weights for the node that were moved to the GPU after the mark `since`."""
@@ -86,19 +95,18 @@ class Roots:
     @property
     def current(self) -> Root | None:
         """The root that this thread is calling, if any."""
-        root: Root | None = getattr(self.local, "root", None)
-        return root
+        return self.local.root
 
     def graphs_run(self) -> int:
         """Return the number of graphs that this thread has run."""
-        count: int = getattr(self.local, "graphs", 0)
-        return count
+        return self.local.graphs
 
     def about_to_run(self) -> None:
         """Count a graph that is about to run in this thread; raise Abandoned if it only traces."""
-        if getattr(self.local, "abandon", False):
+        local = self.local
+        if local.abandon:
             raise Abandoned
-        self.local.graphs = self.graphs_run() + 1
+        local.graphs += 1
 
     @contextlib.contextmanager
     def parts_are_roots(self) -> Iterator[None]:

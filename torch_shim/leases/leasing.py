@@ -62,7 +62,7 @@ class ProcessLeases:
         with self._lock:
             known = self._presented.get(given)
             if known is None:
-                standing = given.lease_stands
+                standing = given.claims.stands
                 claimed = self._standing.of(given.token) if standing else None
                 habits = None if standing else self._habits
                 known = PresentedLease(given, self._nodes, habits, claimed)

@@ -89,7 +89,7 @@ class PresentedLease:
         `claimed` is what an earlier request with the same token has claimed.
         """
         # `given` itself is not stored: it is the weak key under which this object is kept.
-        self._shown, self._node = given.token, given.node
+        self._shown, self._claims = given.token, given.claims
         self._models = given.models  # grows as the request calls more of them
         self._nodes = nodes
         self._habits = habits
@@ -150,13 +150,22 @@ class PresentedLease:
     def _lease_for(self, batch: int, bring: Bring) -> SessionLease:
         session = self._claimed.session
         if session is None:
-            session = self._claimed.session = self._nodes.holder(self._shown, self._node)
+            session = self._claimed.session = self._nodes.holder(self._shown, self._claims.node)
         model = bring(session)
         lease = self._claimed.leases.get(model.digest)
+        if lease is None:
+            lease = self._ahead(session, model.digest)
         if lease is not None and session.holds(lease):
             return SessionLease(session, model, lease, self)
         with self.asking:
             return self._acquire(batch, bring)
+
+    def _ahead(self, session: ManagerSession, digest: str) -> ModelLease | None:
+        """The token's lease as it will be found, unless it was given back; None: acquire it."""
+        if self._token != self._shown or self._returned is not None or not self._claims.lease:
+            return None
+        lease = session.lease_ahead(self._claims.lease, self._claims.gpu, digest)
+        return None if lease is None else self._claimed.leases.setdefault(digest, lease)
 
     def _acquire(self, batch: int, bring: Bring) -> SessionLease:
         """Acquire the model's lease, unless another thread has done so since; `asking` is held."""
@@ -167,6 +176,8 @@ class PresentedLease:
         model = bring(session)
         lease = self._claimed.leases.get(model.digest)
         if lease is None or not session.holds(lease):
+            if lease is not None:
+                session.forget_worker(self._claims.gpu, model.digest)
             found = session.acquire(model.digest, batch, self._token, lease=self._joined)
             assert isinstance(found, ModelLease), "a named lease is on the session's node"
             lease = self._claimed.leases[model.digest] = found

@@ -14,43 +14,60 @@ and calls of requests without a lease, acquire their own.
 """
 
 import base64
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar, Token
 from typing import NamedTuple
 
 from torch_shim.advice.told_places import told_places
-from torch_shim.wire.call_timings import CallTiming, Timings
+from torch_shim.wire.call_timings import UNTIMED, CallTiming, Timings
 
 # The models of a request that are reported: all their digests have to fit into one header.
 _MOST_MODELS = 64
-_UNTIMED: AbstractContextManager[None] = nullcontext()
+_MOST_LEASES = 1 << 62
+# A function has about one lease at a time from each gateway, for many requests.
+_MOST_TOKENS = 64
 
 
 class TokenClaims(NamedTuple):
-    """A lease's node (None if the token names none), and whether it is for several requests."""
+    """What a token says of its lease; nothing, if it is no token.
 
-    node: str | None
-    stands: bool
+    A lease that `stands` is for several requests. Number and GPU of a lease are given if its node
+    lets calls in without being shown the token.
+    """
+
+    node: str | None = None
+    stands: bool = False
+    lease: int = 0
+    gpu: str = ""
 
 
 class RequestLease:
     """One request: its lease's token, if any, and the lease's addresses as the caller gave them.
 
-    `addresses` are not dialed: a GPU manager names the node of the lease and its addresses.
+    `addresses` are not dialed: a GPU manager names the node of the lease and its addresses. It is
+    the current request inside a `with` block, once.
     """
+
+    _before: "Token[RequestLease | None]"
 
     def __init__(self, addresses: tuple[str, ...], token: str, trace: str = "") -> None:
         self.addresses = addresses
         self.timings = Timings(trace) if trace else None
         self.token = token
-        claims = claims_of(token)
-        self.node = claims.node
-        self.lease_stands = claims.stands  # later requests may come with the same token
+        self.claims = claims_of(token)
         self.over = False  # True once the request is answered: later calls acquire their own lease
         self.models: dict[str, None] = {}  # the models called, in order of first use
         self._at_end: list[Callable[[], None]] = []
+
+    def __enter__(self) -> None:
+        self._before = _current.set(self)
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        _current.reset(self._before)
 
     def at_end(self, do: Callable[[], None]) -> None:
         """Call `do` once the request has been answered."""
@@ -66,10 +83,9 @@ class RequestLease:
 _current: ContextVar[RequestLease | None] = ContextVar("gpufaas_placement", default=None)
 
 
-@contextmanager
 def given(
     addresses: str | Iterable[str] | None, token: str | None, *, trace: str | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Make GPU calls inside the `with` block use the lease of this token, if there is one.
 
     Addresses in a single string are separated by commas. `trace` is the request's `traceparent`: if
@@ -77,14 +93,8 @@ def given(
     """
     if isinstance(addresses, str):
         addresses = addresses.split(",")
-    found = tuple(address.strip() for address in addresses or () if address.strip())
-    request = RequestLease(found, token if token and found else "", trace or "")
-    before = _current.set(request)
-    try:
-        yield
-    finally:
-        request.end()
-        _current.reset(before)
+    found = tuple(filter(None, map(str.strip, addresses or ())))
+    return RequestLease(found, token if token and found else "", trace or "")
 
 
 def current() -> RequestLease | None:
@@ -120,7 +130,7 @@ def timed() -> AbstractContextManager[CallTiming | None]:
     """Time the GPU call made inside the `with` block, if the current request has a trace."""
     found = _current.get()
     if found is None or found.over or found.timings is None:
-        return _UNTIMED
+        return UNTIMED
     return found.timings.call()
 
 
@@ -140,12 +150,17 @@ def note_model(digest: str) -> None:
         found.models.setdefault(digest)
 
 
+@functools.lru_cache(maxsize=_MOST_TOKENS)
 def claims_of(token: str) -> TokenClaims:
     """Return what a token says of its lease; the token's signature is not verified here."""
     body, _, _ = token.rpartition(".")
     try:
         claims = json.loads(base64.urlsafe_b64decode(body + "=="))
-        node, stands = claims["node"], claims.get("stands", False)
+        node, lease, gpu = claims["node"], claims.get("lease"), claims.get("gpu")
+        stands = claims.get("stands", False)
     except (ValueError, LookupError, TypeError, AttributeError):
-        return TokenClaims(None, stands=False)
-    return TokenClaims(node if isinstance(node, str) else None, stands=stands is True)
+        return TokenClaims()
+    known = type(lease) is int and 0 < lease < _MOST_LEASES and isinstance(gpu, str)
+    if not known or claims.get("ahead") is not True:
+        lease, gpu = 0, ""
+    return TokenClaims(node if isinstance(node, str) else None, stands is True, lease, gpu)

@@ -96,6 +96,8 @@ def _refuse_index(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], on_g
     target, indices, *rest = (*args, *kwargs.values())
     if not isinstance(target, Tensor):
         return
+    if name in _READ_INDEX and on_gpu(target):  # the indexes may be anywhere
+        return
     parts = indices if isinstance(indices, list | tuple) else (indices,)
     tensors = list(tensors_in(parts))
     by_number = name not in {"index", "index_put", "index_put_"}

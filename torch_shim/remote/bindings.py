@@ -52,7 +52,7 @@ class Bound:
                 self.tensors[position] = described
                 marks.append(write_epochs.marked(value))
         self._values = [args[position] for position in self.positions]
-        self._versions = list(map(write_epochs.version_of, self._values))
+        self._versions = write_epochs.versions_of(self._values)
         self._marks = marks
         self._epochs = [mark.epoch for mark in marks]
         taken = set(self.positions)
@@ -70,7 +70,7 @@ class Bound:
     def unchanged(self) -> bool:
         """Whether the bound weights are what they were."""
         values = self._values
-        if list(map(write_epochs.version_of, values)) != self._versions:
+        if write_epochs.versions_of(values) != self._versions:
             return False
         if self._writes != write_epochs.writes:
             writes = write_epochs.writes

@@ -9,7 +9,16 @@ from torch_shim.errors import BadFrame
 from torch_shim.remote.transfer import NAME_OF, SentInput, Shipment
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.large.lent_copies import note_origin
-from torch_shim.wire.arena import Buffer, LentPages, flat, map_privately, span_of, tensor_over
+from torch_shim.wire.arena import (
+    Buffer,
+    LentPages,
+    copy_of_bytes,
+    flat,
+    layout_of,
+    map_privately,
+    span_of,
+    tensor_over,
+)
 from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.protocol import ALIGNMENT, places_behind
@@ -73,8 +82,10 @@ class Results:
             frame.close_descriptors()
             raise
         self._places = iter(places)
-        sent = [number for number, entry in enumerate(self.storages) if entry[0] != STAYS]
-        self._mapped = dict(zip(sent, places, strict=False))  # those of changed inputs follow
+        self._mapped: dict[int, int] = {}  # in the lent file, where each storage begins
+        if self.lent is not None:
+            sent = [number for number, entry in enumerate(self.storages) if entry[0] != STAYS]
+            self._mapped.update(zip(sent, places, strict=False))  # those of changed inputs follow
         self._area, self._copies = self._open(frame, channel)
 
     def bytes_at(self, offset: int, size: int) -> torch.UntypedStorage:
@@ -86,15 +97,16 @@ class Results:
         start = offset if offset >= 0 else place
         if start + size > len(self._area):
             raise BadFrame(f"{size} bytes of a result at {start} of {len(self._area)}")
-        found = flat(self._area, torch.uint8, start, size)
-        return write_epochs.storage_of(found.clone() if self._copies else found)
+        if self._copies:
+            return copy_of_bytes(self._area, start, size)
+        return flat(self._area, torch.uint8, start, size).untyped_storage()
 
     def _check(self, meta: Any, args: Sequence[Any]) -> list[int]:
         """Take the fields of an answer; return the sizes of the parts that came with it."""
         if not isinstance(meta, list) or len(meta) < _RESULT_FIELDS:
             raise BadFrame("a result of unknown shape")
         self.storages, views, self.changed, self.rng, self.times = meta[:_RESULT_FIELDS]
-        if not isinstance(views, list) or not isinstance(self.rng, bytes | None):
+        if not isinstance(views, list) or not (self.rng is None or isinstance(self.rng, bytes)):
             raise BadFrame("a result of unknown shape")
         parts = _parts(self.storages, 0) + _parts(self.changed, 1)
         for position, _, size in self.changed:
@@ -125,6 +137,8 @@ class Results:
             for found in self.views
             if isinstance(found, OutputView) and found.source < 0
         ]
+        if not aliased:
+            return
         sent = {position: shipment.sent(position) for position in aliased}
         copies = [at for at, one in sent.items() if one and one.value is not one.original]
         if copies:
@@ -185,10 +199,11 @@ def alias(base: torch.Tensor, sent: SentInput | None, found: OutputView) -> torc
 
 def laid_out(data: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
     """Return new content of a tensor, from its first element to its last, with its layout."""
-    needed = span_of(like) * like.element_size()
+    dtype, shape, strides, _ = layout_of(like)
+    needed = span_of(shape, strides) * dtype.itemsize
     if data.nbytes() < needed:
         raise BadFrame(f"{data.nbytes()} bytes came for an input of {needed}")
-    return tensor_over(data, like.dtype, 0, like.size(), like.stride())
+    return tensor_over(data, dtype, 0, shape, strides)
 
 
 def _input(args: Sequence[Any], position: Any) -> torch.Tensor:

@@ -26,6 +26,7 @@ from torch_shim.remote.staying_outputs import LEAST_BYTES, OutputHabits, Staying
 from torch_shim.remote.transfer import NAME_OF, Shipment
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import RunThere, absent_of, waiting
+from torch_shim.tensors.handles import CudaParameter
 from torch_shim.wire.arena import flat
 from torch_shim.wire.arithmetic import Arithmetic, arithmetic_in_force
 from torch_shim.wire.call_timings import CallTiming
@@ -102,7 +103,7 @@ class RemoteProgram:
                 found = lease_for(batch)
                 session, model, lease, _ = found
                 bound = self._bindings.find(args, model, self.never_bound)
-                _bring_from_others([args[number] for number in bound.others], lease.peer)
+                _bring_from_others(args, bound, lease.peer)
                 channel = session.channel(lease, batch)
             except WireError as error:
                 if isinstance(error, ManagerUnreachable) and not crashes:
@@ -339,12 +340,13 @@ class _Answer(NamedTuple):
         overwrite(value, flat(body_of(frame, size), torch.uint8, 0, size))
 
 
-def _bring_from_others(unbound: Sequence[Any], peer: WorkerPeer) -> None:
+def _bring_from_others(args: Sequence[Any], bound: Bound, peer: WorkerPeer) -> None:
     """Fetch inputs that another worker has, before this one's channel is taken.
 
     Two threads that each held a channel and waited for the other's would wait for ever.
     """
-    for value in unbound if waiting else ():
+    for number in bound.others if waiting else ():
+        value = args[number]
         lacks = absent_of(value) if isinstance(value, torch.Tensor) else None
         if lacks is not None and lacks.holder is not peer:
             lacks.bring()
@@ -352,8 +354,14 @@ def _bring_from_others(unbound: Sequence[Any], peer: WorkerPeer) -> None:
 
 def _batch(args: Sequence[Any]) -> int:
     for value in args:
-        if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
-            return value.size(0) if value.dim() else 1
+        # Torch answers the last question in Python: weights, the most frequent, are told by class.
+        if (
+            type(value) is not CudaParameter
+            and isinstance(value, torch.Tensor)
+            and not isinstance(value, torch.nn.Parameter)
+        ):
+            shape = value.size()
+            return shape[0] if shape else 1
     return 1
 
 

@@ -1,5 +1,6 @@
 """Describes the tensors of one call for a worker."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import absent_of
 from torch_shim.tensors.handles import CudaTensor
-from torch_shim.wire.arena import Buffer, flat, span_of, tensor_over
+from torch_shim.wire.arena import Buffer, Layout, layout_of, span_of, write_bytes
 from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.memory.shared_blocks import SharedBlock, block_of
 from torch_shim.wire.protocol import aligned
@@ -114,8 +115,7 @@ class Shipment:
         for run in self._runs.values():
             size = run.stop - run.start
             if size and run.block is None:
-                source = tensor_over(run.storage, torch.uint8, run.start, (size,), (1,))
-                flat(area, torch.uint8, run.offset, size).copy_(source)
+                write_bytes(area, run.offset, run.storage, run.start, size)
 
     def delivered(self) -> None:
         """Record that the worker has received the inputs and keeps those marked to be kept."""
@@ -143,27 +143,27 @@ class Shipment:
         return self._sent.get(number)
 
     def _plan(self, tensors: list[tuple[int, torch.Tensor]]) -> None:
+        storages = [write_epochs.storage_of(value) for _, value in tensors]
         shared: dict[int, int] = {}
-        for _, value in tensors:
-            identity = id(write_epochs.storage_of(value))
-            shared[identity] = shared.get(identity, 0) + 1
+        for storage in storages:
+            shared[id(storage)] = shared.get(id(storage), 0) + 1
         placed = []
-        for number, value in tensors:
-            alone = shared[id(write_epochs.storage_of(value))] == 1 and number not in self._whole
-            placed.append((number, value, self._place(number, value, alone=alone)))
+        for (number, value), storage in zip(tensors, storages, strict=True):
+            alone = shared[id(storage)] == 1 and number not in self._whole
+            placed.append((number, value, *self._place(number, value, storage, alone=alone)))
         for run in self._runs.values():
             if run.block is not None:
                 continue
             run.offset = self.size_bytes
             self.size_bytes = aligned(run.offset + run.stop - run.start)
-        for number, original, (value, source) in placed:
-            self._describe(number, original, value, source)
+        for number, original, value, layout, source in placed:
+            self._describe(number, original, value, layout, source)
 
     def _place(
-        self, number: int, value: torch.Tensor, *, alone: bool
-    ) -> tuple[torch.Tensor, _ByteRun | list[int]]:
+        self, number: int, value: torch.Tensor, storage: torch.UntypedStorage, *, alone: bool
+    ) -> tuple[torch.Tensor, Layout, _ByteRun | list[int]]:
         """Return the tensor to send (perhaps a compact copy) and the source of its bytes."""
-        storage = write_epochs.storage_of(value)
+        layout = layout_of(value)
         size = storage.nbytes()
         key, content = 0, (0, 0)
         if size >= KEEP_FROM_BYTES and isinstance(value, CudaTensor):  # writes to others go unseen
@@ -173,7 +173,7 @@ class Shipment:
             if mark.untracked:
                 pass
             elif held is not None and held[0] == content:
-                return value, [KEPT, mark.key, held[1]]
+                return value, layout, [KEPT, mark.key, held[1]]
             elif number in self._written or self._kept.sent.get(mark.key) == content:
                 key = mark.key  # unchanged since the last call: keep it now
             else:
@@ -181,15 +181,17 @@ class Shipment:
             lacks = absent_of(value)
             if lacks is not None:  # the worker has other bytes than this one needs
                 lacks.bring(self._channel if lacks.holder is self._peer else None)
-        span = span_of(value)
+        dtype, shape, strides, offset = layout
+        span = span_of(shape, strides)
         block = block_of(storage)
         if block is not None and not self._peer.share(block, self._channel):
             block = None
-        if alone and not key and block is None and span > 2 * value.numel():
+        if alone and not key and block is None and span > 2 * math.prod(shape):
             value = torch.empty_like(value).copy_(value)  # in the order of its strides
-            storage, span = write_epochs.storage_of(value), value.numel()
-        start = int(value.storage_offset()) * value.element_size()
-        stop = start + span * value.element_size()
+            storage, layout = write_epochs.storage_of(value), layout_of(value)
+            span, offset = math.prod(shape), 0
+        start = offset * dtype.itemsize
+        stop = start + span * dtype.itemsize
         if not alone:
             start -= start % _WIDEST_ELEMENT_BYTES
         if key:
@@ -198,18 +200,22 @@ class Shipment:
         if run is None:
             run = self._runs[id(storage)] = _ByteRun(storage, start, stop, key, content, block)
         run.start, run.stop = min(run.start, start), max(run.stop, stop)
-        return value, run
+        return value, layout, run
 
     def _describe(
-        self, number: int, original: torch.Tensor, value: torch.Tensor, source: _ByteRun | list[int]
+        self,
+        number: int,
+        original: torch.Tensor,
+        value: torch.Tensor,
+        layout: Layout,
+        source: _ByteRun | list[int],
     ) -> None:
         first_byte = 0
         if isinstance(source, _ByteRun):
             first_byte = source.start
             source = source.source()
-        offset = value.storage_offset() - first_byte // value.element_size()
-        name = NAME_OF[value.dtype]
+        dtype, shape, strides, offset = layout
+        offset -= first_byte // dtype.itemsize
         on_cpu = not isinstance(original, CudaTensor)
-        shape, strides = list(value.size()), list(value.stride())
-        self.inputs[number] = [source, name, shape, strides, offset, on_cpu]
+        self.inputs[number] = [source, NAME_OF[dtype], shape, strides, offset, on_cpu]
         self._sent[number] = SentInput(value, original, first_byte)

@@ -94,10 +94,14 @@ def _converter(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
     make = _factory(native)
 
     def convert(data: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if torch.compiler.is_dynamo_compiling() or tracing_fakes():
+        if torch.compiler.is_dynamo_compiling():
+            return native(data, *args, **kwargs)
+        if not isinstance(data, Tensor):
+            return make(data, *args, **kwargs)
+        if tracing_fakes():
             return native(data, *args, **kwargs)
         device = kwargs.get("device")
-        if not isinstance(data, Tensor) or not (isinstance(data, CudaTensor) or names_cuda(device)):
+        if not (isinstance(data, CudaTensor) or names_cuda(device)):
             return make(data, *args, **kwargs)
         if copies:
             bring((data,))

@@ -228,11 +228,13 @@ def substituted(
 
 def run_anywhere(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator for which CUDA allows a mix of CPU and GPU tensors."""
-    refuse_mixed_devices(func, args, kwargs)
+    name = substitution.name_of(func)
+    if not _made_by_autograd():
+        rules.refuse(name, args, kwargs, _is_on_gpu)
     known = {id(value) for value in (*args, *kwargs.values()) if type(value) in PLAIN}
     with NoTorchFunction():
         result = func(*args, **kwargs)
-    follows = substitution.name_of(func) in rules.FIRST
+    follows = name in rules.FIRST
     return result if follows and args and type(args[0]) in PLAIN else wrap(result, known)
 
 
@@ -266,9 +268,10 @@ def wrap(result: Any, known: set[int] | frozenset[int] = frozenset()) -> Any:
     if kind in PLAIN:
         if id(result) not in known:
             result.__class__ = _CUDA_CLASS[kind]
-    elif isinstance(result, tuple | list):
+    elif isinstance(result, (tuple, list)):
         for item in result:
-            wrap(item, known)
+            if type(item) not in _AS_THEY_ARE:  # as all the numbers of a list
+                wrap(item, known)
     elif kind is dict:
         for item in result.values():
             wrap(item, known)
@@ -296,7 +299,9 @@ def like_handles(result: Any) -> Any:
 
 def become_cuda(tensor: Tensor) -> Tensor:
     """Change a tensor's class in place, so that the tensor reports to be on the GPU."""
-    if not isinstance(tensor, CudaTensor):
+    if type(tensor) is Tensor:
+        tensor.__class__ = CudaTensor
+    elif not isinstance(tensor, CudaTensor):
         _change_class(tensor, cuda_class(type(tensor)))
     return tensor
 

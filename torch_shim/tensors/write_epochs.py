@@ -79,6 +79,14 @@ def version_of(tensor: torch.Tensor) -> int:
         return 0
 
 
+def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return `version_of` each tensor."""
+    try:
+        return list(map(_version, tensors))
+    except RuntimeError:
+        return list(map(version_of, tensors))
+
+
 def note_write(tensor: torch.Tensor) -> None:
     """Count a write to a tensor, after the write."""
     try:

@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import mmap
+import operator
 import os
 from collections.abc import Callable, Sequence
 from typing import Self
@@ -16,7 +17,14 @@ FIRST_BYTES = 1 << 20
 # PyTorch's original functions: moving bytes needs no handles.
 _empty = original_of(torch.empty)
 _frombuffer = original_of(torch.frombuffer)
-_set = torch._C.TensorBase.set_  # noqa: SLF001 - the original, not the shim's replacement
+_base = torch._C.TensorBase  # noqa: SLF001 - has the originals of the methods too
+_set, _size, _stride = _base.set_, _base.size, _base.stride
+_offset: Callable[[torch.Tensor], int] = _base.storage_offset  # type: ignore[assignment] # no symbol outside of a trace
+_dtype: Callable[[torch.Tensor], torch.dtype] = _base.dtype.__get__  # type: ignore[attr-defined] # a descriptor of C there
+_NoTorchFunction = torch._C.DisableTorchFunctionSubclass  # noqa: SLF001 - documented, kept there
+
+# So few bytes Python copies in less time than torch takes to begin.
+_FEW_BYTES = 16 << 10
 
 Buffer = mmap.mmap | memoryview | bytearray
 
@@ -184,6 +192,28 @@ def tensor_over(
     return found
 
 
+def write_bytes(
+    buffer: Buffer, offset: int, storage: torch.UntypedStorage, start: int, count: int
+) -> None:
+    """Copy bytes of a storage to a buffer."""
+    address = storage.data_ptr()
+    if count <= _FEW_BYTES and address and start + count <= storage.nbytes():
+        buffer[offset : offset + count] = ctypes.string_at(address + start, count)
+    else:
+        source = tensor_over(storage, torch.uint8, start, (count,), (1,))
+        flat(buffer, torch.uint8, offset, count).copy_(source)
+
+
+def copy_of_bytes(buffer: Buffer, offset: int, count: int) -> torch.UntypedStorage:
+    """Return a new storage with bytes of a buffer, which has as many."""
+    if count > _FEW_BYTES:
+        return flat(buffer, torch.uint8, offset, count).clone().untyped_storage()
+    content = bytes(buffer[offset : offset + count])
+    found = torch.UntypedStorage(len(content))  # type: ignore[no-untyped-call] # torch gives it no types
+    ctypes.memmove(found.data_ptr(), content, len(content))
+    return found
+
+
 def map_privately(descriptor: int, size_bytes: int, lent: LentPages | None = None) -> LentMemory:
     """Map a file's first bytes copy-on-write, and close the descriptor."""
     try:
@@ -205,9 +235,18 @@ def _keep(descriptor: int, lent: LentPages | None) -> None:
         lent.descriptor = descriptor
 
 
-def span_of(tensor: torch.Tensor) -> int:
-    """Return the number of elements from the first to the last one that the tensor uses."""
-    if tensor.numel() == 0:
+Layout = tuple[torch.dtype, list[int], list[int], int]
+
+
+def layout_of(tensor: torch.Tensor) -> Layout:
+    """Return a tensor's dtype, shape, strides and offset in its storage, the last in elements."""
+    with _NoTorchFunction():
+        return _dtype(tensor), list(_size(tensor)), list(_stride(tensor)), _offset(tensor)
+
+
+def span_of(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Return the number of elements from the first to the last one that such a tensor uses."""
+    if 0 in shape:
         return 0
-    steps = zip(tensor.size(), tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in steps)
+    reached: int = sum(map(operator.mul, shape, strides)) - sum(strides)
+    return 1 + reached

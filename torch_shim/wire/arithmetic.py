@@ -4,6 +4,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+# What torch's public settings ask, which take several times as long: every call asks them all.
+from torch._C import _get_cudnn_allow_tf32 as _allows_tf32
+from torch._C import _get_cudnn_benchmark as _benchmarks
+from torch._C import _get_cudnn_deterministic as _is_cudnn_deterministic
+from torch._C import _get_deterministic_algorithms as _is_deterministic
+from torch._C import _get_deterministic_algorithms_warn_only as _only_warns
+from torch._C import _get_float32_matmul_precision as _matmul_precision
+
 _MATMUL = ("highest", "high", "medium")
 
 
@@ -19,15 +27,9 @@ class Arithmetic(NamedTuple):
 
 def arithmetic_in_force() -> Arithmetic:
     """This process's settings; RuntimeError where torch's two interfaces to tf32 are mixed."""
-    cudnn = torch.backends.cudnn
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    deterministic = (1 if _only_warns() else 2) if _is_deterministic() else 0
     return Arithmetic(
-        torch.get_float32_matmul_precision(),
-        bool(cudnn.allow_tf32),
-        bool(cudnn.benchmark),
-        bool(cudnn.deterministic),
-        (1 if warns else 2) if deterministic else 0,
+        _matmul_precision(), _allows_tf32(), _benchmarks(), _is_cudnn_deterministic(), deterministic
     )
 
 

@@ -8,9 +8,10 @@ import random
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar, Token
+from types import TracebackType
 from urllib.parse import quote
 
 # All entries have to fit into one header, limited to 8 KiB by gateways; further ones are summed up.
@@ -18,15 +19,20 @@ _MOST_CHARACTERS = 7_000
 _MOST_ACQUIRES = 3
 _ERROR_CHARACTERS = 60
 _REASON_CHARACTERS = 80
+UNTIMED: AbstractContextManager[None] = nullcontext()
 _TRACE = re.compile(r"([0-9a-f]{2}-[0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2}).*", re.ASCII)
 
 
 class CallTiming:
-    """The times of one graph call, from its start to its answer."""
+    """The times of one graph call, which is made inside its `with` block, once."""
 
-    __slots__ = ("span_id", "header", "facts", "error", "_begin_us", "_began", "_acquires")
+    __slots__ = (
+        *("span_id", "header", "facts", "error"),
+        *("_begin_us", "_began", "_acquires", "_ended", "_before"),
+    )
+    _before: "Token[CallTiming | None]"
 
-    def __init__(self, trace: str, flags: str) -> None:
+    def __init__(self, trace: str, flags: str, ended: "Callable[[CallTiming], None]") -> None:
         self.span_id = f"{random.getrandbits(64) or 1:016x}"
         self.header = f"{trace}-{self.span_id}-{flags}"  # the traceparent sent to the worker
         self.facts: list[str] = []
@@ -34,6 +40,22 @@ class CallTiming:
         self._begin_us = time.time_ns() // 1_000
         self._began = time.perf_counter_ns()
         self._acquires: list[str] = []
+        self._ended = ended
+
+    def __enter__(self) -> "CallTiming":
+        self._before = _current.set(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.error = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        _current.reset(self._before)
+        self._ended(self)
 
     @property
     def now_us(self) -> int:
@@ -86,22 +108,12 @@ class Timings:
         self._entries: list[str] = []
         self._characters = self._more = self._more_us = 0
 
-    @contextmanager
-    def call(self) -> Iterator[CallTiming | None]:
-        """Time the graph call made inside the `with` block; yield None if there is no trace."""
+    def call(self) -> AbstractContextManager[CallTiming | None]:
+        """Time the graph call made inside the `with` block; it gets None if there is no trace."""
         if self._trace is None:
-            yield None
-            return
-        timing = CallTiming(*self._trace)
-        before = _current.set(timing)
-        try:
-            yield timing
-        except BaseException as error:
-            timing.error = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise
-        finally:
-            _current.reset(before)
-            self._add(timing)
+            return UNTIMED
+        trace, flags = self._trace
+        return CallTiming(trace, flags, self._add)
 
     def entries(self) -> list[str]:
         """Return the entries of all calls so far."""
@@ -113,7 +125,7 @@ class Timings:
         took_us = timing.took_us
         with self._lock:
             entries = timing.entries(took_us)
-            size = sum(len(entry) + 1 for entry in entries)
+            size = sum(map(len, entries)) + len(entries)
             if not self._more and self._characters + size <= _MOST_CHARACTERS:
                 self._characters += size
                 self._entries += entries

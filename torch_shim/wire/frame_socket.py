@@ -14,7 +14,6 @@ from torch_shim.wire.protocol import (
     MAX_DESCRIPTORS,
     MAX_META_BYTES,
     FrameKind,
-    Header,
     Meta,
     pack_frame,
     read_header,
@@ -31,6 +30,8 @@ _EAGER_S = 0.0005
 # Plain numbers: to join the enumeration's members takes as long as to poll.
 _SLEEPING = int(socket.MSG_CMSG_CLOEXEC)
 _POLLING = _SLEEPING | int(socket.MSG_DONTWAIT)
+_NO_BODY = memoryview(b"")
+_CUT_OFF = int(socket.MSG_CTRUNC)
 _DESCRIPTOR_ROOM = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
 
@@ -73,7 +74,7 @@ class FrameSocket:
         descriptors: Sequence[int] = (),
     ) -> None:
         """Write one frame; raise ConnectionLost if that fails."""
-        size = sum(len(part) for part in body)
+        size = sum(map(len, body))
         head = pack_frame(kind, meta, size, len(descriptors))
         self.sent_bytes += len(head) + size
         try:
@@ -95,9 +96,10 @@ class FrameSocket:
         header = read_header(view, self.max_meta_bytes, self.max_body_bytes)
         self._start += HEADER_BYTES
         meta = unpack_meta(header.kind, self._take(header.meta_bytes))
-        body = self._body(header)
+        body = memoryview(self._take(header.body_bytes)) if header.body_bytes else _NO_BODY
         self.received_bytes += HEADER_BYTES + header.meta_bytes + header.body_bytes
-        return Frame(header.kind, meta, body, self._take_descriptors(header.descriptors))
+        descriptors = self._take_descriptors(header.descriptors) if header.descriptors else ()
+        return Frame(header.kind, meta, body, descriptors)
 
     def close(self) -> None:
         """Close the socket and every received descriptor that was not handed out."""
@@ -113,9 +115,6 @@ class FrameSocket:
         taken = tuple(self._descriptors[:count])
         del self._descriptors[:count]
         return taken
-
-    def _body(self, header: Header) -> memoryview:
-        return memoryview(self._take(header.body_bytes)) if header.body_bytes else memoryview(b"")
 
     def _take(self, size: int) -> bytearray:
         """Return the next `size` bytes in a new buffer; memory grows only as bytes arrive."""
@@ -163,7 +162,7 @@ class FrameSocket:
                 found = array.array("i")
                 found.frombytes(data[: len(data) - len(data) % found.itemsize])
                 self._descriptors.extend(found)
-        if flags & socket.MSG_CTRUNC or len(self._descriptors) > MAX_DESCRIPTORS:
+        if flags & _CUT_OFF or len(self._descriptors) > MAX_DESCRIPTORS:
             raise BadFrame("too many file descriptors")
         return count
 

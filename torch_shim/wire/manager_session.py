@@ -18,6 +18,7 @@ from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.dialing import CONNECT_TIMEOUT_S, connect
 from torch_shim.wire.frame_socket import FrameSocket
 from torch_shim.wire.protocol import (
+    AHEAD,
     ARITHMETIC,
     FILES,
     RESIDENTS,
@@ -31,6 +32,7 @@ from torch_shim.wire.worker_peer import WorkerPeer
 log = logging.getLogger("gpufaas")
 
 _RETRY_S = 0.1
+_MOST_WORKERS = 256  # that leases are expected on
 # After a failed connect that waited this long, further attempts fail at once for this long:
 # otherwise threads that queue for the connection would each wait in turn.
 FAILED_CONNECT_S = 1.0
@@ -72,6 +74,8 @@ class ManagerSession:
         self._lock = threading.RLock()
         self._control: ControlConnection | None = None
         self._peers: dict[str, WorkerPeer] = {}
+        # By GPU and model, the worker that leases of tokens were for.
+        self._workers: dict[tuple[str, str], str] = {}
         self.calls = 0
         self._unreachable_until_s = 0.0
         self.retired = False  # closed for good: callers then open another session
@@ -153,8 +157,22 @@ class ManagerSession:
             return LeaseElsewhere(number, node, addresses, elsewhere["token"])
         report.acquired(queue_s, load_s)
         self._open(answer)
-        peer = self._peer(answer.fields["workers"][digest])
-        return ModelLease(answer.fields["lease"], digest, peer, self.name)
+        worker = answer.fields["workers"][digest]
+        if token is not None:
+            self._note_worker(str(answer.fields["gpu"]), digest, worker)
+        return ModelLease(answer.fields["lease"], digest, self._peer(worker), self.name)
+
+    def lease_ahead(self, number: int, gpu: str, digest: str) -> ModelLease | None:
+        """A lease that a token names, without asking for it, if its worker should know it.
+
+        The worker refuses the call if it does not; then the lease has to be acquired.
+        """
+        with self._lock:
+            peer = self._peers.get(self._workers.get((gpu, digest), ""))
+        if peer is None or not self._knows(AHEAD) or not self.connected or not peer.waits():
+            return None
+        report.acquired(0.0, 0.0)
+        return ModelLease(number, digest, peer, self.name)
 
     def locate(self, token: str) -> LeaseElsewhere:
         """Return the node and the addresses of a token's lease, as this manager reports them.
@@ -289,6 +307,17 @@ class ManagerSession:
                     self._peers.pop(name).mark_lost()
             return list(self._peers)
 
+    def _note_worker(self, gpu: str, digest: str, worker: str) -> None:
+        with self._lock:
+            if len(self._workers) >= _MOST_WORKERS:
+                self._workers.clear()
+            self._workers[gpu, digest] = worker
+
+    def forget_worker(self, gpu: str, digest: str) -> None:
+        """Ask for the next lease on this GPU: the worker refused the last one."""
+        with self._lock:
+            self._workers.pop((gpu, digest), None)
+
     def _peer(self, worker: str) -> WorkerPeer:
         with self._lock:
             peer = self._peers.get(worker)
@@ -333,3 +362,4 @@ class ManagerSession:
         for peer in self._peers.values():
             peer.mark_lost()
         self._peers.clear()
+        self._workers.clear()

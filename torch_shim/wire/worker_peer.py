@@ -67,7 +67,8 @@ class WorkerPeer:
         self._blocks: set[int] = set()  # that the worker maps
         self.sole: set[int] = set()  # the keys of storages whose bytes only the worker has
         self._idle: list[DataChannel] = []
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._lost = False
         self._dropped: deque[int] = deque()
         # What the worker had when it ended: epoch and bytes by key.
@@ -75,12 +76,12 @@ class WorkerPeer:
 
     def take(self) -> DataChannel | None:
         """Return an idle channel; None if there is none."""
-        with self._changed:
+        with self._lock:
             return self._idle.pop() if self._idle else None
 
     def give(self, channel: DataChannel) -> None:
         """Add a channel to the idle ones, after its use or when it is new."""
-        with self._changed:
+        with self._lock:
             if not channel.broken and not self._lost:
                 self._idle.append(channel)
                 self._changed.notify()
@@ -89,7 +90,7 @@ class WorkerPeer:
 
     def mark_lost(self) -> None:
         """Close the channels, because the worker has ended."""
-        with self._changed:
+        with self._lock:
             self._lost = True
             idle, self._idle = self._idle, []
             self._changed.notify_all()
@@ -98,8 +99,13 @@ class WorkerPeer:
 
     def hung_up(self) -> bool:
         """Whether the worker has closed its idle channels."""
-        with self._changed:
+        with self._lock:
             return bool(self._idle) and self._idle[0].hung_up()
+
+    def waits(self) -> bool:
+        """Whether a channel is idle, and the worker there."""
+        with self._changed:
+            return bool(self._idle) and not self._idle[-1].hung_up()
 
     def close_copies(self) -> None:
         """Close a forked child's copies of the channels without sending anything on them."""
@@ -169,7 +175,7 @@ class WorkerPeer:
         if channel is not None:
             yield channel
             return
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._idle or self._lost)
             borrowed = self._idle.pop() if self._idle else None
         try:

@@ -1,17 +1,20 @@
 """The arguments of a handler: the event and the context of the python3-http template."""
 
 from collections.abc import Iterator, Mapping
+from typing import TypeVar, overload
 from urllib.parse import parse_qsl, unquote
+
+_Default = TypeVar("_Default")
 
 
 class Multi(Mapping[str, str]):
     """Names with one value or more: `[]` and `get` give the first, `getlist` all of them."""
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        key = self.key
         self._pairs = pairs
-        self._values: dict[str, list[str]] = {}
-        for name, value in pairs:
-            self._values.setdefault(self.key(name), []).append(value)
+        # Of several values the first one is written last.
+        self._firsts = {key(name): value for name, value in reversed(pairs)}
 
     @staticmethod
     def key(name: str) -> str:
@@ -19,7 +22,7 @@ class Multi(Mapping[str, str]):
         return name
 
     def __getitem__(self, name: str) -> str:
-        return self._values[self.key(name)][0]
+        return self._firsts[self.key(name)]
 
     def __iter__(self) -> Iterator[str]:
         seen = set()
@@ -29,17 +32,32 @@ class Multi(Mapping[str, str]):
                 yield name
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._firsts)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self.key(name) in self._values
+        return isinstance(name, str) and self.key(name) in self._firsts
+
+    @overload
+    def get(self, key: str, /) -> str | None: ...
+    @overload
+    def get(self, key: str, /, default: str) -> str: ...
+    @overload
+    def get(self, key: str, /, default: _Default) -> str | _Default: ...
+    def get(self, key: str, default: object = None) -> object:
+        """The first value, or the default; without the exception that a mapping's own one costs."""
+        return self._firsts.get(self.key(key), default)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._pairs!r})"
 
     def getlist(self, name: str) -> list[str]:
         """Every value of this name, in the order they came."""
-        return list(self._values.get(self.key(name), ()))
+        wanted = self.key(name)
+        if wanted not in self._firsts:
+            return []
+        if len(self._firsts) == len(self._pairs):  # every name has one value
+            return [self._firsts[wanted]]
+        return [value for each, value in self._pairs if self.key(each) == wanted]
 
     def to_dict(self, flat: bool = True) -> dict[str, str] | dict[str, list[str]]:  # noqa: FBT001, FBT002 - as Werkzeug's, which handlers call so
         """A plain dictionary: of first values, or of lists where not `flat`."""
@@ -49,10 +67,7 @@ class Multi(Mapping[str, str]):
 class Headers(Multi):
     """A request's headers; case does not matter."""
 
-    @staticmethod
-    def key(name: str) -> str:
-        """The name in lower case."""
-        return name.lower()
+    key = staticmethod(str.lower)  # type: ignore[assignment]  # mypy binds it, Python does not
 
 
 class QueryParameters(Multi):

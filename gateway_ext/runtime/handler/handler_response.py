@@ -3,8 +3,9 @@
 import inspect
 import json
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 _TEXT = "text/plain; charset=utf-8"
 _SHAPE = {"statusCode", "body", "headers"}
@@ -12,13 +13,15 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # The runtime sets the length of a response and the end of the connection by itself.
 _OURS = {"content-length", "transfer-encoding", "connection", "keep-alive"}
 _STATUSES = range(200, 600)
+# The types of most results: none of them is a stream, or has to be awaited.
+_VALUES = frozenset({dict, list, tuple, str, bytes, int, float, bool, type(None)})
 
 
 class BadResponse(TypeError):
     """A handler's result cannot be made into a response."""
 
 
-@dataclass
+@dataclass(slots=True)
 class HandlerResponse:
     """A response whose body is whole, or is sent piece by piece."""
 
@@ -29,9 +32,14 @@ class HandlerResponse:
     pieces_async: AsyncIterator[object] | None = None
 
 
+def is_awaitable(returned: object) -> TypeGuard[Awaitable[object]]:
+    """Whether the result of a handler has to be awaited."""
+    return type(returned) not in _VALUES and isinstance(returned, Awaitable)
+
+
 def answer_of(returned: object) -> HandlerResponse:
     """Accepts `{statusCode, body, headers}`, a text, bytes, a JSON value, a generator, None."""
-    if isinstance(returned, Mapping) and _is_shaped(returned):
+    if _is_mapping(returned) and _is_shaped(returned):
         status = _status_of(returned.get("statusCode", 200))
         answer = _with_body(status, returned.get("body"))
         answer.headers = _merged(answer.headers, _pairs_of(returned.get("headers")))
@@ -48,6 +56,11 @@ def piece_of(piece: object) -> bytes:
     return _json(piece) + b"\n"
 
 
+def _is_mapping(returned: object) -> TypeGuard[Mapping[object, object]]:
+    kind = type(returned)
+    return kind is dict or (kind not in _VALUES and isinstance(returned, Mapping))
+
+
 def _is_shaped(returned: Mapping[object, object]) -> bool:
     return "statusCode" in returned or ("body" in returned and set(returned) <= _SHAPE)
 
@@ -59,10 +72,11 @@ def _with_body(status: int, body: object) -> HandlerResponse:
         return HandlerResponse(status, [("Content-Type", _TEXT)], body.encode())
     if isinstance(body, bytes | bytearray | memoryview):
         return HandlerResponse(status, [("Content-Type", "application/octet-stream")], bytes(body))
-    if inspect.isasyncgen(body) or isinstance(body, AsyncIterator):
-        return HandlerResponse(status, [("Content-Type", _TEXT)], pieces_async=body)
-    if isinstance(body, Iterator):
-        return HandlerResponse(status, [("Content-Type", _TEXT)], pieces=body)
+    if type(body) not in _VALUES:
+        if inspect.isasyncgen(body) or isinstance(body, AsyncIterator):
+            return HandlerResponse(status, [("Content-Type", _TEXT)], pieces_async=body)
+        if isinstance(body, Iterator):
+            return HandlerResponse(status, [("Content-Type", _TEXT)], pieces=body)
     return HandlerResponse(status, [("Content-Type", "application/json")], _json(body))
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import http
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -10,6 +11,7 @@ from gateway_ext.runtime.handler.handler_response import HandlerResponse
 from gateway_ext.runtime.http.request_parser import BodyParser, Malformed, RequestHead, head_in
 
 _MAX_AHEAD_BYTES = 256 << 10  # received before the last response is sent
+_MOST_AT_ONCE_BYTES = 64 << 10  # of a response that the thread of its call sends
 _FIRST_REQUEST_S = 1.0  # from a client that connected while the server stops
 _HEAD_S = 30.0  # for a request's headers, where no other time limit is set
 _IDLE_S = 75.0  # without a request; the gateway keeps an unused connection for less
@@ -43,9 +45,13 @@ class ConnectionOwner(Protocol):
         """Serve a request; None if it was answered at once."""
         ...
 
+    def catch_up(self) -> None:
+        """Call `answered` where a thread has answered since: before what depends on it."""
+        ...
+
 
 class ServerConnection(asyncio.Protocol):
-    """The server's end of a connection; all methods are called in the event loop."""
+    """The server's end of a connection; methods are called in the event loop, or say so."""
 
     def __init__(self, site: ConnectionOwner) -> None:
         self.busy = False
@@ -57,6 +63,9 @@ class ServerConnection(asyncio.Protocol):
         self._made_s = self._loop.time()
         self._answered = False
         self._transport: asyncio.Transport
+        self._descriptor = -1
+        self._sending = threading.Lock()  # held by a thread that sends; until then nothing closes
+        self._unsent = b""  # what such a thread leaves to the loop
         self._buffer = bytearray()
         self._head: RequestHead | None = None
         self._body: BodyParser | None = None
@@ -66,12 +75,15 @@ class ServerConnection(asyncio.Protocol):
         self._mute = False  # the answer has no body (HEAD, 204)
         self._slow: asyncio.TimerHandle | None = None
         self._unused: asyncio.TimerHandle | None = None
+        self._unused_since_s: float | None = None
         self._waiters: list[Callable[[], None]] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._descriptor = transport.get_extra_info("socket").fileno()
+        self._site.catch_up()
         if len(self._site.connections) >= self._site.max_connections:
             self._make_room()
         self._await_request()
@@ -79,22 +91,29 @@ class ServerConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is lost: its call's client has left."""
         del exc
-        self.lost = True
+        self._site.catch_up()
+        with self._sending:  # the transport closes its socket after this
+            self.lost = True
         self._site.connections.pop(self, None)
         self._watch_slowness(on=False)
-        self._await_no_more()
+        if self._unused is not None:
+            self._unused.cancel()
         self._let_go()
 
     def eof_received(self) -> bool:
         """The client has closed its side: it has left."""
+        self._site.catch_up()
         if self.busy:
             self._transport.abort()
         return False
 
     def data_received(self, data: bytes) -> None:
         """Parse a part of a request, or of the next one."""
+        self._site.catch_up()
         self._buffer += data
-        self._await_no_more()
+        self._unused_since_s = None
+        if self.busy:
+            self._site.catch_up()  # a thread that answered just now may not have seen the data
         if not self.busy:
             self._read_on()
         elif len(self._buffer) > _MAX_AHEAD_BYTES:
@@ -132,26 +151,55 @@ class ServerConnection(asyncio.Protocol):
         """Send a whole response."""
         if self.lost:
             return
-        self._mute = self._silent(answer.status)
-        head = self._start_line(answer.status, answer.headers)
-        if answer.status not in _NO_BODY:
-            head.append(f"Content-Length: {len(answer.body)}")
-        data = self._with_end(head)
-        self._transport.write(data if self._mute else data + answer.body)
+        self._transport.write(self.encoded(answer))
         self._done()
+
+    def encoded(self, answer: HandlerResponse) -> bytes:
+        """Return a whole response as it is sent; the thread of its call may ask."""
+        has_body = answer.status not in _NO_BODY
+        framing = f"Content-Length: {len(answer.body)}\r\n" if has_body else ""
+        head = self._head_bytes(answer.status, answer.headers, framing)
+        return head if self._silent(answer.status) else head + answer.body
+
+    def answer_from_thread(self, data: bytes) -> bool:
+        """Send what can be sent at once of a whole response; called in the thread of its call.
+
+        `answered` has to follow in the loop, soon if this returns False.
+        """
+        sent = 0
+        with self._sending:
+            self._call = None
+            if len(data) <= _MOST_AT_ONCE_BYTES and self._takes_at_once():
+                sent = self._sent_at_once(data)
+        self._unsent = data[sent:]
+        return not self._unsent and not self._last
+
+    def answered(self) -> None:
+        """A thread has sent the response, or left a part of it."""
+        unsent, self._unsent = self._unsent, b""
+        if self.lost:
+            return
+        if unsent:
+            self._transport.write(unsent)
+        self._done()
+
+    @property
+    def has_read_ahead(self) -> bool:
+        """Whether a part of the next request is here; any thread may ask."""
+        return bool(self._buffer)
 
     def start_stream(self, status: int, headers: Pairs) -> None:
         """Send the head of a response whose pieces follow."""
         if self.lost:
             return
         self._mute = self._silent(status)
-        head = self._start_line(status, headers)
         self._chunked = self._head is not None and self._head.chunks_allowed
+        framing = ""
         if self._chunked and status not in _NO_BODY:
-            head.append("Transfer-Encoding: chunked")
+            framing = "Transfer-Encoding: chunked\r\n"
         elif not self._chunked:
             self._last = True
-        self._transport.write(self._with_end(head))
+        self._transport.write(self._head_bytes(status, headers, framing))
 
     def piece(self, data: bytes) -> None:
         """Send a piece of a stream at once."""
@@ -217,17 +265,18 @@ class ServerConnection(asyncio.Protocol):
             if self._head is None:
                 return False
             self._body = BodyParser(self._head.length, self._site.max_body_bytes)
-            self._watch_slowness(on=self._limits_body())
             if self._head.expects_continue and not self._buffer and self._head.length != 0:
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         assert self._body is not None
         if not self._body.take(self._buffer):
             return False
-        self._watch_slowness(on=False)
-        self._await_no_more()
+        content, self._body = self._body.content(), None
+        if self._slow is not None:
+            self._watch_slowness(on=False)
+        self._unused_since_s = None
         self.busy = True
         self._last = self._last or not self._head.keep_alive
-        self._call = self._site.begin(self._head, self._body.content(), self)
+        self._call = self._site.begin(self._head, content, self)
         return True
 
     def _done(self) -> None:
@@ -238,9 +287,9 @@ class ServerConnection(asyncio.Protocol):
         if self._last:
             self._transport.close()
             return
-        self._transport.resume_reading()
         self._await_request()
         if self._buffer:
+            self._transport.resume_reading()
             # In a later step: immediate responses would recurse once for each pipelined request.
             self._loop.call_soon(self._resume)
 
@@ -257,17 +306,22 @@ class ServerConnection(asyncio.Protocol):
     def _silent(self, status: int) -> bool:
         return status in _NO_BODY or (self._head is not None and self._head.method == "HEAD")
 
-    def _start_line(self, status: int, headers: Pairs) -> list[str]:
-        reason = _REASONS.get(status, "Status")
-        lines = [f"HTTP/1.1 {status} {reason}"]
-        lines.extend(f"{name}: {value}" for name, value in headers)
-        return lines
+    def _head_bytes(self, status: int, headers: Pairs, framing: str) -> bytes:
+        first = f"HTTP/1.1 {status} {_REASONS.get(status, 'Status')}\r\n"
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        end = "Connection: close\r\n\r\n" if self._last else "\r\n"
+        return f"{first}{lines}{framing}{end}".encode("latin-1")
 
-    def _with_end(self, head: list[str]) -> bytes:
-        if self._last:
-            head.append("Connection: close")
-        head.append("\r\n")
-        return "\r\n".join(head).encode("latin-1")
+    def _takes_at_once(self) -> bool:
+        """Whether a thread may send past the transport, which has nothing to send itself."""
+        transport = self._transport
+        return not (self.lost or transport.is_closing() or transport.get_write_buffer_size())
+
+    def _sent_at_once(self, data: bytes) -> int:
+        try:
+            return os.write(self._descriptor, data)
+        except OSError:
+            return 0  # the transport will meet the same error
 
     def _watch_slowness(self, *, on: bool) -> None:
         if not on and self._slow is not None:
@@ -283,15 +337,23 @@ class ServerConnection(asyncio.Protocol):
 
     def _await_request(self) -> None:
         """Wait for a request, behind the connections that have waited for longer."""
-        self._await_no_more()
         self._site.connections.pop(self, None)
         self._site.connections[self] = None
-        self._unused = self._loop.call_later(_IDLE_S, self._transport.close)
+        self._unused_since_s = self._loop.time()
+        if self._unused is None:
+            self._unused = self._loop.call_later(_IDLE_S, self._close_if_unused)
 
-    def _await_no_more(self) -> None:
-        if self._unused is not None:
-            self._unused.cancel()
-            self._unused = None
+    def _close_if_unused(self) -> None:
+        """The timer stays when a request comes, so that not each of them makes a new one."""
+        self._site.catch_up()
+        self._unused = None
+        if self._unused_since_s is None:
+            return
+        due_s = self._unused_since_s + _IDLE_S
+        if due_s <= self._loop.time():
+            self._transport.close()
+        else:
+            self._unused = self._loop.call_at(due_s, self._close_if_unused)
 
     def _make_room(self) -> None:
         """Close the connection that has waited the longest; this one, if all have a request."""

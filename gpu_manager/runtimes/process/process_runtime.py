@@ -129,10 +129,10 @@ class HostedProcess:
         """Kill the worker as soon as it is frozen, from now on until its end."""
         self._watching = asyncio.get_running_loop().create_task(self._watch(times))
 
-    def admit(self, lease: int, session: str) -> None:
-        """Admit calls of this session under this lease."""
+    def admit(self, lease: int, owner: str, *, several: bool = False) -> None:
+        """Admit calls of this session, or of this function's sessions, under this lease."""
         self._admitted.add(lease)
-        self._worker.send_now(worker_orders.AdmitCalls(lease, session))
+        self._worker.send_now(worker_orders.AdmitCalls(lease, owner, several))
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
         """Admit no further call of the lease, and wait until none is in flight."""
@@ -219,6 +219,8 @@ class HostedProcess:
             self._memory_bytes = max(self._memory_bytes, order.peak_bytes)
             peak_bytes = self._memory_bytes
             self._observer.ran(self, order.lease, order.batch, order.run_s, peak_bytes, order.calls)
+        elif isinstance(order, worker_orders.CallsClaimed):
+            self._observer.claimed(self, order.lease, order.session)
         elif isinstance(order, worker_orders.CallsEnded):
             self._admitted.discard(order.lease)
             ending = self._ending.pop(order.lease, None)

@@ -15,24 +15,42 @@ _REMEMBERED = 256  # ended leases, whose calls are refused at once
 class AdmittedLeases:
     """The gate that every call passes. Thread-safe."""
 
-    def __init__(self, ended: Callable[[int], None], patience_s: float = _PATIENCE_S) -> None:
-        self._tell_ended = ended  # on whatever thread, when an ended lease has no call left
+    def __init__(
+        self,
+        ended: Callable[[int], None],
+        claimed: Callable[[int, str], None],
+        patience_s: float = _PATIENCE_S,
+    ) -> None:
+        """`ended` and `claimed` are called on whatever thread.
+
+        `ended` is, when an ended lease has no call left; `claimed`, when the first call comes under
+        a lease that was admitted for a function, with the call's session.
+        """
+        self._tell_ended = ended
+        self._tell_claimed = claimed
         self._patience_s = patience_s
-        self._changed = threading.Condition()
-        self._in_force: dict[int, str] = {}  # the session that each lease was admitted for
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._in_force: dict[int, str] = {}  # the session, or function, that has each lease
+        self._unclaimed: dict[int, bool] = {}  # a function's leases; if several sessions use it
         self._ended: deque[int] = deque(maxlen=_REMEMBERED)
         self._under_way: dict[int, int] = {}
 
-    def admit(self, lease: int, session: str) -> None:
-        """Calls of this session under this lease may run."""
-        with self._changed:
-            self._in_force[lease] = session
+    def admit(self, lease: int, owner: str, *, several: bool = False) -> None:
+        """Calls of this session under this lease may run.
+
+        If the owner is a function: those of its session whose call comes first, or of several.
+        """
+        with self._lock:
+            self._in_force[lease] = owner
+            self._unclaimed[lease] = several
             self._changed.notify_all()
 
     def end(self, lease: int) -> None:
         """Let no further call in; `ended` is called at once where none is under way."""
-        with self._changed:
+        with self._lock:
             self._in_force.pop(lease, None)
+            self._unclaimed.pop(lease, None)
             self._ended.append(lease)
             over = lease not in self._under_way
             self._changed.notify_all()
@@ -44,23 +62,30 @@ class AdmittedLeases:
         if lease not in self._in_force:
             raise CallRefused(FailureKind.LEASE, f"lease {lease!r:.40} is not in force here")
 
-    def enter(self, lease: int, session: str) -> None:
-        """A call of this session begins; every one that was let in must leave.
+    def enter(self, lease: int, session: str, function: str) -> None:
+        """A call of this function's session begins; every one that was let in must leave.
 
-        Lease numbers are easy to guess, so a call under another session's lease is refused: it
-        would run on GPU time that the other session waited for.
+        Lease numbers are easy to guess, so a call under a lease that others own is refused: it
+        would run on GPU time that they waited for.
         """
-        with self._changed:
+        with self._lock:
             if lease not in self._in_force:
                 self._changed.wait_for(lambda: self._is_known(lease), self._patience_s)
             self.check(lease)
-            if self._in_force[lease] != session:
+            owner = self._in_force[lease]
+            if owner not in (session, function):
                 raise CallRefused(FailureKind.LEASE, f"lease {lease} is another session's")
             self._under_way[lease] = self._under_way.get(lease, 0) + 1
+            several = self._unclaimed.pop(lease, None)
+            first = several is not None and owner != session
+            if first and not several:
+                self._in_force[lease] = session
+        if first:
+            self._tell_claimed(lease, session)
 
     def leave(self, lease: int) -> None:
         """A call has been answered."""
-        with self._changed:
+        with self._lock:
             left = self._under_way.pop(lease) - 1
             if left:
                 self._under_way[lease] = left

@@ -7,8 +7,8 @@ import os
 import socket
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -80,6 +80,7 @@ class ChannelServer:
         self,
         connection: socket.socket,
         session: str,
+        function: str,
         executor: Executor,
         leases: AdmittedLeases,
         programs: Programs,
@@ -87,6 +88,7 @@ class ChannelServer:
     ) -> None:
         self._wire = FrameSocket(connection, eager=True)
         self._session = session
+        self._function = function
         self._executor = executor
         self._leases = leases
         self._programs = programs
@@ -240,12 +242,11 @@ class ChannelServer:
     def _call(self, frame: Frame) -> None:
         call = read_call(frame.meta, self._state)
         self._trace = call.options.trace
-        self._leases.enter(call.lease, self._session)
+        self._leases.enter(call.lease, self._session, self._function)
         residents = call.options.residents
         try:
-            with self._delivery(
-                gives_back=residents is not None and residents.gives_back
-            ) as delivery:
+            gives_back = residents is not None and residents.gives_back
+            with self._delivery(gives_back=gives_back) as delivery:
                 answer = self._executor.call(call, self._state, frame.body, delivery)
                 result = answer.result
                 meta = [result.storages, result.views, result.changed, answer.rng, answer.times]
@@ -254,16 +255,13 @@ class ChannelServer:
         finally:
             self._leases.leave(call.lease)
 
-    @contextmanager
-    def _delivery(self, *, gives_back: bool = False) -> Iterator[Delivery]:
-        """Yield the delivery of one answer; its file is free again if the answer is not sent."""
+    def _delivery(self, *, gives_back: bool = False) -> Delivery:
+        """The delivery of one answer; its file is free again if the answer is not sent."""
         files = self._state.kept.files if gives_back else None
-        with Delivery(self._executor.device, self._state.arena, files) as delivery:
-            try:
-                yield delivery
-            except BaseException:
-                self._executor.forget(self._state.kept, [-number for number in delivery.meta()])
-                raise
+        return Delivery(self._executor.device, self._state.arena, files, self._take_back)
+
+    def _take_back(self, file_number: int) -> None:
+        self._executor.forget(self._state.kept, [-file_number])
 
     def _send(self, kind: FrameKind, meta: Any, delivery: Delivery) -> None:
         self._wire.send(kind, meta, delivery.body, delivery.descriptors)

@@ -3,7 +3,8 @@
 import mmap
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Self
 
 from gpu_manager.worker.calls.executor import CallAnswer
@@ -15,15 +16,21 @@ from torch_shim.wire.protocol import places_behind
 class Delivery:
     """Puts the bytes of one answer where the function reads them.
 
-    With `files`, a large result goes to a file that the function gives back: `file_number`.
+    With `files`, a large result goes to a file that the function gives back: `file_number`. After
+    an error the function does not have the answer, and the worker has to `take_back` the file.
     """
 
     def __init__(
-        self, device: WorkerDevice, arena: memoryview | None, files: ResultFiles | None = None
+        self,
+        device: WorkerDevice,
+        arena: memoryview | None,
+        files: ResultFiles | None,
+        take_back: Callable[[int], None],
     ) -> None:
         self._device = device
         self._arena = arena
         self._files = files
+        self._take_back = take_back
         self.body: Sequence[bytearray] = ()
         self.descriptors: list[int] = []
         self.file_number = 0
@@ -31,10 +38,17 @@ class Delivery:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors.clear()
+        if error is not None and self.file_number:
+            self._take_back(self.file_number)
 
     def __call__(self, answer: CallAnswer) -> None:
         """Copy a result's bytes, and say in the result where they lie."""

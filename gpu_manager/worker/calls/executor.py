@@ -310,7 +310,8 @@ class Executor:
             self._arithmetic = options.arithmetic
         recorded = self.graphs.recorded
         default = torch.get_default_dtype()
-        torch.set_default_dtype(options.default_dtype)
+        if options.default_dtype is not default:
+            torch.set_default_dtype(options.default_dtype)
         try:
             run, need_bytes = self.device.run(
                 lambda: self.graphs.run(call.program, call.binding, inputs, options.mode()),
@@ -320,7 +321,8 @@ class Executor:
             detail = f"{type(error).__name__}: {error}"
             raise CallRefused(FailureKind.OPERATOR, detail[:2000]) from error
         finally:
-            torch.set_default_dtype(default)
+            if torch.get_default_dtype() is not default:
+                torch.set_default_dtype(default)
         if known is None or self.graphs.recorded != recorded:
             self._note_memory(need_bytes)
         if known is None and len(self._needs) < _MOST_SHAPES:

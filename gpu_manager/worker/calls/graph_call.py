@@ -85,7 +85,7 @@ def read_options(options: Any) -> Options:
         autocast = (_dtype(autocast[0]), bool(autocast[1]))
     if rng is not None and not isinstance(rng, bytes):
         raise CallRefused(FailureKind.BAD_FRAME, "a generator's state is bytes")
-    if not isinstance(keys, list) or not all(type(key) is int for key in keys):
+    if not isinstance(keys, list) or not _are_numbers(keys):
         raise CallRefused(FailureKind.BAD_FRAME, "keys are numbers")
     dtype = torch.float32 if default is None else _dtype(default)
     return Options(autocast, rng, keys, dtype, trace, arithmetic, _read_residents(stay))
@@ -100,9 +100,13 @@ def _read_residents(sent: Any) -> Residents | None:
             [True],
         ):
             numbers = [*dropped, *(number for entry in wanted for number in _pair(entry))]
-            if all(type(number) is int for number in numbers):
+            if _are_numbers(numbers):
                 return Residents(first, least, dict(wanted), dropped, bool(more))
     raise CallRefused(FailureKind.BAD_FRAME, f"what stays: {sent!r:.80}")
+
+
+def _are_numbers(values: list[Any]) -> bool:
+    return not values or set(map(type, values)) == {int}
 
 
 def _pair(entry: Any) -> Any:

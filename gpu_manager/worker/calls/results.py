@@ -1,6 +1,5 @@
 """A call's result: which bytes travel, and how the shim makes tensors of them again."""
 
-from collections import ChainMap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -55,7 +54,7 @@ class Packer:
         residents: Residents | None = None,
     ) -> None:
         self._constants = {identity(constant.untyped_storage()) for constant in constants}
-        self._inputs = ChainMap(*inputs)
+        self._inputs = inputs
         self._lasting = True
         self._kept = kept
         self._keys = keys
@@ -77,7 +76,7 @@ class Packer:
             if isinstance(output, torch.Tensor):
                 tensor = _plain(output)
                 storage = identity(tensor.untyped_storage())
-                source = self._inputs.get(storage)
+                source = self._input_in(storage)
                 if source is None:
                     owned.setdefault(storage, []).append((number, tensor))
                 else:
@@ -89,6 +88,12 @@ class Packer:
             self._storage(group, views)
         written = [self._changed(entry) for entry in changed]
         return PackedResult(self._storages, views, written, self._parts)
+
+    def _input_in(self, storage: int) -> int | None:
+        for positions in self._inputs:
+            if storage in positions:
+                return positions[storage]
+        return None
 
     def _storage(self, group: list[tuple[int, torch.Tensor]], views: list[Any]) -> None:
         """Outputs over one storage: each run of bytes that some of them share is one piece."""

@@ -4,14 +4,13 @@ Weights are views of the image's pages, which every process of the node shares; 
 full, as they would on a GPU.
 """
 
-import contextlib
 import ctypes
 import mmap
 import os
 import re
 import resource
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import torch
@@ -93,8 +92,11 @@ class CpuArithmetic:
         if not size_bytes:
             return torch.empty(0).untyped_storage()
         found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
-        with self._shortage_told():
+        try:
             return found.clone().untyped_storage()
+        except (MemoryError, RuntimeError) as error:
+            self._check_shortage(error)
+            raise
 
     def refill(
         self, storage: torch.UntypedStorage, area: memoryview, offset: int, size_bytes: int
@@ -118,17 +120,23 @@ class CpuArithmetic:
 
     def unpark(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """A copy in anonymous memory."""
-        with self._shortage_told():
+        try:
             copied: torch.UntypedStorage = storage.clone()  # type: ignore[no-untyped-call] # torch gives it no types
-            return copied
+        except (MemoryError, RuntimeError) as error:
+            self._check_shortage(error)
+            raise
+        return copied
 
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
         """Do the work, watching the process's highest anonymous memory if asked to."""
         if measure:
             self.limit(self._limit_bytes)
             os.write(self._peak, b"5")
-        with self._shortage_told():
+        try:
             result = work()
+        except (MemoryError, RuntimeError) as error:
+            self._check_shortage(error)
+            raise
         return result, self._peak_bytes() if measure else 0
 
     def seed(self, state: bytes) -> None:
@@ -152,16 +160,11 @@ class CpuArithmetic:
         """Take the new mapping into account."""
         self.limit(self._limit_bytes)
 
-    @contextlib.contextmanager
-    def _shortage_told(self) -> Iterator[None]:
-        """Turn each way in which memory can be short into OutOfMemory."""
-        try:
-            yield
-        except MemoryError as error:
+    def _check_shortage(self, error: Exception) -> None:
+        """Raise OutOfMemory if the error is one of the ways in which memory can be short."""
+        if isinstance(error, MemoryError):
             raise OutOfMemory(self._limit_bytes + 1, "the host has no more memory") from error
-        except RuntimeError as error:
-            if "allocate memory" not in str(error):
-                raise
+        if "allocate memory" in str(error):
             asked = _ASKED.search(str(error))
             need = self.used_bytes() + (int(asked[1]) if asked else 0)
             raise OutOfMemory(max(need, self._limit_bytes + 1), str(error)) from error

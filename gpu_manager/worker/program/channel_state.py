@@ -202,7 +202,8 @@ class SessionStorages:
 
     def any_free_file(self) -> bool:
         """Whether there are files that no function reads."""
-        return any(kept.files.any_free for kept in self._now())
+        has_files = self.file_budget.size_bytes > 0
+        return has_files and any(kept.files.any_free for kept in self._now())
 
     def trim_files(self, before_s: float) -> None:
         """Give up the files that no function has read since then."""

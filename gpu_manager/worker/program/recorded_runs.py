@@ -24,6 +24,8 @@ _RUNS_BEFORE = 2
 _MOST_RECORDINGS = 32
 _MOST_KEYS = 4096
 
+_AS_IT_IS = nullcontext()
+
 
 class Mode(NamedTuple):
     """What changes the numbers that a program computes, beside its inputs."""
@@ -153,7 +155,7 @@ class Graphs:
 
 def _computing(device: WorkerDevice, mode: Mode) -> AbstractContextManager[object]:
     if mode.autocast is None:
-        return nullcontext()
+        return _AS_IT_IS
     dtype, cache = mode.autocast
     return torch.autocast(device.device.type, dtype, cache_enabled=cache)
 

@@ -17,6 +17,8 @@ _MOST_KINDS = 10_000
 
 # What a lease can be kept for: the caller, its function and the models.
 _Kind = tuple[str, str, Bundle]
+# Leases of one kind that stand while nobody else waits, or for a slice.
+_Doubted = tuple[_Kind, bool]
 
 
 class _Doubt:
@@ -57,8 +59,8 @@ class StandingLeases:
         self.waiting: dict[_Kind, int] = {}
         self.queued = 0
         self._ended: dict[LeaseId, Dispatch] = {}
-        self.unused: dict[LeaseId, _Kind] = {}
-        self._doubts: dict[_Kind, _Doubt] = {}
+        self.unused: dict[LeaseId, _Doubted] = {}
+        self._doubts: dict[_Doubted, _Doubt] = {}
 
     def __bool__(self) -> bool:
         """Whether some lease may have to be recalled, or a recall is not said yet."""
@@ -90,19 +92,27 @@ class StandingLeases:
 
     def terms_for(self, pending: Pending, slot: Slot) -> StandingTerms | None:
         """The terms on which its caller may keep a lease on this slot; None if it may not."""
-        if self.terms is None or not pending.request.caller:
+        terms = self.terms
+        if terms is None or not pending.request.caller:
             return None
         kind = _kind(pending)
         if self._others(kind) or any(_kind(other) != kind for other in slot.local.unsorted()):
-            return None
-        doubt = self._doubts.get(kind)
-        return None if doubt is not None and doubt.skips() else self.terms
+            if not terms.slice_s:
+                return None
+            terms = terms._replace(seconds=terms.slice_s)
+        doubt = self._doubts.get((kind, terms.for_a_slice))
+        return None if doubt is not None and doubt.skips() else terms
 
     def given(self, lease: ActiveLease, pending: Pending) -> None:
         """A lease was given that may outlive the call of this request."""
-        kind = self.kinds[lease.id] = _kind(pending)
-        self.kept.setdefault(kind, {})[lease.id] = lease
-        self.unused[lease.id] = kind
+        assert lease.dispatch is not None
+        assert lease.dispatch.stands is not None
+        kind = _kind(pending)
+        for_a_slice = lease.dispatch.stands.for_a_slice
+        self.unused[lease.id] = kind, for_a_slice
+        if not for_a_slice:  # else it ends by itself, before a recall would be obeyed
+            self.kinds[lease.id] = kind
+            self.kept.setdefault(kind, {})[lease.id] = lease
 
     def used(self, lease: ActiveLease) -> None:
         """A call ran under this lease: others are recalled before it."""
@@ -128,9 +138,9 @@ class StandingLeases:
             return
         self.given_back(lease.id, tell=True)
         self.recalled.discard(lease.id)
-        kind = self.unused.pop(lease.id, None)
-        if kind is not None:
-            self._doubt(kind)
+        unused = self.unused.pop(lease.id, None)
+        if unused is not None:
+            self._doubt(unused)
         self._ended[lease.id] = lease.dispatch._replace(explanation=None)
         if len(self._ended) > _MOST_ENDED:
             del self._ended[next(iter(self._ended))]
@@ -166,10 +176,10 @@ class StandingLeases:
         unsaid, self._unsaid = self._unsaid, []
         return iter(unsaid)
 
-    def _doubt(self, kind: _Kind) -> None:
+    def _doubt(self, unused: _Doubted) -> None:
         if len(self._doubts) >= _MOST_KINDS:
             self._doubts.clear()
-        self._doubts.setdefault(kind, _Doubt()).in_vain()
+        self._doubts.setdefault(unused, _Doubt()).in_vain()
 
     def _drop(self, lease: LeaseId) -> bool:
         """Keep this lease no longer; whether it was kept."""

@@ -44,7 +44,7 @@ KINDS = (
 )
 _MOST_GPUS = 5
 # Callers that are named may keep their leases.
-STANDING = CoreSettings(standing=StandingTerms(5.0, 100))
+STANDING = CoreSettings(standing=StandingTerms(5.0, 100, slice_s=0.5))
 _LATE = events.SlotFreed | events.ModelLoaded | events.RunFinished | events.LeaseReleased
 
 _bursts = st.lists(

@@ -40,6 +40,7 @@ class Watcher:
 
     def __init__(self) -> None:
         self.runs: list[tuple[int, int, float, int]] = []
+        self.claims: list[tuple[int, str]] = []
         self.deaths: list[tuple[str, str]] = []
         self.pressures: list[tuple[int, int]] = []
         self.relief = PressureAnswer(0, retry=False)
@@ -55,6 +56,10 @@ class Watcher:
     ) -> None:
         del hosted, calls
         self.runs.append((lease, batch, run_s, peak_bytes))
+
+    def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:
+        del hosted
+        self.claims.append((lease, session))
 
     async def pressure(self, hosted: HostedModel, lease: int, need_bytes: int) -> PressureAnswer:
         del hosted

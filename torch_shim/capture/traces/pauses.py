@@ -41,17 +41,16 @@ class Pauses:
     def begin_call(self) -> None:
         """Note that this thread calls a model."""
         number = threading.get_native_id()
-        with self._none_left:
-            self._callers[number] = self._callers.get(number, 0) + 1
+        self._callers[number] = self._callers.get(number, 0) + 1  # its own entry: without a lock
 
     def end_call(self) -> None:
         """Note that this thread's call has ended."""
         number = threading.get_native_id()
-        with self._none_left:
-            depth = self._callers.pop(number, 1) - 1
-            if depth:
-                self._callers[number] = depth
-            if not self._callers:
+        depth = self._callers.pop(number, 1) - 1
+        if depth:
+            self._callers[number] = depth
+        if self._thread is not None and not self._callers:
+            with self._none_left:
                 self._none_left.notify_all()
 
     @contextmanager

@@ -91,6 +91,8 @@ class SharedBlocks:
 
     def trim(self, idle_s: float = _IDLE_S) -> None:
         """Give up the blocks that were not used for so long."""
+        if not self._free and not self._left:  # as in most functions, at each of their requests
+            return
         before_s = time.monotonic() - idle_s
         with self._lock:
             self._note_left()

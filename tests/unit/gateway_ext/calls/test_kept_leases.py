@@ -219,6 +219,45 @@ async def test_recalled_lease_goes_back_after_the_call_in_flight(it: Leasing) ->
     assert (await waiting).placement.lease == 2
 
 
+async def test_recalled_lease_serves_waiting_calls_for_its_slice(it: Leasing) -> None:
+    it.leases.terms = TERMS._replace(slice_s=60.0)
+    lease = await it.acquire("c0")
+    it.leases.open.clear()
+    waiting = asyncio.create_task(it.acquire("c1"))
+    await eventually(lambda: len(it.asked) == 2)
+    recall(it, 1)
+    it.done(lease)
+    second = await waiting
+    assert second.placement == lease.placement
+    it.done(second)
+    assert it.leases.released == [lease.placement.lease]
+
+
+async def test_lease_for_a_slice_goes_back_when_no_call_waits(it: Leasing) -> None:
+    it.leases.terms = StandingTerms(60.0, 100, slice_s=60.0)
+    lease = await it.acquire("c0")
+    waiting = asyncio.create_task(it.acquire("c1"))
+    await asyncio.sleep(0)
+    it.done(lease)
+    second = await waiting
+    assert second.placement == lease.placement
+    assert it.leases.released == []
+    it.done(second)
+    assert it.leases.released == [lease.placement.lease]
+
+
+async def test_lease_for_a_slice_goes_back_when_its_slice_is_over(it: Leasing) -> None:
+    it.leases.terms = StandingTerms(0.01, 100, slice_s=0.01)
+    lease = await it.acquire("c0")
+    it.leases.open.clear()
+    waiting = asyncio.create_task(it.acquire("c1"))
+    await asyncio.sleep(0.02)
+    it.done(lease)
+    assert it.leases.released == [lease.placement.lease]
+    it.leases.open.set()
+    assert (await waiting).placement.lease == 2
+
+
 async def test_recall_may_come_before_the_call_has_resumed(it: Leasing) -> None:
     recall(it, 1)
     it.done(await it.acquire("c0"))

@@ -57,6 +57,9 @@ class Site:
     def begin(self, head: RequestHead, body: bytes, connection: ServerConnection) -> None:
         del head, body, connection
 
+    def catch_up(self) -> None:
+        """No thread answers."""
+
 
 @asynccontextmanager
 async def connections_to(site: Site, *sent: bytes) -> AsyncIterator[list[asyncio.StreamReader]]:

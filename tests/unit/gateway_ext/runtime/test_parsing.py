@@ -1,6 +1,7 @@
 """HTTP/1.1 requests out of bytes, whole, in pieces, and malformed."""
 
 import itertools
+import re
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from gateway_ext.runtime.http.request_parser import (
     head_in,
 )
 
+_ONE_HEADER = re.compile(r"[aB-]+:[^\r\n\0]*")
 CHUNKED = b"5;name=x\r\nhello\r\n6\r\n world\r\n0\r\nTrailer: x\r\n\r\n"
 
 
@@ -58,6 +60,12 @@ def test_head_is_awaited_when_in_pieces() -> None:
         (b"GET / HTTP/2.0\r\n\r\n", 505),
         (b"GET / HTTP/1.1\r\nNo colon\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nA : 1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nan A: 1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nA: 1\r\n: 2\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nA: 1\rB: 2\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nA: \0\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nA: 1\n\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nA: 1\r\n\nB: 2\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nA: 1\r\n folded\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nA: 1\nB: 2\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
@@ -70,6 +78,20 @@ def test_head_is_awaited_when_in_pieces() -> None:
 )
 def test_head_is_refused_when_malformed(text: bytes, status: int) -> None:
     assert refused(text) == status
+
+
+@given(st.lists(st.text("aB:- \t\r\n\0é", max_size=6), max_size=4))
+def test_headers_are_taken_only_when_each_line_is_one(lines: list[str]) -> None:
+    text = "".join(f"{line}\r\n" for line in lines).partition("\r\n\r\n")[0].removeprefix("\r\n")
+    whole = [line for line in text.split("\r\n") if line]
+    sent = f"GET / HTTP/1.1\r\n{text}\r\n\r\n".encode("latin-1")
+    if all(_ONE_HEADER.fullmatch(line) for line in whole):
+        pairs = [line.partition(":") for line in whole]
+        firsts = {name.lower(): value.strip(" \t") for name, _, value in reversed(pairs)}
+        found = head(sent.replace(b"\r\n\r\n\r\n", b"\r\n\r\n")).headers
+        assert {name.lower(): value for name, value in found.items()} == firsts
+    else:
+        assert refused(sent) == 400
 
 
 def test_connection_closes_when_asked_or_old() -> None:

@@ -152,6 +152,7 @@ def test_last_call_is_cut_short_only_when_nobody_wants_its_answer(why: EndReason
         EndReason.QUIET,
         EndReason.EXPIRED,
         EndReason.RECALLED,
+        EndReason.UNCLAIMED,
         EndReason.WORKER_LOST,
     )
 
@@ -191,14 +192,24 @@ def test_unclaimed_lease_stays_while_its_models_load_or_a_session_waits_for_it()
     assert due(leases, 119.0) == []
 
 
-@pytest.mark.parametrize("stands", [False, True])
-def test_lease_that_stands_is_not_ended_by_those_who_wait(*, stands: bool) -> None:
+@pytest.mark.parametrize(
+    ("stands_s", "ends_s", "why"),
+    [
+        (0.0, 1.02, EndReason.QUIET),
+        (3.0, 3.25, EndReason.QUIET),
+        (9.0, 6.0, EndReason.IDLE),
+    ],
+)
+def test_lease_that_stands_is_not_ended_by_those_who_wait_while_it_does(
+    stands_s: float, ends_s: float, why: EndReason
+) -> None:
     leases = LeasesInForce(TIMES, contended=True)
-    assert leases.grant(LeaseId(1), SlotId("g0"), GpuId("g0"), (BERT,), 0.0, stands=stands)
+    assert leases.grant(LeaseId(1), SlotId("g0"), GpuId("g0"), (BERT,), 0.0, stands_s=stands_s)
     held = leases.get(LeaseId(1))
     assert held is not None
-    leases.claim(held, HOLDER, 0.0, given=True)
-    leases.record_use(held, 1.0, 0.01)
+    leases.claim(held, HOLDER, 0.97, given=True)
+    leases.record_use(held, 1.0, 0.0)
 
-    assert due(leases, 2.0) == ([] if stands else [EndReason.CONTENDED])
-    assert due(leases, 6.1) == ([EndReason.IDLE] if stands else [EndReason.CONTENDED])
+    assert leases.next_due_s() == pytest.approx(ends_s)
+    assert due(leases, ends_s - 0.001) == []
+    assert due(leases, ends_s + 1e-9) == [why]

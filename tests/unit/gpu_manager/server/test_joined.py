@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -10,47 +9,16 @@ import pytest
 from cache_manager.model.ids import NodeId
 from gpu_manager.node.leases_in_force import LeaseTimes
 from scheduler.model.events import ModelDemoted, SlotFreed
-from scheduler.model.values import LeaseId, Placement, Request, RequestId, SlotId
-from scheduler.wire.lease_tokens import LeaseClaims, sign
-from testbed.nodes.manager_client import ManagerClient, ManagerRefused, SealedWeights, weights
+from scheduler.model.values import LeaseId, SlotId
+from testbed.nodes.manager_client import ManagerClient, ManagerRefused, weights
 from testbed.virtual_time import outcome
 from tests.kit.waiting import eventually
-from tests.kit.worlds.cluster_in_process import SECRET, Scheduler, Wire, a_scheduler, leases_of
-from tests.kit.worlds.joined_manager import Joined, joined, model_of
+from tests.kit.worlds.callers_leases import given, token, uploaded
+from tests.kit.worlds.cluster_in_process import Wire, a_scheduler, leases_of
+from tests.kit.worlds.joined_manager import joined, model_of
 from torch_shim.wire.protocol import FrameKind
 
 pytestmark = pytest.mark.timeout(20, func_only=True)
-
-
-def given(
-    it: Scheduler, image: SealedWeights, name: str = "gateway/1", caller: str = ""
-) -> asyncio.Future[Placement]:
-    """A gateway's request for a GPU for this function; the lease of one that is named stands."""
-    request = Request(RequestId(name), "team/function", (model_of(image),), caller=caller)
-    return asyncio.ensure_future(it.driver.acquire(request))
-
-
-def token(placement: Placement, *, function: str = "team/function", in_s: float = 60.0) -> str:
-    """What the gateway hands to the function."""
-    claims = LeaseClaims(
-        lease=placement.lease,
-        request=RequestId("gateway/1"),
-        function=function,
-        node=placement.node,
-        gpu=placement.gpu,
-        slot=placement.slot,
-        term=1,
-        expires_s=time.time() + in_s,
-        stands=placement.stands is not None,
-    )
-    return sign(claims, SECRET)
-
-
-async def uploaded(node: Joined) -> tuple[ManagerClient, SealedWeights]:
-    image = weights(os.urandom(1000))
-    client = await node.client()
-    await client.upload(image)
-    return client, image
 
 
 # -- functions that ask by themselves -------------------------------------------------------------
@@ -153,7 +121,6 @@ async def test_function_uses_its_callers_lease_when_it_presents_the_token(tmp_pa
         assert answer["lease"] == again["lease"] == placement.lease
         assert leases_of(it) == {placement.lease}
         it.driver.release(placement.lease)
-        assert await client.hint() == placement.lease
         await eventually(lambda: not leases_of(it))
         assert it.driver.status().counts.finished == {"completed": 1}
         channel.close()

@@ -41,7 +41,7 @@ async def test_lease_comes_with_a_channel_to_its_worker() -> None:
         assert worker.admitted == {answer["lease"]}
         assert worker.holders == {answer["lease"]: "team/function/me"}
         (served,) = worker.channels
-        assert served[:2] == ("team/function/me", "function")
+        assert served[:2] == ("team/function/me", "team/function")
         channel.sendall(b"hello")
         assert served[2].recv(5) == b"hello"
         channel.close()

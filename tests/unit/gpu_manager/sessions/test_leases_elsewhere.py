@@ -12,9 +12,9 @@ from scheduler.model.events import LoadFailed, RequestArrived
 from scheduler.wire.lease_tokens import sign, verify
 from testbed.nodes.manager_client import ManagerClient, ManagerRefused, SealedWeights, weights
 from tests.kit.waiting import eventually
+from tests.kit.worlds.callers_leases import given, token, uploaded
 from tests.kit.worlds.cluster_in_process import SECRET, Scheduler, a_scheduler, leases_of
 from tests.kit.worlds.joined_manager import Joined, joined, model_of
-from tests.unit.gpu_manager.server.test_joined import given, token, uploaded
 from torch_shim.wire.protocol import FrameKind
 
 pytestmark = pytest.mark.timeout(20, func_only=True)

@@ -1,7 +1,5 @@
 """Traces at the manager and its workers: taken where they are said, missed by nobody where not."""
 
-import resource
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ from tests.unit.gpu_manager.worker.calls.caller import LEASE, CallFailed, LocalW
 from torch_shim.wire.manager_session import ManagerSession
 from torch_shim.wire.programs import Ref
 from torch_shim.wire.protocol import (
+    AHEAD,
     ARITHMETIC,
     FILES,
     LATER_REQUESTS,
@@ -25,14 +24,6 @@ pytestmark = pytest.mark.timeout(20, func_only=True)
 
 SAID = f"00-{32 * 'a'}-{16 * 'b'}-01"
 DOUBLE = program(step("o:add", Ref(0), Ref(0)), inputs=1, output=[Ref(1)])
-
-
-@pytest.fixture(autouse=True)
-def _unlimited_afterwards() -> Iterator[None]:
-    """A worker caps its address space, which here is that of all tests."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @pytest.mark.parametrize("trace", [(), (SAID,), ("",)])
@@ -75,7 +66,15 @@ async def test_manager_says_that_its_workers_take_traces_and_takes_one_itself() 
         image = weights(b"weights")
         client = await it.client()
         later = [kind.name for kind in LATER_REQUESTS]
-        assert client.welcome["knows"] == [*later, TRACE, SIZES, ARITHMETIC, RESIDENTS, FILES]
+        assert client.welcome["knows"] == [
+            *later,
+            TRACE,
+            SIZES,
+            ARITHMETIC,
+            RESIDENTS,
+            FILES,
+            AHEAD,
+        ]
         await client.upload(image)
         answer, ends = await client.acquire(image.digest, trace=SAID)
         assert answer["request"].startswith("team/function/")

@@ -22,6 +22,9 @@ class Nobody:
     def ran(self, *_: Any) -> None:
         pass
 
+    def claimed(self, *_: Any) -> None:
+        pass
+
     async def pressure(self, *_: Any) -> PressureAnswer:
         return PressureAnswer(0, retry=False)
 

@@ -86,7 +86,7 @@ async def test_address_of_a_caller_is_not_dialled_whatever_token_it_shows(
             nodes = nodes_of(it)
             given = RequestLease((f"tcp:127.0.0.1:{evil.getsockname()[1]}", it.address), shown())
             with pytest.raises(RemoteFailure) as refused:
-                await asyncio.to_thread(nodes.holder, given.token, given.node)
+                await asyncio.to_thread(nodes.holder, given.token, given.claims.node)
             assert refused.value.failure == failure
             nodes.close()
         evil.setblocking(False)
@@ -105,7 +105,7 @@ async def test_node_is_found_at_the_addresses_that_were_signed_whatever_its_call
         with socket.create_server(("127.0.0.1", 0)) as evil:
             nodes = nodes_of(own)
             given = RequestLease((f"tcp:127.0.0.1:{evil.getsockname()[1]}",), token(far.address))
-            found = await asyncio.to_thread(nodes.holder, given.token, given.node)
+            found = await asyncio.to_thread(nodes.holder, given.token, given.claims.node)
             assert (found.address, await asyncio.to_thread(lambda: found.node)) == (
                 far.address,
                 "n9",
@@ -127,7 +127,7 @@ async def test_own_manager_is_taken_without_asking_when_a_token_names_its_node_o
         given = RequestLease(("tcp:198.51.100.1:1",), shown)
         assert await asyncio.to_thread(lambda: nodes.own.node) == "node"
         said = nodes.own.control.wire.sent_bytes
-        assert await asyncio.to_thread(nodes.holder, given.token, given.node) is nodes.own
+        assert await asyncio.to_thread(nodes.holder, given.token, given.claims.node) is nodes.own
         assert nodes.own.control.wire.sent_bytes == said
         nodes.close()
 

@@ -29,7 +29,11 @@ def test_placement_is_known_inside_and_gone_outside() -> None:
     with request_context.given(" unix:/a , tcp:b:1 ", TOKEN):
         found = request_context.current()
         assert found is not None
-        assert (found.addresses, found.token, found.node) == (("unix:/a", "tcp:b:1"), TOKEN, "n1")
+        assert (found.addresses, found.token, found.claims.node) == (
+            ("unix:/a", "tcp:b:1"),
+            TOKEN,
+            "n1",
+        )
     assert request_context.current() is None
 
 
@@ -126,3 +130,29 @@ async def test_thread_that_outlives_its_request_asks_by_itself() -> None:
 @pytest.mark.parametrize("odd", ["", "x", "x.y", "eyJhIjoxfQ.mac", "bnVsbA.mac", "\u00e4.mac"])
 def test_token_names_no_node_when_it_is_none(odd: str) -> None:
     assert request_context.claims_of(odd).node is None
+
+
+def test_few_tokens_are_remembered_when_callers_bring_many() -> None:
+    for number in range(1000):
+        claims = CLAIMS._replace(node=NodeId(f"n{number}"))
+        assert request_context.claims_of(sign(claims, b"a secret")).node == f"n{number}"
+    assert request_context.claims_of.cache_info().currsize <= 64
+
+
+def test_request_that_fails_is_over_and_the_outer_one_is_current_again() -> None:
+    def fail() -> None:
+        with request_context.given("tcp:a:1", TOKEN):
+            found = request_context.current()
+            assert found is not None
+            requests.append(found)
+            found.at_end(lambda: ended.append(TOKEN))
+            raise ValueError("broken")
+
+    requests: list[request_context.RequestLease] = []
+    ended: list[str] = []
+    with request_context.given("tcp:a:1", "outer"):
+        with pytest.raises(ValueError, match="broken"):
+            fail()
+        assert requests[0].over
+        assert ended == [TOKEN]
+        assert token() == "outer"

@@ -16,9 +16,9 @@ from scheduler.model.events import LeaseReleased
 from scheduler.model.values import LeaseId
 from testbed.nodes.manager_client import SealedWeights
 from tests.kit.waiting import eventually
+from tests.kit.worlds.callers_leases import given, token, uploaded
 from tests.kit.worlds.cluster_in_process import Scheduler, a_scheduler, leases_of
 from tests.kit.worlds.joined_manager import Joined, joined
-from tests.unit.gpu_manager.server.test_joined import given, token, uploaded
 from torch_shim.leases import request_context
 from torch_shim.leases.habits import ENOUGH, Habits
 from torch_shim.leases.leasing import ProcessLeases
@@ -292,6 +292,34 @@ async def test_request_asks_by_itself_when_the_lease_that_stood_has_ended(tmp_pa
         assert found[1] is None
 
 
+async def test_lease_is_used_without_asking_where_the_last_one_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+    acquire = ManagerSession.acquire
+
+    def counted(session: ManagerSession, digest: str, batch: int, token: Any, **more: Any) -> Any:
+        asked.append(token)
+        return acquire(session, digest, batch, token, **more)
+
+    monkeypatch.setattr(ManagerSession, "acquire", counted)
+    async with standing_requests(tmp_path) as requests:
+        async with requests.next() as function:
+            first = await function.call()
+        requests.it.driver.release(LeaseId(requests.lease))
+        await eventually(lambda: not leases_of(requests.it))
+        lease = await given(requests.it, requests.image, "gateway/2", caller="gateway")
+        known, requests.shown = requests.shown, token(lease, ahead=True)
+        async with requests.next() as function:
+            second = await function.call()
+            assert asked == [known]
+            assert (second.lease.number, second.lease.peer) == (lease.lease, first.lease.peer)
+            second.lease.over = True  # as a call does that the worker refuses
+            third = await function.call()
+        assert asked == [known, requests.shown]
+        assert (third.lease.number, third.lease.peer) == (lease.lease, first.lease.peer)
+
+
 def test_few_claims_are_kept_whatever_tokens_come() -> None:
     claims = StandingClaims()
     first = claims.of("first")
@@ -305,3 +333,12 @@ def test_few_claims_are_kept_whatever_tokens_come() -> None:
 def test_only_a_plain_truth_makes_a_lease_stand(stands: str) -> None:
     body = base64.urlsafe_b64encode(f'{{"node":"n0","stands":{stands}}}'.encode()).decode()
     assert request_context.claims_of(f"{body}.mac").stands is (stands == "true")
+
+
+@pytest.mark.parametrize("lease", ["0", "-1", "true", '"7"', "1.5", str(1 << 62), "[7]"])
+def test_only_a_lease_number_names_a_lease(lease: str) -> None:
+    body = base64.urlsafe_b64encode(
+        f'{{"node":"n0","gpu":"g","ahead":true,"lease":{lease}}}'.encode()
+    ).decode()
+    claims = request_context.claims_of(f"{body}.mac")
+    assert (claims.node, claims.lease, claims.gpu) == ("n0", 0, "")

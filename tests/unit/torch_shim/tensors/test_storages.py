@@ -98,3 +98,30 @@ def test_writes_are_noticed_when_threads_race(shim: Snippet) -> None:
     [thread.join() for thread in threads]
     assert all(x.item() == 300 for x in tensors)
     """)
+
+
+def test_versions_are_those_of_each_tensor_when_some_have_none(shim: Snippet) -> None:
+    shim("""
+    from torch_shim.tensors import write_epochs
+    written = torch.zeros(3, device="cuda")
+    written.add_(1).add_(1)
+    with torch.inference_mode():
+        uncounted = torch.zeros(3, device="cuda")
+    for tensors in ([], [written], [uncounted], [written, uncounted, torch.zeros(3)]):
+        expected = [write_epochs.version_of(tensor) for tensor in tensors]
+        assert write_epochs.versions_of(tensors) == expected, tensors
+    assert write_epochs.version_of(written) == 2
+    """)
+
+
+def test_tensors_in_lists_beside_numbers_are_handles(shim: Snippet) -> None:
+    shim("""
+    from torch_shim.tensors.handles import CudaTensor, wrap
+    inner = torch.zeros(3)
+    wrap([1, 2.0, None, (3, [inner, "x"]), {"a": 4}])
+    assert type(inner) is CudaTensor
+    values = torch.arange(6.0, device="cuda").view(2, 3)
+    assert values.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert values[torch.tensor(1)].tolist() == [3.0, 4.0, 5.0]
+    assert values[torch.tensor([1, 0]), 0].tolist() == [3.0, 0.0]
+    """)

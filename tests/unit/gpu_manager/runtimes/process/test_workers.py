@@ -76,6 +76,16 @@ def test_model_answers_when_it_was_loaded(machine: Machine) -> None:
     assert machine.watcher.deaths == []
 
 
+def test_first_session_to_call_under_a_functions_lease_is_named(machine: Machine) -> None:
+    hosted = machine.load()
+    machine.admit(hosted, session="f")  # the function of all channels here
+    with machine.connect(hosted) as caller:
+        for _ in range(2):
+            machine.call(caller, DOUBLE, torch.ones(1))
+    machine.until(lambda: machine.watcher.claims, "the claim is reported")
+    assert machine.watcher.claims == [(7, "s")]
+
+
 def test_weights_in_the_store_are_untouched_when_a_program_writes_to_them(
     machine: Machine,
 ) -> None:

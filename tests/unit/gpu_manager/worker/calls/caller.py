@@ -235,7 +235,7 @@ class LocalWorker:
         self.pressures: list[int] = []
         self.relief: tuple[int | None, bool] = (None, False)
         self.device = CpuArithmetic()
-        self.leases = AdmittedLeases(self.ended.append)
+        self.leases = AdmittedLeases(self.ended.append, lambda *_: None)
         self.table = OperatorTable(self.device.device)
         self.executor = Executor(self.device, self.table, self.leases, self._relieve)
         self.programs = Programs(self.table)
@@ -251,7 +251,8 @@ class LocalWorker:
         self.leases.admit(LEASE, session)
         ours, theirs = socket.socketpair()
         reports = CallObservers(lambda lease, _: self.ran.append(lease), self._note, self.lost.set)
-        server = ChannelServer(theirs, session, self.executor, self.leases, self.programs, reports)
+        parts = self.executor, self.leases, self.programs, reports
+        server = ChannelServer(theirs, session, "f", *parts)
         self.serve(server)
         return Caller(ours, arena_bytes)
 

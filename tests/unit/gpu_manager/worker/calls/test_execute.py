@@ -1,7 +1,5 @@
 """One call: the same numbers as torch, aliases kept, inputs written back, memory within limits."""
 
-import resource
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,14 +21,6 @@ from torch_shim.wire.programs import Constant, DeviceName, Named, Ref, Slice
 from torch_shim.wire.protocol import FrameKind
 
 F = "t:torch.nn.functional."
-
-
-@pytest.fixture(autouse=True)
-def _unlimited_afterwards() -> Iterator[None]:
-    """A worker caps its address space, which here is that of all tests."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def floats(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,5 @@
 """Calls: storages that a session keeps in the worker, and calls that lack memory."""
 
-import resource
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -17,14 +14,6 @@ from torch_shim.wire.programs import Named, Ref
 from torch_shim.wire.protocol import MOST_BINDINGS, FrameKind
 
 F = "t:torch.nn.functional."
-
-
-@pytest.fixture(autouse=True)
-def _unlimited_afterwards() -> Iterator[None]:
-    """A worker caps its address space, which here is that of all tests."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def floats(tensor: torch.Tensor) -> torch.Tensor:

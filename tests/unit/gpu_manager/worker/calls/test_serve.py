@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import resource
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -18,13 +17,6 @@ from torch_shim.wire.protocol import FrameKind, pack_frame
 DOUBLE = program(step("o:mul", Ref(0), 2), output=[Ref(1)])
 NO_OPTIONS: list[Any] = [None, None, [], None]
 SOURCE = [2, 0, 16, 0, 0]
-
-
-@pytest.fixture(autouse=True)
-def _unlimited_afterwards() -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @pytest.fixture
@@ -258,7 +250,7 @@ def test_call_is_refused_when_it_names_another_sessions_lease(worker: LocalWorke
 def test_lease_ends_when_its_call_has_been_answered(worker: LocalWorker) -> None:
     with worker.connect() as caller:
         caller.call(DOUBLE, torch.ones(4))
-        worker.leases.enter(LEASE, "s")
+        worker.leases.enter(LEASE, "s", "f")
         worker.leases.end(LEASE)
         assert worker.ended == []
         with pytest.raises(CallFailed):

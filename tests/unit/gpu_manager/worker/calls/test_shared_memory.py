@@ -3,9 +3,7 @@
 import fcntl
 import mmap
 import os
-import resource
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,14 +25,6 @@ SIZE = 1 << 19  # floats: 2 MiB
 DOUBLE = program(step("o:mul", Ref(0), 2), output=[Ref(1)])
 SORT = program(step("m:sort", Ref(0)), step("o:getitem", Ref(1), 0), output=[Ref(2)])
 MEBIBYTE = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def _unlimited_afterwards() -> Iterator[None]:
-    """A worker caps its address space, which here is that of all tests."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def call(caller: Caller, value: float, dropped: Any = (), *, gives_back: bool = True) -> Frame:

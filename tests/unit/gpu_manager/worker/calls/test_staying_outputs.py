@@ -2,9 +2,7 @@
 
 import mmap
 import os
-import resource
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,14 +25,6 @@ from torch_shim.wire.protocol import FrameKind
 FIRST, STAYS, SOLE = 1 << 40, -2, 2
 DOUBLE = program(step("o:mul", Ref(0), 2), output=[Ref(1)])
 GROW = program(step("m:add_", Ref(0), 1), output=[])
-
-
-@pytest.fixture(autouse=True)
-def _unlimited_afterwards() -> Iterator[None]:
-    """A worker caps its address space, which here is that of all tests."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def staying(first: int = FIRST, least: int = 1, wanted: Any = (), dropped: Any = ()) -> list[Any]:
@@ -169,7 +159,7 @@ def test_function_gets_what_stayed_once_when_the_worker_ends() -> None:
     for _ in range(2):  # channels of one session
         ours, theirs = socket.socketpair()
         observers = CallObservers(lambda *_: None, lambda *_: None)
-        parts = ("s", worker.executor, worker.leases, worker.programs, observers)
+        parts = ("s", "f", worker.executor, worker.leases, worker.programs, observers)
         servers.append(ChannelServer(theirs, *parts))
         worker.serve(servers[-1])
         callers.append(Caller(ours))

@@ -8,9 +8,13 @@ from gpu_manager.worker.call_errors import CallRefused
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 
 
+def nobody(*_: object) -> None:
+    """Nobody is told."""
+
+
 def test_call_enters_when_the_order_that_admits_it_comes_after_it() -> None:
-    leases = AdmittedLeases(lambda _: None, patience_s=10.0)
-    entering = threading.Thread(target=leases.enter, args=(1, "s"))
+    leases = AdmittedLeases(nobody, nobody, patience_s=10.0)
+    entering = threading.Thread(target=leases.enter, args=(1, "s", "f"))
     entering.start()
     leases.admit(2, "s")
     assert entering.is_alive()
@@ -20,21 +24,21 @@ def test_call_enters_when_the_order_that_admits_it_comes_after_it() -> None:
 
 
 def test_call_is_refused_at_once_when_its_lease_has_ended() -> None:
-    leases = AdmittedLeases(lambda _: None, patience_s=1000.0)
+    leases = AdmittedLeases(nobody, nobody, patience_s=1000.0)
     leases.admit(1, "s")
     leases.end(1)
     with pytest.raises(CallRefused) as refused:
-        leases.enter(1, "s")
+        leases.enter(1, "s", "f")
     assert refused.value.failure == "lease not in force"
 
 
 def test_call_is_refused_at_once_when_its_lease_is_another_sessions() -> None:
     ended: list[int] = []
-    leases = AdmittedLeases(ended.append, patience_s=1000.0)
+    leases = AdmittedLeases(ended.append, nobody, patience_s=1000.0)
     leases.admit(1, "team/f/mine")
     with pytest.raises(CallRefused, match="another session"):
-        leases.enter(1, "team/f/neighbours")
-    leases.enter(1, "team/f/mine")
+        leases.enter(1, "team/f/neighbours", "team/f")
+    leases.enter(1, "team/f/mine", "team/f")
     leases.end(1)
     leases.leave(1)
     assert ended == [1]
@@ -42,15 +46,15 @@ def test_call_is_refused_at_once_when_its_lease_is_another_sessions() -> None:
 
 def test_call_is_refused_when_its_lease_never_comes() -> None:
     with pytest.raises(CallRefused):
-        AdmittedLeases(lambda _: None, patience_s=0.0).enter(1, "s")
+        AdmittedLeases(nobody, nobody, patience_s=0.0).enter(1, "s", "f")
 
 
 def test_end_is_told_after_the_last_call_when_several_are_under_way() -> None:
     ended: list[int] = []
-    leases = AdmittedLeases(ended.append)
+    leases = AdmittedLeases(ended.append, nobody)
     leases.admit(1, "s")
-    leases.enter(1, "s")
-    leases.enter(1, "s")
+    leases.enter(1, "s", "f")
+    leases.enter(1, "s", "f")
     leases.end(1)
     with pytest.raises(CallRefused):
         leases.check(1)
@@ -62,10 +66,36 @@ def test_end_is_told_after_the_last_call_when_several_are_under_way() -> None:
 
 def test_lease_is_in_force_again_when_it_is_admitted_again() -> None:
     ended: list[int] = []
-    leases = AdmittedLeases(ended.append)
+    leases = AdmittedLeases(ended.append, nobody)
     leases.admit(1, "s")
     leases.end(1)
     leases.admit(1, "s")
-    leases.enter(1, "s")
+    leases.enter(1, "s", "f")
     leases.leave(1)
     assert ended == [1]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_functions_lease_is_that_of_its_first_session_or_of_several(*, several: bool) -> None:
+    claimed: list[tuple[int, str]] = []
+    leases = AdmittedLeases(nobody, lambda *first: claimed.append(first), patience_s=1000.0)
+    leases.admit(1, "team/f", several=several)
+    with pytest.raises(CallRefused, match="another session"):
+        leases.enter(1, "team/g/a", "team/g")
+    assert claimed == []
+    leases.enter(1, "team/f/a", "team/f")
+    if several:
+        leases.enter(1, "team/f/b", "team/f")
+    else:
+        with pytest.raises(CallRefused, match="another session"):
+            leases.enter(1, "team/f/b", "team/f")
+    leases.enter(1, "team/f/a", "team/f")
+    assert claimed == [(1, "team/f/a")]
+
+
+def test_session_that_asked_for_its_lease_is_not_told() -> None:
+    claimed: list[tuple[int, str]] = []
+    leases = AdmittedLeases(nobody, lambda *first: claimed.append(first))
+    leases.admit(1, "team/f/a")
+    leases.enter(1, "team/f/a", "team/f")
+    assert claimed == []

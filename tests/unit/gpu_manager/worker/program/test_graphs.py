@@ -1,7 +1,6 @@
 """When runs are recorded, what a replay reads, and what keeps a program from being recorded."""
 
-import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,13 +48,6 @@ class HostRecorder:
         result = work()
         self.recordings.append(Replayed(work, result))
         return self.recordings[-1], result
-
-
-@pytest.fixture(autouse=True)
-def _unlimited_afterwards() -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def recording(*weights: torch.Tensor) -> tuple[LocalWorker, HostRecorder]:

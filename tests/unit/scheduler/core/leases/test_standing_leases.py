@@ -41,6 +41,7 @@ from tests.kit.cores.builders import a_core, request
 from tests.kit.cores.core_world import World, only, placements
 
 TERMS = StandingTerms(5.0, 100)
+SLICED = StandingTerms(5.0, 100, slice_s=0.03)
 
 
 def a_world(
@@ -103,6 +104,40 @@ def test_lease_stands_while_only_its_own_kind_waits() -> None:
     ]
     assert [each.stands for each in dispatches] == [TERMS]
     assert not world.recalled
+
+
+def contended(world: World) -> Dispatch:
+    """A lease that is given while somebody else waits."""
+    first = only(Dispatch, world.arrive(asked("r0", caller=""))).lease
+    world.arrive(asked("r1"), asked("other", "vgg", function="other"))
+    return only(Dispatch, ends(world, first))
+
+
+def test_lease_stands_for_a_slice_while_somebody_else_waits() -> None:
+    world = a_world(terms=SLICED)
+    dispatch = contended(world)
+    assert dispatch.stands == StandingTerms(0.03, 100, slice_s=0.03)
+    assert not world.recalled
+    uses = tuple(use(name, ended_s=0.0) for name in ("r2", "r3"))
+    assert len(world.send(LeaseUsed(dispatch.lease, "f", uses))) == 4
+    assert placements(ends(world, dispatch.lease)) == [("other", "g0")]
+
+
+def test_doubt_about_slices_is_another_one() -> None:
+    world = a_world(terms=SLICED)
+    first = contended(world)
+    ends(world, first.lease)
+    ends(world, LeaseId(first.lease + 1))
+    assert only(Dispatch, world.arrive(asked("r2"))).stands == SLICED
+    world.arrive(asked("r3"), asked("r4", function="g"))
+    assert only(Dispatch, ends(world, LeaseId(first.lease + 2))).stands is None
+
+
+def test_recalled_lease_has_its_slice_before_its_node_is_told() -> None:
+    world = a_world(terms=SLICED)
+    only(Dispatch, world.arrive(asked("r0")))
+    timer = only(SetTimer, world.arrive(asked("other", function="g")))
+    assert timer.at_s == pytest.approx(world.now + 0.28)
 
 
 @pytest.mark.parametrize(
