@@ -4,7 +4,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
-from scheduler.model.actions import Demote, Dispatch, EndLease, Prepare
+from scheduler.model.actions import (
+    Demote,
+    DemoteStored,
+    Dispatch,
+    EndLease,
+    Order,
+    Prepare,
+)
 from scheduler.model.errors import (
     BadToken,
     BadValue,
@@ -19,6 +26,7 @@ from scheduler.model.errors import (
     SchedulerError,
 )
 from scheduler.model.events import (
+    ContextKept,
     Event,
     GpuDraining,
     GpuJoined,
@@ -74,8 +82,10 @@ __all__ = [
     "BadToken",
     "BadValue",
     "CallEnd",
+    "ContextKept",
     "DecisionCounts",
     "Demote",
+    "DemoteStored",
     "Dispatch",
     "EndLease",
     "Estimate",
@@ -110,6 +120,7 @@ __all__ = [
     "NodeLink",
     "NodeReports",
     "NodeSnapshot",
+    "Order",
     "Placement",
     "Prepare",
     "QueueFull",

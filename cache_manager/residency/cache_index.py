@@ -7,68 +7,7 @@ from cache_manager.eviction.eviction_rule import EvictionRule
 from cache_manager.model.errors import GpuNotHeld
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.model.request_rates import RequestRates
-
-
-class ResidentModel:
-    """One model in one GPU's memory: used by leases, waited for by requests, pinned by a person.
-
-    `uses` counts the leases since it came.
-    """
-
-    __slots__ = ("bytes", "model", "pinned", "used_s", "users", "uses", "waiters")
-
-    def __init__(self, model: ModelId, size_bytes: int, used_s: float) -> None:
-        self.model = model
-        self.bytes = size_bytes
-        self.used_s = used_s
-        self.users = 0
-        self.uses = 0
-        self.waiters = 0
-        self.pinned = False
-
-    @property
-    def locked(self) -> bool:
-        """In use or pinned: never a victim."""
-        return self.users > 0 or self.pinned
-
-    @property
-    def kept(self) -> bool:
-        """Locked, or waited for: evicted only where a local queue cannot move otherwise."""
-        return self.users > 0 or self.pinned or self.waiters > 0
-
-
-class GpuCache:
-    """One GPU's memory; `residents` runs from the least to the most recently used.
-
-    `withheld_bytes` belong to programs outside gpufaas: they count as used, locked, kept, pinned.
-    """
-
-    __slots__ = (
-        "id",
-        "kept_bytes",
-        "locked_bytes",
-        "memory_bytes",
-        "node",
-        "pinned_bytes",
-        "residents",
-        "used_bytes",
-        "withheld_bytes",
-    )
-
-    def __init__(self, gpu: GpuId, node: NodeId, memory_bytes: int) -> None:
-        self.id = gpu
-        self.node = node
-        self.memory_bytes = memory_bytes
-        self.used_bytes = 0
-        self.locked_bytes = 0
-        self.kept_bytes = 0
-        self.pinned_bytes = 0
-        self.withheld_bytes = 0
-        self.residents: dict[ModelId, ResidentModel] = {}
-
-    @property
-    def free_bytes(self) -> int:
-        return self.memory_bytes - self.used_bytes
+from cache_manager.residency.gpu_cache import GpuCache, ResidentModel
 
 
 @dataclass(frozen=True, slots=True)

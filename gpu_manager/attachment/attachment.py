@@ -27,6 +27,7 @@ from scheduler.api import (
     ModelDemoted,
     ModelRegistered,
     NodeSnapshot,
+    Order,
     Placement,
     Prepare,
     Request,
@@ -64,7 +65,6 @@ _MOST_ENDED = 4096
 _MOST_STORED = 5_000
 # After a request's deadline the scheduler has this long to report the expiry itself.
 _LATE_S = 1.0
-_Order = Prepare | Dispatch | Demote | EndLease
 
 
 class Attachment:
@@ -298,7 +298,7 @@ class Attachment:
         elif self._orders is not None:
             self._orders.contended(waiting=message.waiting)
 
-    def _carry_out(self, order: _Order) -> None:
+    def _carry_out(self, order: Order) -> None:
         assert self._orders is not None, "only attached nodes receive orders"
         try:
             if isinstance(order, Dispatch):
@@ -307,8 +307,10 @@ class Attachment:
                 self._orders.prepare(order)
             elif isinstance(order, EndLease):
                 self._orders.end_lease(order)
-            else:
+            elif isinstance(order, Demote):
                 self._orders.demote(order)
+            else:
+                self._orders.demote_stored(order)
         except Exception as error:
             log.exception("this node could not carry out %s", order)
             raise BadValue("an order that this node cannot carry out") from error

@@ -107,6 +107,10 @@ class Loader:
         tier = self._tier(resident.model)
         self._reports.report(ModelDemoted(self._node, gpu.id, resident.model, tier))
 
+    def report_tier(self, model: ModelId) -> None:
+        """Report where the node has a model's weights."""
+        self._reports.report(ModelDemoted(self._node, None, model, self._tier(model)))
+
     # -- loading --------------------------------------------------------------------------------
 
     async def _load(
@@ -232,8 +236,7 @@ class Loader:
         if resident.hosted is not None:
             await resident.hosted.unload()
         self._forget(gpu, resident)
-        tier = self._tier(resident.model)
-        self._reports.report(ModelDemoted(self._node, None, resident.model, tier))
+        self.report_tier(resident.model)
 
     def _forget(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         gpu.ledger.release(resident.model)

@@ -26,6 +26,7 @@ from gpu_manager.runtimes.runtime import HostedId, HostedModel, PressureAnswer, 
 from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import (
     Demote,
+    DemoteStored,
     Dispatch,
     EndLease,
     GpuId,
@@ -137,6 +138,10 @@ class GpuNode:
     def demote(self, order: Demote) -> None:
         """Unload this model from this GPU."""
         self._loader.unload(self.gpus[order.gpu], order.model)
+
+    def demote_stored(self, order: DemoteStored) -> None:
+        """Move weights down a tier, and report where they are."""
+        self._loader.report_tier(order.model)
 
     def end_lease(self, order: EndLease) -> None:
         """Admit no further call, let the one in flight end, then report the slot as freed."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from cache_manager.model.ids import ModelId, Tier
-from cache_manager.residency.cache_index import GpuCache
+from cache_manager.residency.gpu_cache import GpuCache
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.pending import Bundle, Pending
 from scheduler.core.state.rankings import SlotRanking

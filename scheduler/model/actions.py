@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from cache_manager.model.ids import GpuId, ModelId, NodeId
+from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.model.events import Event
 from scheduler.model.values import (
     Estimate,
@@ -18,7 +18,10 @@ from scheduler.model.values import (
 
 
 class Prepare(NamedTuple):
-    """To the GPU manager: evict the victims, then load; a prefetch has a lease of its own."""
+    """To the GPU manager: evict the victims, then load; a prefetch has a lease of its own.
+
+    A victim may have left its GPU already, and an empty process there: then that process ends.
+    """
 
     slot: SlotId
     gpu: GpuId
@@ -78,10 +81,23 @@ class EnqueueLocally(NamedTuple):
 
 
 class Demote(NamedTuple):
-    """To the GPU manager: evict this model from this GPU."""
+    """To the GPU manager: evict this model from this GPU, or what it left empty there.
+
+    With `keeps_context` its process stays, empty, for the next model of the same tenant.
+    """
 
     gpu: GpuId
     model: ModelId
+    reason: str
+    keeps_context: bool = False
+
+
+class DemoteStored(NamedTuple):
+    """To the GPU manager: move these weights down to this tier, unless something needs them."""
+
+    node: NodeId
+    model: ModelId
+    tier: Tier
     reason: str
 
 
@@ -123,6 +139,9 @@ class Refuse(NamedTuple):
     reason: str
 
 
+# What a node's GPU manager carries out.
+Order = Prepare | Dispatch | Demote | DemoteStored | EndLease
+
 Action = (
     Prepare
     | Dispatch
@@ -130,6 +149,7 @@ Action = (
     | Recall
     | EnqueueLocally
     | Demote
+    | DemoteStored
     | EndLease
     | Finish
     | SetTimer

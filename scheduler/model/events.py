@@ -89,11 +89,13 @@ class GpuSnapshot(NamedTuple):
     """One GPU as its manager sees it.
 
     Residents run from the least to the most recently used, models that are being loaded included.
+    `contexts` are the empty processes that models left, and their memory.
     """
 
     gpu: GpuSpec
     residents: tuple[tuple[ModelId, int], ...] = ()
     leases: tuple[LiveLease, ...] = ()
+    contexts: tuple[tuple[ModelId, int], ...] = ()
 
 
 class NodeSnapshot(NamedTuple):
@@ -151,6 +153,23 @@ class ModelDemoted(NamedTuple):
     gpu: GpuId | None
     model: ModelId
     tier: Tier
+
+
+class ContextKept(NamedTuple):
+    """A model has left a GPU; its process stays there, empty, and needs this much memory."""
+
+    gpu: GpuId
+    model: ModelId
+    memory_bytes: int
+
+
+class StageDue(NamedTuple):
+    """An idle model may step down: from a GPU, or without one from its node's store."""
+
+    node: NodeId
+    gpu: GpuId | None
+    model: ModelId
+    due_s: float
 
 
 # -- runs and leases ----------------------------------------------------------------------------
@@ -267,6 +286,8 @@ Event = (
     | ModelLoaded
     | LoadFailed
     | ModelDemoted
+    | ContextKept
+    | StageDue
     | RunFinished
     | RunFailed
     | LeaseReleased

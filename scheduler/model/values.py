@@ -39,6 +39,7 @@ class Request(NamedTuple):
     has their names from a function, which could invent names to have memory reserved for them.
     A request with `max_wait_s` is refused on arrival if it should wait for longer than this.
     A `caller` that is named can keep the lease for its next calls, reports them, and hears recalls.
+    `exit_rule` is its function's own rule by which its idle models leave; empty: the cluster's.
     """
 
     id: RequestId
@@ -55,6 +56,7 @@ class Request(NamedTuple):
     registered_only: bool = False
     max_wait_s: float | None = None
     caller: str = ""
+    exit_rule: str = ""
 
 
 class StandingTerms(NamedTuple):
@@ -103,13 +105,17 @@ class SlotSpec:
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """One GPU, or one slice with memory of its own; by default it is one slot of its own name."""
+    """One GPU, or one slice with memory of its own; by default it is one slot of its own name.
+
+    `context_bytes` is the memory of a process there that holds no model.
+    """
 
     id: GpuId
     node: NodeId
     memory_bytes: int
     gpu_type: str = ANY_GPU_TYPE
     slots: tuple[SlotSpec, ...] = ()
+    context_bytes: int = 0
 
     def slot_specs(self) -> tuple[SlotSpec, ...]:
         return self.slots or (SlotSpec(SlotId(self.id)),)
@@ -156,11 +162,15 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """One model to bring into GPU memory, and the nearest tier that has it."""
+    """One model to bring into GPU memory, and the nearest tier that has it.
+
+    `emptied` names the model whose empty process takes it; without one, a process of the pool does.
+    """
 
     model: ModelId
     memory_bytes: int
     source: Tier
+    emptied: ModelId | None = None
 
 
 @dataclass(slots=True)
@@ -209,6 +219,7 @@ class CoreSettings:
     `largest_gpu_bytes` is the largest GPU that is expected: with it a request for a GPU that has
     not joined yet waits instead of being refused as too large. More than `most_models` models are
     remembered only while they are needed. Without `standing` every lease is for one call.
+    Idle models leave by the `exit_rule`, unless their functions name one of their own.
     """
 
     max_waiting: int | None = None
@@ -221,3 +232,4 @@ class CoreSettings:
     largest_gpu_bytes: int = 0
     most_models: int = 20_000
     standing: StandingTerms | None = None
+    exit_rule: str = "never"

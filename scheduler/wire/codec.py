@@ -13,7 +13,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, Generic, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from scheduler.model.actions import Action, Demote, Dispatch, EndLease, Prepare
+from scheduler.model.actions import Action, Order
 from scheduler.model.errors import BadValue
 from scheduler.model.events import Event, NodeSnapshot
 from scheduler.model.values import Placement, Request
@@ -22,7 +22,6 @@ from scheduler.wire.cluster_status import Status
 T = TypeVar("T")
 # None, booleans, numbers, strings, and lists and string-keyed dicts of such.
 Plain = Any
-Order = Prepare | Dispatch | Demote | EndLease
 
 _ToPlain = Callable[[Any], Plain]
 _FromPlain = Callable[[Plain], Any]

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from scheduler.model.actions import Demote, Dispatch, EndLease, Prepare
+from scheduler.model.actions import Demote, DemoteStored, Dispatch, EndLease, Prepare
 
 
 class NodeLink(Protocol):
@@ -24,7 +24,14 @@ class NodeLink(Protocol):
         ...
 
     def demote(self, order: Demote) -> None:
-        """Evict this model from this GPU."""
+        """Evict this model from this GPU, or end the empty process that it left there.
+
+        If the process is kept, `ContextKept` answers; else, and if it cannot be, `ModelDemoted`.
+        """
+        ...
+
+    def demote_stored(self, order: DemoteStored) -> None:
+        """Move these weights down a tier, unless something uses them; report where they are."""
         ...
 
     def end_lease(self, order: EndLease) -> None:

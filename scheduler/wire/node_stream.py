@@ -15,10 +15,11 @@ import msgpack
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 from scheduler.model import events
+from scheduler.model.actions import Order
 from scheduler.model.errors import BadValue
 from scheduler.model.values import Placement, Request, RequestId
 from scheduler.wire.cluster_status import Status
-from scheduler.wire.codec import Codec, Order
+from scheduler.wire.codec import Codec
 from scheduler.wire.keys import derived_key
 from scheduler.wire.refusals import CallRefusal
 
@@ -185,6 +186,7 @@ NodeReport = (
     | events.ModelLoaded
     | events.LoadFailed
     | events.ModelDemoted
+    | events.ContextKept
     | events.RunFinished
     | events.RunFailed
     | events.SlotFreed

@@ -4,29 +4,34 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cache_manager.model.ids import GpuId, ModelId
-from scheduler.model.actions import Demote, Dispatch, EndLease, Prepare
+from scheduler.model.actions import Demote, DemoteStored, Dispatch, EndLease, Order
 from scheduler.model.events import GpuSnapshot, LiveLease, NodeSnapshot
 from scheduler.model.values import LeaseId
-
-_Order = Prepare | Dispatch | Demote | EndLease
 
 
 @dataclass
 class _Books:
-    """One GPU's residents and leases, as its manager's books will be."""
+    """One GPU's residents, empty processes and leases, as its manager's books will be."""
 
+    context_bytes: int
     residents: dict[ModelId, int]
+    contexts: dict[ModelId, int]
     leases: dict[LeaseId, LiveLease] = field(default_factory=dict)
 
 
-def amended(snapshot: NodeSnapshot, orders: Iterable[_Order]) -> NodeSnapshot:
+def amended(snapshot: NodeSnapshot, orders: Iterable[Order]) -> NodeSnapshot:
     """The snapshot as if the node had taken these orders before it made the snapshot.
 
     A manager changes its books as soon as an order arrives, and reports a lease's end only later:
     its later reports fit the amended snapshot.
     """
     books = {
-        found.gpu.id: _Books(dict(found.residents), {live.lease: live for live in found.leases})
+        found.gpu.id: _Books(
+            found.gpu.context_bytes,
+            dict(found.residents),
+            dict(found.contexts),
+            {live.lease: live for live in found.leases},
+        )
         for found in snapshot.gpus
     }
     for order in orders:
@@ -36,23 +41,31 @@ def amended(snapshot: NodeSnapshot, orders: Iterable[_Order]) -> NodeSnapshot:
             found.gpu,
             tuple(books[found.gpu.id].residents.items()),
             tuple(books[found.gpu.id].leases.values()),
+            tuple(books[found.gpu.id].contexts.items()),
         )
         for found in snapshot.gpus
     )
     return snapshot._replace(gpus=gpus)
 
 
-def _enter(order: _Order, books: dict[GpuId, _Books]) -> None:
-    if isinstance(order, EndLease) or order.gpu not in books:
-        return  # a lease is in force until its manager reports its end
+def _enter(order: Order, books: dict[GpuId, _Books]) -> None:
+    if isinstance(order, EndLease | DemoteStored) or order.gpu not in books:
+        return  # a lease is in force, and weights are stored, until their manager reports the end
     found = books[order.gpu]
     if isinstance(order, Demote):
-        found.residents.pop(order.model, None)
+        was_there = found.residents.pop(order.model, None) is not None
+        found.contexts.pop(order.model, None)
+        if was_there and order.keeps_context:
+            found.contexts[order.model] = found.context_bytes
     elif isinstance(order, Dispatch):
         found.leases[order.lease] = LiveLease(order.lease, order.slot, order.models, order.requests)
     else:
         for victim in order.victims:
             found.residents.pop(victim, None)
+            found.contexts.pop(victim, None)
+        for load in order.loads:
+            if load.emptied is not None:
+                found.contexts.pop(load.emptied, None)
         found.residents.update((load.model, load.memory_bytes) for load in order.loads)
         if order.prefetch:
             models = tuple(load.model for load in order.loads)

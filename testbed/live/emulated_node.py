@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
 from scheduler.api import NodeReports
-from scheduler.model.actions import Demote, Dispatch, EndLease, Prepare
+from scheduler.model.actions import Demote, DemoteStored, Dispatch, EndLease, Prepare
 from scheduler.model.events import (
     Event,
     GpuSnapshot,
@@ -126,6 +126,9 @@ class EmulatedNode:
     def demote(self, order: Demote) -> None:
         self._unload(self._gpus[order.gpu], order.model)
         self._report(ModelDemoted(self.name, None, order.model, Tier.DISK))
+
+    def demote_stored(self, order: DemoteStored) -> None:
+        self._report(ModelDemoted(self.name, None, order.model, order.tier))
 
     def end_lease(self, order: EndLease) -> None:
         lease = self._leases.get(order.lease)

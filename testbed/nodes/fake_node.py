@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.api import NodeReports
-from scheduler.model.actions import Demote, Dispatch, EndLease, Prepare
+from scheduler.model.actions import Demote, DemoteStored, Dispatch, EndLease, Order, Prepare
 from scheduler.model.events import (
     Event,
     GpuSnapshot,
@@ -21,8 +21,7 @@ from scheduler.model.events import (
 )
 from scheduler.model.values import GpuSpec, LeaseId, ModelLoad, RequestId, SlotId
 
-Order = Prepare | Dispatch | Demote | EndLease
-_Order = TypeVar("_Order", Prepare, Dispatch, Demote, EndLease)
+_Order = TypeVar("_Order", Prepare, Dispatch, Demote, DemoteStored, EndLease)
 
 
 @dataclass
@@ -94,6 +93,11 @@ class FakeNode:
         self._unload(order.gpu, order.model)
         demoted = ModelDemoted(self.name, None, order.model, Tier.HOST)
         self._later(0.0, lambda: demoted)
+
+    def demote_stored(self, order: DemoteStored) -> None:
+        self._take("demote_stored", order)
+        stored = ModelDemoted(self.name, None, order.model, order.tier)
+        self._later(0.0, lambda: stored)
 
     def end_lease(self, order: EndLease) -> None:
         self._take("end_lease", order)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from cache_manager.model.ids import ModelId
-from cache_manager.residency.cache_index import GpuCache
+from cache_manager.residency.gpu_cache import GpuCache
 from scheduler.core.state.pending import Pending
 from scheduler.core.state.request_queue import RequestQueue
 from scheduler.model.actions import Dispatch

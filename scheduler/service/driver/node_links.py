@@ -3,11 +3,9 @@
 from logging import Logger
 
 from cache_manager.model.ids import NodeId
-from scheduler.model.actions import Demote, Dispatch, EndLease, Prepare
+from scheduler.model.actions import Demote, Dispatch, EndLease, Order, Prepare
 from scheduler.model.values import AfterLoss
 from scheduler.wire.node_link import NodeLink
-
-Order = Prepare | Dispatch | Demote | EndLease
 
 
 class NodeLinks:
@@ -74,5 +72,7 @@ def _hand_over(link: NodeLink, order: Order) -> None:
         link.prepare(order)
     elif isinstance(order, EndLease):
         link.end_lease(order)
-    else:
+    elif isinstance(order, Demote):
         link.demote(order)
+    else:
+        link.demote_stored(order)

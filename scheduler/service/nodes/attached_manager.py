@@ -6,12 +6,11 @@ from logging import Logger
 
 from cache_manager.model.ids import NodeId
 from common.frames.frame_line import FrameLine
-from scheduler.model.actions import Demote, Dispatch, EndLease, Prepare
+from scheduler.model.actions import Demote, DemoteStored, Dispatch, EndLease, Order, Prepare
 from scheduler.model.errors import BadValue
 from scheduler.model.events import Event, NodeHeard, NodeSilent, NodeSnapshot
 from scheduler.service.driver.driver import Driver
 from scheduler.service.nodes.node_calls import NodeCalls
-from scheduler.wire.codec import Order
 from scheduler.wire.node_stream import (
     ACKNOWLEDGED_AT_ONCE,
     MOST_UNSENT_BYTES,
@@ -149,6 +148,9 @@ class AttachedManager:
         self._send_order(order._replace(explanation=None))
 
     def demote(self, order: Demote) -> None:
+        self._send_order(order)
+
+    def demote_stored(self, order: DemoteStored) -> None:
         self._send_order(order)
 
     def end_lease(self, order: EndLease) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import pairwise
 
 from cache_manager.model.ids import GpuId, ModelId
-from cache_manager.residency.cache_index import ResidentModel
+from cache_manager.residency.gpu_cache import ResidentModel
 from scheduler.core.core import Core
 from scheduler.core.state.pending import Pending, Standing
 from scheduler.core.state.slots import Gpu, Slot

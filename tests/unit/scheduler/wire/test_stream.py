@@ -5,11 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
-from scheduler.model.actions import Demote, Dispatch, EndLease, Prepare
+from scheduler.model.actions import Demote, Dispatch, EndLease, Order, Prepare
 from scheduler.model.errors import BadValue
 from scheduler.model.events import GpuSnapshot, LiveLease, NodeSnapshot, SlotFreed
 from scheduler.model.values import Estimate, LeaseId, ModelLoad, RequestId, SlotId
-from scheduler.wire.codec import Order
 from scheduler.wire.node_stream import (
     Beat,
     Contended,

@@ -1,0 +1,22 @@
+"""No exit by time: idle models leave only where memory is needed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cache_manager.model.ids import Stage
+from cache_manager.tiers.exits.exit_rule import IdleModel
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Every model stays where it is."""
+
+    @classmethod
+    def of(cls, parameters: Sequence[float]) -> "Rule":
+        if parameters:
+            raise ValueError("it has no parameters")
+        return cls()
+
+    def stays_s(self, stage: Stage, idle: IdleModel) -> float | None:
+        del stage, idle
+        return None
