@@ -22,7 +22,14 @@ from common.frames.stream_upgrade import StreamRequest
 from common.http.accepted_line import AcceptedLine
 from common.http.asgi import Receive, Scope, Send, send_text
 from gpu_manager.attachment.attachment import Attachment
-from scheduler.model.actions import Demote, Dispatch, EndLease, Prepare
+from scheduler.model.actions import (
+    Demote,
+    DemoteStored,
+    Dispatch,
+    EndContext,
+    EndLease,
+    Prepare,
+)
 from scheduler.model.events import Event, GpuSnapshot, NodeSnapshot, SlotFreed
 from scheduler.model.values import GpuSpec, LeaseId, SlotId
 from scheduler.service.driver.driver import Driver
@@ -175,6 +182,12 @@ class _StreamEnd:
         raise MeasurementFailed(f"{order} was not sent")
 
     def demote(self, order: Demote) -> None:
+        raise MeasurementFailed(f"{order} was not sent")
+
+    def end_context(self, order: EndContext) -> None:
+        raise MeasurementFailed(f"{order} was not sent")
+
+    def demote_stored(self, order: DemoteStored) -> None:
         raise MeasurementFailed(f"{order} was not sent")
 
     def end_lease(self, order: EndLease) -> None:

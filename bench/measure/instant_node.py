@@ -5,7 +5,14 @@ from collections.abc import Sequence
 
 from cache_manager.model.ids import GpuId, NodeId
 from scheduler.api import NodeReports
-from scheduler.model.actions import Demote, Dispatch, EndLease, Prepare
+from scheduler.model.actions import (
+    Demote,
+    DemoteStored,
+    Dispatch,
+    EndContext,
+    EndLease,
+    Prepare,
+)
 from scheduler.model.events import Event, GpuSnapshot, ModelLoaded, NodeSnapshot, SlotFreed
 from scheduler.model.values import GpuSpec
 
@@ -34,6 +41,12 @@ class InstantNode:
 
     def demote(self, order: Demote) -> None:
         """Ignored: there is no memory."""
+
+    def end_context(self, order: EndContext) -> None:
+        """Ignored: no process is kept."""
+
+    def demote_stored(self, order: DemoteStored) -> None:
+        """Ignored: nothing is stored."""
 
     def end_lease(self, order: EndLease) -> None:
         self._report(SlotFreed(order.slot, order.lease))

@@ -30,6 +30,7 @@ class Tier(IntEnum):
     """Where a model's weights are; a smaller value is nearer to the GPU's cores."""
 
     GPU = 0
-    HOST = 1
-    DISK = 2
-    ABSENT = 3
+    CONTEXT = 1  # in host memory, with an empty process on the GPU that may take them
+    HOST = 2
+    DISK = 3
+    ABSENT = 4

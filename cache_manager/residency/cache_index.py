@@ -1,21 +1,27 @@
 """The map of GPU memory: which GPU holds which model, in which order it was last used."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from cache_manager.eviction.eviction_rule import EvictionRule
 from cache_manager.model.errors import GpuNotHeld
-from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
+from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier, tenant_of
 from cache_manager.model.request_rates import RequestRates
-from cache_manager.residency.gpu_cache import GpuCache, ResidentModel
+from cache_manager.residency.gpu_cache import GpuCache, KeptContext, ResidentModel
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What a GPU must load, and what must leave first, so that a request can run there."""
+    """What a GPU must load, and what must leave first, so that a request can run there.
+
+    `emptied` says, by the models that left them, which empty processes take some of the loads, and
+    `ends` which ones must end.
+    """
 
     loads: tuple[tuple[ModelId, int], ...]
     victims: tuple[ModelId, ...]
+    emptied: Mapping[ModelId, ModelId] = field(default_factory=dict)
+    ends: tuple[ModelId, ...] = ()
 
 
 class CacheIndex:
@@ -26,6 +32,7 @@ class CacheIndex:
         self.gpus: dict[GpuId, GpuCache] = {}
         self.pinned_bytes = 0
         self._holders: dict[ModelId, dict[GpuId, GpuCache]] = {}
+        self._left: dict[ModelId, dict[GpuId, GpuCache]] = {}
         self._rates = RequestRates()
         self._tiers: dict[ModelId, dict[NodeId, Tier]] = {}
         self._times: dict[ModelId, tuple[float, float]] = {}
@@ -43,6 +50,8 @@ class CacheIndex:
         cache = self.gpu(gpu)
         for model in list(cache.residents):
             self.evict(cache, model)
+        for model in list(cache.contexts):
+            self.drop_context(cache, model)
         self.withhold(cache, -cache.withheld_bytes)
         del self.gpus[gpu]
 
@@ -86,6 +95,20 @@ class CacheIndex:
         """Seconds of one inference, as estimated when `model` was last admitted."""
         return self._times.get(model, (0.0, 0.0))[1]
 
+    def is_near(self, node: NodeId, model: ModelId) -> bool:
+        """Whether a GPU of this node holds the model, or an empty process that it left."""
+        for caches in (self._holders.get(model), self._left.get(model)):
+            if caches and any(cache.node == node for cache in caches.values()):
+                return True
+        return False
+
+    def source(self, cache: GpuCache, model: ModelId) -> Tier:
+        """The nearest tier below its memory from which this GPU can load a model."""
+        tier = self.tier(cache.node, model)
+        if tier is Tier.HOST and cache.contexts and context_for(cache, model) is not None:
+            return Tier.CONTEXT
+        return tier
+
     def tier(self, node: NodeId, model: ModelId) -> Tier:
         """The nearest tier below GPU memory in which this node has the model's weights."""
         return self._tiers.get(model, _NO_TIERS).get(node, Tier.ABSENT)
@@ -127,13 +150,23 @@ class CacheIndex:
         """Algorithm 3: hit or miss, and the victims of a miss; None where it cannot fit now."""
         loads = tuple(need for need in needs if need[0] not in cache.residents)
         short_bytes = sum(size for _, size in loads) - cache.free_bytes
+        emptied: Mapping[ModelId, ModelId] = _NONE_EMPTIED
+        if cache.contexts and loads:
+            emptied = _emptied(cache, loads)
+            short_bytes -= sum(cache.contexts[left].bytes for left in emptied.values())
         if not loads or short_bytes <= 0:
-            return LoadPlan(loads, ())
+            return LoadPlan(loads, (), emptied)
+        ends: tuple[ModelId, ...] = ()
+        if cache.contexts:
+            ends = idle_contexts(cache, short_bytes, emptied.values())
+            short_bytes -= sum(cache.contexts[left].bytes for left in ends)
+            if short_bytes <= 0:
+                return LoadPlan(loads, (), emptied, ends)
         keep = [model for model, _ in needs]
         victims = self.victims(cache, short_bytes, now, keep)
         if victims is None and not spare_waiting:
             victims = self.victims(cache, short_bytes, now, keep, spare_waiting=False)
-        return None if victims is None else LoadPlan(loads, victims)
+        return None if victims is None else LoadPlan(loads, victims, emptied, ends)
 
     def victims(
         self,
@@ -167,6 +200,8 @@ class CacheIndex:
         times: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         """Reserve memory for a model, now the most recently used; `times` to load and to run it."""
+        if model in cache.contexts:
+            self.drop_context(cache, model)
         cache.residents[model] = ResidentModel(model, size_bytes, now)
         cache.used_bytes += size_bytes
         self._holders.setdefault(model, {})[cache.id] = cache
@@ -245,6 +280,31 @@ class CacheIndex:
             self.pinned_bytes -= resident.bytes
         del self._holders[model][cache.id]
 
+    def keep_context(self, cache: GpuCache, model: ModelId, size_bytes: int, now: float) -> None:
+        """A model has left a GPU, and an empty process there."""
+        cache.contexts[model] = KeptContext(model, size_bytes, now)
+        self._left.setdefault(model, {})[cache.id] = cache
+        cache.used_bytes += size_bytes
+        assert cache.used_bytes <= cache.memory_bytes, f"{cache.id} is over its memory"
+
+    def drop_context(self, cache: GpuCache, model: ModelId) -> None:
+        """The empty process that a model left has ended, or is taken by another one."""
+        cache.used_bytes -= cache.contexts.pop(model).bytes
+        left = self._left[model]
+        del left[cache.id]
+        if not left:
+            del self._left[model]
+
+    def resize_context(self, cache: GpuCache, model: ModelId, size_bytes: int) -> bool:
+        """Correct an empty process's size; False if the GPU has no memory for it."""
+        context = cache.contexts[model]
+        grown_bytes = size_bytes - context.bytes
+        if grown_bytes > cache.free_bytes:
+            return False
+        context.bytes += grown_bytes
+        cache.used_bytes += grown_bytes
+        return True
+
     def resize(self, cache: GpuCache, model: ModelId, size_bytes: int) -> None:
         """Correct a resident's size to the measured size, within the memory that the GPU has."""
         resident = cache.residents[model]
@@ -282,5 +342,45 @@ class CacheIndex:
         self._rates.forget(model)
 
 
+def context_for(
+    cache: GpuCache, model: ModelId, taken: Collection[ModelId] = ()
+) -> KeptContext | None:
+    """The empty process that can take a model: the one that it left, or one of its tenant."""
+    own = cache.contexts.get(model)
+    if own is not None and model not in taken:
+        return own
+    tenant = tenant_of(model)
+    for left, context in cache.contexts.items():
+        if left not in taken and tenant_of(left) == tenant:
+            return context
+    return None
+
+
+def idle_contexts(
+    cache: GpuCache, short_bytes: int, taken: Collection[ModelId] = ()
+) -> tuple[ModelId, ...]:
+    """The empty processes that end first where memory is short, the oldest first; maybe too few."""
+    chosen: list[ModelId] = []
+    for left, context in cache.contexts.items():
+        if short_bytes <= 0:
+            break
+        if context.bytes and left not in taken:
+            chosen.append(left)
+            short_bytes -= context.bytes
+    return tuple(chosen)
+
+
+def _emptied(cache: GpuCache, loads: Sequence[tuple[ModelId, int]]) -> dict[ModelId, ModelId]:
+    """Which empty process takes which load: first every model's own, then those of its tenant."""
+    found: dict[ModelId, ModelId] = {m: m for m, _ in loads if m in cache.contexts}
+    for model, _ in loads:
+        if model not in found:
+            context = context_for(cache, model, found.values())
+            if context is not None:
+                found[model] = context.model
+    return found
+
+
+_NONE_EMPTIED: dict[ModelId, ModelId] = {}
 _NO_TIERS: dict[NodeId, Tier] = {}
 _NO_HOLDERS: dict[GpuId, GpuCache] = {}

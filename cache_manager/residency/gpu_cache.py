@@ -17,15 +17,15 @@ class KeptContext:
 class ResidentModel:
     """One model in one GPU's memory: used by leases, waited for by requests, pinned by a person.
 
-    `uses` counts the leases since it came.
+    `uses` counts the leases since it came; without users it is idle since `idle_s`.
     """
 
-    __slots__ = ("bytes", "model", "pinned", "used_s", "users", "uses", "waiters")
+    __slots__ = ("bytes", "idle_s", "model", "pinned", "used_s", "users", "uses", "waiters")
 
     def __init__(self, model: ModelId, size_bytes: int, used_s: float) -> None:
         self.model = model
         self.bytes = size_bytes
-        self.used_s = used_s
+        self.used_s = self.idle_s = used_s
         self.users = 0
         self.uses = 0
         self.waiters = 0

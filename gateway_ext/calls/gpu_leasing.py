@@ -179,6 +179,7 @@ def _request(function: Function, call_id: str, deadline_s: float, *, own_id: boo
         slo_s=options.slo_s,
         registered_only=function.learned.reported,
         max_wait_s=function.most_wait_s,
+        exit_rule=options.exit_rule,
     )
 
 

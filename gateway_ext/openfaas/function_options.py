@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
+from cache_manager.model.errors import UnknownRule
+from cache_manager.tiers import exits
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment, Resources
 from gateway_ext.openfaas import durations, quantities
@@ -20,7 +22,7 @@ KEYS = frozenset(
     for name in (
         *("enabled", "model", "memory", "batch", "slo", "priority", "retry", "retries", "keep"),
         *("timeout", "workers", "concurrency", "queue", "max-wait", "path", "trouble", "template"),
-        "template-state",
+        *("template-state", "exit"),
     )
 )
 GPU_FLAG = "--gpu"  # in the template's fprocess, which arrives as envProcess
@@ -43,7 +45,8 @@ class FunctionOptions:
 
     `scale_target` is the load of one replica (calls in flight, or calls a second if `scale_type` is
     `rps`); another replica starts once `scale_proportion` of it is used. A call that is expected to
-    wait for its turn longer than `max_wait_s`, or than half of `timeout_s`, is refused at once.
+    wait for its turn longer than `max_wait_s`, or than half of `timeout_s`, is refused at once. Its
+    idle models leave by `exit_rule`, an empty one being the scheduler's own.
     """
 
     gpu: bool = False
@@ -69,6 +72,7 @@ class FunctionOptions:
     queue: int = 100
     template: bool = True
     max_wait_s: float = _MAX_WAIT_S
+    exit_rule: str = ""
 
 
 def of(
@@ -97,6 +101,7 @@ def of(
         queue=read.ours("queue", _from_zero, 100),
         template=read.ours("template", _truth, True),
         max_wait_s=_max_wait_s(deployment, read, default_max_wait_s),
+        exit_rule=read.ours("exit", _exit_rule, ""),
         scale_min=least,
         scale_max=_most(read, least),
         scale_factor=read.scaling("factor", _percent, 20),
@@ -290,6 +295,15 @@ def _some_seconds(text: str) -> float:
     if found_s <= 0:
         raise ValueError("a duration above 0 is expected")
     return found_s
+
+
+def _exit_rule(text: str) -> str:
+    found = text.strip().lower()
+    try:
+        exits.make(found)
+    except UnknownRule as error:
+        raise ValueError(str(error)) from error
+    return found
 
 
 def _scale_type(text: str) -> str:

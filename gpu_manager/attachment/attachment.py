@@ -19,6 +19,7 @@ from scheduler.api import (
     BadValue,
     Demote,
     Dispatch,
+    EndContext,
     EndLease,
     Event,
     GpuDraining,
@@ -309,6 +310,8 @@ class Attachment:
                 self._orders.end_lease(order)
             elif isinstance(order, Demote):
                 self._orders.demote(order)
+            elif isinstance(order, EndContext):
+                self._orders.end_context(order)
             else:
                 self._orders.demote_stored(order)
         except Exception as error:

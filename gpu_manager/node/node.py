@@ -28,6 +28,7 @@ from scheduler.api import (
     Demote,
     DemoteStored,
     Dispatch,
+    EndContext,
     EndLease,
     GpuId,
     LeaseId,
@@ -138,6 +139,10 @@ class GpuNode:
     def demote(self, order: Demote) -> None:
         """Unload this model from this GPU."""
         self._loader.unload(self.gpus[order.gpu], order.model)
+
+    def end_context(self, order: EndContext) -> None:
+        """End the empty process that this model left, if it is there."""
+        self._loader.report_tier(order.model)
 
     def demote_stored(self, order: DemoteStored) -> None:
         """Move weights down a tier, and report where they are."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from cache_manager import eviction
+from cache_manager.tiers import exits
 from common.addresses import host_and_port
 from common.errors import BadAddress
 from common.sizes import parse_size
@@ -67,6 +68,7 @@ class AllSettings:
 
     policy: str = "lalbo3"
     eviction: str = "lru"
+    exit_rule: str = "never"
     log_format: str = "text"
     parameters: Mapping[str, float] = field(default_factory=dict)
     scheduler: Serving = field(default_factory=Serving)
@@ -78,7 +80,14 @@ class AllSettings:
     @property
     def of_scheduler(self) -> Settings:
         """The scheduler's settings."""
-        return Settings(self.policy, self.eviction, self.parameters, self.scheduler, self.etcd)
+        return Settings(
+            self.policy,
+            self.eviction,
+            self.exit_rule,
+            self.parameters,
+            self.scheduler,
+            self.etcd,
+        )
 
 
 def read_settings(
@@ -103,6 +112,7 @@ def read_settings(
 def _checked(settings: AllSettings) -> AllSettings:
     policies.make(settings.policy, settings.parameters)
     eviction.make(settings.eviction)
+    exits.make(settings.exit_rule)
     eviction.make(settings.node.host_eviction)
     if settings.node.prepare not in PREPARE_CHOICES:
         wanted = " or ".join(PREPARE_CHOICES)

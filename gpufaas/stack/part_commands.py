@@ -53,6 +53,7 @@ class StackPlan:
         options = [
             *("--listen", urlsplit(self.scheduler_url).netloc),
             *("--policy", self.settings.policy),
+            *("--exit-rule", self.settings.exit_rule),
             *(("--etcd", ",".join(self.etcd_urls)) if self.etcd_urls else ()),
         ]
         if self.etcd_password is not None:

@@ -1,10 +1,11 @@
 """Orders of administrators and memory pressure: pin, unpin, prefetch, evict, free memory."""
 
 from cache_manager.model.ids import GpuId, ModelId
+from cache_manager.residency.cache_index import idle_contexts
 from scheduler.core.placer import Placer
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.slots import Gpu, Slot
-from scheduler.model.actions import Action, Demote, Refuse
+from scheduler.model.actions import Action, Demote, EndContext, Refuse
 from scheduler.model.events import EvictAsked, PinAsked, PrefetchAsked, UnpinAsked
 
 
@@ -43,7 +44,8 @@ class AdminHandler:
         shortage.
         """
         index, cache = self._cluster.index, gpu.cache
-        victims = index.victims(cache, short_bytes, now)
+        lacking_bytes = short_bytes - self._end_contexts(gpu, short_bytes, "memory pressure", out)
+        victims = index.victims(cache, lacking_bytes, now) if lacking_bytes > 0 else ()
         if victims is None:
             idle = [resident for resident in cache.residents.values() if not resident.kept]
             victims = tuple(resident.model for resident in idle)
@@ -58,12 +60,27 @@ class AdminHandler:
         """A manager holds a model that the core did not count there: count it, and free memory."""
         profiles, index, cache = self._cluster.profiles, self._cluster.index, gpu.cache
         needed = profiles.memory_bytes(model) if size_bytes is None else size_bytes
-        short_bytes = needed - cache.free_bytes
+        short_bytes, reason = needed - cache.free_bytes, f"{model} is there unexpectedly"
+        short_bytes -= self._end_contexts(gpu, short_bytes, reason, out)
         if short_bytes > 0:
             for victim in index.victims(cache, short_bytes, now) or ():
-                self._demote(gpu, victim, f"{model} is there unexpectedly", out)
+                self._demote(gpu, victim, reason, out)
         load_s = profiles.load_s(model, index.tier(gpu.spec.node, model))
         self._cluster.admit(gpu, model, min(needed, cache.free_bytes), now, load_s)
+        if self._placer.idle.active:
+            self._placer.idle.found(gpu, model)
+
+    def keep_context(
+        self, gpu: Gpu, model: ModelId, size_bytes: int, now: float, out: list[Action]
+    ) -> None:
+        """A manager keeps an empty process that a model left: count it, if there is room."""
+        if model in gpu.cache.residents:
+            return  # it is on its way into that process
+        if size_bytes > gpu.cache.free_bytes:
+            out.append(EndContext(gpu.spec.id, model, "it has no room"))
+            return
+        self._cluster.index.keep_context(gpu.cache, model, size_bytes, now)
+        self._placer.idle.found(gpu, model)
 
     def resize(self, model: ModelId, now: float, out: list[Action]) -> None:
         """A model was measured or declared again: correct its size on every GPU that holds it."""
@@ -77,13 +94,15 @@ class AdminHandler:
         index, cache = self._cluster.index, gpu.cache
         resident = cache.residents[model]
         short_bytes = needed - resident.bytes - cache.free_bytes
+        larger = f"{model} is larger than estimated"
+        short_bytes -= self._end_contexts(gpu, short_bytes, larger, out)
         if short_bytes > 0:
             victims = index.victims(cache, short_bytes, now, keep=(model,))
             if victims is None and not resident.kept:
                 self._demote(gpu, model, "its measured size does not fit this GPU", out)
                 return
             for victim in victims or ():
-                self._demote(gpu, victim, f"{model} is larger than estimated", out)
+                self._demote(gpu, victim, larger, out)
         index.resize(cache, model, needed)
 
     # -- one order each: the reason of a refusal, or "" ------------------------------------------
@@ -148,6 +167,14 @@ class AdminHandler:
     def _demote(self, gpu: Gpu, model: ModelId, reason: str, out: list[Action]) -> None:
         self._cluster.evict(gpu, model)
         out.append(Demote(gpu.spec.id, model, reason))
+
+    def _end_contexts(self, gpu: Gpu, short_bytes: int, reason: str, out: list[Action]) -> int:
+        """End empty processes where memory is short; the bytes that this frees."""
+        before_bytes = gpu.cache.free_bytes
+        for left in idle_contexts(gpu.cache, short_bytes):
+            self._cluster.index.drop_context(gpu.cache, left)
+            out.append(EndContext(gpu.spec.id, left, reason))
+        return gpu.cache.free_bytes - before_bytes
 
     def _free_what_waits(self, gpu: Gpu) -> None:
         """After a pin or a shortage: requests that no longer fit here wait for any GPU again."""

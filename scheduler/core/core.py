@@ -18,6 +18,7 @@ from scheduler.core.lease_uses import LeaseUses
 from scheduler.core.lifecycle import Lifecycle
 from scheduler.core.model_reports import ModelReports
 from scheduler.core.placer import Placer
+from scheduler.core.staged_exit import StagedExit
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.pending import Pending
 from scheduler.core.state.visits import Visits
@@ -50,11 +51,16 @@ class Core:
         self.visits = Visits()
         self.placer = Placer(self.cluster, self.visits, settings)
         self.placer.policy_name = policy_name
+        self.exits = StagedExit(self.cluster, self.placer)
         self.lifecycle = Lifecycle(self.cluster, self.placer, settings.max_waiting)
         self._admin = AdminHandler(self.cluster, self.placer)
         self.fleet = Fleet(self.cluster, self.placer, self.lifecycle, self._admin)
         self._forgetting = Forgetting(
-            self.cluster, self.lifecycle.requests, self.placer.leases, settings.most_models
+            self.cluster,
+            self.lifecycle.requests,
+            self.placer.leases,
+            self.placer.idle,
+            settings.most_models,
         )
         self._policy = policy
         self._view = ClusterView(self.cluster, self.visits)
@@ -80,6 +86,8 @@ class Core:
                 self._decide(now, out)
         if self.placer.standing:
             self.lifecycle.recall(now, out)
+        if self.placer.idle.fell_idle or self.placer.idle.came_to_rest:
+            self.exits.watch(now, out)
         self._forgetting.forget_when_due()
         return out
 
@@ -139,6 +147,8 @@ class Core:
             events.ModelLoaded: (reports.model_loaded, False),
             events.LoadFailed: (reports.load_failed, True),
             events.ModelDemoted: (reports.model_demoted, True),
+            events.ContextKept: (self.exits.context_kept, True),
+            events.StageDue: (self.exits.stage_due, True),
             events.MemoryPressure: (self._memory_pressure, True),
             events.PinAsked: (admin.obey, True),
             events.UnpinAsked: (admin.obey, True),

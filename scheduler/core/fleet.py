@@ -1,6 +1,7 @@
 """GPUs that join, drain, are lost, or report what they hold."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from cache_manager.model.ids import GpuId, NodeId
 from scheduler.core.admin import AdminHandler
@@ -114,8 +115,13 @@ class Fleet:
                 self.lose(GpuLost(gpu.spec.id, event.lost_leases), now, out)
         self.resume(NodeHeard(event.node), now, out)
         self._cluster.index.replace_tiers(event.node, dict(event.stored))
+        self._placer.idle.node_reports(event.node)
+        for model, tier in event.stored:
+            self._placer.idle.stored(event.node, model, tier, now)
         for snapshot in event.gpus:
             known = self._cluster.gpus.get(snapshot.gpu.id)
+            if known is not None:  # what contexts need is measured, and changes
+                known.spec = replace(known.spec, context_bytes=snapshot.gpu.context_bytes)
             if known is not None and known.spec != snapshot.gpu:  # for example repartitioned
                 self.lose(GpuLost(snapshot.gpu.id, event.lost_leases), now, out)
                 known = None
@@ -150,6 +156,8 @@ class Fleet:
         reported = dict(snapshot.residents)
         for model in [model for model in cache.residents if model not in reported]:
             self._cluster.evict(gpu, model)
+        for model in list(cache.contexts):
+            index.drop_context(cache, model)
         for model, size_bytes in snapshot.residents:  # shrunk models first, to free memory
             if model in cache.residents and size_bytes < cache.residents[model].bytes:
                 index.resize(cache, model, size_bytes)
@@ -161,6 +169,8 @@ class Fleet:
         for model, size_bytes in snapshot.residents:
             if self._cluster.profiles.report_memory(model, size_bytes):
                 self._admin.resize(model, now, out)
+        for model, size_bytes in snapshot.contexts:
+            self._admin.keep_context(gpu, model, size_bytes, now, out)
 
 
 def _check_owners(event: NodeSnapshot, gpus: Mapping[GpuId, Gpu]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from itertools import islice
 
 from scheduler.core.state.cluster_state import ClusterState
+from scheduler.core.state.idle_models import IdleModels
 from scheduler.core.state.pending import Pending
 from scheduler.core.state.slots import ActiveLease
 from scheduler.model.values import LeaseId, RequestId
@@ -26,11 +27,13 @@ class Forgetting:
         cluster: ClusterState,
         requests: Mapping[RequestId, Pending],
         leases: Mapping[LeaseId, ActiveLease],
+        idle: IdleModels,
         most_models: int,
     ) -> None:
         self._cluster = cluster
         self._requests = requests
         self._leases = leases
+        self._idle = idle
         self._most_models = most_models
         self._due_models = most_models + most_models // _SLACK_SHARE
         self._due_bundles = _BUNDLES_PER_MODEL * self._due_models
@@ -60,6 +63,7 @@ class Forgetting:
         for model in list(islice(unneeded, len(known) - self._most_models)):
             cluster.profiles.forget(model)
             cluster.index.forget(model)
+            self._idle.forget(model)
 
     def _forget_bundles(self) -> None:
         self._cluster.keep_bundles(

@@ -1,6 +1,7 @@
 """A request's life: accepted, placed, paused, placed again, and ended exactly once."""
 
 from cache_manager.model.ids import ModelId
+from cache_manager.tiers import exits
 from scheduler.core.placer import Placer
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.pending import Pending, Standing
@@ -55,6 +56,8 @@ class Lifecycle:
         request = event.request
         if not request.models:
             raise BadEvent("model named by request", request.id)
+        if request.exit_rule and not exits.is_rule(request.exit_rule):
+            raise BadEvent("exit rule", request.exit_rule)
         known = self.requests.get(request.id)
         if known is not None:
             self._repeat(known, out)
@@ -106,6 +109,7 @@ class Lifecycle:
         self._placer.latest_seq = max(pending.seq, self._placer.latest_seq)
         self.requests[request.id] = pending
         pending.number = self._cluster.accept(pending.models, now)
+        self._placer.idle.asked_for(pending.models, request.exit_rule)
         lease = self._placer.promised(pending)
         if lease is None:
             self._placer.wait(pending)

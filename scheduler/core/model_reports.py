@@ -89,12 +89,15 @@ class ModelReports:
 
     def model_demoted(self, event: ModelDemoted, now: float, out: list[Action]) -> None:
         """Record in which tier a node keeps a model now."""
-        if event.tier is not Tier.GPU:
-            self._cluster.index.set_tier(event.node, event.model, event.tier)
         if event.gpu is not None:
             gpu = self._fleet.gpu(event.gpu)
             if self._counted_on(gpu, event.model):  # else the model had left before
                 self._cluster.evict(gpu, event.model)
+            elif event.model in gpu.cache.contexts:
+                self._cluster.index.drop_context(gpu.cache, event.model)
+        if event.tier is not Tier.GPU:
+            self._cluster.index.set_tier(event.node, event.model, event.tier)
+            self._placer.idle.stored(event.node, event.model, event.tier, now)
 
     def _counted_on(self, gpu: Gpu, model: ModelId) -> bool:
         """Whether a GPU should hold a model, with no order under way that would load it again."""

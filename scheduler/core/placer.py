@@ -1,9 +1,10 @@
 """Carries out what a policy decides: placements, local queues, visits, prefetches."""
 
-from cache_manager.model.ids import ModelId
+from cache_manager.model.ids import ModelId, Tier
 from cache_manager.residency.cache_index import LoadPlan
 from scheduler.core.placement_reasons import Reasons, explain
 from scheduler.core.state.cluster_state import ClusterState
+from scheduler.core.state.idle_models import IdleModels
 from scheduler.core.state.pending import Bundle, Pending, Standing
 from scheduler.core.state.queue_pace import QueuePace
 from scheduler.core.state.slots import ActiveLease, Slot
@@ -31,6 +32,7 @@ class Placer:
         self.cluster = cluster
         self.visits = visits
         self.standing = StandingLeases(settings.standing)
+        self.idle = IdleModels(settings.exit_rule)
         self.leases: dict[LeaseId, ActiveLease] = {}
         self.policy_name = ""
         self.latest_seq = 0
@@ -191,6 +193,8 @@ class Placer:
         cache = slot.gpu.cache
         for model in lease.models:
             self.cluster.index.use(cache, model, -1)
+        if self.idle.active:
+            self.idle.ended(slot.gpu, lease.models, now)
         if slot.leases:
             slot.free_s = max(now, slot.free_s - lease.left_s(now))
         else:
@@ -312,17 +316,32 @@ class Placer:
         node = gpu.spec.node
         for victim in plan.victims:
             cluster.evict(gpu, victim)
+        for ended in (*plan.ends, *plan.emptied.values()):
+            cluster.index.drop_context(gpu.cache, ended)
         total_s = 0.0
         loads = []
         for model, size_bytes in plan.loads:
-            source = cluster.index.tier(node, model)
+            source, left = cluster.index.tier(node, model), plan.emptied.get(model)
+            if left is not None:
+                if source is Tier.HOST:
+                    source = Tier.CONTEXT
+                if left != model:
+                    self.idle.stored(node, left, cluster.index.tier(node, left), now)
             load_s = cluster.profiles.load_s(model, source)
             total_s += load_s
             cluster.admit(gpu, model, size_bytes, now, load_s)
             lease.loading[model] = now + total_s
-            loads.append(ModelLoad(model, size_bytes, source))
+            loads.append(ModelLoad(model, size_bytes, source, left))
         out.append(
-            Prepare(lease.slot.id, gpu.spec.id, lease.id, plan.victims, tuple(loads), prefetch)
+            Prepare(
+                lease.slot.id,
+                gpu.spec.id,
+                lease.id,
+                plan.victims,
+                tuple(loads),
+                prefetch,
+                plan.ends,
+            )
         )
         return total_s
 
@@ -340,6 +359,8 @@ class Placer:
     def _occupy(self, lease: ActiveLease, now: float, load_s: float, run_s: float) -> None:
         """The lease loads at once, and runs once it is loaded and earlier leases have ended."""
         slot, index = lease.slot, self.cluster.index
+        if self.idle.active:
+            self.idle.begun(lease.models, now)
         for model in lease.models:
             index.touch(slot.gpu.cache, model, now)
             index.use(slot.gpu.cache, model, +1)

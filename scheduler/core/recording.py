@@ -49,6 +49,7 @@ class Beginning(NamedTuple):
     largest_gpu_bytes: int = 0
     profiles: tuple[RecordedProfile, ...] = ()
     standing: StandingTerms | None = None
+    exit_rule: str = "never"
 
     def core(
         self, policy: str | None = None, parameters: Mapping[str, float] | None = None
@@ -59,6 +60,7 @@ class Beginning(NamedTuple):
             first_lease=self.first_lease,
             largest_gpu_bytes=self.largest_gpu_bytes,
             standing=self.standing,
+            exit_rule=self.exit_rule,
         )
         chosen = self.parameters if policy is None else parameters
         core = make_core(policy or self.policy, self.eviction, chosen, settings)

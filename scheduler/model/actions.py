@@ -20,7 +20,7 @@ from scheduler.model.values import (
 class Prepare(NamedTuple):
     """To the GPU manager: evict the victims, then load; a prefetch has a lease of its own.
 
-    A victim may have left its GPU already, and an empty process there: then that process ends.
+    `emptied` names models whose empty processes must end as well.
     """
 
     slot: SlotId
@@ -29,6 +29,7 @@ class Prepare(NamedTuple):
     victims: tuple[ModelId, ...]
     loads: tuple[ModelLoad, ...]
     prefetch: bool = False
+    emptied: tuple[ModelId, ...] = ()
 
 
 class Dispatch(NamedTuple):
@@ -81,7 +82,7 @@ class EnqueueLocally(NamedTuple):
 
 
 class Demote(NamedTuple):
-    """To the GPU manager: evict this model from this GPU, or what it left empty there.
+    """To the GPU manager: evict this model from this GPU.
 
     With `keeps_context` its process stays, empty, for the next model of the same tenant.
     """
@@ -90,6 +91,14 @@ class Demote(NamedTuple):
     model: ModelId
     reason: str
     keeps_context: bool = False
+
+
+class EndContext(NamedTuple):
+    """To the GPU manager: end the empty process that this model left on this GPU."""
+
+    gpu: GpuId
+    model: ModelId
+    reason: str
 
 
 class DemoteStored(NamedTuple):
@@ -140,7 +149,7 @@ class Refuse(NamedTuple):
 
 
 # What a node's GPU manager carries out.
-Order = Prepare | Dispatch | Demote | DemoteStored | EndLease
+Order = Prepare | Dispatch | Demote | EndContext | DemoteStored | EndLease
 
 Action = (
     Prepare
@@ -149,6 +158,7 @@ Action = (
     | Recall
     | EnqueueLocally
     | Demote
+    | EndContext
     | DemoteStored
     | EndLease
     | Finish

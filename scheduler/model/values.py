@@ -39,7 +39,8 @@ class Request(NamedTuple):
     has their names from a function, which could invent names to have memory reserved for them.
     A request with `max_wait_s` is refused on arrival if it should wait for longer than this.
     A `caller` that is named can keep the lease for its next calls, reports them, and hears recalls.
-    `exit_rule` is its function's own rule by which its idle models leave; empty: the cluster's.
+    By `exit_rule` its models leave from now on when they are idle; empty: by the cluster's own
+    rule, None: as before.
     """
 
     id: RequestId
@@ -56,7 +57,7 @@ class Request(NamedTuple):
     registered_only: bool = False
     max_wait_s: float | None = None
     caller: str = ""
-    exit_rule: str = ""
+    exit_rule: str | None = None
 
 
 class StandingTerms(NamedTuple):

@@ -2,6 +2,7 @@
 
 import math
 
+from cache_manager.tiers import exits
 from scheduler.model.errors import BadValue, MalformedRequest
 from scheduler.model.events import LeaseUsed
 from scheduler.model.values import Request
@@ -25,6 +26,8 @@ def check_request(request: Request) -> Request:
         raise MalformedRequest(f"near: a name of 1 to {LONGEST_NAME} characters")
     if not 1 <= request.batch <= MOST_WHOLE or abs(request.priority) > MOST_WHOLE:
         raise MalformedRequest(f"batch, priority: at most {MOST_WHOLE}")
+    if request.exit_rule and not exits.is_rule(request.exit_rule[:LONGEST_NAME]):
+        raise MalformedRequest(f"exit_rule: {request.exit_rule[:80]!r} is no exit rule")
     for name in ("deadline_s", "arrived_s", "slo_s", "max_wait_s"):
         value = getattr(request, name)
         if value is not None and not (math.isfinite(value) and abs(value) <= MOST_S):

@@ -78,10 +78,14 @@ class Etcd:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One scheduler; its tables and keys are those of `gpufaas.toml`."""
+    """One scheduler; its tables and keys are those of `gpufaas.toml`.
+
+    Models that must make room leave by the rule `eviction`, idle ones in time by `exit_rule`.
+    """
 
     policy: str = "lalbo3"
     eviction: str = "lru"
+    exit_rule: str = "never"
     parameters: Mapping[str, float] = field(default_factory=dict)
     scheduler: Serving = field(default_factory=Serving)
     etcd: Etcd = field(default_factory=Etcd)

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from scheduler.model.actions import Demote, DemoteStored, Dispatch, EndLease, Prepare
+from scheduler.model.actions import Demote, DemoteStored, Dispatch, EndContext, EndLease, Prepare
 
 
 class NodeLink(Protocol):
@@ -24,10 +24,15 @@ class NodeLink(Protocol):
         ...
 
     def demote(self, order: Demote) -> None:
-        """Evict this model from this GPU, or end the empty process that it left there.
+        """Evict this model from this GPU.
 
-        If the process is kept, `ContextKept` answers; else, and if it cannot be, `ModelDemoted`.
+        `ModelDemoted` answers; if the process is kept, `ContextKept` answers too. If it cannot be
+        kept, `ModelDemoted` names the GPU.
         """
+        ...
+
+    def end_context(self, order: EndContext) -> None:
+        """End the empty process that this model left on this GPU, if it is there."""
         ...
 
     def demote_stored(self, order: DemoteStored) -> None:

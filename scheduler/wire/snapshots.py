@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cache_manager.model.ids import GpuId, ModelId
-from scheduler.model.actions import Demote, DemoteStored, Dispatch, EndLease, Order
+from scheduler.model.actions import Demote, DemoteStored, Dispatch, EndContext, EndLease, Order
 from scheduler.model.events import GpuSnapshot, LiveLease, NodeSnapshot
 from scheduler.model.values import LeaseId
 
@@ -54,18 +54,18 @@ def _enter(order: Order, books: dict[GpuId, _Books]) -> None:
     found = books[order.gpu]
     if isinstance(order, Demote):
         was_there = found.residents.pop(order.model, None) is not None
-        found.contexts.pop(order.model, None)
         if was_there and order.keeps_context:
             found.contexts[order.model] = found.context_bytes
+    elif isinstance(order, EndContext):
+        found.contexts.pop(order.model, None)
     elif isinstance(order, Dispatch):
         found.leases[order.lease] = LiveLease(order.lease, order.slot, order.models, order.requests)
     else:
         for victim in order.victims:
             found.residents.pop(victim, None)
-            found.contexts.pop(victim, None)
-        for load in order.loads:
-            if load.emptied is not None:
-                found.contexts.pop(load.emptied, None)
+        for left in (*order.emptied, *(load.emptied for load in order.loads)):
+            if left is not None:
+                found.contexts.pop(left, None)
         found.residents.update((load.model, load.memory_bytes) for load in order.loads)
         if order.prefetch:
             models = tuple(load.model for load in order.loads)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
 from scheduler.api import NodeReports
-from scheduler.model.actions import Demote, DemoteStored, Dispatch, EndLease, Prepare
+from scheduler.model.actions import Demote, DemoteStored, Dispatch, EndContext, EndLease, Prepare
 from scheduler.model.events import (
     Event,
     GpuSnapshot,
@@ -124,8 +124,13 @@ class EmulatedNode:
             self.log.append(Noted(Word.GIVEN, order.slot, order.lease))
 
     def demote(self, order: Demote) -> None:
+        """Evict a model; its process is never kept, which the report says by the GPU's name."""
         self._unload(self._gpus[order.gpu], order.model)
-        self._report(ModelDemoted(self.name, None, order.model, Tier.DISK))
+        gpu = order.gpu if order.keeps_context else None
+        self._report(ModelDemoted(self.name, gpu, order.model, Tier.DISK))
+
+    def end_context(self, order: EndContext) -> None:
+        self.wrong.append(f"{order.model} has left no empty process on {order.gpu}")
 
     def demote_stored(self, order: DemoteStored) -> None:
         self._report(ModelDemoted(self.name, None, order.model, order.tier))

@@ -8,8 +8,17 @@ from typing import TypeVar
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.api import NodeReports
-from scheduler.model.actions import Demote, DemoteStored, Dispatch, EndLease, Order, Prepare
+from scheduler.model.actions import (
+    Demote,
+    DemoteStored,
+    Dispatch,
+    EndContext,
+    EndLease,
+    Order,
+    Prepare,
+)
 from scheduler.model.events import (
+    ContextKept,
     Event,
     GpuSnapshot,
     LiveLease,
@@ -21,7 +30,7 @@ from scheduler.model.events import (
 )
 from scheduler.model.values import GpuSpec, LeaseId, ModelLoad, RequestId, SlotId
 
-_Order = TypeVar("_Order", Prepare, Dispatch, Demote, DemoteStored, EndLease)
+_Order = TypeVar("_Order", Prepare, Dispatch, Demote, EndContext, DemoteStored, EndLease)
 
 
 @dataclass
@@ -56,12 +65,14 @@ class FakeNode:
     wrong: list[str] = field(default_factory=list)
     leases: dict[LeaseId, NodeLease] = field(default_factory=dict)
     residents: dict[GpuId, dict[ModelId, int]] = field(default_factory=dict)
+    contexts: dict[GpuId, dict[ModelId, int]] = field(default_factory=dict)
     loading: dict[tuple[GpuId, ModelId], LeaseId] = field(default_factory=dict)
     reports: NodeReports | None = None
     lives: int = 0
 
     def __post_init__(self) -> None:
         self.residents = {spec.id: {} for spec in self.specs}
+        self.contexts = {spec.id: {} for spec in self.specs}
 
     # -- orders ---------------------------------------------------------------------------------
 
@@ -69,6 +80,8 @@ class FakeNode:
         self._take("prepare", order)
         for victim in order.victims:
             self._unload(order.gpu, victim)
+        for left in order.emptied:
+            self._end_context(order.gpu, left)
         for load in order.loads:
             self._reserve(order.gpu, order.lease, load)
         lease = self._lease(order.lease, order.slot, order.gpu)
@@ -91,6 +104,16 @@ class FakeNode:
     def demote(self, order: Demote) -> None:
         self._take("demote", order)
         self._unload(order.gpu, order.model)
+        demoted = ModelDemoted(self.name, None, order.model, Tier.HOST)
+        self._later(0.0, lambda: demoted)
+        if order.keeps_context:
+            size_bytes = next(spec.context_bytes for spec in self.specs if spec.id == order.gpu)
+            self.contexts[order.gpu][order.model] = size_bytes
+            self._later(0.0, lambda: ContextKept(order.gpu, order.model, size_bytes))
+
+    def end_context(self, order: EndContext) -> None:
+        self._take("end_context", order)
+        self._end_context(order.gpu, order.model)
         demoted = ModelDemoted(self.name, None, order.model, Tier.HOST)
         self._later(0.0, lambda: demoted)
 
@@ -125,6 +148,7 @@ class FakeNode:
                     for lease_id, lease in self.leases.items()
                     if lease.gpu == spec.id
                 ),
+                tuple(self.contexts[spec.id].items()),
             )
             for spec in self.specs
         )
@@ -140,6 +164,7 @@ class FakeNode:
         self.leases.clear()
         self.loading.clear()
         self.residents = {spec.id: {} for spec in self.specs}
+        self.contexts = {spec.id: {} for spec in self.specs}
 
     def end(self, lease_id: LeaseId) -> None:
         """End a lease without an order, as when it has expired."""
@@ -171,11 +196,17 @@ class FakeNode:
         residents = self.residents[gpu]
         if load.model in residents:
             self.wrong.append(f"{load.model} is on {gpu} already")
+        if load.emptied is not None:
+            self._end_context(gpu, load.emptied)
         residents[load.model] = load.memory_bytes
         self.loading[gpu, load.model] = lease
         memory_bytes = next(spec.memory_bytes for spec in self.specs if spec.id == gpu)
-        if sum(residents.values()) > memory_bytes:
+        if sum(residents.values()) + sum(self.contexts[gpu].values()) > memory_bytes:
             self.wrong.append(f"{gpu} is over its memory with {sorted(residents)}")
+
+    def _end_context(self, gpu: GpuId, model: ModelId) -> None:
+        if self.contexts[gpu].pop(model, None) is None:
+            self.wrong.append(f"{model} has left no empty process on {gpu}")
 
     def _unload(self, gpu: GpuId, model: ModelId) -> None:
         if self.residents[gpu].pop(model, None) is None:

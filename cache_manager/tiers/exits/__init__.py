@@ -20,6 +20,15 @@ def available() -> tuple[str, ...]:
     return tuple(sorted(m.name for m in iter_modules(__path__) if m.name not in _NOT_RULES))
 
 
+def is_rule(text: str) -> bool:
+    """Whether a text names a rule."""
+    try:
+        make(text)
+    except UnknownRule:
+        return False
+    return True
+
+
 @lru_cache(maxsize=_MOST_MADE)
 def make(text: str) -> ExitRule:
     """The rule that a text names; UnknownRule if none does."""

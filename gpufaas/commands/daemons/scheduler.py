@@ -13,6 +13,7 @@ from pathlib import Path
 import uvloop
 
 from cache_manager import eviction
+from cache_manager.tiers import exits
 from common.addresses import address_text, host_and_port
 from gpufaas.daemons.garbage_collection import freeze_started_objects
 from gpufaas.daemons.trace_settings import span_exporter
@@ -52,6 +53,11 @@ def add_parser(commands: Commands) -> None:
     add("--policy", help=f"one of {', '.join(policies.available())} (lalbo3)")
     add("--parameters", metavar="NAME=N,...", help="of the policy, as in o3_limit=10")
     add("--eviction", help=f"one of {', '.join(eviction.available())} (lru)")
+    add(
+        "--exit-rule",
+        metavar="RULE",
+        help=f"for idle models: {', '.join(exits.available())} (never)",
+    )
     add("--max-waiting", metavar="N", help="requests that may wait before further ones get 429")
     add("--etcd", metavar="URL[,URL]", help="keep the state there; without, only in memory")
     add("--start-etcd", action="store_true", default=None, help="keep the state in our own etcd")
@@ -74,6 +80,7 @@ def _run(options: argparse.Namespace) -> int:
         "policy": options.policy,
         "parameters": options.parameters,
         "eviction": options.eviction,
+        "exit_rule": options.exit_rule,
         "scheduler.listen": options.listen,
         "scheduler.advertise": options.advertise,
         "scheduler.name": options.name,

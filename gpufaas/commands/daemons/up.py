@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cache_manager.tiers import exits
 from common.addresses import address_text, host_and_port
 from gpufaas.errors import CommandError, EtcdFailed, PortTaken
 from gpufaas.etcd.own_password import stored_login
@@ -50,6 +51,11 @@ def add_parser(commands: Commands) -> None:
     add("--port", type=int, metavar="N", help="of the gateway, on loopback (8080)")
     add("--listen", metavar="HOST:PORT", help="the same, on another address")
     add("--policy", help=f"one of {', '.join(policies.available())} (lalbo3)")
+    add(
+        "--exit-rule",
+        metavar="RULE",
+        help=f"for idle models: {', '.join(exits.available())} (never)",
+    )
     add("--devices", metavar="D", help="auto, cuda, cuda:0,1 or cpu:N (auto)")
     add("--gpu-memory", metavar="SIZE", help="bytes of each GPU to use, as in 8GiB (all)")
     add("--store-memory", metavar="SIZE", help="host memory for weights (a quarter of the free)")
@@ -105,6 +111,7 @@ def _settings(options: argparse.Namespace) -> AllSettings:
     listen = options.listen or (f"127.0.0.1:{options.port}" if options.port else None)
     flags = {
         "policy": options.policy,
+        "exit_rule": options.exit_rule,
         "gateway.listen": listen,
         "node.devices": options.devices,
         "node.gpu_memory": options.gpu_memory,

@@ -307,11 +307,11 @@ class ClusterState:
 
     def load_s(self, bundle: Bundle, slot: Slot) -> float:
         """The expected seconds to load what of these models the slot lacks."""
-        node, residents = slot.gpu.spec.node, slot.gpu.cache.residents
+        cache = slot.gpu.cache
         missing = [
-            (model, self.index.tier(node, model))
+            (model, self.index.source(cache, model))
             for model in bundle.models
-            if model not in residents
+            if model not in cache.residents
         ]
         return estimate.load_s(self.profiles, missing)
 

@@ -16,7 +16,9 @@ from scheduler.model import events
 from scheduler.model.actions import (
     Action,
     Demote,
+    DemoteStored,
     Dispatch,
+    EndContext,
     EndLease,
     Finish,
     Prepare,
@@ -316,8 +318,11 @@ class Driver:
     def _carry_out(self, action: Action) -> None:
         if isinstance(action, Dispatch):
             self._dispatch(action)
-        elif isinstance(action, Prepare | Demote):
+        elif isinstance(action, Prepare | Demote | EndContext):
             self._order(action.gpu, action)
+        elif isinstance(action, DemoteStored):
+            if action.node in self._links:
+                self._links.give(action.node, action)
         elif isinstance(action, EndLease):
             self._end_lease(action.slot, action)
         elif isinstance(action, Finish):
@@ -346,7 +351,7 @@ class Driver:
         for request in action.requests:
             self._callers.answer(Acquired(request, placement))
 
-    def _order(self, gpu_id: GpuId, order: Prepare | Demote) -> None:
+    def _order(self, gpu_id: GpuId, order: Prepare | Demote | EndContext) -> None:
         gpu = self._core.cluster.gpus.get(gpu_id)
         if gpu is not None:  # else the GPU left in the same step
             self._links.give(gpu.spec.node, order)

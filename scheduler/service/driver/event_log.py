@@ -7,7 +7,9 @@ from scheduler.model import events
 from scheduler.model.actions import (
     Action,
     Demote,
+    DemoteStored,
     Dispatch,
+    EndContext,
     EnqueueLocally,
     Finish,
     Prepare,
@@ -70,6 +72,13 @@ class DecisionLog:
         elif isinstance(action, Demote):
             self._evictions += 1
             self._log.info("%s leaves %s: %s", action.model, action.gpu, action.reason)
+        elif isinstance(action, EndContext):
+            text = "the empty process that %s left on %s ends: %s"
+            self._log.info(text, action.model, action.gpu, action.reason)
+        elif isinstance(action, DemoteStored):
+            tier = action.tier.name.lower()
+            text = "the weights of %s on node %s are to be %s: %s"
+            self._log.info(text, action.model, action.node, tier, action.reason)
         elif isinstance(action, Finish):
             self._finished[action.outcome] += 1
             about = {"request": action.request}

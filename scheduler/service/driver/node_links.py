@@ -3,7 +3,7 @@
 from logging import Logger
 
 from cache_manager.model.ids import NodeId
-from scheduler.model.actions import Demote, Dispatch, EndLease, Order, Prepare
+from scheduler.model.actions import Demote, Dispatch, EndContext, EndLease, Order, Prepare
 from scheduler.model.values import AfterLoss
 from scheduler.wire.node_link import NodeLink
 
@@ -74,5 +74,7 @@ def _hand_over(link: NodeLink, order: Order) -> None:
         link.end_lease(order)
     elif isinstance(order, Demote):
         link.demote(order)
+    elif isinstance(order, EndContext):
+        link.end_context(order)
     else:
         link.demote_stored(order)

@@ -5,6 +5,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from cache_manager.model.ids import ModelId, NodeId
+from cache_manager.tiers import exits
 from scheduler.model.errors import MalformedRequest
 from scheduler.model.values import LeaseId, Request, RequestId
 from scheduler.service.request_bounds import LONGEST_NAME, MOST_MODELS, MOST_S, MOST_WHOLE
@@ -24,6 +25,7 @@ _ACQUIRE = frozenset(
         "near",
         "registered_only",
         "max_wait_s",
+        "exit_rule",
     }
 )
 _MOST_LEASES = 4_096
@@ -43,6 +45,9 @@ def acquire(body: bytes, now_s: float) -> Request:
     registered_only = fields.get("registered_only", False)
     if not isinstance(registered_only, bool):
         raise MalformedRequest("registered_only: true or false")
+    exit_rule = _text(fields, "exit_rule", None)
+    if exit_rule and not exits.is_rule(exit_rule):
+        raise MalformedRequest(f"exit_rule: {exit_rule[:80]!r} is no exit rule")
     return Request(
         id=RequestId(_name(fields, "request")),
         function=_name(fields, "function"),
@@ -57,6 +62,7 @@ def acquire(body: bytes, now_s: float) -> Request:
         near=None if near is None else NodeId(near),
         registered_only=registered_only,
         max_wait_s=_seconds(fields, "max_wait_s"),
+        exit_rule=exit_rule,
     )
 
 

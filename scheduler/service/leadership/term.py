@@ -59,6 +59,7 @@ class Office:
                 first_lease=first_lease(term),
                 largest_gpu_bytes=serving.largest_gpu_bytes,
                 standing=serving.standing,
+                exit_rule=settings.exit_rule,
             ),
         )
         explained.slots = self.core.cluster.slots
@@ -130,6 +131,7 @@ class Office:
             largest_gpu_bytes=settings.scheduler.largest_gpu_bytes,
             profiles=tuple(recorded_profile(model, profile) for model, profile in profiles.items()),
             standing=settings.scheduler.standing,
+            exit_rule=settings.exit_rule,
         )
 
     def _observe(self, now: float, event: CoreEvent, actions: Sequence[Action]) -> None:

@@ -21,6 +21,7 @@ from scheduler.model.events import (
     NodeSnapshot,
     RunFailed,
     RunFinished,
+    StageDue,
 )
 from scheduler.model.values import LeaseId
 from scheduler.service.metrics.counters import SchedulerCounters
@@ -35,6 +36,7 @@ _REASONS: Mapping[type, str] = {
     ModelRegistered: "measured",
     NodeSnapshot: "measured",
     RunFinished: "measured",
+    StageDue: "idle",
 }
 _FLEET: Mapping[type, str] = {
     GpuDraining: "draining",

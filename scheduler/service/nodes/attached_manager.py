@@ -6,7 +6,15 @@ from logging import Logger
 
 from cache_manager.model.ids import NodeId
 from common.frames.frame_line import FrameLine
-from scheduler.model.actions import Demote, DemoteStored, Dispatch, EndLease, Order, Prepare
+from scheduler.model.actions import (
+    Demote,
+    DemoteStored,
+    Dispatch,
+    EndContext,
+    EndLease,
+    Order,
+    Prepare,
+)
 from scheduler.model.errors import BadValue
 from scheduler.model.events import Event, NodeHeard, NodeSilent, NodeSnapshot
 from scheduler.service.driver.driver import Driver
@@ -148,6 +156,9 @@ class AttachedManager:
         self._send_order(order._replace(explanation=None))
 
     def demote(self, order: Demote) -> None:
+        self._send_order(order)
+
+    def end_context(self, order: EndContext) -> None:
         self._send_order(order)
 
     def demote_stored(self, order: DemoteStored) -> None:

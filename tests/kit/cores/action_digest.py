@@ -7,12 +7,12 @@ from random import Random
 from scheduler import policies
 from scheduler.core.core import make_core
 from tests.kit.cores.core_world import World
-from tests.kit.cores.random_lives import STANDING, Chaos, random_operations
+from tests.kit.cores.random_lives import LEAVING, Chaos, random_operations
 
 
 def lived(policy: str, seed: int, count: int) -> World:
     """A world after a random life."""
-    world = World(make_core(policy, settings=STANDING))
+    world = World(make_core(policy, settings=LEAVING))
     chaos = Chaos(world)
     for event in chaos.setup():
         world.send(event)

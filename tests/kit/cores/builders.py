@@ -27,6 +27,7 @@ def gpu(
     gpu_type: str = ANY_GPU_TYPE,
     slots: int = 1,
     leases: int = 1,
+    context_mb: int = 0,
 ) -> GpuSpec:
     """A GPU on a node of its own; with several slots these are called `<name>.0`, `<name>.1`..."""
     ids = [name] if slots == 1 else [f"{name}.{number}" for number in range(slots)]
@@ -36,6 +37,7 @@ def gpu(
         memory_bytes=memory_mb * MIB,
         gpu_type=gpu_type,
         slots=tuple(SlotSpec(SlotId(slot), leases) for slot in ids),
+        context_bytes=context_mb * MIB,
     )
 
 

@@ -13,6 +13,7 @@ from scheduler.model.actions import (
     Prepare,
     Recall,
     Refuse,
+    SetTimer,
     Taken,
 )
 from scheduler.model.events import (
@@ -24,6 +25,7 @@ from scheduler.model.events import (
     NodeSnapshot,
     RequestArrived,
     SlotFreed,
+    StageDue,
 )
 from scheduler.model.values import LeaseId, Request, RequestId, RequestOutcome, SlotId
 
@@ -57,6 +59,7 @@ class World:
     leases: dict[LeaseId, HeldLease] = field(default_factory=dict)
     ends: dict[RequestId, list[RequestOutcome]] = field(default_factory=dict)
     recalled: list[LeaseId] = field(default_factory=list)
+    stages: list[tuple[float, StageDue]] = field(default_factory=list)
 
     def send(self, event: Event, at: float | None = None) -> list[Action]:
         """Hand one event to the core, and keep the books by its answer."""
@@ -119,6 +122,8 @@ class World:
             self.sent.setdefault(action.request.id, action.request)
         elif isinstance(action, Recall):
             self.recalled.append(action.lease)
+        elif isinstance(action, SetTimer) and isinstance(action.event, StageDue):
+            self.stages.append((action.at_s, action.event))
         elif isinstance(action, Finish):
             self.ends.setdefault(action.request, []).append(action.outcome)
 

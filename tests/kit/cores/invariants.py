@@ -216,7 +216,11 @@ def _check_memory(core: Core, gpu: Gpu) -> None:
     cache, where = gpu.cache, gpu.spec.id
     residents = list(cache.residents.values())
     withheld = cache.withheld_bytes
-    assert cache.used_bytes == withheld + sum(each.bytes for each in residents), where
+    contexts = list(cache.contexts.values())
+    used_bytes = sum(each.bytes for each in (*residents, *contexts))
+    assert cache.used_bytes == withheld + used_bytes, where
+    assert all(each.bytes >= 0 for each in contexts), where
+    assert not cache.contexts.keys() & cache.residents.keys(), where
     assert all(each.bytes >= 0 for each in residents), where
     assert cache.used_bytes <= cache.memory_bytes == gpu.spec.memory_bytes, where
     users = Counter(m for slot in gpu.slots for lease in slot.leases.values() for m in lease.models)

@@ -5,7 +5,7 @@ is alive. Nodes tell the truth as far as they know it: only what is in force is 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from hypothesis import strategies as st
@@ -41,10 +41,15 @@ KINDS = (
     *("run_failed", "pin", "unpin", "prefetch", "evict", "pressure", "policy", "snapshot"),
     *("demoted", "register", "join", "join", "drain", "lose", "timer", "stale"),
     *("silent", "heard", "used", "used", "used", "recall_passed"),
+    *("stage_due",) * 8,
+    "context_kept",
 )
 _MOST_GPUS = 5
 # Callers that are named may keep their leases.
 STANDING = CoreSettings(standing=StandingTerms(5.0, 100, slice_s=0.5))
+# The same, with models that leave when they are idle.
+LEAVING = replace(STANDING, exit_rule="fixed:0.05,3,1,2")
+_OWN_RULES = (None, None, None, None, "", "never", "fixed:0.1,5,1,5", "fixed:0")
 _LATE = events.SlotFreed | events.ModelLoaded | events.RunFinished | events.LeaseReleased
 
 _bursts = st.lists(
@@ -104,6 +109,7 @@ class Chaos:
         )
         if who % 2:  # its caller keeps leases
             asked = asked._replace(caller=f"gw{how % 2}", function=f"f{who % 3}")
+        asked = asked._replace(exit_rule=_OWN_RULES[(who + how) % len(_OWN_RULES)])
         return events.RequestArrived(asked)
 
     def _again(self, who: int, how: int) -> Event | None:
@@ -221,7 +227,7 @@ class Chaos:
     def _demoted(self, who: int, how: int) -> Event:
         there = self._gpu(who)
         node = NodeId(f"node-of-{there or 'g1'}")
-        return events.ModelDemoted(node, there, _model(how), Tier(1 + how % 3))
+        return events.ModelDemoted(node, there, _model(how), Tier(Tier.HOST + how % 3))
 
     def _register(self, who: int, how: int) -> Event:
         size_mb = SIZES_MB[how % len(SIZES_MB)]
@@ -230,6 +236,24 @@ class Chaos:
     def _timer(self, who: int, how: int) -> Event:
         del who, how
         return events.TimerFired()
+
+    def _stage_due(self, who: int, how: int) -> Event | None:
+        """A timer at its time; now and then one that has passed before."""
+        timers = self.world.stages
+        if not timers:
+            return None
+        at_s, due = timers[who % len(timers)]
+        if how % 4:
+            timers.remove((at_s, due))
+        self.world.now = max(self.world.now, at_s)
+        return due
+
+    def _context_kept(self, who: int, how: int) -> Event | None:
+        gpus = self.world.core.cluster.gpus.values()
+        kept = [(gpu.spec.id, left) for gpu in gpus for left in gpu.cache.contexts]
+        if not kept:
+            return None
+        return events.ContextKept(*kept[who % len(kept)], how % 64 * 10 * MIB)
 
     def _stale(self, who: int, how: int) -> Event | None:
         """A report that comes twice, or late."""
@@ -253,6 +277,7 @@ class Chaos:
             gpu_type=("any", "fast")[how % 2],
             slots=1 + who % 3 % 2,
             leases=1 + who % 2,
+            context_mb=(0, 300)[how % 2],
         )
         self.specs[spec.id] = spec
         return events.GpuJoined(spec)
@@ -287,6 +312,7 @@ class Chaos:
         residents = [(each.model, each.bytes) for each in cache.residents.values()]
         mine = [lease for lease in self.world.leases.values() if lease.gpu == there]
         leases = [LiveLease(each.id, each.slot, tuple(sorted(each.models))) for each in mine]
+        contexts = [(each.model, each.bytes) for each in cache.contexts.values()][how % 3 :]
         difference = how % 6
         if difference == 0 and leases:
             leases.pop(who % len(leases))
@@ -296,7 +322,11 @@ class Chaos:
             residents.insert(0, (_model(how), min(700 * MIB, cache.free_bytes)))
         elif difference == 3 and residents:
             leases += self._unknown_lease(there, residents[0][0])
-        gpus = () if difference == 4 else (GpuSnapshot(spec, tuple(residents), tuple(leases)),)
+        gpus = (
+            ()
+            if difference == 4
+            else (GpuSnapshot(spec, tuple(residents), tuple(leases), tuple(contexts)),)
+        )
         stored = ((_model(who), Tier.HOST), (_model(how), Tier.DISK))
         return NodeSnapshot(spec.node, gpus, stored, _after(how))
 

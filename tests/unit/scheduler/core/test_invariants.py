@@ -12,7 +12,7 @@ from scheduler.model.events import RequestCancelled, SlotFreed
 from tests.kit.cores.core_world import World
 from tests.kit.cores.invariants import Invariants
 from tests.kit.cores.random_lives import (
-    STANDING,
+    LEAVING,
     Chaos,
     Operation,
     operations,
@@ -39,7 +39,7 @@ def test_core_keeps_its_invariants_when_it_runs_long(policy: str, rule: str) -> 
 
 def live_through(policy: str, rule: str, operations: list[Operation]) -> None:
     """Check every step of a random life, then bring all that is left to its end."""
-    world = World(make_core(policy, rule, settings=STANDING))
+    world = World(make_core(policy, rule, settings=LEAVING))
     chaos, invariants = Chaos(world), Invariants(world)
     for event in chaos.setup():
         invariants.step(event)

@@ -52,6 +52,7 @@ def largest_collection(core: Core) -> int:
     """The length of the longest list, dict or set that the core refers to, directly or not."""
     largest, seen = 0, set[int]()
     pending: list[object] = [core.cluster, core.placer, core.visits, core.lifecycle, core.fleet]
+    pending.append(core.exits)
     while pending:
         thing = pending.pop()
         if id(thing) in seen or isinstance(thing, str | int | float):

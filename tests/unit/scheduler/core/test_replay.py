@@ -8,14 +8,14 @@ import pytest
 from scheduler import policies
 from scheduler.core.core import make_core
 from tests.kit.cores.action_digest import lived
-from tests.kit.cores.random_lives import STANDING
+from tests.kit.cores.random_lives import LEAVING
 from tests.kit.places import ROOT
 
 
 @pytest.mark.parametrize("policy", policies.available())
 def test_core_answers_the_same_when_a_recorded_log_is_replayed(policy: str) -> None:
     world = lived(policy, seed=3, count=1500)
-    fresh = make_core(policy, settings=STANDING)
+    fresh = make_core(policy, settings=LEAVING)
     assert [fresh.handle(event, now) for event, now in world.log] == world.answers
     assert sum(len(actions) for actions in world.answers) > 500
 
