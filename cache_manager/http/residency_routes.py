@@ -22,6 +22,18 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelRest:
+    """A stage that a model is in: `gpu`, `context` (an empty process that it left), `host`, `disk`.
+
+    If nobody uses it, it may leave the stage in `leaves_in_s`; None: in use there, or for ever.
+    """
+
+    stage: str
+    place: str
+    leaves_in_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShown:
     """One model: the memory it takes, its times, and where it is.
 
@@ -35,6 +47,7 @@ class ModelShown:
     rate: float
     waiting: int
     holders: list[Holder] = field(default_factory=list)
+    rests: list[ModelRest] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

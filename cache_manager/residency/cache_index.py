@@ -67,6 +67,14 @@ class CacheIndex:
         """The GPUs that hold `model`, or are loading it."""
         return self._holders.get(model, _NO_HOLDERS)
 
+    def left(self, model: ModelId) -> Mapping[GpuId, GpuCache]:
+        """The GPUs that keep an empty process that `model` left."""
+        return self._left.get(model, _NO_HOLDERS)
+
+    def tiers(self, model: ModelId) -> Mapping[NodeId, Tier]:
+        """The tier of `model` below GPU memory, on each node that has its weights."""
+        return self._tiers.get(model, _NO_TIERS)
+
     def copies(self, model: ModelId) -> int:
         """On how many GPUs `model` is resident."""
         return len(self._holders.get(model, _NO_HOLDERS))

@@ -59,8 +59,7 @@ def _gpus(cluster: dict[str, Any]) -> Iterator[str]:
         sizes = f"{format_size(used)} of {format_size(memory)}"
         queued = sum(len(slot["queue"]) for slot in gpu["slots"])
         yield (
-            f"{gpu['id']:<{width}}  {bar} {sizes:<19}  {_state(gpu):<9} {queued:>5}  "
-            f"{_models(gpu['residents'])}"
+            f"{gpu['id']:<{width}}  {bar} {sizes:<19}  {_state(gpu):<9} {queued:>5}  {_models(gpu)}"
         ).rstrip()
 
 
@@ -75,13 +74,15 @@ def _state(gpu: dict[str, Any]) -> str:
     return f"busy {len(leases)}" if leases else "idle"
 
 
-def _models(residents: list[dict[str, Any]]) -> str:
-    largest = sorted(residents, key=lambda found: -found["memory_bytes"])
+def _models(gpu: dict[str, Any]) -> str:
+    largest = sorted(gpu["residents"], key=lambda found: -found["memory_bytes"])
     shown = [
         f"{found['model']} {format_size(found['memory_bytes'])}{'*' if found['pinned'] else ''}"
         for found in largest[:_MOST_MODELS]
     ]
-    left_out = len(largest) - len(shown)
+    left_out, empty = len(largest) - len(shown), len(gpu.get("contexts", ()))
+    if empty:
+        shown.append(f"{empty} empty process{'es' if empty > 1 else ''}")
     return ", ".join(shown) + (f" and {left_out} more" if left_out else "")
 
 

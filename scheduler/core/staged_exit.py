@@ -1,5 +1,7 @@
 """Staged exit: models that nobody uses step down by time, as their exit rules say."""
 
+from collections.abc import Iterator
+from math import inf
 from typing import NamedTuple
 
 from cache_manager.model.idle_gaps import IdleGaps
@@ -70,21 +72,24 @@ class StagedExit:
         self._cluster = cluster
         self._placer = placer
         self._idle = placer.idle
-        self._timers: dict[_Place, float] = {}
+        self._timers: dict[_Place, tuple[float, Stage]] = {}
+        self._due: dict[_Place, tuple[Stage, float, float]] = {}
 
     def watch(self, now: float, out: list[Action]) -> None:
         """Set timers for the models that have come to rest."""
-        for gpu, model in self._idle.fell_idle:
-            self._look(_Place(gpu.spec.node, gpu.spec.id, model), now, out)
-        for node, model in self._idle.came_to_rest:
-            self._look(_Place(node, None, model), now, out)
-        self._idle.fell_idle.clear()
-        self._idle.came_to_rest.clear()
+        idle = self._idle
+        places = [_Place(gpu.spec.node, gpu.spec.id, model) for gpu, model in idle.fell_idle]
+        places += [_Place(node, None, model) for node, model in idle.came_to_rest]
+        for place in places:
+            self._look(place, now, out)
+        idle.fell_idle.clear()
+        idle.came_to_rest.clear()
 
     def stage_due(self, event: StageDue, now: float, out: list[Action]) -> None:
         """Step down, unless the model was used, moved or pinned since the timer was set."""
         place = _Place(event.node, event.gpu, event.model)
-        if self._timers.get(place) != event.due_s:
+        due_s, _ = self._timers.get(place, (None, None))
+        if due_s != event.due_s:
             return
         del self._timers[place]
         due_s = self.due_s(*place)
@@ -108,13 +113,34 @@ class StagedExit:
             out.append(EndContext(event.gpu, event.model, "it has no room"))
 
     def due_s(self, node: NodeId, gpu: GpuId | None, model: ModelId) -> float | None:
-        """When an idle model at this place may step down; None: it is not there, or stays."""
+        """When an idle model at this place may step down; None: it is not there, or stays.
+
+        Its rule is asked once for each time that it is idle in a stage.
+        """
+        place = _Place(node, gpu, model)
         found = self._resting(node, gpu, model)
+        known = self._due.pop(place, None)
         if found is None:
             return None
         stage, since_s = found
-        stays_s = self._stays_s(stage, gpu, model)
-        return None if stays_s is None else since_s + stays_s
+        if known is None or known[0] is not stage or known[1] != since_s:
+            stays_s = self._stays_s(stage, gpu, model)
+            if stays_s is None:
+                return None
+            known = (stage, since_s, since_s + stays_s)
+        self._due[place] = known
+        return known[2]
+
+    def rests(self, model: ModelId) -> Iterator[tuple[Stage, str, float | None]]:
+        """Where a model is, and what it left: stage, GPU or node, and when it may step down."""
+        index = self._cluster.index
+        for cache in index.holders(model).values():
+            yield Stage.GPU, cache.id, self.due_s(cache.node, cache.id, model)
+        for cache in index.left(model).values():
+            yield Stage.CONTEXT, cache.id, self.due_s(cache.node, cache.id, model)
+        for node, tier in index.tiers(model).items():
+            stage = Stage.HOST if tier is Tier.HOST else Stage.DISK
+            yield stage, node, self.due_s(node, None, model)
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -146,15 +172,23 @@ class StagedExit:
         return stays_s
 
     def _look(self, place: _Place, now: float, out: list[Action]) -> None:
+        found = self._resting(*place)
+        if found is None:
+            return
+        _, pending_stage = self._timers.get(place, (0.0, None))
+        if pending_stage is found[0] and place.model not in self._idle.other_rule:
+            return  # its timer finds how long the model has been idle then
+        self._idle.other_rule.discard(place.model)
         due_s = self.due_s(*place)
         if due_s is not None:
             self._set(place, max(due_s, now), out)
 
     def _set(self, place: _Place, due_s: float, out: list[Action]) -> None:
-        pending_s = self._timers.get(place)
-        if pending_s is not None and pending_s <= due_s:
-            return  # it looks when the model is due then
-        self._timers[place] = due_s
+        pending_s, _ = self._timers.get(place, (inf, None))
+        found = self._resting(*place)
+        if found is None or pending_s <= due_s:
+            return
+        self._timers[place] = (due_s, found[0])
         out.append(SetTimer(due_s, StageDue(place.node, place.gpu, place.model, due_s)))
 
     def _leave_gpu(self, gpu: Gpu, place: _Place, now: float, out: list[Action]) -> None:

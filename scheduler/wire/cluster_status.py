@@ -9,7 +9,10 @@ from scheduler.model.values import LeaseId, RequestId, RequestOutcome, SlotId
 
 @dataclass(frozen=True, slots=True)
 class ResidentStatus:
-    """One model in one GPU's memory; `used_s` is when a request last used it."""
+    """One model in one GPU's memory; `used_s` is when a request last used it.
+
+    It may leave at `leaves_s` if nobody uses it until then; None: in use, or for ever.
+    """
 
     model: ModelId
     memory_bytes: int
@@ -17,6 +20,16 @@ class ResidentStatus:
     leases: int
     waiting: int
     pinned: bool
+    leaves_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ContextStatus:
+    """An empty process that a model left on a GPU, and when it may end; None: for ever."""
+
+    model: ModelId
+    memory_bytes: int
+    leaves_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +72,7 @@ class GpuStatus:
     residents: tuple[ResidentStatus, ...]
     slots: tuple[SlotStatus, ...]
     silent: bool = False
+    contexts: tuple[ContextStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,7 @@ function gpuBody(gpu, state) {
     ...listing("Waiting", waiters(gpu), "None."),
     h("h3", { text: `${several(gpu.residents.length, "model")}, longest unused first` }),
     residentsTable(gpu, state.now),
+    ...(gpu.contexts?.length ? listing("Empty processes", emptied(gpu, state.now), "") : []),
   ];
 }
 
@@ -172,6 +173,13 @@ function listing(title, lines, nothing) {
   return [h("h3", { text: title }), lines.length ? list : h("p", { class: "hint", text: nothing })];
 }
 
+/** What models left: a process with its context, which the next model of the tenant takes. */
+const emptied = (gpu, now) =>
+  gpu.contexts.map((one) => `${one.model}, ${bytes(one.bytes)}${leaving(one, now)}`);
+
+const leaving = (one, now) =>
+  typeof one.leaves_s === "number" ? `, leaves in ${seconds(Math.max(0, one.leaves_s - now))}` : "";
+
 function residentsTable(gpu, now) {
   if (gpu.residents.length === 0) return h("p", { class: "hint", text: "Its memory is empty." });
   const head = ["Model", "Memory", "Last used", "Uses"].map((text) =>
@@ -184,7 +192,7 @@ function residentsTable(gpu, now) {
     return h(
       "tr",
       null,
-      h("td", null, swatch, `${nameOf(one)}${marks ? ` (${marks})` : ""}`),
+      h("td", null, swatch, `${nameOf(one)}${marks ? ` (${marks})` : ""}${leaving(one, now)}`),
       ...[bytes(one.bytes), ago(one.last_used_s, now), few(one.uses)].map((text) =>
         h("td", { class: "number", text }),
       ),

@@ -100,12 +100,14 @@ function update(view, gpu, wanted) {
   drawWaits(view.waits, gpu);
   drawBlocks(view, gpu, wanted);
   const part = (value) => `${((100 * value) / gpu.total_bytes).toFixed(2)}%`;
-  style(view.withheld, "width", part(gpu.withheld_bytes));
-  attribute(
-    view.withheld,
-    "title",
-    gpu.withheld_bytes ? `${bytes(gpu.withheld_bytes)} in other hands` : null,
-  );
+  const left = gpu.contexts ?? [];
+  const leftBytes = left.reduce((sum, one) => sum + one.bytes, 0);
+  style(view.withheld, "width", part(gpu.withheld_bytes + leftBytes));
+  const others = [
+    gpu.withheld_bytes ? `${bytes(gpu.withheld_bytes)} in other hands` : "",
+    left.length ? `${bytes(leftBytes)} in ${left.length === 1 ? "an empty process" : `${left.length} empty processes`}` : "",
+  ];
+  attribute(view.withheld, "title", others.filter(Boolean).join(", ") || null);
   const residents = gpu.residents.reduce((sum, one) => sum + one.bytes, 0);
   style(view.blocks, "width", part(Math.min(residents, gpu.total_bytes)));
   attribute(view.free, "title", `${bytes(gpu.free_bytes)} free of ${bytes(gpu.total_bytes)}`);

@@ -13,7 +13,17 @@ from gpufaas.remote.manager_admin import default_address, request_admin
 from gpufaas.remote.scheduler_api import add_scheduler_options, in_path, scheduler_api
 
 _HEAD = ("MODEL", "FUNCTIONS", "WHERE", "BYTES", "SINCE", "USES", "LAST USED", "PINNED")
-_CLUSTER_HEAD = ("MODEL", "NEEDS", "HELD BY", "LEASES", "WAITING", "LOAD", "RUN", "A MINUTE")
+_CLUSTER_HEAD = (
+    "MODEL",
+    "NEEDS",
+    "HELD BY",
+    "LEASES",
+    "WAITING",
+    "LOAD",
+    "RUN",
+    "A MINUTE",
+    "STAGES",
+)
 _ORDERS = {
     "evict": "take a model out of GPU memory",
     "pin": "keep a model in GPU memory; with --gpu, load it there if needed",
@@ -99,7 +109,15 @@ def _cluster_line(model: dict[str, Any]) -> tuple[str, ...]:
         _times(model["load_s"]),
         _times(model["run_s"]),
         f"{60 * model['rate']:.1f}",
+        ", ".join(_rest(found) for found in model.get("rests", ())) or "-",
     )
+
+
+def _rest(found: dict[str, Any]) -> str:
+    """A stage, where, and for how long it still stays there: `host of node1 for 12 s`."""
+    leaves_in_s = found["leaves_in_s"]
+    left = "" if leaves_in_s is None else f" for {leaves_in_s:.0f} s"
+    return f"{found['stage']} of {found['place']}{left}"
 
 
 def _times(by: dict[str, float]) -> str:

@@ -12,8 +12,8 @@ _NEVER = "never"
 class IdleModels:
     """What the exit rules need to know; nothing is noted while all models stay for ever.
 
-    `fell_idle` are models that are idle on a GPU since the last look, and `came_to_rest` those that
-    a node reported in its store.
+    `fell_idle` are models that are idle on a GPU since the last look, `came_to_rest` those that a
+    node reported in its store, and `other_rule` those that leave by another rule from now on.
     """
 
     def __init__(self, exit_rule: str) -> None:
@@ -22,6 +22,7 @@ class IdleModels:
         self.active = exit_rule != _NEVER
         self.fell_idle: list[tuple[Gpu, ModelId]] = []
         self.came_to_rest: list[tuple[NodeId, ModelId]] = []
+        self.other_rule: set[ModelId] = set()
         self._gaps: dict[ModelId, IdleGaps] = {}
         self._idle_s: dict[ModelId, float] = {}
         self._stored: dict[tuple[NodeId, ModelId], tuple[Tier, float]] = {}
@@ -38,11 +39,14 @@ class IdleModels:
         if exit_rule is None or not (exit_rule or self._own):
             return
         for model in models:
+            if self._own.get(model, "") == exit_rule:
+                continue
+            self.other_rule.add(model)
             if exit_rule:
                 self._own[model] = exit_rule
                 self.active = True
             else:
-                self._own.pop(model, None)
+                del self._own[model]
 
     def gaps(self, model: ModelId) -> IdleGaps:
         """How long the model was idle between its uses."""
@@ -51,6 +55,7 @@ class IdleModels:
     def forget(self, model: ModelId) -> None:
         """Forget what is remembered of a model that no node has."""
         self._own.pop(model, None)
+        self.other_rule.discard(model)
         self._gaps.pop(model, None)
         self._idle_s.pop(model, None)
 

@@ -1,17 +1,24 @@
 """Projects the core's GPUs to `GpuStatus`, the base of every report but the page's feed."""
 
 from scheduler.core.core import Core
+from scheduler.core.staged_exit import StagedExit
 from scheduler.core.state.slots import ActiveLease, Gpu, Slot
-from scheduler.wire.cluster_status import GpuStatus, LeaseStatus, ResidentStatus, SlotStatus
+from scheduler.wire.cluster_status import (
+    ContextStatus,
+    GpuStatus,
+    LeaseStatus,
+    ResidentStatus,
+    SlotStatus,
+)
 
 
 def gpus_of(core: Core) -> tuple[GpuStatus, ...]:
     """Every GPU of the core as it is now."""
-    return tuple(_gpu(gpu) for gpu in core.cluster.gpus.values())
+    return tuple(_gpu(gpu, core.exits) for gpu in core.cluster.gpus.values())
 
 
-def _gpu(gpu: Gpu) -> GpuStatus:
-    cache = gpu.cache
+def _gpu(gpu: Gpu, exits: StagedExit) -> GpuStatus:
+    cache, node = gpu.cache, gpu.spec.node
     residents = tuple(
         ResidentStatus(
             model=resident.model,
@@ -20,6 +27,7 @@ def _gpu(gpu: Gpu) -> GpuStatus:
             leases=resident.users,
             waiting=resident.waiters,
             pinned=resident.pinned,
+            leaves_s=exits.due_s(node, cache.id, resident.model),
         )
         for resident in cache.residents.values()
     )
@@ -34,6 +42,10 @@ def _gpu(gpu: Gpu) -> GpuStatus:
         residents=residents,
         slots=tuple(_slot(slot) for slot in gpu.slots),
         silent=gpu.silent,
+        contexts=tuple(
+            ContextStatus(left, context.bytes, exits.due_s(node, cache.id, left))
+            for left, context in cache.contexts.items()
+        ),
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from cache_manager.http.residency_routes import Holder, ModelShown
+from cache_manager.http.residency_routes import Holder, ModelRest, ModelShown
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler.core.core import Core
 from scheduler.estimates.profiles import Profile
@@ -76,5 +76,9 @@ def _model(core: Core, model: ModelId, profile: Profile, now_s: float) -> ModelS
                 pinned=resident.pinned,
             )
             for cache, resident in residents
+        ],
+        rests=[
+            ModelRest(stage.name.lower(), place, None if due_s is None else max(0.0, due_s - now_s))
+            for stage, place, due_s in core.exits.rests(model)
         ],
     )

@@ -20,7 +20,7 @@ _LOOKS, _FEWEST_LOOKS, _STEPS = 60, 10, 20
 
 
 class ResidentGlance(NamedTuple):
-    """A model on a GPU."""
+    """A model on a GPU; it may leave at `leaves_s` if nobody uses it until then."""
 
     model: ModelId
     bytes: int
@@ -29,6 +29,15 @@ class ResidentGlance(NamedTuple):
     pinned: bool
     last_used_s: float
     uses: int
+    leaves_s: float | None
+
+
+class ContextGlance(NamedTuple):
+    """An empty process that a model left on a GPU; it may end at `leaves_s`."""
+
+    model: ModelId
+    bytes: int
+    leaves_s: float | None
 
 
 class LeaseGlance(NamedTuple):
@@ -65,12 +74,13 @@ class GpuGlance(NamedTuple):
     queue: tuple[QueuedGlance, ...]
     residents: tuple[ResidentGlance, ...]
     leases: tuple[LeaseGlance, ...]
+    contexts: tuple[ContextGlance, ...]
 
     def plain(self) -> dict[str, Any]:
         """The glance as JSON values."""
         parts = {
             name: [part._asdict() for part in getattr(self, name)]
-            for name in ("queue", "residents", "leases")
+            for name in ("queue", "residents", "leases", "contexts")
         }
         return self._asdict() | parts
 
@@ -119,12 +129,25 @@ class Glances:
                         resident.pinned,
                         round(resident.used_s + since_1970_s, 3),
                         resident.uses,
+                        self._leaves_s(gpu, model),
                     )
                     for model, resident in cache.residents.items()
                 ]
             ),
             tuple([self._lease(lease) for lease in leases]),
+            tuple(
+                [
+                    ContextGlance(left, context.bytes, self._leaves_s(gpu, left))
+                    for left, context in cache.contexts.items()
+                ]
+            ),
         )
+
+    def _leaves_s(self, gpu: Gpu, model: ModelId) -> float | None:
+        if not self._core.placer.idle.active:
+            return None
+        due_s = self._core.exits.due_s(gpu.spec.node, gpu.spec.id, model)
+        return None if due_s is None else round(due_s + self._since_1970_s, 3)
 
     def _lease(self, lease: ActiveLease) -> LeaseGlance:
         since_s = self._history.dispatched_s(lease.id)

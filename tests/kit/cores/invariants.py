@@ -217,7 +217,7 @@ def _check_memory(core: Core, gpu: Gpu) -> None:
     residents = list(cache.residents.values())
     withheld = cache.withheld_bytes
     contexts = list(cache.contexts.values())
-    used_bytes = sum(each.bytes for each in (*residents, *contexts))
+    used_bytes = sum(each.bytes for each in residents) + sum(each.bytes for each in contexts)
     assert cache.used_bytes == withheld + used_bytes, where
     assert all(each.bytes >= 0 for each in contexts), where
     assert not cache.contexts.keys() & cache.residents.keys(), where

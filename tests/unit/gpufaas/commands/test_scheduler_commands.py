@@ -135,11 +135,16 @@ def test_models_are_shown_with_their_holders() -> None:
     model = {
         "model": "team/bert", "memory_bytes": GIB, "load_s": {"host": 0.21, "disk": 1.4},
         "run_s": {"1 on any": 0.02}, "rate": 0.5, "waiting": 3, "holders": [holder],
+        "rests": [
+            {"stage": "context", "place": "g0", "leaves_in_s": 12.4},
+            {"stage": "host", "place": "node1", "leaves_in_s": None},
+        ],
     }  # fmt: skip
     head, line = cluster_table([model]).splitlines()
     assert head.split()[:2] == ["MODEL", "NEEDS"]
     assert re.split(r"  +", line) == [
         "team/bert", "1 GiB", "g0*", "1", "5", "0.21 host, 1.4 disk", "0.02 1 on any", "30.0",
+        "context of g0 for 12 s, host of node1",
     ]  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from scheduler.model.events import (
     UnpinAsked,
 )
 from scheduler.model.values import CoreSettings, SlotId
+from tests.kit.cores.action_digest import lived
 from tests.kit.cores.builders import a_core, gpu, model, request
 from tests.kit.cores.core_world import World, only, refused
 
@@ -286,3 +287,13 @@ def test_call_during_the_step_is_served_by_the_process_that_is_being_emptied() -
     assert used_bytes(world) == 1024 * MIB
     lease = world.lease_on("g0")
     world.send(SlotFreed(SlotId("g0"), lease))
+
+
+def test_random_lives_have_models_that_leave() -> None:
+    actions = [each for answer in lived("lalbo3", seed=1, count=4000).answers for each in answer]
+    for kind in (EndContext, DemoteStored):
+        assert sum(isinstance(each, kind) for each in actions) > 5, kind
+    demotes = [each for each in actions if isinstance(each, Demote)]
+    assert sum(each.keeps_context for each in demotes) > 5
+    loads = [load for each in actions if isinstance(each, Prepare) for load in each.loads]
+    assert any(load.emptied is not None for load in loads)

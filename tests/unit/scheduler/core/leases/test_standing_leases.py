@@ -318,7 +318,7 @@ def test_cancelling_the_running_call_ends_its_lease_and_tells_its_caller() -> No
 
 @pytest.mark.parametrize("policy", policies.available())
 def test_random_lives_have_leases_that_stand(policy: str) -> None:
-    actions = [each for answer in lived(policy, seed=3, count=1500).answers for each in answer]
+    actions = [each for answer in lived(policy, seed=3, count=2500).answers for each in answer]
     for kind in (Taken, Recall):
         assert sum(isinstance(each, kind) for each in actions) > 5, kind
 

@@ -11,7 +11,7 @@ from scheduler.sim.engine import Engine
 from scheduler.sim.hardware import Hardware
 from scheduler.sim.workload import Arrivals, Pattern, Workload, thesis
 from tests.kit.cores.action_digest import lived
-from tests.kit.cores.random_lives import STANDING
+from tests.kit.cores.random_lives import LEAVING
 from tests.kit.cores.written_recordings import Recording, against, outlook
 from tests.kit.places import ROOT
 
@@ -98,7 +98,9 @@ def test_callers_of_a_live_run_that_left_before_their_model_was_there_do_not_wai
 def test_every_request_of_a_wild_life_is_accounted_for(policy: str, seed: int) -> None:
     """GPUs that come and go, failures, pins and contradictions: no column loses a request."""
     world = lived(policy, seed=seed, count=600)
-    begun = Beginning(VERSION, policy, "lru", standing=STANDING.standing)
+    begun = Beginning(
+        VERSION, policy, "lru", standing=LEAVING.standing, exit_rule=LEAVING.exit_rule
+    )
     steps = [
         RecordedStep(now, event, digest(actions))
         for (event, now), actions in zip(world.log, world.answers, strict=True)
