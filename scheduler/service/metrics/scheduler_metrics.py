@@ -127,7 +127,7 @@ EVICTIONS = _counter("evictions", "Models that had to leave a GPU in this term")
 PREFETCHES = _counter("prefetches", "Models that were loaded ahead in this term")
 GPU_EVICTIONS = _counter(
     "gpu_evictions",
-    "Models that had to leave, by reason: room, prefetch, asked, pressure, measured, other",
+    "Models that had to leave, by reason: room, prefetch, asked, pressure, measured, idle, other",
     "gpu",
     "reason",
 )
