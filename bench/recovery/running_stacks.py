@@ -111,15 +111,23 @@ class RunningStack(ABC):
 
     def cluster(self) -> dict[str, Any]:
         """The cluster as the leading scheduler shows it; OSError if none answers."""
+        found: dict[str, Any] = self._shown("/cluster")
+        return found
+
+    def models(self) -> list[dict[str, Any]]:
+        """Every model, as the leading scheduler shows it; OSError if none answers."""
+        found: list[dict[str, Any]] = self._shown("/models")
+        return found
+
+    def _shown(self, path: str) -> Any:
         failure: OSError = OSError("there is no scheduler")
         for url in self.scheduler_urls:
             try:
                 request = urllib.request.Request(
-                    f"{url}/cluster", headers={"Authorization": f"Bearer {self._bearer()}"}
+                    f"{url}{path}", headers={"Authorization": f"Bearer {self._bearer()}"}
                 )
                 with urllib.request.urlopen(request, timeout=_ASK_S) as answer:
-                    found: dict[str, Any] = json.loads(answer.read())
-                    return found
+                    return json.loads(answer.read())
             except OSError as error:
                 failure = error
         raise failure
