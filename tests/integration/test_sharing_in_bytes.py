@@ -1,0 +1,74 @@
+"""Weights lie once on a GPU for all functions of a tenant, and once on a node for all tenants."""
+
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from cache_manager.model.ids import MIB
+from gpufaas.daemons.embedded_node import EmbeddedNode
+from testbed.nodes.manager_client import SealedWeights, weights
+from testbed.nodes.node_thread import NodeThread, node_thread
+from testbed.nodes.worker_client import FunctionClient
+
+_WEIGHTS_BYTES = 8 * MIB
+_STORED = 'gpufaas_node_weights_bytes{kind="memory"}'
+
+
+@pytest.fixture
+def shared() -> Iterator[SealedWeights]:
+    found = weights(struct.pack("4f", 1.0, 2.0, 3.0, 4.0) * (_WEIGHTS_BYTES // 16))
+    yield found
+    found.close()
+
+
+def _granted(node: EmbeddedNode) -> list[int]:
+    """The bytes of the GPU's memory that each model was granted."""
+    (gpu,) = node.manager.node.gpus.values()
+    assert gpu.ledger.granted_bytes == sum(gpu.ledger.models().values())
+    return sorted(gpu.ledger.models().values())
+
+
+def _stored_bytes(node: EmbeddedNode) -> float:
+    """The bytes of weights in host memory, as the manager's metrics have them."""
+    page = node.manager.metrics().decode()
+    (line,) = [each for each in page.splitlines() if each.startswith(_STORED)]
+    return float(line.rpartition(" ")[2])
+
+
+def _used(node: NodeThread, image: SealedWeights, functions: int, tenant: str) -> None:
+    """So many functions of a tenant send the weights and use them, one after the other."""
+    with ExitStack() as stack:
+        for number in range(functions):
+            client = FunctionClient(node.address, node.credential(f"f{number}", tenant))
+            stack.callback(client.close)
+            client.upload(image)
+            assert client.use(image) == [2.0, 3.0, 4.0, 5.0]
+            client.release()
+
+
+def test_functions_of_a_tenant_have_one_copy_on_the_gpu_and_one_in_host_memory(
+    shared: SealedWeights,
+) -> None:
+    by_count = {}
+    for functions in (1, 10, 50):
+        with node_thread() as node:
+            _used(node, shared, functions, "team")
+            assert len(node.pids()) == 1
+            (by_count[functions],) = node.run(_granted)
+            assert node.run(_stored_bytes) == _WEIGHTS_BYTES
+    # What fifty functions need is what one needs, but for the measured peaks of its calls.
+    assert max(by_count.values()) - min(by_count.values()) < _WEIGHTS_BYTES
+
+
+def test_tenants_have_copies_of_their_own_on_the_gpu_and_one_in_host_memory(
+    shared: SealedWeights,
+) -> None:
+    with node_thread() as node:
+        for tenant in ("team", "others"):
+            _used(node, shared, 5, tenant)
+        assert len(set(node.pids())) == 2
+        assert all(granted >= _WEIGHTS_BYTES for granted in node.run(_granted))
+        assert len(node.run(_granted)) == 2
+        assert node.run(_stored_bytes) == _WEIGHTS_BYTES
