@@ -83,7 +83,8 @@ def main() -> int:
     report = BenchReport("Staged exit", " ".join(["python -m bench.stages", *sys.argv[1:]]))
     report.add(
         f"\nA call through gateway, function and worker in each stage; "
-        f"{_WEIGHTS_BYTES / 1e6:.1f} MB of weights, {_STAY_S:g} s a stage. Load average before: {load_average()}.\n"
+        f"{_WEIGHTS_BYTES / 1e6:.1f} MB of weights, {_STAY_S:g} s a stage. "
+        f"Load average before: {load_average()}.\n"
     )
     with tempfile.TemporaryDirectory(prefix="stages") as name:
         folder = Path(name)
