@@ -1,12 +1,13 @@
 """The map of GPU memory: which GPU holds which model, in which order it was last used."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cache_manager.eviction.eviction_rule import EvictionRule
 from cache_manager.model.errors import GpuNotHeld
-from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier, tenant_of
+from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.model.request_rates import RequestRates
+from cache_manager.residency.empty_processes import context_for, idle_contexts, processes_for
 from cache_manager.residency.gpu_cache import GpuCache, KeptContext, ResidentModel
 
 
@@ -160,7 +161,7 @@ class CacheIndex:
         short_bytes = sum(size for _, size in loads) - cache.free_bytes
         emptied: Mapping[ModelId, ModelId] = _NONE_EMPTIED
         if cache.contexts and loads:
-            emptied = _emptied(cache, loads)
+            emptied = processes_for(cache, loads)
             short_bytes -= sum(cache.contexts[left].bytes for left in emptied.values())
         if not loads or short_bytes <= 0:
             return LoadPlan(loads, (), emptied)
@@ -348,45 +349,6 @@ class CacheIndex:
         self._holders.pop(model, None)
         self._times.pop(model, None)
         self._rates.forget(model)
-
-
-def context_for(
-    cache: GpuCache, model: ModelId, taken: Collection[ModelId] = ()
-) -> KeptContext | None:
-    """The empty process that can take a model: the one that it left, or one of its tenant."""
-    own = cache.contexts.get(model)
-    if own is not None and model not in taken:
-        return own
-    tenant = tenant_of(model)
-    for left, context in cache.contexts.items():
-        if left not in taken and tenant_of(left) == tenant:
-            return context
-    return None
-
-
-def idle_contexts(
-    cache: GpuCache, short_bytes: int, taken: Collection[ModelId] = ()
-) -> tuple[ModelId, ...]:
-    """The empty processes that end first where memory is short, the oldest first; maybe too few."""
-    chosen: list[ModelId] = []
-    for left, context in cache.contexts.items():
-        if short_bytes <= 0:
-            break
-        if context.bytes and left not in taken:
-            chosen.append(left)
-            short_bytes -= context.bytes
-    return tuple(chosen)
-
-
-def _emptied(cache: GpuCache, loads: Sequence[tuple[ModelId, int]]) -> dict[ModelId, ModelId]:
-    """Which empty process takes which load: first every model's own, then those of its tenant."""
-    found: dict[ModelId, ModelId] = {m: m for m, _ in loads if m in cache.contexts}
-    for model, _ in loads:
-        if model not in found:
-            context = context_for(cache, model, found.values())
-            if context is not None:
-                found[model] = context.model
-    return found
 
 
 _NONE_EMPTIED: dict[ModelId, ModelId] = {}

@@ -1,7 +1,7 @@
 """Orders of administrators and memory pressure: pin, unpin, prefetch, evict, free memory."""
 
 from cache_manager.model.ids import GpuId, ModelId
-from cache_manager.residency.cache_index import idle_contexts
+from cache_manager.residency.empty_processes import idle_contexts
 from scheduler.core.placer import Placer
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.slots import Gpu, Slot

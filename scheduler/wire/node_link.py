@@ -26,8 +26,8 @@ class NodeLink(Protocol):
     def demote(self, order: Demote) -> None:
         """Evict this model from this GPU.
 
-        `ModelDemoted` answers; if the process is kept, `ContextKept` answers too. If it cannot be
-        kept, `ModelDemoted` names the GPU.
+        `ModelDemoted` answers, or `ContextKept` if the process is to be kept and is; if it cannot
+        be kept, `ModelDemoted` names the GPU.
         """
         ...
 
