@@ -1,6 +1,7 @@
 """A worker's life: warm, assigned to a tenant, loaded with a model, serving its calls, emptied.
 
-An empty worker waits for the tenant's next model, or for its end. The main thread obeys the manager and never computes, so that it answers whatever a call does.
+An empty worker waits for the tenant's next model, or for its end. The main thread obeys the
+manager and never computes, so that it answers whatever a call does.
 """
 
 import gc

@@ -189,7 +189,7 @@ class HostedProcess:
         await asyncio.shield(self._closed)
 
     async def listen(self) -> None:
-        """Handle the worker's reports until it is empty or exits; then end all that waits for it."""
+        """Handle the worker's reports until it is empty or exits; then complete what waits."""
         cause = "it closed its stream"
         try:
             while self._left is None:
