@@ -26,7 +26,7 @@ class InMemoryHosted:
         self.id = HostedId(f"worker-{number}")
         self.host: HostProcess | None = runtime.host_of(order, number)
         self.memory_bytes = runtime.memory_bytes.get(order.model, order.total_bytes)
-        self.overhead_bytes = 0
+        self.overhead_bytes = runtime.overhead_bytes
         self.load_s = runtime.load_s
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.limit_bytes = order.limit_bytes
@@ -154,6 +154,7 @@ class InMemoryRuntime:
         self.unload_s = 0.05
         self.empty_s = 0.05
         self.context_bytes = 0  # of a process without a model
+        self.overhead_bytes = 0  # of a process, as it reports it
         self.memory_bytes: dict[str, int] = {}
         self.failing: dict[str, LoadFailure] = {}
         self.hosted: list[InMemoryHosted] = []
