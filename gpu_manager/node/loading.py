@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
 from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, WeightStoreError
-from gpu_manager.node.emptied_processes import EmptiedProcesses
 from gpu_manager.node.node_counts import NodeMeters
 from gpu_manager.node.residents import ContextOnGpu, HostGpu, ModelOnGpu
 from gpu_manager.node.settings import GIB, NodeSettings
+from gpu_manager.node.stepping_down.emptied_processes import EmptiedProcesses
+from gpu_manager.node.stepping_down.tier_reports import TierReports
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
-from gpu_manager.node.tier_reports import TierReports
 from gpu_manager.runtimes.runtime import Emulation, HostedModel, LoadOrder, Runtime
 from gpu_manager.weights.host_images import ImageHold
 from gpu_manager.weights.weight_store import WeightStore

@@ -21,8 +21,8 @@ from gpu_manager.node.node_snapshots import lasting_shortages, node_snapshot
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.run_reports import RunReports
 from gpu_manager.node.settings import NodeSettings
+from gpu_manager.node.stepping_down.weight_steps import WeightSteps
 from gpu_manager.node.tenant_models import Catalogue
-from gpu_manager.node.weight_steps import WeightSteps
 from gpu_manager.runtimes.runtime import (
     EmptyHost,
     HostedId,

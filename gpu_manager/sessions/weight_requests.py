@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from cache_manager.model.ids import MIB, ModelId, Tier
 from gpu_manager.errors import UnknownImage
+from gpu_manager.node.stepping_down.tier_reports import TierReports
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
-from gpu_manager.node.tier_reports import TierReports
 from gpu_manager.sessions.incoming_images import IncomingImages
 from gpu_manager.sessions.sessions import ClientSession
 from gpu_manager.sessions.tenant_turns import TenantTurns

@@ -157,9 +157,11 @@ class OrderedNode:
         """The ledger has what the processes take, and no process is left that it lacks."""
         there = [found for found in self.runtime.hosted if not found.closed.done()]
         empty = [found for found in self.runtime.empty if not found.closed.done()]
-        taken_bytes = sum(found.memory_bytes for found in [*there, *empty])
+        taken_bytes = sum(found.memory_bytes for found in there)
+        taken_bytes += sum(found.memory_bytes for found in empty)
         assert self.gpu.ledger.granted_bytes == taken_bytes
-        assert {found.host for found in [*there, *empty]} == self.gpu.processes()
+        hosts = {found.host for found in there} | {found.host for found in empty}
+        assert hosts == self.gpu.processes()
         assert taken_bytes <= self.gpu.ledger.capacity_bytes
 
 

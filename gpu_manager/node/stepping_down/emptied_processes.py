@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from cache_manager.model.ids import ModelId
 from gpu_manager.node.residents import ContextOnGpu, HostGpu, ModelOnGpu
-from gpu_manager.node.tier_reports import TierReports
+from gpu_manager.node.stepping_down.tier_reports import TierReports
 from gpu_manager.runtimes.runtime import EmptyHost
 from scheduler.api import ContextKept, NodeReports
 

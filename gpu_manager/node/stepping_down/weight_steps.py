@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from cache_manager.model.ids import ModelId, Tier
 from gpu_manager.errors import UnknownImage
+from gpu_manager.node.stepping_down.tier_reports import TierReports
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
-from gpu_manager.node.tier_reports import TierReports
 from gpu_manager.weights.weight_store import WeightStore
 
 

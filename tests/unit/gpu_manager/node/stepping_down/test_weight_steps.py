@@ -221,9 +221,7 @@ async def test_load_that_comes_while_weights_are_written_finds_them_in_memory(
 
 
 @virtually
-async def test_load_that_is_ordered_right_behind_a_deletion_finds_the_weights(
-    tmp_path: Path,
-) -> None:
+async def test_load_that_is_ordered_right_behind_a_deletion_finds_weights(tmp_path: Path) -> None:
     async with with_disk(tmp_path) as it:
         model = it.add(5)
         await ordered(it, model, Tier.DISK)
