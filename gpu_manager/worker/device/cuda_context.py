@@ -28,6 +28,11 @@ _FIRST = torch.device("cuda", 0)
 Account = Callable[[str], DriverAccount]
 
 
+def clear_workspaces() -> None:
+    """Have torch give up the memory that cuBLAS works in; the next call makes it again."""
+    torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - it has no public name
+
+
 class CudaContext:
     """The only GPU that this process sees, by the UUID under which the driver knows it."""
 
@@ -42,7 +47,7 @@ class CudaContext:
         runtime: CudaRuntime | None = None,
         account: Account = read_account,
         end_allocation: Callable[[int, Any], None] = end_allocation,
-        clear_workspaces: Callable[[], None] = torch._C._cuda_clearCublasWorkspaces,  # noqa: SLF001 - it has no public name
+        clear_workspaces: Callable[[], None] = clear_workspaces,
     ) -> None:
         """All but the UUID stand in for a GPU in tests."""
         self.device = device
