@@ -184,7 +184,12 @@ def test_former_leases_and_orders_are_without_effect_when_another_model_came(
 def test_next_model_computes_with_torchs_own_settings_when_the_former_had_others(
     machine: Machine,
 ) -> None:
-    what = program(step("m:put_", Ref(0), Ref(1), Ref(2)), inputs=3, output=[Ref(3)])
+    what = program(
+        step("m:put_", Ref(0), Ref(1), Ref(2)),
+        step("o:mul", Ref(3), 2),
+        inputs=3,
+        output=[Ref(4)],
+    )
     inputs = torch.zeros(3), torch.arange(3), torch.ones(3)
     exact: list[Any] = [None, None, [], None, "", ["highest", False, False, True, 2]]
     first = machine.load()
@@ -194,7 +199,7 @@ def test_next_model_computes_with_torchs_own_settings_when_the_former_had_others
     second = machine.load(model="n", emptied=emptied(machine, first))
     machine.admit(second)
     with machine.connect(second) as caller:
-        assert machine.call(caller, what, *inputs).outputs[0].tolist() == [1.0] * 3
+        assert machine.call(caller, what, *inputs).outputs[0].tolist() == [2.0] * 3
 
 
 @pytest.mark.parametrize("change", [{"tenant": "another"}, {"gpu": "g1"}])
