@@ -13,6 +13,7 @@ from scheduler.api import (
     ModelLoaded,
     NodeSnapshot,
 )
+from testbed.nodes.in_memory_runtime import InMemoryEmpty, InMemoryHosted
 from testbed.virtual_time import until, virtually
 from tests.kit.fakes.sealed_images import open_images
 from tests.kit.processes.open_files import open_files, opened_since
@@ -162,6 +163,33 @@ async def test_model_is_gone_from_the_gpu_when_its_process_dies_while_it_is_empt
         hosted.die_unseen()
         await it.settle()
 
+        assert demoted(it) == [(GPU, model)]
+        assert it.seen(ContextKept) == []
+        assert it.shown().contexts == ()
+        it.check_books()
+
+
+@virtually
+async def test_model_is_gone_from_the_gpu_when_its_process_dies_as_soon_as_it_is_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with ordered_node() as it:
+        model = it.add(300)
+        hosted = await it.loaded(model)
+        keep = it.runtime.keep
+
+        def lost_at_once(left_by: InMemoryHosted) -> InMemoryEmpty:
+            empty = keep(left_by)
+            empty.die()  # before the node has heard that there is one
+            return empty
+
+        monkeypatch.setattr(it.runtime, "keep", lost_at_once)
+        it.forget_reports()
+
+        it.empty(model)
+        await it.settle()
+
+        assert hosted.closed.result() == "emptied"
         assert demoted(it) == [(GPU, model)]
         assert it.seen(ContextKept) == []
         assert it.shown().contexts == ()
