@@ -87,6 +87,6 @@ def _workers_bytes(gpu: HostGpu) -> int | None:
     names no process.
     """
     by_process = gpu.device.process_bytes()
-    hosts = {hosted.host for hosted in gpu.loaded()}
+    hosts = gpu.processes()
     seen = [by_process[host.pid] for host in hosts if host is not None and host.pid in by_process]
     return sum(seen) if len(seen) == len(hosts) else None

@@ -1,4 +1,4 @@
-"""The memory of one GPU that is granted to each model: pure accounting, in bytes."""
+"""The memory of one GPU that models and empty processes are granted: pure accounting, in bytes."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -36,7 +36,8 @@ class Ledger:
     """The memory of one GPU; the sum of the bytes granted never exceeds its capacity.
 
     A model may use its limit: the bytes granted to the model and, while it runs, the free bytes.
-    The measured peak of a run is granted afterwards if it still fits.
+    The measured peak of a run is granted afterwards if it still fits. A context is what a model has
+    left when its process stays: it is known by any value that stands for that one process.
     """
 
     def __init__(self, capacity_bytes: int, context_bytes: int = 0) -> None:
@@ -44,13 +45,14 @@ class Ledger:
         self.capacity_bytes = capacity_bytes
         self.context_bytes = context_bytes
         self._accounts: dict[ModelId, _Account] = {}
-        self._granted_bytes = 0  # of all accounts together
+        self._contexts: dict[Hashable, int] = {}
+        self._granted_bytes = 0  # of all accounts and contexts together
         self._set_aside_bytes = 0
         self._withheld_bytes = 0
 
     @property
     def granted_bytes(self) -> int:
-        """Bytes granted to models, and bytes set aside."""
+        """Bytes granted to models and contexts, and bytes set aside."""
         return self._granted_bytes + self._set_aside_bytes
 
     @property
@@ -101,6 +103,34 @@ class Ledger:
             return 0
         self._granted_bytes -= account.granted_bytes
         return account.granted_bytes
+
+    def leave(self, model: ModelId, context: Hashable, context_bytes: int) -> int:
+        """Turn a model's memory into that of the context it has left; return the bytes lacking.
+
+        If some are lacking, nothing has changed.
+        """
+        freed_bytes = self._accounts[model].granted_bytes
+        short_bytes = max(0, context_bytes - freed_bytes - self.free_bytes)
+        if not short_bytes:
+            self.release(model)
+            self._contexts[context] = context_bytes
+            self._granted_bytes += context_bytes
+        return short_bytes
+
+    def enter(self, context: Hashable, model: ModelId) -> None:
+        """Turn a context's memory into that of a model that its process takes."""
+        assert model not in self._accounts, f"{model} has memory already"
+        self._accounts[model] = _Account(self._contexts.pop(context))
+
+    def release_context(self, context: Hashable) -> int:
+        """Release a context's memory; return the bytes freed, 0 if there is no such context."""
+        freed_bytes = self._contexts.pop(context, 0)
+        self._granted_bytes -= freed_bytes
+        return freed_bytes
+
+    def of_context(self, context: Hashable) -> int:
+        """Return a context's bytes; before they are measured, those of any context here."""
+        return self._contexts.get(context, self.context_bytes)
 
     def limit_bytes(self, model: ModelId) -> int:
         """Return the bytes that a model may use while it runs; this falls when others load."""

@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
 from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, WeightStoreError
 from gpu_manager.node.node_counts import NodeMeters
-from gpu_manager.node.residents import HostGpu, ModelOnGpu
+from gpu_manager.node.residents import ContextOnGpu, HostGpu, ModelOnGpu
 from gpu_manager.node.settings import GIB, NodeSettings
+from gpu_manager.node.stepping_down.emptied_processes import EmptiedProcesses
+from gpu_manager.node.stepping_down.tier_reports import TierReports
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
 from gpu_manager.runtimes.runtime import Emulation, HostedModel, LoadOrder, Runtime
 from gpu_manager.weights.host_images import ImageHold
@@ -17,7 +19,6 @@ from scheduler.api import (
     LeaseId,
     LoadFailed,
     MemoryPressure,
-    ModelDemoted,
     ModelLoad,
     ModelLoaded,
     NodeReports,
@@ -48,7 +49,10 @@ class _Phases:
 
 
 class Loader:
-    """Loads and unloads models, and reports the results to the scheduler."""
+    """Loads and unloads models, and reports the results to the scheduler.
+
+    `processes` are those that models have left.
+    """
 
     def __init__(
         self,
@@ -70,46 +74,53 @@ class Loader:
         self._short = short
         self._meters = meters
         self._loop = asyncio.get_running_loop()
+        self.tiers = TierReports(self._node, store, catalogue, reports)
+        self.processes = EmptiedProcesses(self.tiers, reports, short)
 
     def load(
         self,
         gpu: HostGpu,
         load: ModelLoad,
         lease: LeaseId,
-        after: asyncio.Task[None] | None,
+        after: Iterable[asyncio.Task[None] | None],
         over: Callable[[], bool],
     ) -> asyncio.Task[None]:
-        """Add the model to the residents, and load it after the task `after` has ended.
+        """Add the model to the residents, and load it after the tasks `after` have ended.
 
         If the node lacks the weights, wait for them until the lease is `over`.
         """
         resident = ModelOnGpu(load.model, load.memory_bytes, self._loop.time())
         gpu.residents[load.model] = resident
-        before = set(gpu.leaving) | ({after} if after is not None else set())
+        if load.emptied is not None:
+            resident.takes = gpu.contexts.pop(load.emptied, None)
+        before = gpu.leaving | {task for task in after if task is not None}
         resident.loading = self._loop.create_task(self._load(gpu, resident, lease, before, over))
         return resident.loading
 
     def unload(self, gpu: HostGpu, model: ModelId) -> None:
-        """Remove the model from the residents; its memory is freed a moment later."""
-        resident = gpu.residents.pop(model, None)
+        """Remove the model from the residents, and end what it has left on the GPU.
+
+        Its memory is freed a moment later.
+        """
+        self.processes.end(gpu, model)
+        resident = self._pop(gpu, model)
+        if resident is not None:
+            gpu.leave(self._unload(gpu, resident))
+
+    def empty(self, gpu: HostGpu, model: ModelId) -> None:
+        """Remove the model from the residents, and keep its process; the rest as for `unload`."""
+        resident = self._pop(gpu, model)
         if resident is None:
-            return  # it was lost before the scheduler gave the order without knowing
-        resident.mark_lost(NoWorker(model, "it was unloaded"))
-        task = self._loop.create_task(self._unload(gpu, resident))
-        gpu.leaving.add(task)
-        task.add_done_callback(gpu.leaving.discard)
+            self.processes.end(gpu, model)
+        else:
+            self.processes.empty(gpu, resident)
 
     def report_lost(self, gpu: HostGpu, resident: ModelOnGpu, cause: str) -> None:
         """Release and report a model whose worker ended unexpectedly."""
         log.warning("%s on %s was lost: %s", resident.model, gpu.id, cause)
         resident.mark_lost(NoWorker(resident.model, cause))
-        self._forget(gpu, resident)
-        tier = self._tier(resident.model)
-        self._reports.report(ModelDemoted(self._node, gpu.id, resident.model, tier))
-
-    def report_tier(self, model: ModelId) -> None:
-        """Report where the node has a model's weights."""
-        self._reports.report(ModelDemoted(self._node, None, model, self._tier(model)))
+        gpu.forget(resident)
+        self.tiers.report(resident.model, gpu.id)
 
     # -- loading --------------------------------------------------------------------------------
 
@@ -123,8 +134,10 @@ class Loader:
     ) -> None:
         if before:
             await asyncio.wait(before)
-        source = self._tier(resident.model)
+        source = self.tiers.tier(resident.model)
         phases = _Phases(self._loop.time)
+        if resident.takes is not None and resident.takes.host is not None:
+            gpu.ledger.enter(resident.takes, resident.model)
         try:
             await self._make_room(gpu, resident)
             phases.end("room")
@@ -134,9 +147,11 @@ class Loader:
             hosted = await self._host(gpu, resident, phases)
         except (LoadFailure, WeightStoreError) as error:
             log.warning("%s: %s", gpu.id, error)
+            await self.processes.give_up(gpu, resident)
             self._report_failure(gpu, resident, lease, error)
             return
         now_s = self._loop.time()
+        resident.takes = None
         gpu.ledger.loaded(resident.model, hosted.memory_bytes)
         resident.mark_loaded(hosted, now_s)
         gpu.update_limits()
@@ -146,6 +161,8 @@ class Loader:
         size_bytes = hosted.memory_bytes if larger else None
         loaded = ModelLoaded(gpu.id, resident.model, now_s - begun_s, source, size_bytes)
         self._reports.report(loaded)
+        if gpu.learn_context(hosted.overhead_bytes):
+            self._short()
 
     def _report_failure(
         self, gpu: HostGpu, resident: ModelOnGpu, lease: LeaseId, error: GpuManagerError
@@ -153,7 +170,7 @@ class Loader:
         if gpu.residents.get(resident.model) is resident:
             del gpu.residents[resident.model]
         resident.mark_lost(error)
-        self._forget(gpu, resident)
+        gpu.forget(resident)
         self._meters.load_failed(gpu.id)
         self._reports.report(LoadFailed(gpu.id, resident.model, str(error), lease=lease))
 
@@ -178,7 +195,7 @@ class Loader:
     async def _wait_for_weights(self, model: ModelId, over: Callable[[], bool]) -> None:
         """Wait for weights that the node lacks; the function that holds the lease sends them."""
         deadline_s = self._loop.time() + self._settings.weights_s
-        while self._tier(model) is Tier.ABSENT and not over():
+        while self.tiers.tier(model) is Tier.ABSENT and not over():
             left_s = deadline_s - self._loop.time()
             if left_s <= 0.0:
                 return
@@ -189,7 +206,7 @@ class Loader:
         model = self._catalogue.get(resident.model)
         resident.hold = await self._open(model.digest)
         phases.end("read")
-        order = self._order(gpu, model, resident.hold)
+        order = self._order(gpu, model, resident.hold, resident.takes)
         try:
             return await self._runtime.load(order)
         except (LoadFailure, NoWorker) as error:
@@ -210,7 +227,9 @@ class Loader:
             opening.add_done_callback(_release)
             raise
 
-    def _order(self, gpu: HostGpu, model: TenantModel, hold: ImageHold) -> LoadOrder:
+    def _order(
+        self, gpu: HostGpu, model: TenantModel, hold: ImageHold, takes: ContextOnGpu | None
+    ) -> LoadOrder:
         emulation = self._settings.emulation
         per_gib_s = emulation.load_s_per_gib * model.table.total_bytes / GIB
         return LoadOrder(
@@ -225,29 +244,25 @@ class Loader:
             limit_bytes=gpu.ledger.limit_bytes(model.id),
             emulation=Emulation(emulation.load_s + per_gib_s, emulation.run_s),
             turns=gpu.turns,
+            emptied=None if takes is None else takes.host,
         )
 
     # -- unloading ------------------------------------------------------------------------------
 
+    def _pop(self, gpu: HostGpu, model: ModelId) -> ModelOnGpu | None:
+        """Take a model from the residents; None if it was lost before the order was given."""
+        resident = gpu.residents.pop(model, None)
+        if resident is not None:
+            resident.mark_lost(NoWorker(model, "it was unloaded"))
+        return resident
+
     async def _unload(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
-        if resident.loading is not None and not resident.loading.done():
-            resident.loading.cancel()
-            await asyncio.wait({resident.loading})
+        await resident.stop_loading()
+        await self.processes.give_up(gpu, resident)
         if resident.hosted is not None:
             await resident.hosted.unload()
-        self._forget(gpu, resident)
-        self.report_tier(resident.model)
-
-    def _forget(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
-        gpu.ledger.release(resident.model)
-        resident.release()
-        gpu.update_limits()
-
-    def _tier(self, model: ModelId) -> Tier:
-        try:
-            return self._store.tier(self._catalogue.get(model).digest)
-        except WeightStoreError:
-            return Tier.ABSENT
+        gpu.forget(resident)
+        self.tiers.report(resident.model)
 
 
 def _release(opening: asyncio.Future[ImageHold]) -> None:

@@ -21,8 +21,15 @@ from gpu_manager.node.node_snapshots import lasting_shortages, node_snapshot
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.run_reports import RunReports
 from gpu_manager.node.settings import NodeSettings
+from gpu_manager.node.stepping_down.weight_steps import WeightSteps
 from gpu_manager.node.tenant_models import Catalogue
-from gpu_manager.runtimes.runtime import HostedId, HostedModel, PressureAnswer, Runtime
+from gpu_manager.runtimes.runtime import (
+    EmptyHost,
+    HostedId,
+    HostedModel,
+    PressureAnswer,
+    Runtime,
+)
 from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import (
     Demote,
@@ -83,6 +90,9 @@ class GpuNode:
             self.resync,
             self.meters,
         )
+        self._steps = WeightSteps(
+            self._store, self._catalogue, self._loader.tiers, self._is_on_a_gpu
+        )
         self._relief = MemoryRelief(reports, self._settings.pressure_s, self.resync)
         self._endings = LeaseEndings(
             self.leases, self.gpus, self.meters, reports, self._runs, self.lease_ended
@@ -103,9 +113,10 @@ class GpuNode:
             self._loader.unload(gpu, victim)
         last: asyncio.Task[None] | None = None
         for load in order.loads:
+            step = self._steps.need(load.model)
             # No session sends the weights of a prefetch, so the load does not wait for them.
             over = _always if order.prefetch else partial(self.leases.is_over, order.lease)
-            last = self._loader.load(gpu, load, order.lease, last, over)
+            last = self._loader.load(gpu, load, order.lease, (last, step), over)
             last.add_done_callback(lambda _: self._note_loaded())
         if order.prefetch:
             models = tuple(load.model for load in order.loads)
@@ -137,8 +148,12 @@ class GpuNode:
         self._endings.watch()
 
     def demote(self, order: Demote) -> None:
-        """Unload this model from this GPU."""
-        self._loader.unload(self.gpus[order.gpu], order.model)
+        """Unload this model from this GPU, or end the process that it has left there."""
+        gpu = self.gpus[order.gpu]
+        if order.keeps_context:
+            self._loader.empty(gpu, order.model)
+        else:
+            self._loader.unload(gpu, order.model)
 
     def end_context(self, order: EndContext) -> None:
         """End the empty process that this model left, if it is there."""
@@ -146,7 +161,7 @@ class GpuNode:
 
     def demote_stored(self, order: DemoteStored) -> None:
         """Move weights down a tier, and report where they are."""
-        self._loader.report_tier(order.model)
+        self._steps.order(order.model, order.tier)
 
     def end_lease(self, order: EndLease) -> None:
         """Admit no further call, let the one in flight end, then report the slot as freed."""
@@ -314,6 +329,10 @@ class GpuNode:
                 self._reports.report(RunFailed(lease.id, f"{resident.model}: {cause}"))
             self._endings.end(lease, EndReason.WORKER_LOST)
 
+    def context_lost(self, host: EmptyHost, cause: str) -> None:
+        """Handle the unexpected end of a process that a model had left."""
+        self._loader.processes.lost(self.gpus.values(), host, cause)
+
     def lose(self, gpu: HostGpu, cause: str) -> None:
         """Mark a GPU as unusable, and end its leases and residents."""
         gpu.lost = True
@@ -323,6 +342,8 @@ class GpuNode:
         for resident in gpu.by_use():
             log.error("%s is lost with %s: %s", resident.model, gpu.id, cause)
             self._loader.unload(gpu, resident.model)
+        for model in list(gpu.contexts):
+            self._loader.unload(gpu, model)
         self.resync()
 
     # -- snapshots ------------------------------------------------------------------------------
@@ -341,6 +362,9 @@ class GpuNode:
     def whole_state(self) -> list[NodeSnapshot | MemoryPressure]:
         """Return a snapshot, which clears the scheduler's shortages, and the lasting shortages."""
         return [self.snapshot(), *lasting_shortages(self.gpus.values())]
+
+    def _is_on_a_gpu(self, model: ModelId) -> bool:
+        return any(model in gpu.residents for gpu in self.gpus.values())
 
     def _note_loaded(self) -> None:
         """Note since when the models of leases are loaded: from then on a session may use them."""

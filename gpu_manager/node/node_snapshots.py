@@ -1,6 +1,7 @@
 """Builds the report of a node's whole state: GPUs, residents, leases, weights, shortages."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from cache_manager.model.ids import NodeId, Tier
 from gpu_manager.node.leases_in_force import LeasesInForce
@@ -39,4 +40,6 @@ def _gpu_snapshot(gpu: HostGpu, leases: LeasesInForce) -> GpuSnapshot:
         for lease in leases
         if lease.gpu == gpu.id
     )
-    return GpuSnapshot(gpu.spec, residents, live)
+    contexts = tuple((found.model, gpu.ledger.of_context(found)) for found in gpu.contexts.values())
+    spec = replace(gpu.spec, context_bytes=gpu.ledger.context_bytes)
+    return GpuSnapshot(spec, residents, live, contexts)

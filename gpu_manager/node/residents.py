@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
 from cache_manager.model.ids import GpuId, ModelId
@@ -9,15 +10,31 @@ from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.errors import GpuManagerError
 from gpu_manager.node.change_signal import ChangeSignal
 from gpu_manager.node.ledger import Ledger
-from gpu_manager.runtimes.runtime import HostedModel
+from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, HostProcess
 from gpu_manager.weights.host_images import ImageHold
 from scheduler.api import GpuSpec, SlotId
+
+_NOTABLE_SHARE = 256  # smaller changes than 1/N of the memory are no news
+
+
+@dataclass(slots=True, eq=False)
+class ContextOnGpu:
+    """The process that a model leaves on a GPU, from the order to empty it on.
+
+    `host` is None until it is empty, and when it has ended; `process` is known all the time.
+    """
+
+    model: ModelId
+    process: HostProcess | None
+    emptying: asyncio.Task[None] | None = None
+    host: EmptyHost | None = None
 
 
 class ModelOnGpu:
     """One model on one GPU, from the order to load it until the order to unload it.
 
-    `hosted` is None while the model loads; `reserved_bytes` is the scheduler's estimate.
+    `hosted` is None while the model loads; `reserved_bytes` is the scheduler's estimate. `takes` is
+    the empty process in which it will be loaded, until then.
     """
 
     def __init__(self, model: ModelId, reserved_bytes: int, now_s: float) -> None:
@@ -28,6 +45,7 @@ class ModelOnGpu:
         self.hosted: HostedModel | None = None
         self.hold: ImageHold | None = None
         self.loading: asyncio.Task[None] | None = None
+        self.takes: ContextOnGpu | None = None
         self._lost: GpuManagerError | None = None
         self._decided = asyncio.Event()
 
@@ -50,6 +68,12 @@ class ModelOnGpu:
         assert self.hosted is not None, f"{self.model} is neither loaded nor lost"
         return self.hosted
 
+    async def stop_loading(self) -> None:
+        """Give up a load that is under way."""
+        if self.loading is not None and not self.loading.done():
+            self.loading.cancel()
+            await asyncio.wait({self.loading})
+
     def release(self) -> None:
         """Release the model's weights in host memory."""
         if self.hold is not None:
@@ -61,13 +85,15 @@ class ModelOnGpu:
 class HostGpu:
     """One GPU of the node; `foreign_bytes` of its memory are used by other programs.
 
-    `turns` is the lock file by which the GPU's workers take turns if its slot has several leases.
+    `contexts` are the processes that models left, by these models, until others take them. `turns`
+    is the lock file by which the GPU's workers take turns if its slot has several leases.
     """
 
     device: GpuDevice
     spec: GpuSpec
     ledger: Ledger
     residents: dict[ModelId, ModelOnGpu] = field(default_factory=dict)
+    contexts: dict[ModelId, ContextOnGpu] = field(default_factory=dict)
     leaving: set[asyncio.Task[None]] = field(default_factory=set)
     change: ChangeSignal = field(default_factory=ChangeSignal)
     foreign_bytes: int = 0
@@ -105,6 +131,39 @@ class HostGpu:
         """Return the resident of this hosted model; None after an order to unload it."""
         resident = self.residents.get(ModelId(hosted.order.model))
         return resident if resident is not None and resident.hosted is hosted else None
+
+    def contexts_now(self) -> list[ContextOnGpu]:
+        """Return the processes without a model, those included that models are about to take."""
+        taken = [found.takes for found in self.residents.values() if found.takes is not None]
+        return [*self.contexts.values(), *taken]
+
+    def processes(self) -> set[HostProcess | None]:
+        """Return the processes on this GPU; None among them if the runtime names none."""
+        empty = {context.process for context in self.contexts_now()}
+        return empty | {hosted.host for hosted in self.loaded()}
+
+    def leave(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Start this work, which frees memory: later loads wait for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.leaving.add(task)
+        task.add_done_callback(self.leaving.discard)
+        return task
+
+    def forget(self, resident: ModelOnGpu) -> None:
+        """Release the memory of a model that has left or was lost."""
+        self.ledger.release(resident.model)
+        resident.release()
+        self.update_limits()
+
+    def learn_context(self, measured_bytes: int) -> bool:
+        """Note what a process takes here without a model; return whether that was news.
+
+        An emulated GPU's is a setting.
+        """
+        if self.device.kind != "cuda" or not measured_bytes:
+            return False
+        before_bytes, self.ledger.context_bytes = self.ledger.context_bytes, measured_bytes
+        return abs(measured_bytes - before_bytes) >= self.spec.memory_bytes // _NOTABLE_SHARE
 
     def by_use(self) -> list[ModelOnGpu]:
         """Return the residents from the least to the most recently used; loading ones last."""

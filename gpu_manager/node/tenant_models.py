@@ -15,7 +15,10 @@ _DIGITS = 20
 
 @dataclass(slots=True)
 class TenantModel:
-    """One tenant's model; functions of the tenant that have its weights share it."""
+    """One tenant's model; functions of the tenant that have its weights share it.
+
+    `lowest` is the tier to which the scheduler ordered its weights down, until they are needed.
+    """
 
     id: ModelId
     tenant: str
@@ -23,6 +26,7 @@ class TenantModel:
     table: ImageTable
     functions: dict[str, None] = field(default_factory=dict)  # in the order of registration
     reported: Tier = Tier.ABSENT
+    lowest: Tier | None = None
 
     @property
     def label(self) -> str:
@@ -49,6 +53,7 @@ class Catalogue:
             model = self._models[name] = TenantModel(name, owner.tenant, digest, table)
             self._by_digest.setdefault(digest, {})[name] = model
         model.functions[owner.function] = None
+        model.lowest = None
         self.arrived.notify()
         return model
 

@@ -28,7 +28,8 @@ class LoadOrder:
     the memory that the model may use there: weights, activations and its share of the runtime's
     own memory. `turns` is a descriptor of the lock by which runtimes run one call at a time on the
     GPU (`worker/device/gpu_turns.py`); it is given if several leases may be in force on the GPU.
-    The caller keeps both descriptors.
+    The caller keeps both descriptors. `emptied` is the process that takes the model, left there by
+    another model of the tenant; without one, or if it has ended, a process that was prepared does.
     """
 
     model: str
@@ -42,6 +43,7 @@ class LoadOrder:
     limit_bytes: int
     emulation: Emulation = Emulation()
     turns: int | None = None
+    emptied: "EmptyHost | None" = None
 
 
 class PressureAnswer(NamedTuple):
@@ -56,6 +58,28 @@ class HostProcess:
     """The process that runs a model; models of one tenant may share it."""
 
     pid: int
+
+
+class EmptyHost(Protocol):
+    """A process that a model has left, with its context on the GPU, until `closed` is done.
+
+    It ends, or takes one more model of the same tenant.
+    """
+
+    @property
+    def host(self) -> HostProcess | None:
+        """The process, if the runtime can name it."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """The GPU memory that the process was left with."""
+
+    @property
+    def closed(self) -> "Future[str]":
+        """Done when the process has ended or has taken a model; the result says which."""
+
+    async def end(self) -> None:
+        """End the process, and return when its memory is free; nothing if it has taken a model."""
 
 
 class HostedModel(Protocol):
@@ -76,6 +100,10 @@ class HostedModel(Protocol):
     @property
     def memory_bytes(self) -> int:
         """The model's last measured GPU memory: weights, overhead and the peak of its calls."""
+
+    @property
+    def overhead_bytes(self) -> int:
+        """The GPU memory of the model's process before it held any model; 0 if unknown."""
 
     @property
     def load_s(self) -> float:
@@ -108,6 +136,12 @@ class HostedModel(Protocol):
     async def unload(self) -> int:
         """Remove the model from the GPU, even during a call; return the bytes freed."""
 
+    async def empty(self) -> EmptyHost | None:
+        """Remove the model from the GPU, and keep its process and context; None if none stays.
+
+        The model has left in any case. A process that is slow to let it go is ended.
+        """
+
 
 class Observer(Protocol):
     """Receives the reports of hosted models; called on the event loop."""
@@ -136,6 +170,9 @@ class Observer(Protocol):
 
     def died(self, hosted: HostedModel, cause: str) -> None:
         """Handle a model's unexpected end; called once for each model of a process."""
+
+    def context_lost(self, host: EmptyHost, cause: str) -> None:
+        """Handle the unexpected end of a process that holds no model."""
 
 
 class Runtime(Protocol):

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from cache_manager.model.ids import MIB, ModelId, Tier
 from gpu_manager.errors import UnknownImage
+from gpu_manager.node.stepping_down.tier_reports import TierReports
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
 from gpu_manager.sessions.incoming_images import IncomingImages
 from gpu_manager.sessions.sessions import ClientSession
@@ -18,7 +19,7 @@ from gpu_manager.weights.uploads import WeightsUpload
 from gpu_manager.weights.weight_store import WeightStore
 from gpu_manager.wire import request_fields as read
 from gpu_manager.wire.request_fields import Fields
-from scheduler.api import ModelDemoted, ModelRegistered, ModelSpec, NodeId, NodeReports
+from scheduler.api import ModelRegistered, ModelSpec, NodeId, NodeReports
 from torch_shim.errors import BadFrame
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.image_digests import ImageTable
@@ -79,14 +80,8 @@ class Library:
 
         Models whose weights this node no longer has are forgotten: their functions send them again.
         """
-        for digest in self.store.take_changed().union(digests):
-            tier = self.store.tier(digest)
-            for model in self.catalogue.with_weights(digest):
-                if tier is not model.reported:
-                    model.reported = tier
-                    self.reports.report(ModelDemoted(self.node, None, model.id, tier))
-                if tier is Tier.ABSENT:
-                    self.catalogue.remove(model)
+        tiers = TierReports(self.node, self.store, self.catalogue, self.reports)
+        tiers.report_changed(*digests)
 
 
 class WeightRequests:

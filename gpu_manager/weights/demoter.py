@@ -1,11 +1,13 @@
 """Carries out demotions from host memory: writes images to disk and drops them from memory."""
 
 import logging
+import os
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from cache_manager.model.ids import Tier
 from cache_manager.tiers.demotion import Demotion
 from gpu_manager.errors import StoreFailed
 from gpu_manager.weights.host_images import HostImage, HostImages
@@ -53,6 +55,23 @@ class Demoter:
                 self._latest.append(demotion)
                 self._carry_out(demotion, stuck)
 
+    def step_down(self, digest: str, tier: Tier, still: Callable[[], bool]) -> None:
+        """Take an idle image out of memory, to disk or for good (may write to disk).
+
+        It stays if it cannot be written, or if it is needed again before it leaves: just before,
+        `still` is asked.
+        """
+        with self._lock:
+            idle = self._images.idle(digest)
+            if idle is None:
+                return
+            try:
+                stays = tier is Tier.DISK and self._write(idle.image, idle.descriptor)
+            finally:
+                os.close(idle.descriptor)
+            if not stays and still():
+                self._images.remove_idle(idle)
+
     @contextmanager
     def at_rest(self) -> Iterator[None]:
         """Wait for demotions in progress, and block new ones inside the `with` block."""
@@ -69,19 +88,19 @@ class Demoter:
             if image is None:
                 return
             if not candidate.stuck:
-                failed = self._write(image)
+                failed = self._write(image, image.descriptor)
                 if failed:
                     stuck |= failed
                     return
             if self._images.demote(image):
                 self._counts.evicted += 1
 
-    def _write(self, image: HostImage) -> set[str]:
+    def _write(self, image: HostImage, descriptor: int) -> set[str]:
         """Write an image to disk; return the digests of images that cannot be written."""
         if self._spill is None:
             return {image.digest}
         try:
-            written = self._spill.write(image.digest, image.descriptor, image.table)
+            written = self._spill.write(image.digest, descriptor, image.table)
         except StoreFailed:
             # No other image is tried before the next shortage: the disk is full or broken.
             return {each for each in self._images.digests() if each not in self._spill}

@@ -17,14 +17,23 @@ from torch_shim.wire.image_digests import ImageTable
 
 
 class HostImage:
-    """One image in sealed shared memory."""
+    """One image in sealed shared memory; `uses` counts how often it was needed."""
 
-    __slots__ = ("descriptor", "digest", "table")
+    __slots__ = ("descriptor", "digest", "table", "uses")
 
     def __init__(self, digest: str, descriptor: int, table: ImageTable) -> None:
         self.digest = digest
         self.descriptor = descriptor
         self.table = table
+        self.uses = 0
+
+
+class IdleImage(NamedTuple):
+    """An image that nobody held, with a descriptor of its own, and how often it was needed."""
+
+    image: HostImage
+    descriptor: int
+    uses: int
 
 
 class ImageHold:
@@ -162,6 +171,25 @@ class HostImages:
                 self._drop(image)
             return True
 
+    def idle(self, digest: str) -> IdleImage | None:
+        """Return an image that nobody holds; the caller closes its descriptor."""
+        with self._lock:
+            found, image = self._index.residents.get(ModelId(digest)), self._images.get(digest)
+            if found is None or image is None or found.kept:
+                return None
+            return IdleImage(image, os.dup(image.descriptor), image.uses)
+
+    def remove_idle(self, idle: IdleImage) -> bool:
+        """Remove an image from memory; False if it has been needed since it was found idle."""
+        with self._lock:
+            found = self._index.residents.get(ModelId(idle.image.digest))
+            is_same = self._images.get(idle.image.digest) is idle.image
+            if found is None or not is_same or found.kept or idle.image.uses != idle.uses:
+                return False
+            self._index.remove(ModelId(idle.image.digest))
+            self._drop(idle.image)
+            return True
+
     def usage(self) -> MemoryUsage:
         """Return a consistent view of the bytes counted, lingering and reserved."""
         with self._lock:
@@ -192,6 +220,7 @@ class HostImages:
 
     def _hold(self, image: HostImage) -> ImageHold:
         """Hold an image: it becomes the most recently used, and counts against the budget."""
+        image.uses += 1
         self._index.hold(ModelId(image.digest), self._now_s())
         return ImageHold(image, self._released)
 

@@ -86,6 +86,7 @@ class SpillDirectory:
         self._files = TierIndex("lru", budget_bytes, _MOST_FILES)
         self._lock = threading.Lock()  # protects _files; not held while writing
         self._writing = threading.Lock()
+        self._is_faulty = False  # since the last write
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._remove_partial_files()
@@ -123,8 +124,9 @@ class SpillDirectory:
                 self._write_file(digest, header, descriptor, table)
             except OSError as error:
                 self.counts.failed += 1
-                _log.error("cannot spill weights %s to %s: %s", digest, self.path, error)
+                self._log_fault(f"cannot spill weights {digest} to {self.path}: {error}")
                 raise StoreFailed(f"spilling weights {digest}: {error}") from error
+            self._is_faulty = False
             with self._lock:
                 self._files.admit(ModelId(digest), size, time.monotonic())
                 self.on_change(digest)
@@ -151,6 +153,22 @@ class SpillDirectory:
         """Delete an image's file."""
         with self._lock:
             self._remove(digest)
+
+    def delete(self, digest: str) -> bool:
+        """Delete an image's file, if there is one; return False if the disk refuses."""
+        with self._lock:
+            try:
+                self._file(digest).unlink(missing_ok=True)
+            except OSError as error:
+                self._log_fault(f"cannot delete weights {digest} from {self.path}: {error}")
+                return False
+            self._remove(digest)
+            return True
+
+    def _log_fault(self, text: str) -> None:
+        """Log the first of several faults; the next one after the disk has worked again."""
+        _log.log(logging.DEBUG if self._is_faulty else logging.ERROR, "%s", text)
+        self._is_faulty = True
 
     def _has(self, digest: str) -> bool:
         """Return whether the file exists, and mark it as the most recently used."""

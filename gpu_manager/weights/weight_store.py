@@ -8,6 +8,7 @@ import hmac
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -50,6 +51,7 @@ class WeightStore:
         self._spill = spill
         self._owners = PossessionRecord()
         self._changed: set[str] = set()
+        self._arriving: Counter[str] = Counter()  # weights that are being sent, by digest
         self._images = HostImages(index, now_s, self._on_freed)
         if spill is not None:
             spill.on_change = self._on_disk_change
@@ -68,6 +70,16 @@ class WeightStore:
         Takes ownership of the descriptor, even if it raises: BadImage if the digest is not the one
         that was announced. Hashes all bytes, and may spill.
         """
+        self._note_arrival(announced, 1)
+        try:
+            digest = self._checked_digest(descriptor, table, announced)
+            self._take_in(digest, descriptor, table, function)
+        finally:
+            self._note_arrival(announced, -1)
+        return digest
+
+    def _checked_digest(self, descriptor: int, table: ImageTable, announced: str | None) -> str:
+        """Return the digest of sealed memory; close the memory if it is not what it should be."""
         try:
             if table.total_bytes > self._budget_bytes:
                 raise WeightStoreFull(table.total_bytes, self._budget_bytes)
@@ -78,6 +90,9 @@ class WeightStore:
         except BaseException:
             os.close(descriptor)
             raise
+        return digest
+
+    def _take_in(self, digest: str, descriptor: int, table: ImageTable, function: str) -> None:
         owners = self._owners.tenants(digest) | {tenant_of(function)}
         hold, known = self._images.take_in(digest, descriptor, table, owners)
         with hold:  # so that making room does not evict the new image
@@ -87,7 +102,6 @@ class WeightStore:
                 self.counts.duplicates += known
                 self.counts.adopted += not known
             self._demoter.make_room()
-        return digest
 
     def upload(
         self, table: ImageTable, function: str, announced: str | None = None
@@ -99,11 +113,17 @@ class WeightStore:
         except WeightStoreFull:
             writer.close()
             raise
+        self._note_arrival(announced, 1)
         self._demoter.make_room()
+
+        def end() -> None:
+            self._images.reserve_anyway(-table.total_bytes, owner)
+            self._note_arrival(announced, -1)
+
         return WeightsUpload(
             writer,
             keep=lambda descriptor: self.adopt(descriptor, table, function, announced),
-            ended=lambda: self._images.reserve_anyway(-table.total_bytes, owner),
+            ended=end,
         )
 
     # -- rights to use weights ------------------------------------------------------------------
@@ -165,6 +185,22 @@ class WeightStore:
                 hold = self._images.open(digest) or self._read(digest)
         self._demoter.make_room()
         return hold
+
+    def step_down(self, digest: str, tier: Tier, still: Callable[[], bool]) -> None:
+        """Move weights down to this tier, to disk or for good (may write to disk).
+
+        They stay where they are if the disk fails, and while they are held or sent; `still` is
+        asked, on this thread, just before they leave: False means that they are needed again.
+        """
+
+        def may_leave() -> bool:
+            return still() and not self._arriving[digest]
+
+        self._demoter.step_down(digest, tier, may_leave)
+        if tier is Tier.ABSENT and self._spill is not None:
+            with self._reading:
+                if digest not in self._images and may_leave():
+                    self._spill.delete(digest)
 
     def status(self) -> StoreStatus:
         """Return the store's current content."""
@@ -231,6 +267,13 @@ class WeightStore:
         self._note_change(digest)
         if digest not in self._images and not self._on_disk(digest):
             self._owners.forget(digest)
+
+    def _note_arrival(self, digest: str | None, more: int) -> None:
+        if digest is not None:
+            with self._counting:
+                self._arriving[digest] += more
+                if not self._arriving[digest]:
+                    del self._arriving[digest]
 
     def _note_change(self, digest: str) -> None:
         with self._counting:

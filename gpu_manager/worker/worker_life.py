@@ -1,8 +1,10 @@
-"""A worker's life: warm, assigned to a tenant, loaded with one model, serving calls until it ends.
+"""A worker's life: warm, assigned to a tenant, loaded with a model, serving its calls, emptied.
 
-The main thread obeys the manager and never computes, so that it answers whatever a call does.
+An empty worker waits for the tenant's next model, or for its end. The main thread obeys the
+manager and never computes, so that it answers whatever a call does.
 """
 
+import gc
 import os
 import signal
 import socket
@@ -28,6 +30,7 @@ from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.channel_state import MOST_CHANNELS
 from gpu_manager.worker.sandbox import give_up_rights
 from torch_shim.errors import WireError
+from torch_shim.wire.arithmetic import Arithmetic, use_arithmetic
 from torch_shim.wire.frame_socket import Frame, FrameSocket
 
 
@@ -83,10 +86,15 @@ class _WorkerLife:
                 frame = self._wire.receive()
                 order = worker_orders.read(frame.kind, frame.meta)
             except WireError:
-                return self._leave()
+                self._leave()
+                return
             if isinstance(order, worker_orders.StopWorker):
-                return self._leave()
-            if isinstance(order, worker_orders.LoadImage):
+                self._leave()
+                return
+            if isinstance(order, worker_orders.EmptyWorker):
+                if not self._empty():
+                    return
+            elif isinstance(order, worker_orders.LoadImage):
                 self._load(order, frame)
             elif isinstance(order, worker_orders.OpenChannel):
                 self._serve(order, frame)
@@ -115,7 +123,12 @@ class _WorkerLife:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # noqa: TID251 - as above
             self._device = CudaContext(uuid)
         self._device.warm()
-        table = self._table = OperatorTable(self._device.device)
+        self._table = OperatorTable(self._device.device)
+        self._await_model(self._table)
+
+    def _await_model(self, table: OperatorTable) -> None:
+        """Hold nothing of any model, and be ready for the next one."""
+        self._leases = AdmittedLeases(self._ended, self._claimed)
         self._executor = Executor(self._device, table, self._leases, self._relief.ask)
         self._programs = Programs(table)
 
@@ -173,13 +186,47 @@ class _WorkerLife:
             server.close()
             self._note(f"a channel of session {order.session} is closed: {error}")
 
-    def _leave(self) -> None:
-        """Let every channel send its function what only this worker has."""
+    def _leave(self) -> bool:
+        """Let every channel send its function what only this worker has; whether all have ended."""
         for server in self._channels:
             server.end()
         deadline_s = time.monotonic() + _LEAVING_S
         for thread in self._channels.values():
             thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._channels.values())
+
+    def _empty(self) -> bool:
+        """Let the model go and keep the GPU's context; False where that is impossible."""
+        if not self._leave():
+            self._note("a call goes on for too long: the worker cannot be emptied")
+            return False
+        self._channels.clear()
+        self._ran.flush()
+        try:
+            freed = self._let_go()
+        except (OSError, RuntimeError) as error:
+            self._note(f"the worker cannot be emptied: {type(error).__name__}: {error}"[:500])
+            return False
+        if freed:
+            self._tell(worker_orders.ContextCleared(self._device.used_bytes()))
+        else:
+            self._note("something refers to the weights still: the worker cannot be emptied")
+        return freed
+
+    def _let_go(self) -> bool:
+        """Drop weights, recordings and programs; whether nothing refers to the weights any more."""
+        assert self._table is not None
+        assert self._executor is not None
+        images = list(self._executor.images.values())
+        self._executor.images.clear()
+        self._executor.graphs.clear()
+        self._executor.turns.close()
+        use_arithmetic(Arithmetic())  # the next executor believes that it is in force
+        self._await_model(self._table)
+        gc.collect()  # what a failed call left may refer to itself
+        freed = [image.close() for image in images]
+        self._device.clear()
+        return all(freed)
 
     def _limit(self, order: worker_orders.SetLimit) -> None:
         if order.answers:

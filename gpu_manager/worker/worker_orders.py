@@ -111,6 +111,16 @@ class StopWorker(NamedTuple):
     """Manager to worker: send the functions what only you have, and end."""
 
 
+class EmptyWorker(NamedTuple):
+    """Manager to worker: send the functions what only you have, and let the model go, but stay."""
+
+
+class ContextCleared(NamedTuple):
+    """Worker to manager: no model is left; the GPU memory that the process has now."""
+
+    memory_bytes: int
+
+
 class CallsRan(NamedTuple):
     """Worker to manager: calls ended well since the last of these; the times are per call."""
 
@@ -164,7 +174,7 @@ WorkerOrder = (
     | OpenChannel
     | StopWorker
     | CallsRan
-) | (Pressure | Note | Fork | Forked)
+) | (Pressure | Note | Fork | Forked | EmptyWorker | ContextCleared)
 
 KINDS: dict[type[WorkerOrder], FrameKind] = {
     Warm: FrameKind.WARM,
@@ -180,6 +190,8 @@ KINDS: dict[type[WorkerOrder], FrameKind] = {
     CallsEnded: FrameKind.ENDED,
     OpenChannel: FrameKind.CHANNEL,
     StopWorker: FrameKind.STOP,
+    EmptyWorker: FrameKind.EMPTY,
+    ContextCleared: FrameKind.CLEARED,
     CallsRan: FrameKind.RAN,
     Pressure: FrameKind.PRESSURE,
     Note: FrameKind.FAILED,

@@ -26,6 +26,7 @@ class InMemoryHosted:
         self.id = HostedId(f"worker-{number}")
         self.host: HostProcess | None = runtime.host_of(order, number)
         self.memory_bytes = runtime.memory_bytes.get(order.model, order.total_bytes)
+        self.overhead_bytes = runtime.overhead_bytes
         self.load_s = runtime.load_s
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.limit_bytes = order.limit_bytes
@@ -69,6 +70,16 @@ class InMemoryHosted:
         self.vanish("unloaded")
         return self.memory_bytes
 
+    async def empty(self) -> "InMemoryEmpty | None":
+        if self._runtime.sharing(self) != [self]:
+            await self.unload()
+            return None
+        await asyncio.sleep(self._runtime.empty_s)
+        if self.closed.done():
+            return None
+        self.vanish("emptied")
+        return self._runtime.keep(self)
+
     # -- what a test makes it do --------------------------------------------------------------
 
     async def call(
@@ -95,6 +106,10 @@ class InMemoryHosted:
             hosted.vanish(cause)
             self._runtime.observer.died(hosted, cause)
 
+    def die_unseen(self) -> None:
+        """End the process while it carries out an order, whose answer says so."""
+        self.vanish("killed")
+
     def vanish(self, cause: str) -> None:
         if not self.closed.done():
             self.closed.set_result(cause)
@@ -104,8 +119,29 @@ class InMemoryHosted:
                 ended.set()
 
 
+class InMemoryEmpty:
+    """A process that a model has left."""
+
+    def __init__(self, runtime: "InMemoryRuntime", left_by: InMemoryHosted) -> None:
+        self.tenant = left_by.order.tenant
+        self.host = left_by.host
+        self.memory_bytes = runtime.context_bytes
+        self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._runtime = runtime
+
+    async def end(self) -> None:
+        await asyncio.sleep(self._runtime.unload_s)
+        if not self.closed.done():
+            self.closed.set_result("ended")
+
+    def die(self, cause: str = "killed") -> None:
+        """End without an order."""
+        self.closed.set_result(cause)
+        self._runtime.observer.context_lost(self, cause)
+
+
 class InMemoryRuntime:
-    """Loads take `load_s`; models in `failing` cannot be loaded.
+    """Loads take `load_s`, in an emptied process `reload_s`; models in `failing` cannot be loaded.
 
     With `shared`, all models of a GPU and tenant run in one process, which ends with them all.
     """
@@ -114,10 +150,15 @@ class InMemoryRuntime:
         self.observer = observer
         self.shared = shared
         self.load_s = 1.0
+        self.reload_s = 0.1
         self.unload_s = 0.05
+        self.empty_s = 0.05
+        self.context_bytes = 0  # of a process without a model
+        self.overhead_bytes = 0  # of a process, as it reports it
         self.memory_bytes: dict[str, int] = {}
         self.failing: dict[str, LoadFailure] = {}
         self.hosted: list[InMemoryHosted] = []
+        self.empty: list[InMemoryEmpty] = []
         self.orders: list[LoadOrder] = []
         self.prepared = 0  # so many times
         self._numbers = count(1)
@@ -139,16 +180,35 @@ class InMemoryRuntime:
 
     async def load(self, order: LoadOrder) -> InMemoryHosted:
         self.orders.append(order)
-        await asyncio.sleep(self.load_s)
+        taken = self._take(order)
+        await asyncio.sleep(self.load_s if taken is None else self.reload_s)
         if order.model in self.failing:
             raise self.failing[order.model]
         hosted = InMemoryHosted(self, order, next(self._numbers))
+        if taken is not None:
+            hosted.host = taken.host
         self.hosted.append(hosted)
         return hosted
 
     async def close(self) -> None:
         for hosted in self.hosted:
             await hosted.unload()
+        for empty in self.empty:
+            await empty.end()
+
+    def keep(self, left_by: InMemoryHosted) -> InMemoryEmpty:
+        """What is left of a process when its model leaves it."""
+        self.empty.append(InMemoryEmpty(self, left_by))
+        return self.empty[-1]
+
+    def _take(self, order: LoadOrder) -> InMemoryEmpty | None:
+        """The empty process of the order, if it is there."""
+        taken = next((found for found in self.empty if found is order.emptied), None)
+        if taken is None or taken.closed.done():
+            return None
+        assert taken.tenant == order.tenant
+        taken.closed.set_result("taken")
+        return taken
 
     def of(self, model: str) -> InMemoryHosted:
         """The model's latest process, which must be there."""

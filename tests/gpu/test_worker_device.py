@@ -15,6 +15,7 @@ from gpu_manager.errors import NoDriver, NoSuchDevice
 from gpu_manager.worker.call_errors import CannotRecord, ContextLost
 from gpu_manager.worker.device.cuda_context import CudaContext
 from gpu_manager.worker.device.cuda_runtime import READ_ONLY, loaded_runtime
+from gpu_manager.worker.device.device_image import DeviceImage
 from gpu_manager.worker.device.driver_account import read_account
 from gpu_manager.worker.device.image_file import ImageFile
 
@@ -139,6 +140,33 @@ try:
 except ContextLost as lost:
     print("of the program" if lost.of_program else "of the GPU")
 """
+
+
+def test_context_alone_stays_and_a_second_image_arrives_when_the_device_was_cleared(
+    device: CudaContext, uuid: str
+) -> None:
+    torch.cuda.empty_cache()
+    device.clear()
+    before = read_account(uuid).used_bytes
+    for byte in (b"a", b"b"):
+        descriptor = os.memfd_create("image")
+        os.write(descriptor, byte * (64 * MIB))
+        image = DeviceImage(ImageFile("d", [[0, 64 * MIB]], 64 * MIB, descriptor), device)
+        device.limit(1 << 40)
+        storage = image.storage(0, 64 * MIB)
+        assert storage is not None
+        assert bytes(storage[:4].cpu()) == 4 * byte
+        del storage
+        assert device.used_bytes() >= device.overhead_bytes() + 64 * MIB
+
+        assert image.close()
+        device.clear()
+
+        assert device.used_bytes() == device.overhead_bytes()
+        after = read_account(uuid).used_bytes
+        assert before is not None
+        assert after is not None
+        assert after <= before + MIB
 
 
 def test_device_side_assertion_is_a_lost_context_of_the_program(uuid: str) -> None:

@@ -81,6 +81,7 @@ class FrameKind(IntEnum):
     END = 69
     CHANNEL = 70
     STOP = 71
+    EMPTY = 72
     # worker -> manager
     READY = 80
     LOADED = 81
@@ -88,6 +89,7 @@ class FrameKind(IntEnum):
     ENDED = 83
     RAN = 84
     PRESSURE = 85
+    CLEARED = 86
     # manager -> fork server, and back
     FORK = 96
     FORKED = 97

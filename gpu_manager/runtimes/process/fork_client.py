@@ -71,6 +71,10 @@ class ForkedWorker:
                 raise LoadFailure(self.name, order.detail, out_of_memory=order.out_of_memory)
             log.info("unexpected report of worker %s: %.300r", self.name, order)
 
+    def rename(self) -> None:
+        """Take another name: shims know the former one as that of the model that has left."""
+        self.name = secrets.token_hex(8)
+
     def kill(self, cause: str) -> None:
         """Kill the process, whatever its state; the first cause given is the one reported."""
         self.cause = self.cause or cause

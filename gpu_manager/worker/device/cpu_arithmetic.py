@@ -73,6 +73,13 @@ class CpuArithmetic:
         """Have malloc give its free pages back."""
         _libc.malloc_trim(0)
 
+    def clear(self) -> None:
+        """Count no weights any more, and let the address space grow for the next model's."""
+        self._weights_bytes = self._limit_bytes = 0
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        self.release()
+
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
         """Storages over the mapping itself: no byte is copied."""
         image.populate()

@@ -28,6 +28,11 @@ _FIRST = torch.device("cuda", 0)
 Account = Callable[[str], DriverAccount]
 
 
+def clear_workspaces() -> None:
+    """Have torch give up the memory that cuBLAS works in; the next call makes it again."""
+    torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - it has no public name
+
+
 class CudaContext:
     """The only GPU that this process sees, by the UUID under which the driver knows it."""
 
@@ -42,6 +47,7 @@ class CudaContext:
         runtime: CudaRuntime | None = None,
         account: Account = read_account,
         end_allocation: Callable[[int, Any], None] = end_allocation,
+        clear_workspaces: Callable[[], None] = clear_workspaces,
     ) -> None:
         """All but the UUID stand in for a GPU in tests."""
         self.device = device
@@ -49,6 +55,7 @@ class CudaContext:
         self._cuda = cuda
         self._runtime = runtime or loaded_runtime()
         self._account = account
+        self._clear_workspaces = clear_workspaces
         self._staging: StagingBuffers | None = None
         self._overhead_bytes = self._limit_bytes = self._pinned_bytes = 0
         self._total_bytes = 1
@@ -84,6 +91,14 @@ class CudaContext:
         """Give the allocator's free blocks back."""
         self._cuda.empty_cache()
 
+    def clear(self) -> None:
+        """Give back everything but the context: also the workspaces of cuBLAS."""
+        self._cuda.synchronize()
+        self._limit_bytes = 0
+        self._cuda.set_per_process_memory_fraction(1.0, self.device)
+        self._clear_workspaces()
+        self._cuda.empty_cache()
+
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
         """Copy the whole image at once; its storages are parts of one allocation."""
         whole = torch.empty(max(image.total_bytes, 1), dtype=torch.uint8, device=self.device)
@@ -92,7 +107,7 @@ class CudaContext:
             staging.copy(image.descriptor, image.total_bytes, whole)
         finally:
             self._staging = None
-            staging.close()  # a worker loads one image, and pinned memory is scarce
+            staging.close()  # pinned memory is scarce: the next image has buffers of its own
         storage = whole.untyped_storage()
         return [storage[offset : offset + size] for offset, size in image.table]
 

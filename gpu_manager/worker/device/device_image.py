@@ -17,6 +17,11 @@ class DeviceImage:
         self._storages = device.load(file)
         self._numbers = {entry: number for number, entry in enumerate(file.table)}
 
+    def close(self) -> bool:
+        """Let the weights go; return whether nothing else refers to them."""
+        self._storages.clear()
+        return self._file.close()
+
     def storage(self, offset: int, size_bytes: int) -> torch.UntypedStorage | None:
         """The storage that lies there; None if the image has none of that place and size."""
         number = self._numbers.get((offset, size_bytes))

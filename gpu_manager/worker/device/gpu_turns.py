@@ -60,6 +60,10 @@ class GpuTurns:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
+    def close(self) -> None:
+        """Close the descriptor; no call may have its turn."""
+        os.close(self._descriptor)
+
     def __enter__(self) -> None:
         descriptor = self._descriptor
         fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, _NEXT)
@@ -88,6 +92,9 @@ class GpuTurns:
 
 class NoTurns:
     """Where a GPU is one lease's at a time: nothing to wait for."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
     def __enter__(self) -> None:
         pass

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import weakref
 
 _POPULATE_READ = 22  # madvise: have every page ready for reading
 
@@ -15,6 +16,13 @@ class ImageFile:
         self.table = [(int(offset), int(size)) for offset, size in table]
         self.descriptor = fd
         self.memory = mmap.mmap(fd, max(total_bytes, 1), flags=mmap.MAP_PRIVATE)
+
+    def close(self) -> bool:
+        """Let the image go; return whether nothing refers to its memory any more."""
+        os.close(self.descriptor)
+        memory = weakref.ref(self.memory)
+        del self.memory
+        return memory() is None
 
     def populate(self) -> None:
         """Have the pages mapped before the first call needs them."""

@@ -56,6 +56,12 @@ class WorkerDevice(Protocol):
     def release(self) -> None:
         """Give back memory that is held only to be used again."""
 
+    def clear(self) -> None:
+        """Give back all that a model took, of which nothing is used any more, and lift its limit.
+
+        Only what the process had before the model stays.
+        """
+
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
         """The image's storages on the device, in the order of its table."""
 

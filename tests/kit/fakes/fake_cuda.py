@@ -146,6 +146,7 @@ class FakeTorchCuda:
 
     def empty_cache(self) -> None:
         self.log.append("empty_cache")
+        self.reserved_bytes = 0
 
     def memory_reserved(self, _device: Any = None) -> int:
         return self.reserved_bytes

@@ -13,7 +13,7 @@ import torch
 from common.liveness import LivenessTimes
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.process.worker_pool import PoolSettings
-from gpu_manager.runtimes.runtime import HostedModel, LoadOrder, PressureAnswer
+from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, LoadOrder, PressureAnswer
 from tests.kit.waiting import AsyncCondition, eventually
 from tests.unit.gpu_manager.worker.calls.caller import (
     DIGEST,
@@ -42,6 +42,7 @@ class Watcher:
         self.runs: list[tuple[int, int, float, int]] = []
         self.claims: list[tuple[int, str]] = []
         self.deaths: list[tuple[str, str]] = []
+        self.lost: list[tuple[EmptyHost, str]] = []
         self.pressures: list[tuple[int, int]] = []
         self.relief = PressureAnswer(0, retry=False)
 
@@ -68,6 +69,9 @@ class Watcher:
 
     def died(self, hosted: HostedModel, cause: str) -> None:
         self.deaths.append((hosted.order.model, cause))
+
+    def context_lost(self, host: EmptyHost, cause: str) -> None:
+        self.lost.append((host, cause))
 
 
 class Machine:

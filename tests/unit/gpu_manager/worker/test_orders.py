@@ -22,6 +22,8 @@ EXAMPLES: list[worker_orders.WorkerOrder] = [
     worker_orders.CallsEnded(2),
     worker_orders.OpenChannel("s", "f"),
     worker_orders.StopWorker(),
+    worker_orders.EmptyWorker(),
+    worker_orders.ContextCleared(1 << 29),
     worker_orders.CallsRan(1, 3, 32, 0.125, 1 << 33),
     worker_orders.Pressure(1, 2, 3),
     worker_orders.Note("text", ""),

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from gpu_manager.worker.call_errors import CannotRecord, ContextLost, OutOfMemory
+from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
 from gpu_manager.worker.device.cuda_context import MOST_PINNED_BYTES, CudaContext
 from gpu_manager.worker.device.cuda_graphs import CudaRecorder
 from gpu_manager.worker.device.cuda_runtime import READ_ONLY, CudaRuntime, loaded_runtime
+from gpu_manager.worker.device.device_image import DeviceImage
 from gpu_manager.worker.device.driver_account import (
     LEAST_BYTES,
     MOST_BYTES,
@@ -42,6 +44,7 @@ def context(
         CudaRuntime(library or FakeRuntimeLibrary()),
         account or (lambda _: cuda.account(os.getpid())),
         cuda.end_allocation,
+        lambda: cuda.log.append("clear_workspaces"),
     )
 
 
@@ -169,6 +172,44 @@ def test_loaded_image_holds_no_pinned_memory() -> None:
     assert bytes(first) == bytes(range(64))
     assert bytes(second) == bytes(range(128, 136))
     assert library.pinned == {}
+
+
+def test_next_image_is_loaded_and_nothing_stays_pinned_when_a_device_was_cleared() -> None:
+    cuda, library = FakeTorchCuda(context_bytes=500 * MIB), FakeRuntimeLibrary()
+    device = context(cuda, library)
+    device.warm()
+    for content in (bytes(range(200)), bytes(reversed(range(200)))):
+        descriptor = os.memfd_create("image")
+        os.write(descriptor, content)
+        file = ImageFile("d", [[0, 64], [128, 8]], 200, descriptor)
+        image = DeviceImage(file, device)
+        device.limit(600 * MIB)
+        assert cuda.fraction < 1.0
+        cuda.reserved_bytes = 90 * MIB
+        storage = image.storage(128, 8)
+        assert storage is not None
+        assert bytes(storage) == content[128:136]
+        cuda.log.clear()
+
+        assert image.close()
+        device.clear()
+
+        assert cuda.log == ["clear_workspaces", "empty_cache"]  # or the workspaces would stay
+        assert cuda.fraction == 1.0
+        assert device.used_bytes() == 500 * MIB
+        assert library.pinned == {}
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
+def test_image_is_not_let_go_while_something_refers_to_its_memory() -> None:
+    descriptor = os.memfd_create("image")
+    os.write(descriptor, bytes(64))
+    image = DeviceImage(ImageFile("d", [[0, 64]], 64, descriptor), CpuArithmetic())
+    storage = image.storage(0, 64)
+    assert not image.close()
+    assert storage is not None
+    assert bytes(storage) == bytes(64)  # it can be read still
 
 
 def test_area_is_unpinned_when_dropped_and_not_pinned_when_too_large() -> None:

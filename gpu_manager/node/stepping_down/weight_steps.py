@@ -1,0 +1,77 @@
+"""Stored weights step down a tier, as the scheduler orders: to disk, or away."""
+
+import asyncio
+from collections.abc import Callable
+
+from cache_manager.model.ids import ModelId, Tier
+from gpu_manager.errors import UnknownImage
+from gpu_manager.node.stepping_down.tier_reports import TierReports
+from gpu_manager.node.tenant_models import Catalogue, TenantModel
+from gpu_manager.weights.weight_store import WeightStore
+
+
+class WeightSteps:
+    """Moves weights down, unless a model needs them, and reports where they are.
+
+    Models of several tenants may share weights: those move as far as all of the models may.
+    """
+
+    def __init__(
+        self,
+        store: WeightStore,
+        catalogue: Catalogue,
+        tiers: TierReports,
+        on_a_gpu: Callable[[ModelId], bool],
+    ) -> None:
+        """`on_a_gpu` says whether a model is loaded or being loaded."""
+        self._store = store
+        self._catalogue = catalogue
+        self._tiers = tiers
+        self._on_a_gpu = on_a_gpu
+        self._under_way: dict[str, asyncio.Task[None]] = {}  # by digest, the last one
+
+    def order(self, name: ModelId, tier: Tier) -> None:
+        """Move a model's weights down to this tier; orders about the same weights take turns."""
+        try:
+            model = self._catalogue.get(name)
+        except UnknownImage:
+            self._tiers.report(name)
+            return
+        model.lowest = tier
+        before = self._under_way.get(model.digest)
+        task = asyncio.get_running_loop().create_task(self._step(model, before))
+        self._under_way[model.digest] = task
+        task.add_done_callback(lambda _: self._forget(model.digest, task))
+
+    def need(self, name: ModelId) -> asyncio.Task[None] | None:
+        """Keep a model's weights from now on; return the step that is under way, if any."""
+        try:
+            model = self._catalogue.get(name)
+        except UnknownImage:
+            return None
+        model.lowest = None
+        return self._under_way.get(model.digest)
+
+    async def _step(self, model: TenantModel, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait({before})
+        digest, sharing = model.digest, self._catalogue.with_weights(model.digest)
+        ordered = [each.lowest for each in sharing if each.lowest is not None]
+        is_on_a_gpu = any(self._on_a_gpu(each.id) for each in sharing)
+        if ordered and len(ordered) == len(sharing) and not is_on_a_gpu:
+            loop = asyncio.get_running_loop()
+            still = _still_ordered(sharing)
+            await loop.run_in_executor(None, self._store.step_down, digest, min(ordered), still)
+        reported = model.reported
+        self._tiers.report_changed(digest)
+        if model.reported is reported:
+            self._tiers.report(model.id)
+
+    def _forget(self, digest: str, task: asyncio.Task[None]) -> None:
+        if self._under_way.get(digest) is task:
+            del self._under_way[digest]
+
+
+def _still_ordered(sharing: list[TenantModel]) -> Callable[[], bool]:
+    """Whether no model has come to need the weights meanwhile; called on another thread."""
+    return lambda: all(model.lowest is not None for model in sharing)
