@@ -98,11 +98,7 @@ class Loader:
         return resident.loading
 
     def unload(self, gpu: HostGpu, model: ModelId) -> None:
-        """Remove the model from the residents, and end what it has left on the GPU.
-
-        Its memory is freed a moment later.
-        """
-        self.processes.end(gpu, model)
+        """Remove the model from the residents; its memory is freed a moment later."""
         resident = self._pop(gpu, model)
         if resident is not None:
             gpu.leave(self._unload(gpu, resident))
@@ -151,6 +147,8 @@ class Loader:
             self._report_failure(gpu, resident, lease, error)
             return
         now_s = self._loop.time()
+        if resident.takes is not None and source is Tier.HOST:
+            source = Tier.CONTEXT
         resident.takes = None
         gpu.ledger.loaded(resident.model, hosted.memory_bytes)
         resident.mark_loaded(hosted, now_s)

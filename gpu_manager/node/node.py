@@ -111,6 +111,8 @@ class GpuNode:
         gpu = self.gpus[order.gpu]
         for victim in order.victims:
             self._loader.unload(gpu, victim)
+        for left in order.emptied:
+            self._loader.processes.end(gpu, left)
         last: asyncio.Task[None] | None = None
         for load in order.loads:
             step = self._steps.need(load.model)
@@ -148,7 +150,7 @@ class GpuNode:
         self._endings.watch()
 
     def demote(self, order: Demote) -> None:
-        """Unload this model from this GPU, or end the process that it has left there."""
+        """Unload this model from this GPU, or have it leave its process there."""
         gpu = self.gpus[order.gpu]
         if order.keeps_context:
             self._loader.empty(gpu, order.model)
@@ -157,7 +159,7 @@ class GpuNode:
 
     def end_context(self, order: EndContext) -> None:
         """End the empty process that this model left, if it is there."""
-        self._loader.report_tier(order.model)
+        self._loader.processes.end(self.gpus[order.gpu], order.model)
 
     def demote_stored(self, order: DemoteStored) -> None:
         """Move weights down a tier, and report where they are."""
@@ -343,7 +345,7 @@ class GpuNode:
             log.error("%s is lost with %s: %s", resident.model, gpu.id, cause)
             self._loader.unload(gpu, resident.model)
         for model in list(gpu.contexts):
-            self._loader.unload(gpu, model)
+            self._loader.processes.end(gpu, model)
         self.resync()
 
     # -- snapshots ------------------------------------------------------------------------------

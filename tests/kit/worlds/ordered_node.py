@@ -22,6 +22,7 @@ from scheduler.api import (
     Demote,
     DemoteStored,
     Dispatch,
+    EndContext,
     Estimate,
     Event,
     GpuSnapshot,
@@ -83,13 +84,18 @@ class OrderedNode:
         return self.library.catalogue.get(model).digest
 
     def prepare(
-        self, model: ModelId, *, emptied: ModelId | None = None, victims: Iterable[ModelId] = ()
+        self,
+        model: ModelId,
+        *,
+        emptied: ModelId | None = None,
+        victims: Iterable[ModelId] = (),
+        ends: Iterable[ModelId] = (),
     ) -> Placement:
-        """Order a load and a lease for it."""
+        """Order a load and a lease for it; `ends` have left empty processes that must end."""
         self._leases += 1
         lease, requests = LeaseId(self._leases), (RequestId(f"r{self._leases}"),)
         load = ModelLoad(model, self.runtime.memory_bytes[model], Tier.HOST, emptied)
-        self.node.prepare(Prepare(SLOT, GPU, lease, tuple(victims), (load,)))
+        self.node.prepare(Prepare(SLOT, GPU, lease, tuple(victims), (load,), False, tuple(ends)))
         return self.grant(model, lease, requests)
 
     def grant(
@@ -130,6 +136,9 @@ class OrderedNode:
 
     def demote(self, model: ModelId) -> None:
         self.node.demote(Demote(GPU, model, "test"))
+
+    def end_context(self, model: ModelId) -> None:
+        self.node.end_context(EndContext(GPU, model, "test"))
 
     def step_down(self, model: ModelId, tier: Tier) -> None:
         self.node.demote_stored(DemoteStored(self.node.name, model, tier, "test"))

@@ -38,7 +38,7 @@ def demoted(it: OrderedNode) -> list[tuple[object, object]]:
 
 
 @virtually
-async def test_process_ends_when_its_model_is_evicted_once_more() -> None:
+async def test_process_ends_when_the_scheduler_says_so() -> None:
     async with ordered_node() as it:
         model = it.add(300)
         await it.loaded(model)
@@ -46,7 +46,7 @@ async def test_process_ends_when_its_model_is_evicted_once_more() -> None:
         await it.settle()
         it.forget_reports()
 
-        it.demote(model)
+        it.end_context(model)
         await it.settle()
 
         assert it.seen(ModelDemoted) == [ModelDemoted(it.node.name, None, model, Tier.HOST)]
@@ -56,7 +56,7 @@ async def test_process_ends_when_its_model_is_evicted_once_more() -> None:
 
 
 @virtually
-async def test_process_ends_when_its_model_is_evicted_while_it_is_emptied() -> None:
+async def test_process_ends_when_the_scheduler_says_so_while_it_is_emptied() -> None:
     async with ordered_node() as it:
         model = it.add(300)
         await it.loaded(model)
@@ -64,7 +64,7 @@ async def test_process_ends_when_its_model_is_evicted_while_it_is_emptied() -> N
         it.empty(model)
         await until(1.5)
 
-        it.demote(model)
+        it.end_context(model)
         await it.settle()
 
         assert it.seen(ContextKept) == []
@@ -82,7 +82,7 @@ async def test_next_model_has_the_memory_when_a_context_is_its_victim() -> None:
         it.runtime.unload_s = 2.0
         began_s = asyncio.get_running_loop().time()
 
-        placement = it.prepare(following, victims=[model])
+        placement = it.prepare(following, ends=[model])
         assert it.shown().contexts == ()
         await it.node.when_loaded(placement)
 
@@ -325,7 +325,7 @@ async def test_context_of_a_forgotten_model_ends_when_it_is_evicted_or_dies() ->
         it.library.report_tiers()
         it.forget_reports()
 
-        it.demote(models[0])
+        it.end_context(models[0])
         it.runtime.empty[1].die()
         await it.settle()
 
