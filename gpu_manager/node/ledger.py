@@ -67,6 +67,10 @@ class Ledger:
         """Return the bytes granted to each model."""
         return {model: account.granted_bytes for model, account in self._accounts.items()}
 
+    def contexts(self) -> dict[Hashable, int]:
+        """Return the bytes of each context."""
+        return dict(self._contexts)
+
     def ever_fits(self, needed_bytes: int) -> bool:
         """Whether this many bytes would fit if every model left."""
         return needed_bytes <= self.capacity_bytes - self._set_aside_bytes

@@ -37,6 +37,7 @@ from scheduler.api import (
 )
 from testbed.nodes.in_memory_runtime import InMemoryHosted, InMemoryRuntime
 from testbed.virtual_time import until
+from tests.kit.waiting import eventually
 from tests.kit.worlds.gpu_node import GPU, OWNER
 from torch_shim.wire.image_digests import lay_out
 
@@ -196,5 +197,5 @@ async def ordered_node(
     finally:
         await node.drain(1.0)
         await runtime.close()
-        await found.settle()
+        await eventually(lambda: not gpu.leaving, "nothing leaves any more")
         store.close()

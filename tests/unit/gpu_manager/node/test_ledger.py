@@ -128,6 +128,49 @@ def test_others_are_ignored_when_they_stay_within_the_part_that_is_not_ours() ->
     assert ledger.reconcile(used_bytes=4100, device_bytes=5000).withheld_bytes == 100
 
 
+def test_context_counts_in_the_place_of_the_model_that_left_it() -> None:
+    ledger = Ledger(1000, context_bytes=70)
+    ledger.admit(BERT, 600)
+    ledger.admit(VGG, 300)
+
+    assert ledger.of_context("a") == 70  # not measured yet
+    assert ledger.leave(BERT, "a", 80) == 0
+
+    assert ledger.models() == {VGG: 300}
+    assert ledger.of_context("a") == 80
+    assert (ledger.granted_bytes, ledger.free_bytes) == (380, 620)
+    assert ledger.limit_bytes(VGG) == 920
+    assert ledger.release_context("a") == 80
+    assert ledger.release_context("a") == 0
+    assert ledger.granted_bytes == 300
+
+
+def test_context_that_does_not_fit_leaves_everything_as_it_was() -> None:
+    ledger = Ledger(1000)
+    ledger.admit(BERT, 100)
+    ledger.admit(VGG, 800)
+
+    assert ledger.leave(BERT, "a", 250) == 50
+
+    assert ledger.models() == {BERT: 100, VGG: 800}
+    assert ledger.leave(BERT, "a", 200) == 0
+    assert ledger.free_bytes == 0
+
+
+def test_contexts_memory_becomes_the_next_models_and_counts_once() -> None:
+    ledger = Ledger(1000)
+    ledger.admit(BERT, 600)
+    ledger.leave(BERT, "a", 100)
+    ledger.admit(VGG, 500)
+
+    ledger.enter("a", BERT)
+
+    assert ledger.admit(BERT, 501) == 1
+    assert ledger.admit(BERT, 500) == 0
+    assert ledger.models() == {BERT: 500, VGG: 500}
+    assert ledger.release_context("a") == 0
+
+
 SIZES = st.integers(0, 1200)
 MODELS = st.sampled_from([BERT, VGG, RESNET])
 STEPS = st.one_of(
@@ -136,6 +179,9 @@ STEPS = st.one_of(
     st.tuples(st.just("loaded"), MODELS, SIZES),
     st.tuples(st.just("ran"), MODELS, SIZES),
     st.tuples(st.just("release"), MODELS, st.just(0)),
+    st.tuples(st.just("leave"), MODELS, SIZES),
+    st.tuples(st.just("enter"), MODELS, st.just(0)),
+    st.tuples(st.just("release_context"), MODELS, st.just(0)),
     st.tuples(st.just("set_aside"), MODELS, SIZES),
     st.tuples(st.just("reconcile"), MODELS, SIZES),
 )
@@ -151,8 +197,16 @@ def step(ledger: Ledger, what: str, model: ModelId, size: int) -> int | None:
         ledger.reconcile(size, 1000, ours_bytes=min(size, ledger.granted_bytes))
     elif what == "release":
         ledger.release(model)
+    elif what == "release_context":
+        ledger.release_context(f"of {model}")
+    elif what == "enter":
+        if model not in ledger and f"of {model}" in ledger.contexts():
+            ledger.enter(f"of {model}", model)
     elif model not in ledger:
         return None
+    elif what == "leave":
+        ledger.release_context(f"of {model}")  # the former one ends first
+        return ledger.leave(model, f"of {model}", size)
     elif what == "grow":
         return ledger.grow(model, size)
     elif what == "loaded":
@@ -170,7 +224,8 @@ def test_grants_never_exceed_the_capacity_whatever_happens(
     for what, model, size in steps:
         free_before, granted_before = ledger.free_bytes, ledger.granted_bytes
         short_bytes = step(ledger, what, model, size)
-        assert sum(ledger.models().values()) <= ledger.granted_bytes <= 1000
+        kept_bytes = sum(ledger.contexts().values())
+        assert sum(ledger.models().values()) + kept_bytes <= ledger.granted_bytes <= 1000
         assert ledger.free_bytes >= 0
         assert ledger.limit_bytes(model) <= 1000 if model in ledger else True
         if what == "reconcile":
@@ -180,6 +235,8 @@ def test_grants_never_exceed_the_capacity_whatever_happens(
             assert ledger.granted_bytes == granted_before
     for model in list(ledger.models()):
         ledger.release(model)
+    for context in ledger.contexts():
+        ledger.release_context(context)
     ledger.set_aside(0)
     ledger.reconcile(0, 1000)
     assert ledger.free_bytes == 1000

@@ -280,9 +280,10 @@ async def test_emptied_process_ends_when_the_load_that_should_take_it_fails() ->
 
 
 @pytest.mark.parametrize("when_s", [0.5, 1.5])
+@pytest.mark.parametrize("keeps_context", [False, True])
 @virtually
 async def test_emptied_process_ends_when_the_load_that_should_take_it_is_given_up(
-    when_s: float,
+    when_s: float, *, keeps_context: bool
 ) -> None:
     async with ordered_node() as it:
         model, following = it.add(300), it.add(200)
@@ -294,7 +295,10 @@ async def test_emptied_process_ends_when_the_load_that_should_take_it_is_given_u
         it.prepare(following, emptied=model)
         await until(began_s + when_s)  # before it is empty, and while the model is loaded there
 
-        it.demote(following)
+        if keeps_context:
+            it.empty(following)
+        else:
+            it.demote(following)
         await it.settle()
 
         assert it.shown().residents == it.shown().contexts == ()

@@ -10,7 +10,6 @@ import pytest
 
 from cache_manager.model.ids import MIB, ModelId, Tier
 from cache_manager.tiers.tier_index import TierIndex
-from gpu_manager.weights.sealed_images import ImageWriter
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import LoadFailed, ModelDemoted, ModelRegistered
@@ -157,13 +156,30 @@ async def test_weights_may_leave_when_their_model_has_left_an_empty_process(tmp_
         it.check_books()
 
 
-@pytest.mark.parametrize("tier", [Tier.DISK, Tier.ABSENT])
 @virtually
-async def test_weights_stay_when_somebody_holds_them(tmp_path: Path, tier: Tier) -> None:
+async def test_weights_stay_in_memory_and_on_disk_when_somebody_holds_them(tmp_path: Path) -> None:
     async with with_disk(tmp_path) as it:
         model = it.add(5)
         with it.store.open(it.digest(model)):
-            assert await ordered(it, model, tier) == [Tier.HOST]
+            assert await ordered(it, model, Tier.DISK) == [Tier.HOST]
+        await ordered(it, model, Tier.DISK)
+        with it.store.open(it.digest(model)):
+            assert await ordered(it, model, Tier.ABSENT) == [Tier.HOST]
+            assert kept_bytes(it) == (5, 5)
+
+
+@virtually
+async def test_weights_stay_while_a_load_of_them_waits_for_another_model_to_leave(
+    tmp_path: Path,
+) -> None:
+    async with with_disk(tmp_path) as it:
+        model, victim = it.add(5), it.add(6)
+        await it.loaded(victim)
+        it.runtime.unload_s = 2.0
+        placement = it.prepare(model, victims=[victim])
+        it.step_down(model, Tier.ABSENT)
+        await it.node.when_loaded(placement)
+        assert it.store.tier(it.digest(model)) is Tier.HOST
 
 
 @virtually
@@ -375,25 +391,3 @@ async def test_old_weights_leave_memory_and_the_new_ones_stay_when_a_function_ch
         hosted = await it.loaded(new, emptied=old)
         assert hosted.host == it.runtime.empty[0].host
         it.check_books()
-
-
-def test_store_writes_what_it_was_asked_to_when_another_thread_forgets_it(tmp_path: Path) -> None:
-    disk = WatchedDisk(tmp_path)
-    store = WeightStore(TierIndex("lru", MANY), disk)
-    table = lay_out([MIB])
-    writer = ImageWriter(table)
-    writer.write(b"1")
-    digest = store.adopt(writer.seal(), table, "team/function")
-    forgotten = []
-
-    def forget() -> None:
-        store.forget("team/function", digest)  # closes the image's own descriptor
-        forgotten.append(digest)
-
-    disk.meanwhile = forget
-    store.step_down(digest, Tier.DISK, lambda: True)
-    assert forgotten == [digest]
-    assert store.tier(digest) is Tier.DISK
-    with store.open(digest) as hold:
-        assert os.pread(hold.descriptor, 1, 0) == b"1"
-    store.close()
