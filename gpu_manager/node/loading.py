@@ -5,13 +5,16 @@ import logging
 from collections.abc import Callable
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
+from gpu_manager.devices.shared_path import SharedPath
 from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, WeightStoreError
+from gpu_manager.node.load_phases import LoadPhases
 from gpu_manager.node.node_counts import NodeMeters
 from gpu_manager.node.residents import HostGpu, ModelOnGpu
 from gpu_manager.node.settings import GIB, NodeSettings
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
 from gpu_manager.runtimes.runtime import Emulation, HostedModel, LoadOrder, Runtime
-from gpu_manager.weights.host_images import ImageHold
+from gpu_manager.weights.image_feeds import ImageFeed
+from gpu_manager.weights.image_requests import ImageRequest
 from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import (
     LeaseId,
@@ -26,25 +29,6 @@ from scheduler.api import (
 log = logging.getLogger(__name__)
 
 _CHECK_S = 1.0  # interval of checks whether missing weights are still needed
-
-
-class _Phases:
-    """Measures the phases of a load."""
-
-    def __init__(self, now_s: Callable[[], float]) -> None:
-        self._now_s = now_s
-        self._before_s = now_s()
-        self._took_s: dict[str, float] = {}
-
-    def end(self, phase: str) -> None:
-        """End this phase, and begin the next."""
-        before_s, self._before_s = self._before_s, self._now_s()
-        self._took_s[phase] = self._before_s - before_s
-
-    def took_s(self, transfer_s: float) -> dict[str, float]:
-        """Return all phases; the time that the worker did not measure was spent on getting it."""
-        worker_s = max(0.0, self._now_s() - self._before_s - transfer_s)
-        return {**self._took_s, "worker": worker_s, "transfer": transfer_s}
 
 
 class Loader:
@@ -69,6 +53,7 @@ class Loader:
         self._reports = reports
         self._short = short
         self._meters = meters
+        self._pcie = SharedPath(settings.emulation.pcie_bytes_per_s)
         self._loop = asyncio.get_running_loop()
 
     def load(
@@ -124,7 +109,7 @@ class Loader:
         if before:
             await asyncio.wait(before)
         source = self._tier(resident.model)
-        phases = _Phases(self._loop.time)
+        phases = LoadPhases(self._loop.time)
         try:
             await self._make_room(gpu, resident)
             phases.end("room")
@@ -140,8 +125,9 @@ class Loader:
         gpu.ledger.loaded(resident.model, hosted.memory_bytes)
         resident.mark_loaded(hosted, now_s)
         gpu.update_limits()
-        self._meters.loaded(source.name.lower(), now_s - begun_s, phases.took_s(hosted.load_s))
-        log.info("%s was loaded on %s in %.3f s", resident.model, gpu.id, now_s - begun_s)
+        self._meters.loaded(source.name.lower(), now_s - begun_s, phases)
+        took_s = now_s - begun_s
+        log.info("%s was loaded on %s in %.3f s: %s", resident.model, gpu.id, took_s, phases)
         larger = hosted.memory_bytes > resident.reserved_bytes
         size_bytes = hosted.memory_bytes if larger else None
         loaded = ModelLoaded(gpu.id, resident.model, now_s - begun_s, source, size_bytes)
@@ -184,15 +170,32 @@ class Loader:
                 return
             await self._catalogue.arrived.wait(min(left_s, _CHECK_S))
 
-    async def _host(self, gpu: HostGpu, resident: ModelOnGpu, phases: "_Phases") -> HostedModel:
-        """Load the model with the runtime; try a second time if the worker dies meanwhile."""
+    async def _host(self, gpu: HostGpu, resident: ModelOnGpu, phases: LoadPhases) -> HostedModel:
+        """Have a process take the model while its weights are read; both are there on return."""
         model = self._catalogue.get(resident.model)
-        resident.hold = await self._open(model.digest)
-        phases.end("read")
-        order = self._order(gpu, model, resident.hold)
+        request = self._store.request(model.digest, model.table)
+        try:
+            hosted = await self._load_in_worker(gpu, model, request)
+            try:
+                resident.hold = await request.hold()
+            except BaseException:
+                await hosted.unload()
+                raise
+        finally:
+            request.close()
+        phases.add(hosted.load_spans)
+        phases.add(request.spans())
+        return hosted
+
+    async def _load_in_worker(
+        self, gpu: HostGpu, model: TenantModel, request: ImageRequest
+    ) -> HostedModel:
+        """Load the model with the runtime; try a second time if the worker dies meanwhile."""
+        order = self._order(gpu, model, request)
         try:
             return await self._runtime.load(order)
         except (LoadFailure, NoWorker) as error:
+            request.raise_failure()
             if isinstance(error, LoadFailure) and error.out_of_memory:
                 raise
             log.warning("%s; trying again", error)
@@ -201,18 +204,11 @@ class Loader:
         except NoWorker as error:
             raise LoadFailure(model.id, str(error)) from error
 
-    async def _open(self, digest: str) -> ImageHold:
-        """Open an image in a thread (it may read from disk); release it if cancelled."""
-        opening = self._loop.run_in_executor(None, self._store.open, digest)
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_release)
-            raise
-
-    def _order(self, gpu: HostGpu, model: TenantModel, hold: ImageHold) -> LoadOrder:
+    def _order(self, gpu: HostGpu, model: TenantModel, request: ImageRequest) -> LoadOrder:
         emulation = self._settings.emulation
-        per_gib_s = emulation.load_s_per_gib * model.table.total_bytes / GIB
+        total_bytes = model.table.total_bytes
+        per_gib_s = emulation.load_s_per_gib * total_bytes / GIB
+        arrives = request.arriving is not None or self._pcie.is_limited
         return LoadOrder(
             model=model.id,
             tenant=model.tenant,
@@ -220,11 +216,12 @@ class Loader:
             device=gpu.device.worker_device,
             digest=model.digest,
             table=model.table.storages,
-            total_bytes=model.table.total_bytes,
-            image=hold.descriptor,
+            total_bytes=total_bytes,
+            image=request.descriptor,
             limit_bytes=gpu.ledger.limit_bytes(model.id),
             emulation=Emulation(emulation.load_s + per_gib_s, emulation.run_s),
             turns=gpu.turns,
+            arrival=ImageFeed(request, total_bytes, self._pcie) if arrives else None,
         )
 
     # -- unloading ------------------------------------------------------------------------------
@@ -248,8 +245,3 @@ class Loader:
             return self._store.tier(self._catalogue.get(model).digest)
         except WeightStoreError:
             return Tier.ABSENT
-
-
-def _release(opening: asyncio.Future[ImageHold]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().release()

@@ -14,8 +14,16 @@ from common.tasks import BackgroundTasks
 from common.telemetry.traces import trace_of
 from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.runtimes.process.fork_client import ForkedWorker, ForkServer
+from gpu_manager.runtimes.process.image_loads import load_within, send_image, spans_of
 from gpu_manager.runtimes.process.worker_pool import Pool, PoolSettings
-from gpu_manager.runtimes.runtime import HostedId, HostedModel, HostProcess, LoadOrder, Observer
+from gpu_manager.runtimes.runtime import (
+    HostedId,
+    HostedModel,
+    HostProcess,
+    LoadOrder,
+    LoadSpan,
+    Observer,
+)
 from gpu_manager.worker import worker_orders
 from torch_shim.errors import WireError
 
@@ -48,13 +56,18 @@ class ProcessSettings:
 class HostedProcess:
     """A model in a separate process."""
 
-    def __init__(self, order: LoadOrder, worker: ForkedWorker, observer: Observer) -> None:
+    def __init__(
+        self, order: LoadOrder, worker: ForkedWorker, observer: Observer, begin_s: float
+    ) -> None:
+        """`begin_s` is when the worker was asked for."""
         self._order = order
         self._worker = worker
         self._host = HostProcess(worker.pid)
         self._observer = observer
         self._memory_bytes = 0
         self._load_s = 0.0
+        self._begin_s = begin_s
+        self._load_spans = [LoadSpan("worker", begin_s, asyncio.get_running_loop().time())]
         self._admitted: set[int] = set()
         self._ending: dict[int, asyncio.Future[None]] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -93,13 +106,22 @@ class HostedProcess:
         return self._load_s
 
     @property
+    def load_spans(self) -> Sequence[LoadSpan]:
+        """The parts of the load: the worker, its context if it had none, the transfer."""
+        return self._load_spans
+
+    @property
     def closed(self) -> asyncio.Future[str]:
         """Done when the process has ended."""
         return self._closed
 
     async def load(self, assign: worker_orders.Assign) -> None:
-        """Load the model in the worker; raise LoadFailure or NoWorker if that fails."""
+        """Load the model in the worker; raise LoadFailure or NoWorker if that fails.
+
+        The weights are on their way while the worker makes its context, and is assigned.
+        """
         order, worker = self._order, self._worker
+        await send_image(worker, order)
         await worker.send(assign)
         ready = await worker.answer(worker_orders.Ready)
         for missing in ready.missing:
@@ -109,21 +131,9 @@ class HostedProcess:
                 order.model,
                 missing,
             )
-        table = [list(entry) for entry in order.table]
-        emulated = order.emulation
-        load = worker_orders.LoadImage(
-            order.digest,
-            table,
-            order.total_bytes,
-            order.limit_bytes,
-            emulated.load_s,
-            emulated.run_s,
-        )
-        await worker.send(
-            load, [order.image] if order.turns is None else [order.image, order.turns]
-        )
         answer = await worker.answer(worker_orders.ImageLoaded)
         self._memory_bytes, self._load_s = answer.memory_bytes, answer.load_s
+        self._load_spans = [*self._load_spans, *spans_of(answer, self._begin_s)]
 
     def watch(self, times: LivenessTimes) -> None:
         """Kill the worker as soon as it is frozen, from now on until its end."""
@@ -295,13 +305,14 @@ class ProcessRuntime:
             raise NoWorker(order.model, f"lost twice while loading: {error}") from error
 
     async def _load(self, order: LoadOrder, *, fresh: bool) -> HostedProcess:
+        begin_s = asyncio.get_running_loop().time()
         worker = await self._pool.take(order.device, order.model, fresh=fresh)
-        hosted = HostedProcess(order, worker, self._observer)
+        hosted = HostedProcess(order, worker, self._observer, begin_s)
         hosted.watch(self._settings.liveness)
         loaded = False
         try:
-            async with asyncio.timeout(self._settings.load_timeout_s):
-                await hosted.load(self._assign(order.tenant))
+            loading = hosted.load(self._assign(order.tenant))
+            await load_within(self._settings.load_timeout_s, order, loading)
             loaded = True
         except TimeoutError as error:
             detail = f"no answer in {self._settings.load_timeout_s:g} s"
