@@ -32,7 +32,7 @@ from gpu_manager.weights.host_images import HostImages, ImageHold
 from gpu_manager.weights.image_requests import ImageRequest
 from gpu_manager.weights.possession import PossessionRecord, tenant_of
 from gpu_manager.weights.sealed_images import ImageWriter, check
-from gpu_manager.weights.spill_directory import SpillCounts, SpillDirectory
+from gpu_manager.weights.spill_directory import SpillCounts, SpillDirectory, Spilled
 from gpu_manager.weights.store_status import StoreCounts, StoreStatus
 from gpu_manager.weights.uploads import WeightsUpload
 from torch_shim.wire.image_digests import (
@@ -280,27 +280,27 @@ class WeightStore:
 
     def _copy(self, arriving: ArrivingImage) -> int:
         """Read an image regardless of reservations; held images may exceed the budget."""
+        assert self._spill is not None, "what is read is on disk"
         size_bytes = arriving.table.total_bytes
         self._images.reserve_anyway(size_bytes)
         try:
-            self._demoter.make_room()
-            began_s = self._now_s()
-            descriptor = self._copy_verified(arriving)
-            self._images.record_read(size_bytes, self._now_s() - began_s)
-            return descriptor
+            with self._spill.reading(arriving.digest) as spilled:
+                self._demoter.make_room()
+                began_s = self._now_s()
+                descriptor = self._copy_verified(arriving, spilled)
+                self._images.record_read(size_bytes, self._now_s() - began_s)
+                return descriptor
         finally:
             self._images.reserve_anyway(-size_bytes)
 
-    def _copy_verified(self, arriving: ArrivingImage) -> int:
+    def _copy_verified(self, arriving: ArrivingImage, spilled: Spilled) -> int:
         """Read, hash and seal an image; return the memory's descriptor."""
-        assert self._spill is not None, "what is read is on disk"
         digest, table = arriving.digest, arriving.table
+        if spilled.table != table:
+            raise WeightsChanged(digest, "its header describes another image")
         arriving.note_begun()
         transfer = self._disk.transfer()
-        growing = GrowingDigest(arriving.memory.descriptor, table)
-        with growing, self._spill.reading(digest) as spilled:
-            if spilled.table != table:
-                raise WeightsChanged(digest, "its header describes another image")
+        with GrowingDigest(arriving.memory.descriptor, table) as growing:
             for size_bytes, end in spilled.copy(arriving.memory, self._disk.piece_bytes):
                 transfer.move(size_bytes)
                 if self._is_closed or not arriving.is_wanted:
@@ -309,7 +309,7 @@ class WeightStore:
                 growing.arrived(end)
             if growing.result() != digest:
                 raise WeightsChanged(digest, "its content has another digest")
-            return arriving.seal()
+        return arriving.seal()
 
     def _forget_changed(self, digest: str) -> None:
         if digest not in self._images:  # unless it was uploaded again meanwhile
