@@ -1,6 +1,6 @@
 """The phases of one load, which overlap where they need not wait for each other."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from gpu_manager.runtimes.runtime import LoadSpan
 
@@ -42,18 +42,30 @@ class LoadPhases:
             found[span.phase] = found.get(span.phase, 0.0) + span.end_s - span.begin_s
         return found
 
-    def hidden_s(self) -> float:
-        """Return by how much the load would be longer if its phases took place in sequence."""
-        beside = [span for span in self._spans if span.phase not in _WAITS]
-        whole_s = sum(span.end_s - span.begin_s for span in beside)
-        return whole_s - _covered_s(beside)
-
     def __str__(self) -> str:
         begin_s = min((span.begin_s for span in self._spans), default=0.0)
         return ", ".join(
             f"{phase} {first_s - begin_s:.3f}-{last_s - begin_s:.3f}"
             for phase, first_s, last_s in self.spans
         )
+
+
+def hidden_s(spans: Sequence[LoadSpan]) -> float:
+    """Return by how much a load of these phases would be longer if they took place in sequence.
+
+    A transfer counts from the end of reading only: what it did before, it did between waits for
+    what is read. So this is a lower bound.
+    """
+    read_s = max((span.end_s for span in spans if span.phase == "read"), default=float("-inf"))
+    beside = [_without_waiting(span, read_s) for span in spans if span.phase not in _WAITS]
+    whole_s = sum(span.end_s - span.begin_s for span in beside)
+    return whole_s - _covered_s(beside)
+
+
+def _without_waiting(span: LoadSpan, read_s: float) -> LoadSpan:
+    if span.phase != "transfer" or read_s < span.begin_s:
+        return span
+    return span._replace(begin_s=min(read_s, span.end_s))
 
 
 def _covered_s(spans: Iterable[LoadSpan]) -> float:

@@ -123,6 +123,7 @@ class Loader:
             return
         now_s = self._loop.time()
         gpu.ledger.loaded(resident.model, hosted.memory_bytes)
+        resident.load_spans = phases.spans
         resident.mark_loaded(hosted, now_s)
         gpu.update_limits()
         self._meters.loaded(source.name.lower(), now_s - begun_s, phases)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from common.telemetry.metrics import BoundedNames, Histogram, Labels, MetricFamily, Values, gauge
 from gpu_manager.metrics import manager_metrics
 from gpu_manager.node.leases_in_force import EndReason
-from gpu_manager.node.load_phases import LoadPhases
+from gpu_manager.node.load_phases import LoadPhases, hidden_s
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.weights.store_status import StoreStatus
 
@@ -53,7 +53,7 @@ class NodeMeters:
         self._load.add((source,), load_s)
         for phase, phase_s in phases.took_s().items():
             self._phases.add((phase,), phase_s)
-        self._hidden.add((), phases.hidden_s())
+        self._hidden.add((), hidden_s(phases.spans))
 
     def load_failed(self, gpu: str) -> None:
         """Count a load that failed."""

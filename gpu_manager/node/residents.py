@@ -9,7 +9,7 @@ from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.errors import GpuManagerError
 from gpu_manager.node.change_signal import ChangeSignal
 from gpu_manager.node.ledger import Ledger
-from gpu_manager.runtimes.runtime import HostedModel
+from gpu_manager.runtimes.runtime import HostedModel, LoadSpan
 from gpu_manager.weights.host_images import ImageHold
 from scheduler.api import GpuSpec, SlotId
 
@@ -28,6 +28,7 @@ class ModelOnGpu:
         self.hosted: HostedModel | None = None
         self.hold: ImageHold | None = None
         self.loading: asyncio.Task[None] | None = None
+        self.load_spans: tuple[LoadSpan, ...] = ()  # of the load, once it has ended
         self._lost: GpuManagerError | None = None
         self._decided = asyncio.Event()
 

@@ -85,6 +85,7 @@ class WorkerSetup:
     def _load(
         self, device: WorkerDevice, order: worker_orders.LoadImage, descriptors: Sequence[int]
     ) -> None:
+        device.wait_for_copies()
         begin_s = time.monotonic()
         image, *others = descriptors
         arrival = Arrival(order.total_bytes, others.pop(0) if order.arriving else None)

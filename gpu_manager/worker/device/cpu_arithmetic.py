@@ -55,6 +55,9 @@ class CpuArithmetic:
         """Take as long as a context takes; others that are made meanwhile do not delay it."""
         time.sleep(self._context_s)
 
+    def wait_for_copies(self) -> None:
+        """Nothing: no context is needed to map an image."""
+
     def overhead_bytes(self) -> int:
         """The context, and what the process has taken since it began."""
         return self._context_bytes + max(0, self._anonymous_bytes() - self._base_bytes)

@@ -76,6 +76,10 @@ class CudaContext:
             taken_bytes = context_bytes(before, self._account(self._uuid))
             self._overhead_bytes = max(0, taken_bytes - self._cuda.memory_reserved(self.device))
 
+    def wait_for_copies(self) -> None:
+        """Wait for the context and the buffers, or their failure."""
+        self._copies.wait()
+
     def overhead_bytes(self) -> int:
         """What the context takes beside torch's allocator."""
         return self._overhead_bytes
@@ -96,7 +100,6 @@ class CudaContext:
 
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
         """Copy the whole image; its storages are parts of one allocation."""
-        self._copies.wait()
         with self._accounting:
             whole = torch.empty(max(image.total_bytes, 1), dtype=torch.uint8, device=self.device)
         staging = self._staging or StagingBuffers(self._cuda, self._runtime)
