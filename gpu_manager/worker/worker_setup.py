@@ -40,13 +40,17 @@ class WorkerSetup:
         self._tell = tell
         self._device: WorkerDevice | None = None
         self._context = [0.0, 0.0]  # when it began to be made, and when it was there
+        self._is_usable = False  # the device, once it is warmed
         self._warmed = threading.Event()
         self._assigned = threading.Event()
 
     def warm(self, order: worker_orders.Warm) -> None:
         """Make the device ready, in the background."""
-        self._device = _device(order)
-        _start(partial(self._warm, self._device))
+        device = self._device = _device(order)
+        _start(partial(self._warm, device))
+        table = OperatorTable(device.device)
+        self.programs = Programs(table)
+        self.executor = self._make_executor(device, table)
 
     def overhead_bytes(self) -> int:
         """Wait until the device is ready; return what it takes of its memory without a model."""
@@ -70,9 +74,7 @@ class WorkerSetup:
         begin_s = time.monotonic()
         try:
             device.warm()
-            table = OperatorTable(device.device)
-            self.programs = Programs(table)
-            self.executor = self._make_executor(device, table)
+            self._is_usable = True
         except (RuntimeError, OSError, AssertionError) as error:  # as torch says it
             # The manager reads it when it wants to use this worker: until then the pool has one
             # worker that waits, and does not make another and another.
@@ -97,8 +99,8 @@ class WorkerSetup:
             arrival.wait_verified()
             self._assigned.wait()
             executor = self.executor
-            if executor is None:
-                return  # the device cannot be used, and the manager knows
+            if executor is None or not self._is_usable:
+                return  # the manager knows it
             if others:
                 executor.turns = GpuTurns(others[0])
             executor.images[order.digest] = loaded
