@@ -28,44 +28,17 @@ from gpu_manager.weights.image_requests import ImageRequest
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore
 from gpu_manager.worker.device.arrival import VERIFIED, Arrival, packed
+from tests.kit.fakes.path_gate import PIECE_BYTES as PIECE
+from tests.kit.fakes.path_gate import PathGate
 from tests.kit.fakes.sealed_images import content_of, open_images, sealed_image
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import wait_until
 from torch_shim.wire.image_digests import ImageTable, image_digest, lay_out
 
-PIECE = 64 << 10
 CONTENT = os.urandom(4 * PIECE)
 DIGEST = image_digest([CONTENT])
 TABLE = lay_out([len(CONTENT)])
 ALICE = "shop/alice"
-
-
-class Gate:
-    """Lets pieces pass when a test says so, or all of them from some moment on."""
-
-    def __init__(self) -> None:
-        self.asked = threading.Semaphore(0)
-        self._pass = threading.Semaphore(0)
-        self._is_open = False
-
-    def path(self) -> SharedPath:
-        """A path of pieces of 64 KiB."""
-        return SharedPath(1.0, lambda: 0.0, self._wait)
-
-    def let(self, pieces: int) -> None:
-        """Let so many pieces pass; they have passed when the next one asks."""
-        for _ in range(pieces):
-            assert self.asked.acquire(timeout=10)
-            self._pass.release()
-
-    def open(self) -> None:
-        self._is_open = True
-        self._pass.release(1000)
-
-    def _wait(self, _: float) -> None:
-        if not self._is_open:
-            self.asked.release()
-            assert self._pass.acquire(timeout=10)
 
 
 @pytest.fixture(autouse=True)
@@ -78,14 +51,14 @@ def no_leaks() -> Iterator[None]:
 
 
 @pytest.fixture
-def gate() -> Iterator[Gate]:
-    found = Gate()
+def gate() -> Iterator[PathGate]:
+    found = PathGate()
     yield found
     found.open()
 
 
 @contextmanager
-def on_disk(path: Path, gate: Gate, content: bytes = CONTENT) -> Iterator[WeightStore]:
+def on_disk(path: Path, gate: PathGate, content: bytes = CONTENT) -> Iterator[WeightStore]:
     """A store with this image on disk, and nothing in memory."""
     spill = SpillDirectory(path, 1 << 30)
     descriptor, table = sealed_image([content])
@@ -115,7 +88,7 @@ def feed(request: ImageRequest) -> int:
     return ImageFeed(request, TABLE.total_bytes, SharedPath()).follow()
 
 
-def test_each_piece_can_be_read_before_the_next_one_is(tmp_path: Path, gate: Gate) -> None:
+def test_each_piece_can_be_read_before_the_next_one_is(tmp_path: Path, gate: PathGate) -> None:
     with on_disk(tmp_path, gate) as store:
         request = store.request(DIGEST, TABLE)
         arriving = arriving_of(request)
@@ -134,7 +107,7 @@ def test_each_piece_can_be_read_before_the_next_one_is(tmp_path: Path, gate: Gat
         assert store.status().reserved_bytes == 0
 
 
-def test_nobody_else_can_write_to_an_image_while_it_is_read(tmp_path: Path, gate: Gate) -> None:
+def test_nobody_else_can_write_to_an_image_while_it_is_read(tmp_path: Path, gate: PathGate) -> None:
     with on_disk(tmp_path, gate) as store:
         request = store.request(DIGEST, TABLE)
         gate.let(1)
@@ -154,7 +127,7 @@ def test_nobody_else_can_write_to_an_image_while_it_is_read(tmp_path: Path, gate
 
 
 def test_worker_is_told_of_every_piece_and_at_last_that_the_digest_is_right(
-    tmp_path: Path, gate: Gate
+    tmp_path: Path, gate: PathGate
 ) -> None:
     with on_disk(tmp_path, gate) as store:
         request = store.request(DIGEST, TABLE)
@@ -171,7 +144,7 @@ def test_worker_is_told_of_every_piece_and_at_last_that_the_digest_is_right(
 
 
 def test_image_with_another_digest_is_refused_when_all_of_it_was_copied(
-    tmp_path: Path, gate: Gate
+    tmp_path: Path, gate: PathGate
 ) -> None:
     with on_disk(tmp_path, gate, CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])) as store:
         request = store.request(DIGEST, TABLE)
@@ -190,7 +163,7 @@ def test_image_with_another_digest_is_refused_when_all_of_it_was_copied(
         request.close()
 
 
-def test_image_of_another_layout_is_refused(tmp_path: Path, gate: Gate) -> None:
+def test_image_of_another_layout_is_refused(tmp_path: Path, gate: PathGate) -> None:
     with on_disk(tmp_path, gate) as store:
         request = store.request(DIGEST, lay_out([PIECE, 3 * PIECE]))
         gate.open()
@@ -201,7 +174,7 @@ def test_image_of_another_layout_is_refused(tmp_path: Path, gate: Gate) -> None:
 
 
 def test_worker_hears_nothing_more_when_reading_fails_in_the_middle(
-    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, gate: PathGate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> NoReturn:
         raise OSError(errno.EIO, "the disk is gone")
@@ -225,7 +198,7 @@ def test_worker_hears_nothing_more_when_reading_fails_in_the_middle(
             assert content_of(hold.descriptor, hold.table) == [CONTENT]
 
 
-def test_file_that_is_cut_while_it_is_read_is_refused(tmp_path: Path, gate: Gate) -> None:
+def test_file_that_is_cut_while_it_is_read_is_refused(tmp_path: Path, gate: PathGate) -> None:
     with on_disk(tmp_path, gate) as store:
         request = store.request(DIGEST, TABLE)
         gate.let(1)
@@ -238,7 +211,7 @@ def test_file_that_is_cut_while_it_is_read_is_refused(tmp_path: Path, gate: Gate
         request.close()
 
 
-def test_reading_ends_when_nobody_waits_any_more(tmp_path: Path, gate: Gate) -> None:
+def test_reading_ends_when_nobody_waits_any_more(tmp_path: Path, gate: PathGate) -> None:
     with on_disk(tmp_path, gate) as store:
         request = store.request(DIGEST, TABLE)
         arriving = arriving_of(request)
@@ -256,7 +229,9 @@ def test_reading_ends_when_nobody_waits_any_more(tmp_path: Path, gate: Gate) -> 
             assert store.status().spill.read == 1
 
 
-def test_image_is_read_once_when_two_want_it_and_one_gives_up(tmp_path: Path, gate: Gate) -> None:
+def test_image_is_read_once_when_two_want_it_and_one_gives_up(
+    tmp_path: Path, gate: PathGate
+) -> None:
     with on_disk(tmp_path, gate) as store:
         one, other = (store.request(DIGEST, TABLE) for _ in range(2))
         assert one.arriving is other.arriving
@@ -272,7 +247,7 @@ def test_image_is_read_once_when_two_want_it_and_one_gives_up(tmp_path: Path, ga
 
 
 def test_hold_that_nobody_took_is_released_when_its_request_is_closed(
-    tmp_path: Path, gate: Gate
+    tmp_path: Path, gate: PathGate
 ) -> None:
     with on_disk(tmp_path, gate) as store:
         gate.open()
@@ -286,7 +261,7 @@ def test_hold_that_nobody_took_is_released_when_its_request_is_closed(
         assert store.status().lingering_bytes == 0
 
 
-def test_waiting_ends_when_the_store_is_closed(tmp_path: Path, gate: Gate) -> None:
+def test_waiting_ends_when_the_store_is_closed(tmp_path: Path, gate: PathGate) -> None:
     with on_disk(tmp_path, gate) as store:
         request = store.request(DIGEST, TABLE)
         gate.let(1)
@@ -303,7 +278,7 @@ def test_waiting_ends_when_the_store_is_closed(tmp_path: Path, gate: Gate) -> No
             store.request(DIGEST, TABLE)
 
 
-async def test_task_that_waits_can_be_cancelled(tmp_path: Path, gate: Gate) -> None:
+async def test_task_that_waits_can_be_cancelled(tmp_path: Path, gate: PathGate) -> None:
     with on_disk(tmp_path, gate) as store:
         request = store.request(DIGEST, TABLE)
         waiting = asyncio.ensure_future(request.hold())
@@ -316,7 +291,7 @@ async def test_task_that_waits_can_be_cancelled(tmp_path: Path, gate: Gate) -> N
         assert not arriving_of(request).wait_verified()
 
 
-def test_feed_ends_when_its_worker_has_died(tmp_path: Path, gate: Gate) -> None:
+def test_feed_ends_when_its_worker_has_died(tmp_path: Path, gate: PathGate) -> None:
     with on_disk(tmp_path, gate) as store:
         request = store.request(DIGEST, TABLE)
         dead, alive = feed(request), feed(request)
@@ -329,7 +304,7 @@ def test_feed_ends_when_its_worker_has_died(tmp_path: Path, gate: Gate) -> None:
         request.close()
 
 
-def test_image_in_memory_is_told_at_the_pace_of_its_path(gate: Gate) -> None:
+def test_image_in_memory_is_told_at_the_pace_of_its_path(gate: PathGate) -> None:
     store = WeightStore(TierIndex("lru", 1 << 30))
     digest = store.adopt(*sealed_image([CONTENT]), ALICE)
     request = store.request(digest, TABLE)
@@ -366,7 +341,7 @@ def test_empty_image_arrives(tmp_path: Path, table: ImageTable) -> None:
     store.close()
 
 
-def test_failure_is_raised_to_whoever_asks_for_it(tmp_path: Path, gate: Gate) -> None:
+def test_failure_is_raised_to_whoever_asks_for_it(tmp_path: Path, gate: PathGate) -> None:
     with on_disk(tmp_path, gate, bytes(len(CONTENT))) as store:
         request = store.request(DIGEST, TABLE)
         request.raise_failure()  # none so far
