@@ -20,7 +20,7 @@ from cache_manager.model.ids import MIB
 from common.addresses import UnixAddress
 from gpu_manager.api import EmulatedTimes, NodeSettings
 from gpu_manager.devices.gpu_device import GpuDevice
-from gpu_manager.node.load_phases import hidden_s
+from gpu_manager.runtimes.load_phases import hidden_s
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.process.worker_pool import PoolSettings
 from gpu_manager.runtimes.runtime import LoadSpan, Observer, Runtime

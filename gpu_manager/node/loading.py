@@ -7,12 +7,12 @@ from collections.abc import Callable
 from cache_manager.model.ids import ModelId, NodeId, Tier
 from gpu_manager.devices.shared_path import SharedPath
 from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, WeightStoreError
-from gpu_manager.node.load_phases import LoadPhases
 from gpu_manager.node.node_counts import NodeMeters
 from gpu_manager.node.residents import HostGpu, ModelOnGpu
 from gpu_manager.node.settings import GIB, NodeSettings
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
-from gpu_manager.runtimes.runtime import Emulation, HostedModel, LoadOrder, Runtime
+from gpu_manager.runtimes.load_phases import LoadPhases
+from gpu_manager.runtimes.runtime import Emulation, HostedModel, LoadOrder, LoadSpan, Runtime
 from gpu_manager.weights.image_feeds import ImageFeed
 from gpu_manager.weights.image_requests import ImageRequest
 from gpu_manager.weights.weight_store import WeightStore
@@ -185,7 +185,7 @@ class Loader:
         finally:
             request.close()
         phases.add(hosted.load_spans)
-        phases.add(request.spans())
+        phases.add(_reading(request))
         return hosted
 
     async def _load_in_worker(
@@ -246,3 +246,14 @@ class Loader:
             return self._store.tier(self._catalogue.get(model).digest)
         except WeightStoreError:
             return Tier.ABSENT
+
+
+def _reading(request: ImageRequest) -> list[LoadSpan]:
+    """Return the parts of reading an image: its bytes, and what verifying took beyond them."""
+    times = None if request.arriving is None else request.arriving.times
+    if times is None:
+        return []
+    return [
+        LoadSpan("read", times.begun_s, times.read_s),
+        LoadSpan("verify", times.read_s, times.verified_s),
+    ]

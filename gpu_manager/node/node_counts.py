@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from common.telemetry.metrics import BoundedNames, Histogram, Labels, MetricFamily, Values, gauge
 from gpu_manager.metrics import manager_metrics
 from gpu_manager.node.leases_in_force import EndReason
-from gpu_manager.node.load_phases import LoadPhases, hidden_s
 from gpu_manager.node.residents import HostGpu
+from gpu_manager.runtimes.load_phases import LoadPhases, hidden_s
 from gpu_manager.weights.store_status import StoreStatus
 
 MOST_NAMES = 1_000

@@ -21,7 +21,7 @@ class Emulation:
     run_s: float = 0.0
 
 
-class Arrival(Protocol):
+class ArrivingWeights(Protocol):
     """An image that is still on its way to host memory."""
 
     def follow(self) -> int:
@@ -71,7 +71,7 @@ class LoadOrder:
     limit_bytes: int
     emulation: Emulation = Emulation()
     turns: int | None = None
-    arrival: Arrival | None = None
+    arrival: ArrivingWeights | None = None
 
 
 class PressureAnswer(NamedTuple):

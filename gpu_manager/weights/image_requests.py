@@ -4,7 +4,6 @@ import asyncio
 import os
 from concurrent.futures import Future
 
-from gpu_manager.runtimes.runtime import LoadSpan
 from gpu_manager.weights.arriving_images import ArrivingImage, Joined
 from gpu_manager.weights.host_images import ImageHold
 
@@ -48,16 +47,6 @@ class ImageRequest:
         """Raise the error for which the image will never be there, if there is one by now."""
         if self._waiting.done():
             self._waiting.result()
-
-    def spans(self) -> list[LoadSpan]:
-        """The parts of reading the image: its bytes, and what verifying took beyond them."""
-        times = None if self.arriving is None else self.arriving.times
-        if times is None:
-            return []
-        return [
-            LoadSpan("read", times.begun_s, times.read_s),
-            LoadSpan("verify", times.read_s, times.verified_s),
-        ]
 
     async def over(self) -> None:
         """Wait until the image is there, or never will be."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_manager.node.load_phases import LoadPhases, hidden_s
+from gpu_manager.runtimes.load_phases import LoadPhases, hidden_s
 from gpu_manager.runtimes.runtime import LoadSpan
 
 
