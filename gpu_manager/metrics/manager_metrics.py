@@ -60,7 +60,8 @@ LOAD_PHASES = _counter(
     "load_phase_seconds",
     "Parts of loads. In sequence: room (waiting for memory), weights (for a function to send "
     "them). Side by side: read (from disk), verify (what hashing takes beyond reading), worker (a "
-    "process for it), context (made for it), transfer (into GPU memory, of weights as they arrive)",
+    "process for it), context (made for it), transfer (into GPU memory, of weights as they "
+    "arrive). Other: what none of these covers",
     "phase",
 )
 LOAD_HIDDEN = _counter(

@@ -186,6 +186,7 @@ class Loader:
             request.close()
         phases.add(hosted.load_spans)
         phases.add(_reading(request))
+        phases.finish()
         return hosted
 
     async def _load_in_worker(

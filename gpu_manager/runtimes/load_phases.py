@@ -15,6 +15,7 @@ class LoadPhases:
         self._now_s = now_s
         self._before_s = now_s()
         self._spans: list[LoadSpan] = []
+        self._other_s = 0.0
 
     @property
     def spans(self) -> tuple[LoadSpan, ...]:
@@ -35,9 +36,14 @@ class LoadPhases:
             if last_s > begin_s
         ]
 
+    def finish(self) -> None:
+        """The load is over: the time that no phase covers is the phase `other`."""
+        beside = [span for span in self._spans if span.phase not in _WAITS]
+        self._other_s = max(0.0, self._now_s() - self._before_s - _covered_s(beside))
+
     def took_s(self) -> dict[str, float]:
         """Return the duration of each phase."""
-        found: dict[str, float] = {}
+        found = {"other": self._other_s} if self._other_s else {}
         for span in self._spans:
             found[span.phase] = found.get(span.phase, 0.0) + span.end_s - span.begin_s
         return found

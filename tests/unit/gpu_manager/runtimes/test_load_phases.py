@@ -8,7 +8,7 @@ from gpu_manager.runtimes.runtime import LoadSpan
 
 def phases(*spans: LoadSpan) -> LoadPhases:
     """A load at time 10 that waited a second for memory, and then had these parts."""
-    times = iter([10.0, 11.0, 11.0])
+    times = iter([10.0, 11.0, 11.0, 16.0])
     found = LoadPhases(lambda: next(times))
     found.end("room")
     found.end("weights")
@@ -43,3 +43,17 @@ def test_what_was_over_before_the_load_began_is_no_part_of_it() -> None:
     found = phases(LoadSpan("read", 2.0, 3.0), LoadSpan("verify", 9.0, 12.0))
 
     assert found.took_s() == {"room": 1.0, "weights": 0.0, "verify": 1.0}
+
+
+def test_phases_less_what_they_hid_are_the_whole_load() -> None:
+    found = phases(
+        LoadSpan("worker", 11.5, 12.0),
+        LoadSpan("context", 12.0, 15.0),
+        LoadSpan("transfer", 12.0, 13.0),
+    )
+
+    found.finish()
+
+    took_s = found.took_s()
+    assert took_s["other"] == pytest.approx(1.5)
+    assert sum(took_s.values()) - hidden_s(found.spans) == pytest.approx(6.0)
