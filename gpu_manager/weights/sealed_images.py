@@ -116,6 +116,10 @@ class GrowingImage:
             self.close()
             raise StoreFailed(f"shared memory: {error}") from error
 
+    def view(self) -> memoryview:
+        """The image's bytes; to be released before the image is sealed or closed."""
+        return memoryview(b"" if self._memory is None else self._memory)
+
     def read(self, offset: int, size_bytes: int, source: int, source_offset: int) -> bool:
         """Fill a place with bytes of an open file; return False if the file ends too early."""
         assert self._memory is not None, "an empty or sealed image has no place for bytes"

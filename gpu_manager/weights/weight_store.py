@@ -300,7 +300,7 @@ class WeightStore:
             raise WeightsChanged(digest, "its header describes another image")
         arriving.note_begun()
         transfer = self._disk.transfer()
-        with GrowingDigest(arriving.memory.descriptor, table) as growing:
+        with arriving.memory.view() as memory, GrowingDigest(memory, table) as growing:
             for size_bytes, end in spilled.copy(arriving.memory, self._disk.piece_bytes):
                 transfer.move(size_bytes)
                 if self._is_closed or not arriving.is_wanted:

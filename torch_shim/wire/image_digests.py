@@ -26,6 +26,7 @@ _SIZE_BYTES = 8
 _BLOCK_BYTES = 256 << 10  # fits into a core's private cache
 _MOST_THREADS = 8  # with more threads, memory bandwidth is the limit
 
+_NO_FILE = -1
 _IMAGE = b"image"  # the purpose of a digest, as opposed to a proof's
 
 Buffer = bytes | bytearray | memoryview
@@ -94,14 +95,15 @@ def image_digest(storages: Sequence[Storage]) -> str:
 
 
 class GrowingDigest:
-    """The digest of an image in a file whose bytes arrive in order: hashed while more arrive.
+    """The digest of an image in memory whose bytes arrive in order: hashed while more arrive.
 
-    `with` ends the threads that hash.
+    `with` ends the threads that hash; the memory can then be released.
     """
 
-    def __init__(self, descriptor: int, table: ImageTable) -> None:
+    def __init__(self, memory: memoryview, table: ImageTable) -> None:
         self._table = table
-        self._jobs = list(_jobs(parts_of(descriptor, table)))
+        self._memory = memory
+        self._jobs = list(_jobs(parts_of(_NO_FILE, table)))
         self._hashed: list[Future[bytes]] = []
         self._threads = ThreadPoolExecutor(_threads(len(self._jobs)), "digest")
 
@@ -111,7 +113,7 @@ class GrowingDigest:
             job = self._jobs[len(self._hashed)]
             if _end(job[-1]) > end:
                 return
-            self._hashed.append(self._threads.submit(_hash_pieces, job, _fresh(_IMAGE)))
+            self._hashed.append(self._threads.submit(self._hash, job, _fresh(_IMAGE)))
 
     def result(self) -> str:
         """Return the digest, when all bytes have arrived."""
@@ -131,6 +133,16 @@ class GrowingDigest:
         trace: TracebackType | None,
     ) -> None:
         self._threads.shutdown(cancel_futures=True)
+
+    def _hash(self, job: list[_Piece], fresh: "hashlib._Hash") -> bytes:
+        digests = []
+        for piece in job:
+            digest = fresh.copy()
+            end = _end(piece)
+            with self._memory[end - piece.size_bytes : end] as part:
+                digest.update(part)
+            digests.append(digest.digest())
+        return b"".join(digests)
 
 
 def new_nonce() -> str:
@@ -212,8 +224,8 @@ def _size(storage: Storage) -> int:
 
 
 def _end(piece: _Piece) -> int:
-    """Return the offset in its file behind a piece of a file."""
-    assert isinstance(piece.storage, FilePart), "only a file grows"
+    """Return the offset behind a piece in its image."""
+    assert isinstance(piece.storage, FilePart), "of other storages nobody knows the place"
     return piece.storage.offset + piece.offset + piece.size_bytes
 
 
