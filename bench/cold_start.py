@@ -20,7 +20,6 @@ from cache_manager.model.ids import MIB
 from common.addresses import UnixAddress
 from gpu_manager.api import EmulatedTimes, NodeSettings
 from gpu_manager.devices.gpu_device import GpuDevice
-from gpu_manager.runtimes.load_phases import hidden_s
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.process.worker_pool import PoolSettings
 from gpu_manager.runtimes.runtime import LoadSpan, Observer, Runtime
@@ -46,11 +45,6 @@ class SetUp:
 
     whole_s: float
     spans: tuple[LoadSpan, ...]
-
-    @property
-    def hidden_s(self) -> float:
-        """By how much it would have been longer with one part after the other."""
-        return hidden_s(self.spans)
 
     def phase_s(self, *phases: str) -> float:
         """From the beginning of the first of these phases to the end of the last one."""
@@ -255,16 +249,18 @@ def main() -> None:
 
 
 def _add_set_ups(report: BenchReport, alone: dict[tuple[str, int], list[SetUp]]) -> None:
+    """Add the set-ups, and the sums of their parts: of the one with nothing else, and the rest."""
+    parts = ("worker", "context", "read", "verify")
     report.add()
-    parts = ("worker", "context", "read", "verify", "transfer")
-    report.add(f"| weights in | pool | {' | '.join(parts)} | in sequence | measured |")
+    report.add(f"| weights in | pool | {' | '.join(parts)} | transfer | in sequence | measured |")
     report.add("|" + "---|" * 9)
+    least_s = median(each.whole_s for each in alone["host", 1])
     for (source, spares), found in alone.items():
-        phases = [_ms(part, found) for part in parts]
+        parts_s = [median(each.phase_s(part) for each in found) for part in parts]
+        transfer_s = median(each.phase_s("transfer") for each in found)
         whole_s = median(each.whole_s for each in found)
-        sequence_s = median(each.whole_s + each.hidden_s for each in found)
-        pool = "one worker" if spares else "empty"
-        cells = [source, pool, *phases, f"{sequence_s * 1e3:.1f}", f"{whole_s * 1e3:.1f}"]
+        figures = [*parts_s, transfer_s, least_s + sum(parts_s), whole_s]
+        cells = [source, "one worker" if spares else "empty", *map(_ms, figures)]
         report.add(f"| {' | '.join(cells)} |")
 
 
@@ -297,8 +293,8 @@ def _add_contention(
     )
 
 
-def _ms(phase: str, found: Sequence[SetUp]) -> str:
-    return f"{median(each.phase_s(phase) for each in found) * 1e3:.1f}"
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f}"
 
 
 if __name__ == "__main__":
