@@ -194,17 +194,17 @@ class Loader:
     ) -> HostedModel:
         """Load the model with the runtime; try a second time if the worker dies meanwhile."""
         order = self._order(gpu, model, request)
-        try:
-            return await self._runtime.load(order)
-        except (LoadFailure, NoWorker) as error:
-            request.raise_failure()
-            if isinstance(error, LoadFailure) and error.out_of_memory:
-                raise
-            log.warning("%s; trying again", error)
-        try:
-            return await self._runtime.load(order)
-        except NoWorker as error:
-            raise LoadFailure(model.id, str(error)) from error
+        for last_try in (False, True):
+            try:
+                return await self._runtime.load(order)
+            except (LoadFailure, NoWorker) as error:
+                request.raise_failure()
+                if isinstance(error, LoadFailure) and (error.out_of_memory or last_try):
+                    raise
+                if last_try:
+                    raise LoadFailure(model.id, str(error)) from error
+                log.warning("%s; trying again", error)
+        raise AssertionError("unreachable")
 
     def _order(self, gpu: HostGpu, model: TenantModel, request: ImageRequest) -> LoadOrder:
         emulation = self._settings.emulation

@@ -108,24 +108,32 @@ class ArrivingImage:
     def finish(self, take: Callable[[], ImageHold]) -> None:
         """Give everybody who waits a hold, each from one call of `take`."""
         self.times = ReadingTimes(self._begun_s, self._read_s, time.monotonic())
-        self._end(verified=True)
-        for waiting in self._waiting:
+        for waiting in self._close():
             if waiting.set_running_or_notify_cancel():
                 try:
                     waiting.set_result(take())
                 except WeightStoreError as error:
                     waiting.set_exception(error)
+        self._end(verified=True)
 
     def fail(self, error: BaseException) -> None:
         """Free the memory; everybody who waits gets the error."""
-        self._end(verified=False)
-        self.memory.close()
-        for waiting in self._waiting:
+        for waiting in self._close():
             if waiting.set_running_or_notify_cancel():
                 waiting.set_exception(error)
+        self.memory.close()
+        self._end(verified=False)
+
+    def _close(self) -> "list[Future[ImageHold]]":
+        """Let nobody join any more; return who waits.
+
+        They learn how it ended before the workers do, of whom they hear.
+        """
+        with self._change:
+            self._is_closed = True
+            return self._waiting
 
     def _end(self, *, verified: bool) -> None:
         with self._change:
-            self._is_closed = self._is_over = True
-            self._is_verified = verified
+            self._is_over, self._is_verified = True, verified
             self._change.notify_all()
