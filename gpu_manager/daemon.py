@@ -17,6 +17,7 @@ from gpu_manager.credentials import FunctionCredentials, fresh_secret, load_secr
 from gpu_manager.devices.device_choice import choose
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.devices.host_memory import available_bytes
+from gpu_manager.devices.shared_path import SharedPath
 from gpu_manager.errors import BadSetting
 from gpu_manager.metrics import manager_metrics
 from gpu_manager.metrics.exporter import Exporter
@@ -77,7 +78,7 @@ class GpuManager:
         descriptors = open_files.raise_limit()
         self._store = _store(settings, max(_LEAST_IMAGES, descriptors // _IMAGES_SHARE))
         catalogue = Catalogue()
-        gpus = [_gpu(device, node, settings.gpu_overlap) for device in self.devices]
+        gpus = [_gpu(device, node, settings) for device in self.devices]
         self.node = GpuNode(settings, gpus, self._store, catalogue)
         self._make_runtime = make_runtime
         self._runtime: Runtime | None = None
@@ -189,17 +190,22 @@ class GpuManager:
         await self.stop()
 
 
-def _gpu(device: GpuDevice, node: NodeId, overlap: int) -> HostGpu:
+def _gpu(device: GpuDevice, node: NodeId, settings: NodeSettings) -> HostGpu:
+    overlap = settings.gpu_overlap
     slots = (SlotSpec(SlotId(device.id), overlap),) if overlap > 1 else ()
-    spec = GpuSpec(device.id, node, device.memory_bytes, device.gpu_type, slots)
-    gpu = HostGpu(device, spec, Ledger(device.memory_bytes, _CONTEXT_BYTES[device.kind]))
+    emulated = device.kind == "cpu"
+    context_bytes = settings.emulation.context_bytes if emulated else _CUDA_CONTEXT_BYTES
+    spec = GpuSpec(
+        device.id, node, device.memory_bytes, device.gpu_type, slots, context_bytes=context_bytes
+    )
+    gpu = HostGpu(device, spec, Ledger(device.memory_bytes, context_bytes))
     if overlap > 1:
         gpu.turns = make_turns()
     return gpu
 
 
 # The memory that a process takes on a GPU before it holds a model; used until it is measured.
-_CONTEXT_BYTES = {"cuda": 600 << 20, "cpu": 0}
+_CUDA_CONTEXT_BYTES = 600 << 20
 
 
 def _certificate(settings: NodeSettings) -> Certificate | None:
@@ -219,4 +225,6 @@ def _store(settings: NodeSettings, most_images: int) -> WeightStore:
         raise BadSetting("host eviction", settings.host_eviction, str(error)) from error
     if settings.spill is None:
         return WeightStore(index)
-    return WeightStore(index, SpillDirectory(settings.spill, settings.spill_bytes))
+    disk = SharedPath(settings.emulation.disk_bytes_per_s)
+    spill = SpillDirectory(settings.spill, settings.spill_bytes)
+    return WeightStore(index, spill, disk=disk)

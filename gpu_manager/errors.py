@@ -19,6 +19,7 @@ GpuManagerError
     ├── ProofRefused     a function could not prove that it has the weights
     ├── WeightStoreFull  an image exceeds the store, or the room that uploads leave in it
     ├── StoreFailed      the operating system refused memory or a file operation
+    ├── ReadingGivenUp   an image that nobody waits for any more was not read to its end
     └── WeightsChanged   a spilled file's content does not match its digest
 """
 
@@ -87,6 +88,14 @@ class WeightsChanged(WeightStoreError):
     def __init__(self, digest: str, detail: str) -> None:
         self.digest = digest
         super().__init__(f"spilled weights {digest}: {detail}")
+
+
+class ReadingGivenUp(WeightStoreError):
+    """Nobody waits for an image any more, or the store is closed: it was not read to its end."""
+
+    def __init__(self, digest: str) -> None:
+        self.digest = digest
+        super().__init__(f"reading weights {digest} was given up")
 
 
 class BadSetting(GpuManagerError):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from functools import wraps
 from selectors import DefaultSelector, SelectorKey
 from typing import Any, ParamSpec, TypeVar, TypeVarTuple
@@ -47,6 +47,28 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             done.set_result(func(*args))
         except Exception as error:  # noqa: BLE001 - an executor hands on whatever it is
             done.set_exception(error)
+        return done
+
+
+class LoopExecutor(Executor):
+    """Does work on the event loop, as soon as its thread has nothing else to do."""
+
+    def submit(
+        self,
+        func: Callable[_Parameters, _Result],
+        /,
+        *args: _Parameters.args,
+        **kwargs: _Parameters.kwargs,
+    ) -> Future[_Result]:
+        done: Future[_Result] = Future()
+
+        def work() -> None:
+            try:
+                done.set_result(func(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - an executor hands on whatever it is
+                done.set_exception(error)
+
+        asyncio.get_running_loop().call_soon(work)
         return done
 
 

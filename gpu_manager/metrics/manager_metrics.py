@@ -58,9 +58,15 @@ LOAD = Metric(
 )
 LOAD_PHASES = _counter(
     "load_phase_seconds",
-    "Parts of loads: room (waiting for memory), weights (for a function to send them), read "
-    "(from disk), worker (a process for it), transfer (into GPU memory)",
+    "Parts of loads. In sequence: room (waiting for memory), weights (for a function to send "
+    "them). Side by side: read (from disk), verify (what hashing takes beyond reading), worker (a "
+    "process for it), context (made for it), transfer (into GPU memory, of weights as they "
+    "arrive). Other: what none of these covers",
     "phase",
+)
+LOAD_HIDDEN = _counter(
+    "load_hidden_seconds",
+    "By how much loads would have been longer if none of their parts had overlapped another",
 )
 LOAD_FAILURES = _counter("load_failures", "Loads that failed", "gpu")
 RUNS = _counter("gpu_runs", "Calls that ran on a GPU", "gpu")

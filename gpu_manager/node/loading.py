@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
+from gpu_manager.devices.shared_path import SharedPath
 from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, WeightStoreError
 from gpu_manager.node.node_counts import NodeMeters
 from gpu_manager.node.residents import ContextOnGpu, HostGpu, ModelOnGpu
@@ -12,8 +13,10 @@ from gpu_manager.node.settings import GIB, NodeSettings
 from gpu_manager.node.stepping_down.emptied_processes import EmptiedProcesses
 from gpu_manager.node.stepping_down.tier_reports import TierReports
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
-from gpu_manager.runtimes.runtime import Emulation, HostedModel, LoadOrder, Runtime
-from gpu_manager.weights.host_images import ImageHold
+from gpu_manager.runtimes.load_phases import LoadPhases
+from gpu_manager.runtimes.runtime import Emulation, HostedModel, LoadOrder, LoadSpan, Runtime
+from gpu_manager.weights.image_feeds import ImageFeed
+from gpu_manager.weights.image_requests import ImageRequest
 from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import (
     LeaseId,
@@ -27,25 +30,6 @@ from scheduler.api import (
 log = logging.getLogger(__name__)
 
 _CHECK_S = 1.0  # interval of checks whether missing weights are still needed
-
-
-class _Phases:
-    """Measures the phases of a load."""
-
-    def __init__(self, now_s: Callable[[], float]) -> None:
-        self._now_s = now_s
-        self._before_s = now_s()
-        self._took_s: dict[str, float] = {}
-
-    def end(self, phase: str) -> None:
-        """End this phase, and begin the next."""
-        before_s, self._before_s = self._before_s, self._now_s()
-        self._took_s[phase] = self._before_s - before_s
-
-    def took_s(self, transfer_s: float) -> dict[str, float]:
-        """Return all phases; the time that the worker did not measure was spent on getting it."""
-        worker_s = max(0.0, self._now_s() - self._before_s - transfer_s)
-        return {**self._took_s, "worker": worker_s, "transfer": transfer_s}
 
 
 class Loader:
@@ -73,6 +57,7 @@ class Loader:
         self._reports = reports
         self._short = short
         self._meters = meters
+        self._pcie = SharedPath(settings.emulation.pcie_bytes_per_s)
         self._loop = asyncio.get_running_loop()
         self.tiers = TierReports(self._node, store, catalogue, reports)
         self.processes = EmptiedProcesses(self.tiers, reports, short)
@@ -131,7 +116,7 @@ class Loader:
         if before:
             await asyncio.wait(before)
         source = self.tiers.tier(resident.model)
-        phases = _Phases(self._loop.time)
+        phases = LoadPhases(self._loop.time)
         if resident.takes is not None and resident.takes.host is not None:
             gpu.ledger.enter(resident.takes, resident.model)
         try:
@@ -151,10 +136,12 @@ class Loader:
             source = Tier.CONTEXT
         resident.takes = None
         gpu.ledger.loaded(resident.model, hosted.memory_bytes)
+        resident.load_spans = phases.spans
         resident.mark_loaded(hosted, now_s)
         gpu.update_limits()
-        self._meters.loaded(source.name.lower(), now_s - begun_s, phases.took_s(hosted.load_s))
-        log.info("%s was loaded on %s in %.3f s", resident.model, gpu.id, now_s - begun_s)
+        self._meters.loaded(source.name.lower(), now_s - begun_s, phases)
+        took_s = now_s - begun_s
+        log.info("%s was loaded on %s in %.3f s: %s", resident.model, gpu.id, took_s, phases)
         larger = hosted.memory_bytes > resident.reserved_bytes
         size_bytes = hosted.memory_bytes if larger else None
         loaded = ModelLoaded(gpu.id, resident.model, now_s - begun_s, source, size_bytes)
@@ -199,37 +186,56 @@ class Loader:
                 return
             await self._catalogue.arrived.wait(min(left_s, _CHECK_S))
 
-    async def _host(self, gpu: HostGpu, resident: ModelOnGpu, phases: "_Phases") -> HostedModel:
-        """Load the model with the runtime; try a second time if the worker dies meanwhile."""
+    async def _host(self, gpu: HostGpu, resident: ModelOnGpu, phases: LoadPhases) -> HostedModel:
+        """Have a process take the model while its weights are read; both are there on return."""
         model = self._catalogue.get(resident.model)
-        resident.hold = await self._open(model.digest)
-        phases.end("read")
-        order = self._order(gpu, model, resident.hold, resident.takes)
+        request = self._store.request(model.digest, model.table)
         try:
-            return await self._runtime.load(order)
-        except (LoadFailure, NoWorker) as error:
-            if isinstance(error, LoadFailure) and error.out_of_memory:
+            hosted = await self._load_in_worker(gpu, model, request, resident.takes)
+            try:
+                resident.hold = await request.hold()
+            except BaseException:
+                await hosted.unload()
                 raise
-            log.warning("%s; trying again", error)
-        try:
-            return await self._runtime.load(order)
-        except NoWorker as error:
-            raise LoadFailure(model.id, str(error)) from error
+        finally:
+            request.close()
+        phases.add(hosted.load_spans)
+        phases.add(_reading(request))
+        phases.finish()
+        return hosted
 
-    async def _open(self, digest: str) -> ImageHold:
-        """Open an image in a thread (it may read from disk); release it if cancelled."""
-        opening = self._loop.run_in_executor(None, self._store.open, digest)
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_release)
-            raise
+    async def _load_in_worker(
+        self,
+        gpu: HostGpu,
+        model: TenantModel,
+        request: ImageRequest,
+        takes: ContextOnGpu | None,
+    ) -> HostedModel:
+        """Load the model with the runtime; try a second time if the worker dies meanwhile."""
+        order = self._order(gpu, model, request, takes)
+        for last_try in (False, True):
+            try:
+                return await self._runtime.load(order)
+            except (LoadFailure, NoWorker) as error:
+                request.raise_failure()
+                if isinstance(error, LoadFailure) and (error.out_of_memory or last_try):
+                    raise
+                if last_try:
+                    raise LoadFailure(model.id, str(error)) from error
+                log.warning("%s; trying again", error)
+        raise AssertionError("unreachable")
 
     def _order(
-        self, gpu: HostGpu, model: TenantModel, hold: ImageHold, takes: ContextOnGpu | None
+        self,
+        gpu: HostGpu,
+        model: TenantModel,
+        request: ImageRequest,
+        takes: ContextOnGpu | None,
     ) -> LoadOrder:
         emulation = self._settings.emulation
-        per_gib_s = emulation.load_s_per_gib * model.table.total_bytes / GIB
+        total_bytes = model.table.total_bytes
+        per_gib_s = emulation.load_s_per_gib * total_bytes / GIB
+        arrives = request.arriving is not None or self._pcie.is_limited
         return LoadOrder(
             model=model.id,
             tenant=model.tenant,
@@ -237,11 +243,12 @@ class Loader:
             device=gpu.device.worker_device,
             digest=model.digest,
             table=model.table.storages,
-            total_bytes=model.table.total_bytes,
-            image=hold.descriptor,
+            total_bytes=total_bytes,
+            image=request.descriptor,
             limit_bytes=gpu.ledger.limit_bytes(model.id),
             emulation=Emulation(emulation.load_s + per_gib_s, emulation.run_s),
             turns=gpu.turns,
+            arrival=ImageFeed(request, total_bytes, self._pcie) if arrives else None,
             emptied=None if takes is None else takes.host,
         )
 
@@ -263,6 +270,12 @@ class Loader:
         self.tiers.report(resident.model)
 
 
-def _release(opening: asyncio.Future[ImageHold]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().release()
+def _reading(request: ImageRequest) -> list[LoadSpan]:
+    """Return the parts of reading an image: its bytes, and what verifying took beyond them."""
+    times = None if request.arriving is None else request.arriving.times
+    if times is None:
+        return []
+    return [
+        LoadSpan("read", times.begun_s, times.read_s),
+        LoadSpan("verify", times.read_s, times.verified_s),
+    ]

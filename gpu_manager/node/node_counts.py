@@ -1,12 +1,13 @@
 """A GPU manager's counters for Prometheus, and the gauges computed when Prometheus reads."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from common.telemetry.metrics import BoundedNames, Histogram, Labels, MetricFamily, Values, gauge
 from gpu_manager.metrics import manager_metrics
 from gpu_manager.node.leases_in_force import EndReason
 from gpu_manager.node.residents import HostGpu
+from gpu_manager.runtimes.load_phases import LoadPhases, hidden_s
 from gpu_manager.weights.store_status import StoreStatus
 
 MOST_NAMES = 1_000
@@ -26,6 +27,7 @@ class NodeMeters:
         self._pressure = Values(manager_metrics.PRESSURE)
         self._load = Histogram(manager_metrics.LOAD)
         self._phases = Values(manager_metrics.LOAD_PHASES)
+        self._hidden = Values(manager_metrics.LOAD_HIDDEN)
         self._load_failures = Values(manager_metrics.LOAD_FAILURES)
         self._runs = Values(manager_metrics.RUNS)
         self._run = Values(manager_metrics.RUN)
@@ -46,11 +48,12 @@ class NodeMeters:
         self._model_runs.add(name, calls)
         self._model_run.add(name, calls * run_s)
 
-    def loaded(self, source: str, load_s: float, phases_s: Mapping[str, float]) -> None:
-        """Count a load with its duration and the durations of its phases."""
+    def loaded(self, source: str, load_s: float, phases: LoadPhases) -> None:
+        """Count a load with its duration and its phases."""
         self._load.add((source,), load_s)
-        for phase, phase_s in phases_s.items():
+        for phase, phase_s in phases.took_s().items():
             self._phases.add((phase,), phase_s)
+        self._hidden.add((), hidden_s(phases.spans))
 
     def load_failed(self, gpu: str) -> None:
         """Count a load that failed."""

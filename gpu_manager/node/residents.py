@@ -10,7 +10,7 @@ from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.errors import GpuManagerError
 from gpu_manager.node.change_signal import ChangeSignal
 from gpu_manager.node.ledger import Ledger
-from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, HostProcess
+from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, HostProcess, LoadSpan
 from gpu_manager.weights.host_images import ImageHold
 from scheduler.api import GpuSpec, SlotId
 
@@ -46,6 +46,7 @@ class ModelOnGpu:
         self.hold: ImageHold | None = None
         self.loading: asyncio.Task[None] | None = None
         self.takes: ContextOnGpu | None = None
+        self.load_spans: tuple[LoadSpan, ...] = ()  # of the load, once it has ended
         self._lost: GpuManagerError | None = None
         self._decided = asyncio.Event()
 

@@ -11,11 +11,19 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class EmulatedTimes:
-    """The least times of an emulated GPU: for a load, for each GiB of a load, and for a run."""
+    """The least times of an emulated GPU: for a load, for each GiB of a load, and for a run.
+
+    All loads of the node share the disk and PCIe, which move so many bytes a second (0: as fast as
+    they can). A process's context takes `context_s` to make, and `context_bytes` of GPU memory.
+    """
 
     load_s: float = 0.0
     load_s_per_gib: float = 0.0
     run_s: float = 0.0
+    disk_bytes_per_s: float = 0.0
+    pcie_bytes_per_s: float = 0.0
+    context_s: float = 0.0
+    context_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ opaque id, and see processes only as far as a runtime describes them (`HostProce
 
 import socket
 from asyncio import Future
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NewType, Protocol
 
@@ -20,9 +21,37 @@ class Emulation:
     run_s: float = 0.0
 
 
+class ArrivingWeights(Protocol):
+    """An image that is still on its way to host memory."""
+
+    def follow(self) -> int:
+        """Return the end of a pipe that tells what is there (`worker/device/arrival.py`).
+
+        Each call begins anew; the caller closes the pipe.
+        """
+        ...
+
+    async def over(self) -> None:
+        """Wait until the image is in host memory, or never will be."""
+
+
+class LoadSpan(NamedTuple):
+    """A part of a load, and when it began and ended, by the event loop's clock.
+
+    Spans of a load may overlap.
+    """
+
+    phase: str
+    begin_s: float
+    end_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
-    """One model to be loaded on one GPU. `image` is a descriptor of the sealed image.
+    """One model to be loaded on one GPU. `image` is a descriptor of the image in shared memory.
+
+    With an `arrival` the image is still being read, and the load ends only after its content was
+    verified. Without one it is sealed.
 
     `device` is torch's name for the GPU (`cuda:0`, or `cpu` for an emulated one). `limit_bytes` is
     the memory that the model may use there: weights, activations and its share of the runtime's
@@ -44,6 +73,7 @@ class LoadOrder:
     emulation: Emulation = Emulation()
     turns: int | None = None
     emptied: "EmptyHost | None" = None
+    arrival: ArrivingWeights | None = None
 
 
 class PressureAnswer(NamedTuple):
@@ -108,6 +138,10 @@ class HostedModel(Protocol):
     @property
     def load_s(self) -> float:
         """Seconds that loading took, from the order to the last byte in place."""
+
+    @property
+    def load_spans(self) -> Sequence[LoadSpan]:
+        """The parts of the load that the runtime has measured."""
 
     @property
     def closed(self) -> "Future[str]":

@@ -136,6 +136,13 @@ class HostImages:
             image = self._images.get(digest)
             return None if image is None else self._hold(image)
 
+    def hold(self, digest: str) -> ImageHold:
+        """Return a hold on an image; raise UnknownImage if it is not in memory."""
+        found = self.open(digest)
+        if found is None:
+            raise UnknownImage(digest)
+        return found
+
     def reserve(self, size_bytes: int, owner: str) -> None:
         """Reserve room for a tenant's upload, or raise WeightStoreFull.
 

@@ -1,6 +1,7 @@
 """Images in sealed shared memory: writes images, and checks those that clients send."""
 
 import fcntl
+import mmap
 import os
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ from torch_shim.wire.image_digests import ImageTable, lay_out, unpack_sizes
 from torch_shim.wire.protocol import aligned
 
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_SEAL_FUTURE_WRITE = 0x10  # of Linux 5.1: only mappings that exist already can write
 MEMORY_NAME = "gpufaas-image"  # the name in /proc, by which tests count images
 
 Buffer = bytes | bytearray | memoryview
@@ -79,19 +81,6 @@ class ImageWriter:
         except OSError as error:
             raise StoreFailed(f"shared memory: {error}") from error
 
-    def copy_storage(self, index: int, source: int, source_offset: int) -> bool:
-        """Copy one storage from an open file; return False if the file ends too early."""
-        offset, size = self.table.storages[index]
-        os.lseek(self._descriptor, offset, os.SEEK_SET)
-        copied = 0
-        while copied < size:
-            count = os.sendfile(self._descriptor, source, source_offset + copied, size - copied)
-            if count == 0:
-                return False
-            copied += count
-        self.written_bytes = offset + size
-        return True
-
     def seal(self) -> int:
         """Seal the memory and return its descriptor, which the caller must close."""
         try:
@@ -107,6 +96,64 @@ class ImageWriter:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+class GrowingImage:
+    """Shared memory of an image that is being read: others may map it, only this object writes."""
+
+    def __init__(self, table: ImageTable) -> None:
+        self.table = table
+        self.descriptor = -1
+        self._memory: mmap.mmap | None = None
+        try:
+            self.descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(self.descriptor, table.total_bytes)
+            if table.total_bytes:
+                self._memory = mmap.mmap(self.descriptor, table.total_bytes)
+            seals = _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
+        except OSError as error:
+            self.close()
+            raise StoreFailed(f"shared memory: {error}") from error
+
+    def view(self) -> memoryview:
+        """The image's bytes; to be released before the image is sealed or closed."""
+        return memoryview(b"" if self._memory is None else self._memory)
+
+    def read(self, offset: int, size_bytes: int, source: int, source_offset: int) -> bool:
+        """Fill a place with bytes of an open file; return False if the file ends too early."""
+        assert self._memory is not None, "an empty or sealed image has no place for bytes"
+        with memoryview(self._memory) as whole:
+            while size_bytes:
+                with whole[offset : offset + size_bytes] as place:
+                    count = os.preadv(source, [place], source_offset)
+                if not count:
+                    return False
+                offset, source_offset = offset + count, source_offset + count
+                size_bytes -= count
+        return True
+
+    def seal(self) -> int:
+        """Seal the memory and return its descriptor, which the caller must close."""
+        self._unmap()
+        try:
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
+        except OSError as error:
+            raise StoreFailed(f"shared memory: {error}") from error
+        descriptor, self.descriptor = self.descriptor, -1
+        return descriptor
+
+    def close(self) -> None:
+        """Free the memory, unless `seal` has returned its descriptor."""
+        self._unmap()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def _unmap(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
 
 
 def _sizes(rows: object) -> list[int]:

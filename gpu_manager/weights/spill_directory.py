@@ -15,8 +15,8 @@ from pathlib import Path
 from cache_manager.model.ids import ModelId
 from cache_manager.tiers.tier_index import TierIndex
 from gpu_manager.errors import StoreFailed, UnknownImage, WeightsChanged
-from gpu_manager.weights.sealed_images import ImageWriter
-from torch_shim.wire.image_digests import ImageTable, image_digest, lay_out, parts_of
+from gpu_manager.weights.sealed_images import GrowingImage
+from torch_shim.wire.image_digests import ImageTable, lay_out
 
 _log = logging.getLogger(__name__)
 
@@ -45,27 +45,29 @@ class Spilled:
     """An image in an open file."""
 
     def __init__(self, digest: str, table: ImageTable, source: int, start: int) -> None:
+        self.digest = digest
         self.table = table
-        self._digest = digest
         self._source = source
         self._start = start
 
-    def load(self) -> int:
-        """Return sealed memory with the content, which the caller closes; or WeightsChanged."""
-        writer = ImageWriter(self.table)
+    def copy(self, image: GrowingImage, piece_bytes: int) -> Iterator[tuple[int, int]]:
+        """Copy the image piece by piece; yield each one's size, and where the image ends by now.
+
+        Raise WeightsChanged if the file ends too early.
+        """
         position = self._start
-        try:
-            for index, (_, size) in enumerate(self.table.storages):
-                if not writer.copy_storage(index, self._source, position):
-                    raise WeightsChanged(self._digest, "it was truncated while being read")
-                position += size
-            descriptor = writer.seal()
-        finally:
-            writer.close()
-        if image_digest(parts_of(descriptor, self.table)) != self._digest:
-            os.close(descriptor)
-            raise WeightsChanged(self._digest, "its content has another digest")
-        return descriptor
+        copied = end = 0
+        for offset, size in self.table.storages:
+            for at in range(0, size, piece_bytes):
+                count = min(piece_bytes, size - at)
+                if not image.read(offset + at, count, self._source, position + at):
+                    raise WeightsChanged(self.digest, "it was truncated while being read")
+                copied, end = copied + count, offset + at + count
+                if copied >= piece_bytes:
+                    yield copied, end
+                    copied = 0
+            position += size
+        yield copied, self.table.total_bytes
 
 
 class SpillDirectory:
@@ -133,20 +135,19 @@ class SpillDirectory:
             self.counts.written += 1
             return True
 
+    def table(self, digest: str) -> ImageTable:
+        """Return the layout of an image on disk; delete the file if it cannot be read."""
+        with self._deleted_if_changed(digest), self._opened(digest) as source:
+            return _read_table(digest, source)[0]
+
     @contextmanager
     def reading(self, digest: str) -> Iterator["Spilled"]:
         """Open an image's file for loading; delete the file if its content has changed."""
-        try:
-            with self._opened(digest) as source:
-                self._has(digest)  # marks it as used: making room in memory must not delete it
-                table, start = _read_table(digest, source)
-                yield Spilled(digest, table, source, start)
-                os.utime(source)  # keeps the order of use for the next process
-        except WeightsChanged as error:
-            _log.error("%s; deleted", error)
-            self.counts.changed += 1
-            self.remove(digest)
-            raise
+        with self._deleted_if_changed(digest), self._opened(digest) as source:
+            self._has(digest)  # marks it as used: making room in memory must not delete it
+            table, start = _read_table(digest, source)
+            yield Spilled(digest, table, source, start)
+            os.utime(source)  # keeps the order of use for the next process
         self.counts.read += 1
 
     def remove(self, digest: str) -> None:
@@ -239,6 +240,16 @@ class SpillDirectory:
         finally:
             os.close(descriptor)
         _sync_directory(self.path)
+
+    @contextmanager
+    def _deleted_if_changed(self, digest: str) -> Iterator[None]:
+        try:
+            yield
+        except WeightsChanged as error:
+            _log.error("%s; deleted", error)
+            self.counts.changed += 1
+            self.remove(digest)
+            raise
 
     @contextmanager
     def _opened(self, digest: str) -> Iterator[int]:

@@ -5,30 +5,48 @@ say so: an event loop must call them in an executor.
 """
 
 import hmac
+import logging
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from cache_manager.model.ids import Tier
 from cache_manager.tiers.tier_index import TierIndex
+from gpu_manager.devices.shared_path import SharedPath
 from gpu_manager.errors import (
     BadImage,
     ProofRefused,
+    ReadingGivenUp,
     UnknownImage,
     WeightsChanged,
+    WeightStoreError,
     WeightStoreFull,
 )
+from gpu_manager.weights.arriving_images import ArrivingImage
 from gpu_manager.weights.demoter import Demoter
 from gpu_manager.weights.host_images import HostImages, ImageHold
+from gpu_manager.weights.image_requests import ImageRequest
 from gpu_manager.weights.possession import PossessionRecord, tenant_of
 from gpu_manager.weights.sealed_images import ImageWriter, check
 from gpu_manager.weights.spill_directory import SpillCounts, SpillDirectory, Spilled
 from gpu_manager.weights.store_status import StoreCounts, StoreStatus
 from gpu_manager.weights.uploads import WeightsUpload
-from torch_shim.wire.image_digests import ImageTable, image_digest, parts_of, possession_proof
+from torch_shim.wire.image_digests import (
+    GrowingDigest,
+    ImageTable,
+    image_digest,
+    parts_of,
+    possession_proof,
+)
+
+_log = logging.getLogger(__name__)
+
+_MOST_READINGS = 32  # at a time; further ones wait
 
 
 class WeightStore:
@@ -43,22 +61,31 @@ class WeightStore:
         index: TierIndex,
         spill: SpillDirectory | None = None,
         now_s: Callable[[], float] = time.monotonic,
+        disk: SharedPath | None = None,
+        readers: Executor | None = None,
     ) -> None:
-        """`index` is the empty index of host memory; `now_s` is its clock."""
+        """`index` is the empty index of host memory; `now_s` is its clock.
+
+        `disk` is the path that images from disk take, if the disk is emulated. `readers` read them.
+        """
         self.counts = StoreCounts()
         self._budget_bytes = index.budget_bytes
         self._now_s = now_s
         self._spill = spill
         self._owners = PossessionRecord()
         self._changed: set[str] = set()
-        self._arriving: Counter[str] = Counter()  # weights that are being sent, by digest
+        self._sent: Counter[str] = Counter()  # weights that are being sent, by digest
         self._images = HostImages(index, now_s, self._on_freed)
         if spill is not None:
             spill.on_change = self._on_disk_change
             spill.tenants = self._owners.tenants
         self._demoter = Demoter(self._images, spill, self.counts)
         self._counting = threading.Lock()  # taken after every other lock
-        self._reading = threading.Lock()  # taken before every other lock
+        self._disk = disk or SharedPath()
+        self._arriving: dict[str, ArrivingImage] = {}
+        self._requesting = threading.Lock()  # taken before every other lock, and never for long
+        self._readers = readers or ThreadPoolExecutor(_MOST_READINGS, "read-weights")
+        self._is_closed = False
 
     # -- adding weights -------------------------------------------------------------------------
 
@@ -70,12 +97,12 @@ class WeightStore:
         Takes ownership of the descriptor, even if it raises: BadImage if the digest is not the one
         that was announced. Hashes all bytes, and may spill.
         """
-        self._note_arrival(announced, 1)
+        self._note_sending(announced, 1)
         try:
             digest = self._checked_digest(descriptor, table, announced)
             self._take_in(digest, descriptor, table, function)
         finally:
-            self._note_arrival(announced, -1)
+            self._note_sending(announced, -1)
         return digest
 
     def _checked_digest(self, descriptor: int, table: ImageTable, announced: str | None) -> str:
@@ -113,12 +140,12 @@ class WeightStore:
         except WeightStoreFull:
             writer.close()
             raise
-        self._note_arrival(announced, 1)
+        self._note_sending(announced, 1)
         self._demoter.make_room()
 
         def end() -> None:
             self._images.reserve_anyway(-table.total_bytes, owner)
-            self._note_arrival(announced, -1)
+            self._note_sending(announced, -1)
 
         return WeightsUpload(
             writer,
@@ -181,8 +208,11 @@ class WeightStore:
         """Return a hold on an image (may read from disk, hash and spill)."""
         hold = self._images.open(digest)
         if hold is None:
-            with self._reading:
-                hold = self._images.open(digest) or self._read(digest)
+            request = self.request(digest, self._table(digest))
+            try:
+                hold = request.wait()
+            finally:
+                request.close()
         self._demoter.make_room()
         return hold
 
@@ -194,13 +224,27 @@ class WeightStore:
         """
 
         def may_leave() -> bool:
-            return still() and not self._arriving[digest]
+            return still() and not self._sent[digest]
 
         self._demoter.step_down(digest, tier, may_leave)
         if tier is Tier.ABSENT and self._spill is not None:
-            with self._reading:
-                if digest not in self._images and may_leave():
+            with self._requesting:
+                is_read = digest in self._arriving or digest in self._images
+                if not is_read and may_leave():
                     self._spill.delete(digest)
+
+    def request(self, digest: str, table: ImageTable) -> ImageRequest:
+        """Request an image of this layout; it is read from disk in the background if need be.
+
+        Returns at once: an event loop may call it.
+        """
+        with self._requesting:
+            hold = self._images.open(digest)
+            if hold is None:
+                return self._join(digest, table)
+        if self._images.is_short:  # a held image counts again, if it was evicted before
+            self._in_background(self._demoter.make_room)
+        return ImageRequest.in_memory(hold)
 
     def status(self) -> StoreStatus:
         """Return the store's current content."""
@@ -220,40 +264,97 @@ class WeightStore:
         )
 
     def close(self) -> None:
-        """Close every descriptor; files on disk are kept for the next start."""
-        with self._reading, self._demoter.at_rest():
+        """Give up reading, close every descriptor; files on disk are kept for the next start."""
+        with self._requesting:
+            self._is_closed = True
+        self._readers.shutdown()
+        with self._demoter.at_rest():
             self._images.close()
 
     # -- reading --------------------------------------------------------------------------------
 
-    def _read(self, digest: str) -> ImageHold:
-        """Read an image from disk; the caller's lock ensures that no image is read twice."""
+    def _table(self, digest: str) -> ImageTable:
         if self._spill is None or digest not in self._spill:
             raise UnknownImage(digest)
         try:
-            with self._spill.reading(digest) as spilled:
-                descriptor = self._load(spilled)
+            return self._spill.table(digest)
         except WeightsChanged:
-            if digest not in self._images:  # unless it was uploaded again meanwhile
-                self._owners.forget(digest)
+            self._forget_changed(digest)
             raise
-        owners = self._owners.tenants(digest)
-        hold = self._images.take_in(digest, descriptor, spilled.table, owners)[0]
-        self._note_change(digest)
-        return hold
 
-    def _load(self, spilled: Spilled) -> int:
+    def _join(self, digest: str, table: ImageTable) -> ImageRequest:
+        """Wait for the image with those who do already, or be the first; holding the lock."""
+        arriving = self._arriving.get(digest)
+        joined = None if arriving is None else arriving.join()
+        if arriving is None or joined is None:
+            if self._is_closed or not self._on_disk(digest):
+                raise UnknownImage(digest)
+            arriving = self._arriving[digest] = ArrivingImage(digest, table)
+            joined = arriving.join()
+            assert joined is not None, "nothing has ended its reading"
+            self._in_background(partial(self._read, arriving))
+        return ImageRequest.on_its_way(joined, arriving)
+
+    def _read(self, arriving: ArrivingImage) -> None:
+        """Read an image for all who wait for it, and tell them."""
+        digest = arriving.digest
+        try:
+            descriptor = self._copy(arriving)
+            owners = self._owners.tenants(digest)
+            with self._images.take_in(digest, descriptor, arriving.table, owners)[0]:
+                self._note_change(digest)
+                arriving.finish(partial(self._images.hold, digest))
+        except WeightStoreError as error:
+            if isinstance(error, WeightsChanged):
+                self._forget_changed(digest)
+            arriving.fail(error)
+        except BaseException as error:
+            arriving.fail(error)
+            raise
+        finally:
+            with self._requesting:
+                if self._arriving.get(digest) is arriving:
+                    del self._arriving[digest]
+
+    def _copy(self, arriving: ArrivingImage) -> int:
         """Read an image regardless of reservations; held images may exceed the budget."""
-        size_bytes = spilled.table.total_bytes
+        assert self._spill is not None, "what is read is on disk"
+        size_bytes = arriving.table.total_bytes
         self._images.reserve_anyway(size_bytes)
         try:
-            self._demoter.make_room()
-            began_s = self._now_s()
-            descriptor = spilled.load()
-            self._images.record_read(size_bytes, self._now_s() - began_s)
-            return descriptor
+            with self._spill.reading(arriving.digest) as spilled:
+                self._demoter.make_room()
+                began_s = self._now_s()
+                descriptor = self._copy_verified(arriving, spilled)
+                self._images.record_read(size_bytes, self._now_s() - began_s)
+                return descriptor
         finally:
             self._images.reserve_anyway(-size_bytes)
+
+    def _copy_verified(self, arriving: ArrivingImage, spilled: Spilled) -> int:
+        """Read, hash and seal an image; return the memory's descriptor."""
+        digest, table = arriving.digest, arriving.table
+        if spilled.table != table:
+            raise WeightsChanged(digest, "its header describes another image")
+        arriving.note_begun()
+        transfer = self._disk.transfer()
+        with arriving.memory.view() as memory, GrowingDigest(memory, table) as growing:
+            for size_bytes, end in spilled.copy(arriving.memory, self._disk.piece_bytes):
+                transfer.move(size_bytes)
+                if self._is_closed or not arriving.is_wanted:
+                    raise ReadingGivenUp(digest)
+                arriving.note_present(end)
+                growing.arrived(end)
+            if growing.result() != digest:
+                raise WeightsChanged(digest, "its content has another digest")
+        return arriving.seal()
+
+    def _forget_changed(self, digest: str) -> None:
+        if digest not in self._images:  # unless it was uploaded again meanwhile
+            self._owners.forget(digest)
+
+    def _in_background(self, work: Callable[[], None]) -> None:
+        self._readers.submit(work).add_done_callback(_log_failure)
 
     def _on_disk(self, digest: str) -> bool:
         return self._spill is not None and digest in self._spill
@@ -268,13 +369,19 @@ class WeightStore:
         if digest not in self._images and not self._on_disk(digest):
             self._owners.forget(digest)
 
-    def _note_arrival(self, digest: str | None, more: int) -> None:
+    def _note_sending(self, digest: str | None, more: int) -> None:
         if digest is not None:
             with self._counting:
-                self._arriving[digest] += more
-                if not self._arriving[digest]:
-                    del self._arriving[digest]
+                self._sent[digest] += more
+                if not self._sent[digest]:
+                    del self._sent[digest]
 
     def _note_change(self, digest: str) -> None:
         with self._counting:
             self._changed.add(digest)
+
+
+def _log_failure(work: "Future[None]") -> None:
+    error = work.exception()
+    if error is not None:
+        _log.error("the weight store fails", exc_info=error)

@@ -13,22 +13,14 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-import torch
-
 from gpu_manager.worker import worker_orders
 from gpu_manager.worker.call_reports import CallSums, MemoryRequests
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
-from gpu_manager.worker.calls.channel_server import CallObservers, ChannelServer, Programs
+from gpu_manager.worker.calls.channel_server import CallObservers, ChannelServer
 from gpu_manager.worker.calls.executor import CallAnswer, Executor
-from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
-from gpu_manager.worker.device.cuda_context import CudaContext
-from gpu_manager.worker.device.device_image import DeviceImage
-from gpu_manager.worker.device.gpu_turns import GpuTurns
-from gpu_manager.worker.device.image_file import ImageFile
-from gpu_manager.worker.device.worker_device import WorkerDevice
-from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.channel_state import MOST_CHANNELS
 from gpu_manager.worker.sandbox import give_up_rights
+from gpu_manager.worker.worker_setup import WorkerSetup
 from torch_shim.errors import WireError
 from torch_shim.wire.arithmetic import Arithmetic, use_arithmetic
 from torch_shim.wire.frame_socket import Frame, FrameSocket
@@ -56,7 +48,6 @@ class _WorkerLife:
         self._sending = threading.Lock()
         self._parent = parent
         self._missing = missing
-        self._device: WorkerDevice = CpuArithmetic()
         self._leases = AdmittedLeases(self._ended, self._claimed)
         self._relief = MemoryRequests(self._tell)
         self._ran = CallSums(self._tell)
@@ -65,9 +56,10 @@ class _WorkerLife:
             lambda text, trace: self._tell(worker_orders.Note(text, trace)),
             lambda: os._exit(1),
         )
-        self._table: OperatorTable | None = None
-        self._executor: Executor | None = None
-        self._programs: Programs | None = None
+        self._setup = WorkerSetup(
+            lambda device, table: Executor(device, table, self._leases, self._relief.ask),
+            self._tell,
+        )
         self._channels: dict[ChannelServer, threading.Thread] = {}
         threading.excepthook = self._broke
         threading.stack_size(_STACK_BYTES)
@@ -75,7 +67,7 @@ class _WorkerLife:
     def obey(self) -> None:
         """Carry out orders until the manager hangs up."""
         handlers: dict[type[worker_orders.WorkerOrder], Callable[..., None]] = {
-            worker_orders.Warm: self._warm,
+            worker_orders.Warm: self._setup.warm,
             worker_orders.Assign: self._assign,
             worker_orders.AdmitCalls: self._admit,
             worker_orders.EndCalls: lambda order: self._leases.end(order.lease),
@@ -95,7 +87,7 @@ class _WorkerLife:
                 if not self._empty():
                     return
             elif isinstance(order, worker_orders.LoadImage):
-                self._load(order, frame)
+                self._setup.load(order, frame.descriptors)
             elif isinstance(order, worker_orders.OpenChannel):
                 self._serve(order, frame)
             else:
@@ -104,67 +96,19 @@ class _WorkerLife:
     def _admit(self, order: worker_orders.AdmitCalls) -> None:
         self._leases.admit(order.lease, order.owner, several=order.several)
 
-    def _warm(self, order: worker_orders.Warm) -> None:
-        try:
-            self._get_ready(order.device)
-        except (RuntimeError, OSError, AssertionError) as error:  # as torch says it
-            # The manager reads it when it wants to use this worker: until then the pool has one
-            # worker that waits, and does not make another and another.
-            text = f"the GPU cannot be used: {type(error).__name__}: {error}"
-            # Not for want of memory, even where it was: there may be more by then, for another one.
-            self._tell(worker_orders.ImageLoadFailed(False, text[:500]))
-
-    def _get_ready(self, device: str) -> None:
-        if device != "cpu":  # CUDA reads the variable when it is first touched, just below
-            uuid = device.removeprefix("cuda:")
-            os.environ["CUDA_VISIBLE_DEVICES"] = uuid  # noqa: TID251 - this process's own
-            # Without it cuBLAS refuses a function that asks for deterministic algorithms. It is
-            # read once, and is what torch uses on newer cards anyway.
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # noqa: TID251 - as above
-            self._device = CudaContext(uuid)
-        self._device.warm()
-        self._table = OperatorTable(self._device.device)
-        self._await_model(self._table)
-
-    def _await_model(self, table: OperatorTable) -> None:
-        """Hold nothing of any model, and be ready for the next one."""
-        self._leases = AdmittedLeases(self._ended, self._claimed)
-        self._executor = Executor(self._device, table, self._leases, self._relief.ask)
-        self._programs = Programs(table)
-
     def _assign(self, order: worker_orders.Assign) -> None:
+        overhead_bytes = self._setup.overhead_bytes()
         missing = give_up_rights(order.uid, order.descriptors, order.processes, self._parent)
-        self._tell(worker_orders.Ready(self._missing + missing, self._device.overhead_bytes()))
-
-    def _load(self, order: worker_orders.LoadImage, frame: Frame) -> None:
-        begun_s = time.perf_counter()
-        executor = self._executor
-        assert executor is not None
-        try:
-            descriptor, *turns = frame.descriptors
-            if turns:
-                executor.turns = GpuTurns(turns[0])
-            file = ImageFile(order.digest, order.table, order.total_bytes, descriptor)
-            executor.images[order.digest] = DeviceImage(file, self._device)
-            executor.set_limit(order.limit_bytes)
-        except (OSError, ValueError, RuntimeError, MemoryError) as error:
-            short = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-            self._tell(
-                worker_orders.ImageLoadFailed(short, f"{type(error).__name__}: {error}"[:500])
-            )
-            return
-        executor.run_s = order.run_s
-        spent_s = time.perf_counter() - begun_s
-        time.sleep(max(0.0, order.load_s - spent_s))
-        executor.peak_bytes = self._device.used_bytes()
-        self._tell(worker_orders.ImageLoaded(max(spent_s, order.load_s), executor.peak_bytes))
+        self._tell(worker_orders.Ready(self._missing + missing, overhead_bytes))
+        self._setup.note_assigned()
 
     def _serve(self, order: worker_orders.OpenChannel, frame: Frame) -> None:
-        assert self._executor is not None
-        assert self._programs is not None
+        executor, programs = self._setup.executor, self._setup.programs
+        assert executor is not None
+        assert programs is not None
         (descriptor,) = frame.descriptors
         connection = socket.socket(fileno=descriptor)
-        if self._executor.sessions.has_too_many(order.session):
+        if executor.sessions.has_too_many(order.session):
             connection.close()
             self._note(f"session {order.session} has {MOST_CHANNELS} channels: another is closed")
             return
@@ -172,9 +116,9 @@ class _WorkerLife:
             connection,
             order.session,
             order.function,
-            self._executor,
+            executor,
             self._leases,
-            self._programs,
+            programs,
             self._reports,
         )
         thread = threading.Thread(target=server.serve, name="channel", daemon=True)
@@ -208,35 +152,31 @@ class _WorkerLife:
             self._note(f"the worker cannot be emptied: {type(error).__name__}: {error}"[:500])
             return False
         if freed:
-            self._tell(worker_orders.ContextCleared(self._device.used_bytes()))
+            self._tell(worker_orders.ContextCleared(self._setup.device.used_bytes()))
         else:
             self._note("something refers to the weights still: the worker cannot be emptied")
         return freed
 
     def _let_go(self) -> bool:
         """Drop weights, recordings and programs; whether nothing refers to the weights any more."""
-        assert self._table is not None
-        assert self._executor is not None
-        images = list(self._executor.images.values())
-        self._executor.images.clear()
-        self._executor.graphs.clear()
-        self._executor.turns.close()
+        images = self._setup.take_images()
         use_arithmetic(Arithmetic())  # the next executor believes that it is in force
-        self._await_model(self._table)
+        self._leases = AdmittedLeases(self._ended, self._claimed)
+        self._setup.await_model()
         gc.collect()  # what a failed call left may refer to itself
         freed = [image.close() for image in images]
-        self._device.clear()
+        self._setup.device.clear()
         return all(freed)
 
     def _limit(self, order: worker_orders.SetLimit) -> None:
         if order.answers:
             self._relief.answer(order)
-        elif self._executor is not None:
-            self._executor.set_limit(order.limit_bytes)
+        elif self._setup.executor is not None:
+            self._setup.executor.set_limit(order.limit_bytes)
 
     def _after_call(self, lease: int, answer: CallAnswer) -> None:
-        assert self._executor is not None
-        self._ran.add(lease, answer.batch, answer.times[2], self._executor.peak_bytes)
+        assert self._setup.executor is not None
+        self._ran.add(lease, answer.batch, answer.times[2], self._setup.executor.peak_bytes)
 
     def _ended(self, lease: int) -> None:
         self._ran.flush()

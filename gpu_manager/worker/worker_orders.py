@@ -14,13 +14,21 @@ MAX_NUMBER = 1 << 62
 
 
 class Warm(NamedTuple):
-    """Manager to worker: get ready for this device, before anybody knows for which model."""
+    """Manager to worker: get ready for this device, before anybody knows for which model.
+
+    An emulated GPU's context takes this time and memory.
+    """
 
     device: str
+    context_s: float
+    context_bytes: int
 
 
 class Assign(NamedTuple):
-    """Manager to worker: you belong to a tenant now. `uid` is 0 where it stays as it is."""
+    """Manager to worker: you belong to a tenant now. `uid` is 0 where it stays as it is.
+
+    It is carried out when the device is ready, and may follow LoadImage.
+    """
 
     uid: int
     descriptors: int
@@ -37,7 +45,9 @@ class Ready(NamedTuple):
 class LoadImage(NamedTuple):
     """Manager to worker, with the image's descriptor: hold this image. Times are the least.
 
-    A second descriptor is that of the GPU's turns, where its slot holds several leases.
+    The next descriptor, of an image that is `arriving`, is that of a pipe that tells how much is
+    there (`device/arrival.py`); the last one that of the GPU's turns, where its slot holds several
+    leases.
     """
 
     digest: str
@@ -46,13 +56,19 @@ class LoadImage(NamedTuple):
     limit_bytes: int
     load_s: float
     run_s: float
+    arriving: bool
 
 
 class ImageLoaded(NamedTuple):
-    """Worker to manager: the image is in place."""
+    """Worker to manager: the image is in place, and verified.
+
+    Beginning and end of making the context, and of the transfer, by the system's monotonic clock.
+    """
 
     load_s: float
     memory_bytes: int
+    context: list[float]
+    transfer: list[float]
 
 
 class ImageLoadFailed(NamedTuple):

@@ -21,11 +21,12 @@ async def cluster_node(
     settings: NodeSettings,
     schedulers: Sequence[str],
     secret: bytes,
-    make_runtime: MakeRuntime = worker_processes,
+    make_runtime: MakeRuntime | None = None,
     times: StreamTimes = _TIMES,
 ) -> AsyncIterator[tuple[GpuManager, Attachment]]:
     """Run a node of a cluster; at the end its GPUs are drained and it detaches."""
     attachment = Attachment(schedulers, NodeId(settings.node), secret, times)
+    make_runtime = make_runtime or worker_processes(settings)
     async with attachment, GpuManager(settings, attachment, make_runtime, attachment) as manager:
         attaching = asyncio.get_running_loop().create_task(_log_attached(attachment, settings.node))
         try:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from common.addresses import Address
 from gpu_manager.api import FunctionIdentity, GpuManager, MakeRuntime, NodeSettings
 from gpu_manager.devices.gpu_device import GpuDevice
-from gpu_manager.runtimes.process.process_runtime import ProcessRuntime
+from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
+from gpu_manager.runtimes.process.worker_pool import PoolSettings
 from gpu_manager.runtimes.runtime import Observer, Runtime
 from gpufaas.options.gpu_node import POLICY
 from scheduler.api import Status
@@ -51,12 +52,21 @@ async def embedded_node(
     loop = asyncio.get_running_loop()
     driver = Driver(make_core(policy, _EVICTION), LoopClock(loop), logging.getLogger("scheduler"))
     try:
-        async with GpuManager(settings, driver, make_runtime or worker_processes) as manager:
+        async with GpuManager(
+            settings, driver, make_runtime or worker_processes(settings)
+        ) as manager:
             yield EmbeddedNode(manager, driver)
     finally:
         driver.close()
 
 
-async def worker_processes(observer: Observer, devices: Sequence[GpuDevice]) -> Runtime:
-    """A runtime with one worker process for each model."""
-    return ProcessRuntime(observer, [device.worker_device for device in devices])
+def worker_processes(settings: NodeSettings) -> MakeRuntime:
+    """Return what makes a node's runtime with one worker process for each model."""
+    emulation = settings.emulation
+    pool = PoolSettings(context_s=emulation.context_s, context_bytes=emulation.context_bytes)
+
+    async def make(observer: Observer, devices: Sequence[GpuDevice]) -> Runtime:
+        kinds = [device.worker_device for device in devices]
+        return ProcessRuntime(observer, kinds, ProcessSettings(pool=pool))
+
+    return make

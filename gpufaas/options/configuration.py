@@ -44,6 +44,10 @@ class StackNode:
     gpu_overlap: int = 1
     emulate_load: str = "0"
     emulate_run: str = "0"
+    emulate_disk: str = "0"
+    emulate_pcie: str = "0"
+    emulate_context: str = "0"
+    spill: str = ""
     prepare: str = FIRST_USE
     metrics: str = "127.0.0.1:7701"
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from cache_manager import eviction
 from common.addresses import Address
+from common.errors import BadSize
 from common.sizes import parse_size
 from gpu_manager.api import EmulatedTimes, NodeSettings
 from gpufaas.errors import CommandError
@@ -13,6 +14,12 @@ from scheduler import policies
 POLICY = "lalbo3"
 _SECONDS = "s"
 _MOST_OVERLAP = 64
+
+EMULATED_PATHS = (
+    ("--emulate-disk", "BYTES", "bytes/s of an emulated disk, shared by all loads (unlimited)"),
+    ("--emulate-pcie", "BYTES", "bytes/s of an emulated PCIe, shared by all loads (unlimited)"),
+    ("--emulate-context", "S[:BYTES]", "seconds and memory of an emulated context (0)"),
+)
 
 
 def add_device_options(parser: argparse.ArgumentParser, log_level: str = "warning") -> None:
@@ -28,6 +35,8 @@ def add_device_options(parser: argparse.ArgumentParser, log_level: str = "warnin
     add("--gpu-overlap", metavar="N", help=overlap)
     add("--emulate-load", metavar="S[+S/GiB]", default="0", help="seconds of an emulated load")
     add("--emulate-run", metavar="S", default="0", help="seconds of an emulated run")
+    for flag, metavar, help_text in EMULATED_PATHS:
+        add(flag, metavar=metavar, default="0", help=help_text)
     add("--log-level", default=log_level, choices=["debug", "info", "warning", "error"])
 
 
@@ -44,7 +53,13 @@ def node_settings(
         store_memory_bytes=_size(options.store_memory),
         host_eviction=options.host_eviction,
         gpu_overlap=gpu_overlap(options.gpu_overlap, options.environment),
-        emulation=emulation(options.emulate_load, options.emulate_run),
+        emulation=emulation(
+            options.emulate_load,
+            options.emulate_run,
+            disk=options.emulate_disk,
+            pcie=options.emulate_pcie,
+            context=options.emulate_context,
+        ),
     )
 
 
@@ -56,16 +71,35 @@ def gpu_overlap(flag: str | None, environment: Mapping[str, str]) -> int:
     return int(text)
 
 
-def emulation(load: str, run: str) -> EmulatedTimes:
-    """The times of emulated GPUs: `0.2+1.5/GiB` is 0.2 s, and 1.5 s for each GiB."""
+def emulation(
+    load: str, run: str, *, disk: str = "0", pcie: str = "0", context: str = "0"
+) -> EmulatedTimes:
+    """The times of emulated GPUs: `0.2+1.5/GiB` is 0.2 s, and 1.5 s for each GiB.
+
+    Disk and PCIe are bytes a second, as in `1.5GB`; `0.3:400MiB` is a context that takes 0.3 s.
+    """
     base, _, per_gib = load.partition("+")
     if per_gib and not per_gib.endswith("/GiB"):
         raise CommandError(f"emulated load {load!r}: 0.2+1.5/GiB, for example, is expected")
+    context_s, _, context_bytes = context.partition(":")
     return EmulatedTimes(
         load_s=_seconds(base, "emulated load"),
         load_s_per_gib=_seconds(per_gib.removesuffix("/GiB") or "0", "emulated load"),
         run_s=_seconds(run, "emulated run"),
+        disk_bytes_per_s=_bytes(disk, "emulated disk"),
+        pcie_bytes_per_s=_bytes(pcie, "emulated PCIe"),
+        context_s=_seconds(context_s, "emulated context"),
+        context_bytes=_bytes(context_bytes or "0", "emulated context"),
     )
+
+
+def _bytes(text: str, what: str) -> int:
+    if text == "0":
+        return 0
+    try:
+        return parse_size(text)
+    except BadSize as error:
+        raise CommandError(f"{what}: {error}") from error
 
 
 def _size(text: str | None) -> int | None:

@@ -72,8 +72,11 @@ class StackPlan:
             *("--listen", self.node_address, "--devices", node.devices),
             *("--gpu-overlap", str(node.gpu_overlap), "--host-eviction", node.host_eviction),
             *("--emulate-load", node.emulate_load, "--emulate-run", node.emulate_run),
+            *("--emulate-disk", node.emulate_disk, "--emulate-pcie", node.emulate_pcie),
+            *("--emulate-context", node.emulate_context),
             *(("--gpu-memory", node.gpu_memory) if node.gpu_memory else ()),
             *(("--store-memory", node.store_memory) if node.store_memory else ()),
+            *(("--spill", node.spill) if node.spill else ()),
             *(("--metrics", self.node_metrics) if self.node_metrics else ()),
             *("--log-format", self.settings.log_format, "--prepare", node.prepare),
         ]

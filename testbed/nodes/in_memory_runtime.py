@@ -5,6 +5,7 @@ It claims to run each model in a process of its own, or all models of a GPU and 
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -13,6 +14,7 @@ from gpu_manager.runtimes.runtime import (
     HostedId,
     HostProcess,
     LoadOrder,
+    LoadSpan,
     Observer,
     PressureAnswer,
 )
@@ -28,6 +30,8 @@ class InMemoryHosted:
         self.memory_bytes = runtime.memory_bytes.get(order.model, order.total_bytes)
         self.overhead_bytes = runtime.overhead_bytes
         self.load_s = runtime.load_s
+        now_s = asyncio.get_running_loop().time()
+        self.load_spans: Sequence[LoadSpan] = [LoadSpan("transfer", now_s - self.load_s, now_s)]
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.limit_bytes = order.limit_bytes
         self.admitted: set[int] = set()

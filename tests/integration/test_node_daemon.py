@@ -207,6 +207,7 @@ def test_weights_are_found_on_disk_when_the_store_is_too_small(tmp_path: Path) -
         (("--listen", "nowhere"), "is expected"),
         (("--policy", "magic"), "unknown policy"),
         (("--emulate-load", "slow"), "emulated load"),
+        (("--emulate-disk", "fast"), "emulated disk"),
         (("--secret-file", "/proc/none/secret"), "secret file"),
     ],
 )

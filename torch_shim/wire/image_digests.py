@@ -12,8 +12,9 @@ import os
 import secrets
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import NamedTuple, Self
 
 from torch_shim.wire.protocol import MAX_STORAGES, aligned
 
@@ -24,6 +25,9 @@ _SIZE_BYTES = 8
 
 _BLOCK_BYTES = 256 << 10  # fits into a core's private cache
 _MOST_THREADS = 8  # with more threads, memory bandwidth is the limit
+
+_NO_FILE = -1
+_IMAGE = b"image"  # the purpose of a digest, as opposed to a proof's
 
 Buffer = bytes | bytearray | memoryview
 
@@ -87,7 +91,58 @@ def image_digest(storages: Sequence[Storage]) -> str:
 
     A memoryview must consist of bytes. The content must not change during the call.
     """
-    return _digest(storages, b"image")
+    return _digest(storages, _IMAGE)
+
+
+class GrowingDigest:
+    """The digest of an image in memory whose bytes arrive in order: hashed while more arrive.
+
+    `with` ends the threads that hash; the memory can then be released.
+    """
+
+    def __init__(self, memory: memoryview, table: ImageTable) -> None:
+        self._table = table
+        self._memory = memory
+        self._jobs = list(_jobs(parts_of(_NO_FILE, table)))
+        self._hashed: list[Future[bytes]] = []
+        self._threads = ThreadPoolExecutor(_threads(len(self._jobs)), "digest")
+
+    def arrived(self, end: int) -> None:
+        """Hash what the file now has; all bytes before the offset `end` have arrived."""
+        while len(self._hashed) < len(self._jobs):
+            job = self._jobs[len(self._hashed)]
+            if _end(job[-1]) > end:
+                return
+            self._hashed.append(self._threads.submit(self._hash, job, _fresh(_IMAGE)))
+
+    def result(self) -> str:
+        """Return the digest, when all bytes have arrived."""
+        assert len(self._hashed) == len(self._jobs), "bytes are still to arrive"
+        root = _root(_IMAGE, self._table)
+        for hashed in self._hashed:
+            root.update(hashed.result())
+        return root.hexdigest()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def _hash(self, job: list[_Piece], fresh: "hashlib._Hash") -> bytes:
+        digests = []
+        for piece in job:
+            digest = fresh.copy()
+            end = _end(piece)
+            with self._memory[end - piece.size_bytes : end] as part:
+                digest.update(part)
+            digests.append(digest.digest())
+        return b"".join(digests)
 
 
 def new_nonce() -> str:
@@ -103,16 +158,31 @@ def possession_proof(storages: Sequence[Storage], nonce: str) -> str:
 def _digest(storages: Sequence[Storage], purpose: bytes) -> str:
     """Hash storages; pieces, root and purposes have different prefixes, so digests never mix."""
     table = lay_out(_size(storage) for storage in storages)
-    root = hashlib.sha256(b"gpufaas root of " + purpose + b"\0" + _header(table))
-    fresh = hashlib.sha256(b"gpufaas piece of " + purpose + b"\0")
+    root = _root(purpose, table)
+    fresh = _fresh(purpose)
     for digests in _hashed(list(_jobs(storages)), fresh):
         root.update(digests)
     return root.hexdigest()
 
 
+def _fresh(purpose: bytes) -> "hashlib._Hash":
+    """Return the beginning of a piece's hash."""
+    return hashlib.sha256(b"gpufaas piece of " + purpose + b"\0")
+
+
+def _root(purpose: bytes, table: ImageTable) -> "hashlib._Hash":
+    """Return the beginning of an image's hash, to which the pieces' digests are added."""
+    return hashlib.sha256(b"gpufaas root of " + purpose + b"\0" + _header(table))
+
+
+def _threads(jobs: int) -> int:
+    """Return how many threads are worth their while for so many jobs."""
+    return max(1, min(jobs, _MOST_THREADS, len(os.sched_getaffinity(0))))
+
+
 def _hashed(jobs: Sequence[list[_Piece]], fresh: "hashlib._Hash") -> Iterator[bytes]:
     """Yield the digests of each job's pieces, hashed in several threads where that is faster."""
-    workers = min(len(jobs), _MOST_THREADS, len(os.sched_getaffinity(0)))
+    workers = _threads(len(jobs))
     if workers > 1:
         with ThreadPoolExecutor(workers, thread_name_prefix="digest") as pool:
             try:
@@ -151,6 +221,12 @@ def _jobs(storages: Sequence[Storage]) -> Iterator[list[_Piece]]:
 
 def _size(storage: Storage) -> int:
     return storage.size_bytes if isinstance(storage, FilePart) else len(storage)
+
+
+def _end(piece: _Piece) -> int:
+    """Return the offset behind a piece in its image."""
+    assert isinstance(piece.storage, FilePart), "of other storages nobody knows the place"
+    return piece.storage.offset + piece.offset + piece.size_bytes
 
 
 def _hash_pieces(job: list[_Piece], fresh: "hashlib._Hash") -> bytes:

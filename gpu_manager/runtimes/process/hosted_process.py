@@ -12,7 +12,8 @@ from common.telemetry.traces import trace_of
 from gpu_manager.errors import NoWorker
 from gpu_manager.runtimes.process.empty_process import EmptyProcess
 from gpu_manager.runtimes.process.fork_client import ForkedWorker
-from gpu_manager.runtimes.runtime import HostedId, HostProcess, LoadOrder, Observer
+from gpu_manager.runtimes.process.image_loads import send_image, spans_of
+from gpu_manager.runtimes.runtime import HostedId, HostProcess, LoadOrder, LoadSpan, Observer
 from gpu_manager.worker import worker_orders
 from torch_shim.errors import WireError
 
@@ -35,8 +36,14 @@ class HostedProcess:
     """A model in a separate process."""
 
     def __init__(
-        self, order: LoadOrder, worker: ForkedWorker, observer: Observer, keep: Keep
+        self,
+        order: LoadOrder,
+        worker: ForkedWorker,
+        observer: Observer,
+        keep: Keep,
+        begin_s: float,
     ) -> None:
+        """`begin_s` is when the worker was asked for."""
         self._order = order
         self._name = worker.name
         self._keep = keep
@@ -45,6 +52,8 @@ class HostedProcess:
         self._observer = observer
         self._memory_bytes = self._overhead_bytes = 0
         self._load_s = 0.0
+        self._begin_s = begin_s
+        self._load_spans = [LoadSpan("worker", begin_s, asyncio.get_running_loop().time())]
         self._admitted: set[int] = set()
         self._ending: dict[int, asyncio.Future[None]] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -90,6 +99,11 @@ class HostedProcess:
         return self._load_s
 
     @property
+    def load_spans(self) -> Sequence[LoadSpan]:
+        """The parts of the load: the worker, its context if it had none, the transfer."""
+        return self._load_spans
+
+    @property
     def closed(self) -> asyncio.Future[str]:
         """Done when the process has ended."""
         return self._closed
@@ -97,26 +111,15 @@ class HostedProcess:
     async def load(self, assign: worker_orders.Assign | None) -> None:
         """Load the model in the worker; raise LoadFailure or NoWorker if that fails.
 
-        `assign` makes the worker the tenant's, unless it is that already.
+        The weights are on their way while the worker makes its context, and is assigned. `assign`
+        makes the worker the tenant's, unless it is that already.
         """
-        order, worker = self._order, self._worker
+        await send_image(self._worker, self._order)
         if assign is not None:
             await self._assign(assign)
-        table = [list(entry) for entry in order.table]
-        emulated = order.emulation
-        load = worker_orders.LoadImage(
-            order.digest,
-            table,
-            order.total_bytes,
-            order.limit_bytes,
-            emulated.load_s,
-            emulated.run_s,
-        )
-        await worker.send(
-            load, [order.image] if order.turns is None else [order.image, order.turns]
-        )
-        answer = await worker.answer(worker_orders.ImageLoaded)
+        answer = await self._worker.answer(worker_orders.ImageLoaded)
         self._memory_bytes, self._load_s = answer.memory_bytes, answer.load_s
+        self._load_spans = [*self._load_spans, *spans_of(answer, self._begin_s)]
 
     async def _assign(self, assign: worker_orders.Assign) -> None:
         worker, model = self._worker, self._order.model

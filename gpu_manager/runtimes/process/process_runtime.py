@@ -12,6 +12,7 @@ from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.runtimes.process.empty_process import EmptyProcess
 from gpu_manager.runtimes.process.fork_client import ForkedWorker, ForkServer
 from gpu_manager.runtimes.process.hosted_process import HostedProcess
+from gpu_manager.runtimes.process.image_loads import load_within
 from gpu_manager.runtimes.process.worker_pool import Pool, PoolSettings
 from gpu_manager.runtimes.runtime import HostedModel, LoadOrder, Observer
 from gpu_manager.worker import worker_orders
@@ -90,21 +91,23 @@ class ProcessRuntime:
 
         A worker of the pool becomes its tenant's; an emptied one is that already.
         """
-        emptied = await self._take_emptied(order)
+        now_s = asyncio.get_running_loop().time
+        begin_s, emptied = now_s(), await self._take_emptied(order)
         if emptied is not None:
             try:
-                return await self._load(order, emptied, None)
+                return await self._load(order, emptied, None, begin_s)
             except WireError as error:
                 log.warning("an empty worker was lost while it loaded %s: %s", order.model, error)
-        assign = self._assign(order.tenant)
+        assign, begin_s = self._assign(order.tenant), now_s()
         try:
             worker = await self._pool.take(order.device, order.model)
-            return await self._load(order, worker, assign)
+            return await self._load(order, worker, assign, begin_s)
         except WireError as error:
             log.warning("a worker was lost while it loaded %s: %s", order.model, error)
+        begin_s = now_s()
         try:
             worker = await self._pool.take(order.device, order.model, fresh=True)
-            return await self._load(order, worker, assign)
+            return await self._load(order, worker, assign, begin_s)
         except WireError as error:
             raise NoWorker(order.model, f"lost twice while loading: {error}") from error
 
@@ -123,14 +126,18 @@ class ProcessRuntime:
         return worker
 
     async def _load(
-        self, order: LoadOrder, worker: ForkedWorker, assign: worker_orders.Assign | None
+        self,
+        order: LoadOrder,
+        worker: ForkedWorker,
+        assign: worker_orders.Assign | None,
+        begin_s: float,
     ) -> HostedProcess:
-        hosted = HostedProcess(order, worker, self._observer, self._keep)
+        """`begin_s` is when the worker was asked for."""
+        hosted = HostedProcess(order, worker, self._observer, self._keep, begin_s)
         hosted.watch(self._settings.liveness)
         loaded = False
         try:
-            async with asyncio.timeout(self._settings.load_timeout_s):
-                await hosted.load(assign)
+            await load_within(self._settings.load_timeout_s, order, hosted.load(assign))
             loaded = True
         except TimeoutError as error:
             detail = f"no answer in {self._settings.load_timeout_s:g} s"

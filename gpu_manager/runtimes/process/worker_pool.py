@@ -23,7 +23,8 @@ class PoolSettings:
 
     The number is that of the models loaded in the last `window_s`, but at least `least` and at most
     `most` (`most_cuda` for a real GPU, on which a spare worker holds a context). The workers of all
-    devices together fit into `memory_bytes`.
+    devices together fit into `memory_bytes`. Emulated GPUs' contexts take `context_s` and
+    `context_bytes`.
     """
 
     least: int = 1
@@ -33,6 +34,8 @@ class PoolSettings:
     memory_bytes: int = 1 << 30
     spare_bytes: int = 64 << 20
     refill_delay_s: float = 0.1  # so that the load that took a worker runs first
+    context_s: float = 0.0  # that an emulated GPU's context takes
+    context_bytes: int = 0
 
 
 class Pool:
@@ -145,7 +148,8 @@ class Pool:
 
     async def _make(self, device: str) -> ForkedWorker:
         worker = await self._server.fork()
-        await worker.send(worker_orders.Warm(device))
+        settings = self._settings
+        await worker.send(worker_orders.Warm(device, settings.context_s, settings.context_bytes))
         return worker
 
     async def _discard(self, worker: ForkedWorker) -> None:

@@ -9,6 +9,7 @@ import mmap
 import os
 import re
 import resource
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -35,7 +36,10 @@ class CpuArithmetic:
 
     keeps_memory = False
 
-    def __init__(self) -> None:
+    def __init__(self, context_s: float = 0.0, context_bytes: int = 0) -> None:
+        """Emulate a context that takes this time and memory."""
+        self._context_s = context_s
+        self._context_bytes = context_bytes
         self.device = torch.device("cpu")
         self.recorder: WorkRecorder | None = None
         # Opened ahead: a process that gave up its rights may not open them any more.
@@ -48,14 +52,18 @@ class CpuArithmetic:
         self._base_bytes = self._anonymous_bytes()
 
     def warm(self) -> None:
-        """Nothing: there is no context to make."""
+        """Take as long as a context takes; others that are made meanwhile do not delay it."""
+        time.sleep(self._context_s)
+
+    def wait_for_copies(self) -> None:
+        """Nothing: no context is needed to map an image."""
 
     def overhead_bytes(self) -> int:
-        """What the process has taken since it began, before it holds a model."""
-        return max(0, self._anonymous_bytes() - self._base_bytes)
+        """The context, and what the process has taken since it began."""
+        return self._context_bytes + max(0, self._anonymous_bytes() - self._base_bytes)
 
     def used_bytes(self) -> int:
-        """Weights, and anonymous memory above what the process began with."""
+        """Weights, the context, and anonymous memory above what the process began with."""
         return self._weights_bytes + self.overhead_bytes()
 
     def limit(self, limit_bytes: int) -> None:
@@ -81,7 +89,7 @@ class CpuArithmetic:
         self.release()
 
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
-        """Storages over the mapping itself: no byte is copied."""
+        """Storages over the mapping itself: no byte is copied, but all have arrived."""
         image.populate()
         self._weights_bytes += image.total_bytes
         if not image.total_bytes:
@@ -187,7 +195,8 @@ class CpuArithmetic:
             return self.used_bytes()
         shared_bytes = int(os.pread(self._sizes, 256, 0).split()[2]) * _PAGE_BYTES
         peak_bytes = int(found[1]) * 1024 - shared_bytes
-        return self._weights_bytes + max(0, peak_bytes - self._base_bytes)
+        held_bytes = self._weights_bytes + self._context_bytes
+        return held_bytes + max(0, peak_bytes - self._base_bytes)
 
 
 def _part(whole: torch.UntypedStorage, offset: int, size: int) -> torch.UntypedStorage:

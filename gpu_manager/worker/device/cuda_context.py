@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -60,18 +61,31 @@ class CudaContext:
         self._overhead_bytes = self._limit_bytes = self._pinned_bytes = 0
         self._total_bytes = 1
         self.recorder: WorkRecorder | None = CudaRecorder(cuda, self._runtime, end_allocation)
+        self._copies = threading.Event()  # set when weights can be copied, or never can
+        self._accounting = threading.Lock()  # no image is allocated while it is held
 
     def warm(self) -> None:
-        """Make the context, the libraries' handles, and the buffers that weights come through."""
-        before = self._account(self._uuid)  # the first call to CUDA makes the context
-        self._cuda.set_device(self.device)
-        _, self._total_bytes = self._cuda.mem_get_info(self.device)
+        """Make the context, the libraries' handles, and the buffers that weights come through.
+
+        Weights can be copied as soon as the context and the buffers are there.
+        """
+        try:
+            before = self._account(self._uuid)  # the first call to CUDA makes the context
+            self._cuda.set_device(self.device)
+            _, self._total_bytes = self._cuda.mem_get_info(self.device)
+            self._staging = StagingBuffers(self._cuda, self._runtime)
+        finally:
+            self._copies.set()
         use_libraries(self.device)
-        self._staging = StagingBuffers(self._cuda, self._runtime)
         self._cuda.synchronize()
         self._cuda.empty_cache()
-        taken_bytes = context_bytes(before, self._account(self._uuid))
-        self._overhead_bytes = max(0, taken_bytes - self._cuda.memory_reserved(self.device))
+        with self._accounting:
+            taken_bytes = context_bytes(before, self._account(self._uuid))
+            self._overhead_bytes = max(0, taken_bytes - self._cuda.memory_reserved(self.device))
+
+    def wait_for_copies(self) -> None:
+        """Wait for the context and the buffers, or their failure."""
+        self._copies.wait()
 
     def overhead_bytes(self) -> int:
         """What the context takes beside torch's allocator."""
@@ -100,11 +114,12 @@ class CudaContext:
         self._cuda.empty_cache()
 
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
-        """Copy the whole image at once; its storages are parts of one allocation."""
-        whole = torch.empty(max(image.total_bytes, 1), dtype=torch.uint8, device=self.device)
+        """Copy the whole image; its storages are parts of one allocation."""
+        with self._accounting:
+            whole = torch.empty(max(image.total_bytes, 1), dtype=torch.uint8, device=self.device)
         staging = self._staging or StagingBuffers(self._cuda, self._runtime)
         try:
-            staging.copy(image.descriptor, image.total_bytes, whole)
+            staging.copy(image.descriptor, image.total_bytes, whole, image.arrival.wait_for)
         finally:
             self._staging = None
             staging.close()  # pinned memory is scarce: the next image has buffers of its own

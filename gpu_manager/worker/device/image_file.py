@@ -4,13 +4,24 @@ import mmap
 import os
 import weakref
 
+from gpu_manager.worker.device.arrival import Arrival
+
 _POPULATE_READ = 22  # madvise: have every page ready for reading
 
 
 class ImageFile:
     """An image's bytes, mapped; nothing that is written to the mapping leaves this process."""
 
-    def __init__(self, digest: str, table: list[list[int]], total_bytes: int, fd: int) -> None:
+    def __init__(
+        self,
+        digest: str,
+        table: list[list[int]],
+        total_bytes: int,
+        fd: int,
+        arrival: Arrival | None = None,
+    ) -> None:
+        """`arrival` tells what is there of an image that is still being read."""
+        self.arrival = arrival or Arrival(total_bytes)
         self.digest = digest
         self.total_bytes = total_bytes
         self.table = [(int(offset), int(size)) for offset, size in table]
@@ -25,11 +36,16 @@ class ImageFile:
         return memory() is None
 
     def populate(self) -> None:
-        """Have the pages mapped before the first call needs them."""
-        try:
-            self.memory.madvise(_POPULATE_READ)
-        except OSError:
-            return  # before Linux 5.14 the first call maps them
+        """Have the pages mapped before the first call needs them, as they arrive."""
+        present = 0
+        while present < self.total_bytes:
+            arrived = self.arrival.wait_for(present + 1)
+            begin = present - present % mmap.PAGESIZE
+            present = arrived
+            try:
+                self.memory.madvise(_POPULATE_READ, begin, arrived - begin)
+            except OSError:
+                continue  # before Linux 5.14 the first call maps them
 
     def read(self, number: int) -> bytes:
         """The content of one storage as it was sent."""

@@ -21,6 +21,10 @@ _MOST_THREADS = 8
 _PART_BYTES = 4 << 20  # what a thread reads at a time
 
 
+def _all_there(_: int) -> None:
+    """Wait for nothing: the file is complete."""
+
+
 class StagingBuffers:
     """Two buffers for one copy at a time. Where they cannot be pinned, copies are slower."""
 
@@ -36,8 +40,17 @@ class StagingBuffers:
         """Whether copies from the buffers overlap what the host does."""
         return all(buffer.pinned for buffer in self._buffers)
 
-    def copy(self, descriptor: int, size_bytes: int, target: torch.Tensor) -> None:
-        """Copy the file's first bytes to the tensor of bytes; they are there on return."""
+    def copy(
+        self,
+        descriptor: int,
+        size_bytes: int,
+        target: torch.Tensor,
+        wait_for: Callable[[int], object] = _all_there,
+    ) -> None:
+        """Copy the file's first bytes to the tensor of bytes; they are there on return.
+
+        `wait_for` returns when the bytes before an offset are in the file.
+        """
         used: list[Any] = [None] * _BUFFERS
         try:
             for number, start in enumerate(range(0, size_bytes, self._piece_bytes)):
@@ -46,6 +59,7 @@ class StagingBuffers:
                 if used[turn] is not None:
                     used[turn].synchronize()  # its last piece is on the GPU
                 count = min(self._piece_bytes, size_bytes - start)
+                wait_for(start + count)
                 self._fill(buffer.view, descriptor, start, count)
                 target[start : start + count].copy_(buffer.tensor[:count], non_blocking=True)
                 used[turn] = self._cuda.Event()

@@ -34,7 +34,8 @@ class SharedArea(Protocol):
 
 
 class WorkerDevice(Protocol):
-    """A worker's GPU. Everything but `overhead_bytes` is called by one thread at a time."""
+    """A worker's GPU. All but `overhead_bytes` and `load`, which may run while the device
+    is made ready, is called by one thread at a time."""
 
     device: torch.device
     recorder: "WorkRecorder | None"  # where work can be recorded and replayed
@@ -42,6 +43,9 @@ class WorkerDevice(Protocol):
 
     def warm(self) -> None:
         """Do ahead what the first use would have to do."""
+
+    def wait_for_copies(self) -> None:
+        """Wait until an image can be loaded; `warm` may go on meanwhile, in another thread."""
 
     def overhead_bytes(self) -> int:
         """GPU memory that the process takes without any model."""

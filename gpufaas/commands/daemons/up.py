@@ -20,6 +20,7 @@ from gpufaas.etcd.own_server import find_etcd
 from gpufaas.local.held_ports import HeldPort, claimed_port, free_address
 from gpufaas.local.stack_folder import RunningStack, StackFolder, stack_folder
 from gpufaas.options.configuration import AllSettings, read_settings
+from gpufaas.options.gpu_node import EMULATED_PATHS
 from gpufaas.options.subparsers import Commands
 from gpufaas.stack.example_functions import show_examples
 from gpufaas.stack.kept_etcd import kept_etcd
@@ -59,9 +60,12 @@ def add_parser(commands: Commands) -> None:
     add("--devices", metavar="D", help="auto, cuda, cuda:0,1 or cpu:N (auto)")
     add("--gpu-memory", metavar="SIZE", help="bytes of each GPU to use, as in 8GiB (all)")
     add("--store-memory", metavar="SIZE", help="host memory for weights (a quarter of the free)")
+    add("--spill", metavar="DIR", help="folder for weights that memory has no room for (none)")
     add("--gpu-overlap", metavar="N", help="requests that may share a GPU's lease (1)")
     add("--emulate-load", metavar="S[+S/GiB]", help="seconds of an emulated load (0)")
     add("--emulate-run", metavar="S", help="seconds of an emulated run (0)")
+    for flag, metavar, help_text in EMULATED_PATHS:
+        add(flag, metavar=metavar, help=help_text)
     add("--without-etcd", action="store_true", help="keep the state in memory; `down` loses it")
     add("--examples", action="store_true", help="deploy and invoke the functions of stack.yml")
     add("--once", action="store_true", help="stop when that is done")
@@ -116,9 +120,13 @@ def _settings(options: argparse.Namespace) -> AllSettings:
         "node.devices": options.devices,
         "node.gpu_memory": options.gpu_memory,
         "node.store_memory": options.store_memory,
+        "node.spill": options.spill,
         "node.gpu_overlap": options.gpu_overlap,
         "node.emulate_load": options.emulate_load,
         "node.emulate_run": options.emulate_run,
+        "node.emulate_disk": options.emulate_disk,
+        "node.emulate_pcie": options.emulate_pcie,
+        "node.emulate_context": options.emulate_context,
     }
     return read_settings(options.config, options.environment, flags)
 

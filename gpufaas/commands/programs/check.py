@@ -22,6 +22,9 @@ _EXEC_OPTIONS = (
     "policy",
     "emulate_load",
     "emulate_run",
+    "emulate_disk",
+    "emulate_pcie",
+    "emulate_context",
     "log_level",
 )
 

@@ -45,7 +45,7 @@ async def test_loads_calls_and_leases_are_counted() -> None:
         assert says(text, "model_run_seconds_total", model=bert) == pytest.approx(1.25)
         assert says(text, "load_seconds_count", source="host") == 1
         assert says(text, "leases_ended_total", reason="released") == 1
-        phases = ("room", "weights", "read", "worker", "transfer")
+        phases = ("room", "weights", "worker", "transfer", "other")
         spent = [says(text, "load_phase_seconds_total", phase=phase) for phase in phases]
         assert sum(one or 0.0 for one in spent) == pytest.approx(1.0, abs=0.05)
         assert says(text, "gpu_models", gpu=GPU) == 1

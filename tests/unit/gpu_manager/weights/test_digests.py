@@ -13,6 +13,7 @@ from torch_shim.wire.image_digests import (
     NONCE_BYTES,
     PIECE_BYTES,
     FilePart,
+    GrowingDigest,
     Storage,
     image_digest,
     lay_out,
@@ -124,3 +125,22 @@ def test_digest_is_the_same_when_the_interpreter_ends_and_starts_no_threads() ->
 
 def test_nonce_has_32_bytes() -> None:
     assert len(bytes.fromhex(new_nonce())) == NONCE_BYTES
+
+
+@pytest.mark.parametrize("step", [1 << 20, 3 * (1 << 20) + 64, 1 << 30])
+@pytest.mark.parametrize(
+    "sizes", [[], [0, 0], [1], [5, 0, 100], [3 << 20] * 7, [(20 << 20) + 1, 7, 9 << 20]]
+)
+def test_digest_of_a_growing_image_is_that_of_the_whole(sizes: list[int], step: int) -> None:
+    storages = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
+    table = lay_out(sizes)
+    memory = bytearray(table.total_bytes)
+    with memoryview(memory) as view, GrowingDigest(view, table) as growing:
+        content = bytearray(table.total_bytes)
+        for (offset, size), storage in zip(table.storages, storages, strict=True):
+            content[offset : offset + size] = storage
+        for begin in range(0, table.total_bytes, step):
+            memory[begin : begin + step] = content[begin : begin + step]
+            growing.arrived(min(begin + step, table.total_bytes))
+
+        assert growing.result() == image_digest(storages)

@@ -9,11 +9,11 @@ from torch_shim.errors import BadFrame
 from torch_shim.wire.protocol import FrameKind, pack_frame, read_header, unpack_meta
 
 EXAMPLES: list[worker_orders.WorkerOrder] = [
-    worker_orders.Warm("cpu"),
+    worker_orders.Warm("cpu", 0.25, 1 << 28),
     worker_orders.Assign(0, 10, 20),
     worker_orders.Ready(["no network"], 5),
-    worker_orders.LoadImage("d", [[0, 4], [64, 4]], 128, 1 << 40, 0.0, 0.5),
-    worker_orders.ImageLoaded(0.25, 7),
+    worker_orders.LoadImage("d", [[0, 4], [64, 4]], 128, 1 << 40, 0.0, 0.5, True),
+    worker_orders.ImageLoaded(0.25, 7, [1.0, 2.0], [1.5, 2.5]),
     worker_orders.ImageLoadFailed(True, "why"),
     worker_orders.SetLimit(1, 0, False),
     worker_orders.AdmitCalls(1, "team/f/s", False),

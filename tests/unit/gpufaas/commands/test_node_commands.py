@@ -49,6 +49,23 @@ def test_emulated_times_are_refused_when_they_make_no_sense(load: str, run: str)
         emulation(load, run)
 
 
+def test_emulated_paths_and_contexts_are_read() -> None:
+    found = emulation("0", "0", disk="1.5GB", pcie="4500MB", context="0.285s:414MiB")
+
+    assert (found.disk_bytes_per_s, found.pcie_bytes_per_s) == (1_500_000_000, 4_500_000_000)
+    assert (found.context_s, found.context_bytes) == (0.285, 414 << 20)
+    assert emulation("0", "0", context="2") == EmulatedTimes(context_s=2.0)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"disk": "fast"}, {"pcie": "-1"}, {"context": "1:2:3"}, {"context": "soon"}],
+)
+def test_emulated_paths_are_refused_when_they_make_no_sense(more: dict[str, str]) -> None:
+    with pytest.raises(CommandError, match="emulated"):
+        emulation("0", "0", **more)
+
+
 def test_settings_are_what_the_options_say() -> None:
     parser = argparse.ArgumentParser()
     add_device_options(parser)

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -210,6 +211,46 @@ def test_image_is_not_let_go_while_something_refers_to_its_memory() -> None:
     assert not image.close()
     assert storage is not None
     assert bytes(storage) == bytes(64)  # it can be read still
+
+
+def test_image_is_copied_while_the_libraries_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, library = FakeTorchCuda(context_bytes=500 * MIB), FakeRuntimeLibrary()
+    device = context(cuda, library)
+    opening, copied = threading.Event(), threading.Event()
+
+    def open_libraries(_: torch.device) -> None:
+        opening.set()
+        assert copied.wait(10)
+
+    monkeypatch.setattr("gpu_manager.worker.device.cuda_context.use_libraries", open_libraries)
+    warming = threading.Thread(target=device.warm)
+    warming.start()
+    assert opening.wait(10)
+    descriptor = os.memfd_create("image")
+    os.write(descriptor, bytes(range(64)))
+
+    device.wait_for_copies()
+    (only,) = device.load(ImageFile("d", [[0, 64]], 64, descriptor))
+    copied.set()
+    warming.join(10)
+
+    assert bytes(only) == bytes(range(64))
+    assert device.overhead_bytes() == 500 * MIB
+    assert library.pinned == {}
+
+
+def test_nobody_waits_for_a_context_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: torch.device) -> None:
+        raise RuntimeError("no such GPU")
+
+    cuda = FakeTorchCuda()
+    monkeypatch.setattr(cuda, "set_device", fail)
+    device = context(cuda)
+
+    with pytest.raises(RuntimeError, match="no such GPU"):
+        device.warm()
+
+    device.wait_for_copies()
 
 
 def test_area_is_unpinned_when_dropped_and_not_pinned_when_too_large() -> None:

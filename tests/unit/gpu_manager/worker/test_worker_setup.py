@@ -1,0 +1,167 @@
+"""A worker's device and weights are prepared side by side, and what is reported when."""
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gpu_manager.worker import worker_orders
+from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
+from gpu_manager.worker.calls.executor import Executor
+from gpu_manager.worker.device.arrival import VERIFIED, packed
+from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
+from gpu_manager.worker.worker_setup import WorkerSetup
+from tests.kit.processes.open_files import open_files
+from tests.kit.waiting import wait_until
+
+SIZE = 8192
+LOAD = worker_orders.LoadImage("d", [[0, SIZE]], SIZE, 1 << 40, 0.0, 0.5, True)
+
+
+class Bench:
+    """A worker's set-up, whose context takes as long as a test wants."""
+
+    def __init__(self) -> None:
+        self.told: list[worker_orders.WorkerOrder] = []
+        self.context = threading.Event()
+        self.loaded = threading.Event()
+        leases = AdmittedLeases(lambda _: None, lambda *_: None)
+        self.setup = WorkerSetup(
+            lambda device, table: Executor(device, table, leases, lambda *_: (None, False)),
+            self.told.append,
+        )
+        self.image = os.memfd_create("image")
+        os.ftruncate(self.image, SIZE)
+        self.pipe, self.manager = os.pipe2(os.O_CLOEXEC)
+
+    def load(self) -> None:
+        """Begin to load, as LOAD says; the set-up owns the descriptors."""
+        self.setup.load(LOAD, (self.image, self.pipe))
+
+    def assign(self) -> int:
+        """What Assign does, less the rights, which the tests keep."""
+        overhead_bytes = self.setup.overhead_bytes()
+        self.setup.note_assigned()
+        return overhead_bytes
+
+    def say(self, number: int) -> None:
+        os.write(self.manager, packed(number))
+
+    def until_told(self) -> worker_orders.WorkerOrder:
+        wait_until(lambda: bool(self.told), "the worker reports")
+        return self.told.pop()
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    found = Bench()
+    load = CpuArithmetic.load
+
+    def load_and_tell(*arguments: object) -> object:
+        storages = load(*arguments)  # type: ignore[arg-type] # whatever it is called with
+        found.loaded.set()
+        return storages
+
+    monkeypatch.setattr(CpuArithmetic, "warm", lambda _: found.context.wait(10))
+    monkeypatch.setattr(CpuArithmetic, "load", load_and_tell)
+    monkeypatch.setattr(CpuArithmetic, "limit", lambda *_: None)  # this process keeps its memory
+    threads = set(threading.enumerate())
+    yield found
+    found.context.set()
+    os.close(found.manager)
+    wait_until(lambda: set(threading.enumerate()) <= threads, "every thread has ended")
+
+
+def test_weights_are_in_place_before_the_context_is(bench: Bench) -> None:
+    bench.setup.warm(worker_orders.Warm("cpu", 0.0, 1 << 20))
+    bench.load()
+    bench.say(SIZE)
+    bench.say(VERIFIED)
+
+    assert bench.loaded.wait(10)
+    assert bench.told == []  # for nothing can run yet
+    bench.context.set()
+    assert bench.assign() >= 1 << 20
+
+    loaded = bench.until_told()
+    assert isinstance(loaded, worker_orders.ImageLoaded)
+    assert loaded.memory_bytes >= (1 << 20) + SIZE
+    assert loaded.transfer[0] <= loaded.context[1]
+    assert bench.setup.executor is not None
+    assert list(bench.setup.executor.images) == ["d"]
+    assert bench.setup.executor.run_s == 0.5
+
+
+def test_load_is_not_over_before_the_worker_has_given_up_its_rights(bench: Bench) -> None:
+    bench.context.set()
+    bench.setup.warm(worker_orders.Warm("cpu", 0.0, 0))
+    bench.load()
+    bench.say(SIZE)
+    bench.say(VERIFIED)
+    assert bench.loaded.wait(10)
+    bench.setup.overhead_bytes()
+
+    assert bench.told == []
+    assert bench.setup.executor is not None
+    assert bench.setup.executor.images == {}
+    bench.assign()
+
+    assert isinstance(bench.until_told(), worker_orders.ImageLoaded)
+
+
+def test_no_call_can_use_weights_before_the_manager_says_that_they_are_right(bench: Bench) -> None:
+    bench.context.set()
+    bench.setup.warm(worker_orders.Warm("cpu", 0.0, 0))
+    bench.assign()
+    bench.load()
+    bench.say(SIZE)
+    assert bench.loaded.wait(10)
+
+    assert bench.setup.executor is not None
+    assert bench.setup.executor.images == {}
+    assert bench.told == []
+    bench.say(VERIFIED)
+
+    assert isinstance(bench.until_told(), worker_orders.ImageLoaded)
+    assert list(bench.setup.executor.images) == ["d"]
+
+
+def test_load_fails_and_leaves_no_pipe_when_the_weights_never_come(bench: Bench) -> None:
+    bench.context.set()
+    bench.setup.warm(worker_orders.Warm("cpu", 0.0, 0))
+    bench.assign()
+    bench.load()
+    bench.say(4096)
+    before = bench.manager
+    bench.manager = os.open(os.devnull, os.O_WRONLY)
+    os.close(before)
+
+    failed = bench.until_told()
+    assert isinstance(failed, worker_orders.ImageLoadFailed)
+    assert "did not arrive" in failed.detail
+    assert bench.setup.executor is not None
+    assert bench.setup.executor.images == {}
+    wait_until(lambda: str(bench.pipe) not in {number for number, _ in open_files()}, "closed")
+
+
+def test_one_failure_is_told_when_the_device_cannot_be_used(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: CpuArithmetic) -> None:
+        raise RuntimeError("no such GPU")
+
+    monkeypatch.setattr(CpuArithmetic, "warm", fail)
+    bench.setup.warm(worker_orders.Warm("cpu", 0.0, 0))
+    bench.load()
+    bench.say(SIZE)
+    bench.say(VERIFIED)
+    bench.assign()
+
+    failed = bench.until_told()
+    assert isinstance(failed, worker_orders.ImageLoadFailed)
+    assert "no such GPU" in failed.detail
+    wait_until(
+        lambda: not any(each.name == "setup" for each in threading.enumerate()), "both have ended"
+    )
+    assert bench.told == []
