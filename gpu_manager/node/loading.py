@@ -48,7 +48,8 @@ class Loader:
         short: Callable[[], None],
         meters: NodeMeters,
     ) -> None:
-        """`short` is called after memory pressure was reported and has passed."""
+        """`short` reports the whole state: after memory pressure that was reported has passed, and
+        where a single report would be misunderstood."""
         self._settings = settings
         self._node = NodeId(settings.node)
         self._store = store
@@ -78,6 +79,8 @@ class Loader:
         gpu.residents[load.model] = resident
         if load.emptied is not None:
             resident.takes = gpu.contexts.pop(load.emptied, None)
+            if resident.takes is None:
+                log.warning("%s: nothing that %s left is there any more", gpu.id, load.emptied)
         before = gpu.leaving | {task for task in after if task is not None}
         resident.loading = self._loop.create_task(self._load(gpu, resident, lease, before, over))
         return resident.loading

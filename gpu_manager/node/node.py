@@ -333,7 +333,9 @@ class GpuNode:
 
     def context_lost(self, host: EmptyHost, cause: str) -> None:
         """Handle the unexpected end of a process that a model had left."""
-        self._loader.processes.lost(self.gpus.values(), host, cause)
+        for gpu in self.gpus.values():
+            if self._loader.processes.lost(gpu, host, cause):
+                self.meters.died(gpu.id)
 
     def lose(self, gpu: HostGpu, cause: str) -> None:
         """Mark a GPU as unusable, and end its leases and residents."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from cache_manager.model.ids import ModelId
 from gpu_manager.node.residents import ContextOnGpu, HostGpu, ModelOnGpu
@@ -46,16 +46,19 @@ class EmptiedProcesses:
         if context is not None:
             await self._end(gpu, context)
 
-    def lost(self, gpus: Iterable[HostGpu], host: EmptyHost, cause: str) -> None:
-        """Release and report an empty process that ended without an order."""
-        for gpu in gpus:
-            for context in gpu.contexts_now():
-                if context.host is host:
-                    log.warning("what %s left on %s was lost: %s", context.model, gpu.id, cause)
-                    context.host = None
-                    gpu.ledger.release_context(context)
-                    gpu.update_limits()
-                    self._report_lost(gpu, context)
+    def lost(self, gpu: HostGpu, host: EmptyHost, cause: str) -> bool:
+        """Release and report an empty process that ended without an order; False if it is not here.
+
+        It may be another GPU's, or one that an order ends.
+        """
+        found = [context for context in gpu.contexts_now() if context.host is host]
+        for context in found:
+            log.warning("what %s left on %s was lost: %s", context.model, gpu.id, cause)
+            context.host = None
+            gpu.ledger.release_context(context)
+            gpu.update_limits()
+            self._report_lost(gpu, context)
+        return bool(found)
 
     async def _empty(self, gpu: HostGpu, resident: ModelOnGpu, context: ContextOnGpu) -> None:
         await resident.stop_loading()

@@ -1,13 +1,17 @@
 """Stored weights step down a tier, as the scheduler orders: to disk, or away."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from cache_manager.model.ids import ModelId, Tier
+from common.tasks import BackgroundTasks
 from gpu_manager.errors import UnknownImage
 from gpu_manager.node.stepping_down.tier_reports import TierReports
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
 from gpu_manager.weights.weight_store import WeightStore
+
+log = logging.getLogger(__name__)
 
 
 class WeightSteps:
@@ -28,6 +32,7 @@ class WeightSteps:
         self._catalogue = catalogue
         self._tiers = tiers
         self._on_a_gpu = on_a_gpu
+        self._tasks = BackgroundTasks(log, "moving stored weights down")
         self._under_way: dict[str, asyncio.Task[None]] = {}  # by digest, the last one
 
     def order(self, name: ModelId, tier: Tier) -> None:
@@ -39,7 +44,7 @@ class WeightSteps:
             return
         model.lowest = tier
         before = self._under_way.get(model.digest)
-        task = asyncio.get_running_loop().create_task(self._step(model, before))
+        task = self._tasks.start(self._step(model, before))
         self._under_way[model.digest] = task
         task.add_done_callback(lambda _: self._forget(model.digest, task))
 
@@ -55,17 +60,23 @@ class WeightSteps:
     async def _step(self, model: TenantModel, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait({before})
-        digest, sharing = model.digest, self._catalogue.with_weights(model.digest)
+        reported = model.reported
+        try:
+            await self._move(model.digest)
+        finally:
+            self._tiers.report_changed(model.digest)
+            if model.reported is reported:
+                self._tiers.report(model.id)
+
+    async def _move(self, digest: str) -> None:
+        """Move weights down as far as every model that has them was ordered."""
+        sharing = self._catalogue.with_weights(digest)
         ordered = [each.lowest for each in sharing if each.lowest is not None]
         is_on_a_gpu = any(self._on_a_gpu(each.id) for each in sharing)
         if ordered and len(ordered) == len(sharing) and not is_on_a_gpu:
             loop = asyncio.get_running_loop()
             still = _still_ordered(sharing)
             await loop.run_in_executor(None, self._store.step_down, digest, min(ordered), still)
-        reported = model.reported
-        self._tiers.report_changed(digest)
-        if model.reported is reported:
-            self._tiers.report(model.id)
 
     def _forget(self, digest: str, task: asyncio.Task[None]) -> None:
         if self._under_way.get(digest) is task:

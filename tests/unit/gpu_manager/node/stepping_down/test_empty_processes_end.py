@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from cache_manager.model.ids import MIB, Tier
+from common.telemetry.metrics import page
 from gpu_manager.node.device_watch import DeviceWatch
 from scheduler.api import (
     ContextKept,
@@ -208,6 +209,7 @@ async def test_context_is_gone_when_the_empty_process_dies() -> None:
 
         it.runtime.empty[0].die()
 
+        assert b'worker_deaths_total{gpu="node/cpu:0"} 1.0' in page(it.node.meters.families())
         assert it.record.events == [ModelDemoted(it.node.name, GPU, model, Tier.HOST)]
         assert other.limit_bytes == 1024 * MIB
         it.check_books()

@@ -79,6 +79,32 @@ def test_second_order_about_the_same_weights_waits_for_the_first(tmp_path: Path)
     asyncio.run(scene())
 
 
+def test_weights_are_reported_where_they_are_when_a_step_fails_by_surprise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        store = WeightStore(TierIndex("lru", MANY), SpillDirectory(tmp_path, MANY))
+        async with ordered_node(store=store) as it:
+            model = it.add(5)
+            it.forget_reports()
+
+            def no_descriptors(_: int) -> int:
+                raise OSError(24, "Too many open files")
+
+            monkeypatch.setattr(os, "dup", no_descriptors)
+            it.step_down(model, Tier.DISK)
+            await eventually(lambda: tiers(it), "it is reported")
+            assert tiers(it) == [Tier.HOST]
+            monkeypatch.undo()
+
+            it.step_down(model, Tier.DISK)
+            await eventually(lambda: len(tiers(it)) == 2, "it is reported again")
+            assert tiers(it)[-1] is Tier.DISK
+
+    asyncio.run(scene())
+    assert "moving stored weights down failed" in caplog.text
+
+
 def test_load_waits_for_the_deletion_that_was_begun_and_then_for_its_function(
     tmp_path: Path,
 ) -> None:

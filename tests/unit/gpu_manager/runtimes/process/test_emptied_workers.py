@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from common.liveness import LivenessTimes
 from gpu_manager.runtimes.process.empty_process import EmptyProcess
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel
 from gpu_manager.worker.device.gpu_turns import make_turns
@@ -39,12 +38,11 @@ DOUBLE = program(step("o:mul", Ref(0), 2), output=[Ref(1)])
 MIB = 1 << 20
 # A worker without a model that ran calls keeps some pages of malloc and of torch's own.
 LITTLE_BYTES = 24 * MIB
-SOON = LivenessTimes(look_s=0.05, ask_s=0.05, stopped_s=0.3, blocked_s=0.3, late_s=0.1)
 
 
 @pytest.fixture(scope="module")
 def _machine() -> Iterator[Machine]:
-    machine = Machine(SOON)
+    machine = Machine()
     yield machine
     server = machine.runtime.server_pid  # to see it gone
     assert server is not None
