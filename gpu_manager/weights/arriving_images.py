@@ -73,12 +73,11 @@ class ArrivingImage:
     def wait_beyond(self, offset: int) -> int | None:
         """Wait until more than the bytes before this offset are there; return where they end.
 
-        None if the reading has failed.
+        None if the reading has failed, and no more will be there.
         """
         with self._change:
             self._change.wait_for(lambda: self._is_over or self._present_bytes > offset)
-            failed = self._is_over and not self._is_verified
-            return None if failed else self._present_bytes
+            return self._present_bytes if self._present_bytes > offset else None
 
     def wait_verified(self) -> bool:
         """Wait for the end; return whether the content is right and the memory is sealed."""

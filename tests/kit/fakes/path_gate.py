@@ -22,7 +22,7 @@ class PathGate:
     def let(self, pieces: int) -> None:
         """Let so many pieces pass."""
         for _ in range(pieces):
-            assert self._asked.acquire(timeout=10)
+            assert self._asked.acquire(timeout=60)
             self._pass.release()
 
     def open(self) -> None:
@@ -33,4 +33,4 @@ class PathGate:
     def _wait(self, _: float) -> None:
         if not self._is_open:
             self._asked.release()
-            assert self._pass.acquire(timeout=10)
+            assert self._pass.acquire(timeout=60)

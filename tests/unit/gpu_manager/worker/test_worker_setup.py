@@ -13,7 +13,7 @@ from gpu_manager.worker.device.arrival import VERIFIED, packed
 from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
 from gpu_manager.worker.worker_setup import WorkerSetup
 from tests.kit.processes.open_files import open_files
-from tests.kit.waiting import wait_until
+from tests.kit.waiting import PATIENCE_S, wait_until
 
 SIZE = 8192
 LOAD = worker_orders.LoadImage("d", [[0, SIZE]], SIZE, 1 << 40, 0.0, 0.5, True)
@@ -63,7 +63,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         found.loaded.set()
         return storages
 
-    monkeypatch.setattr(CpuArithmetic, "warm", lambda _: found.context.wait(10))
+    monkeypatch.setattr(CpuArithmetic, "warm", lambda _: found.context.wait(PATIENCE_S))
     monkeypatch.setattr(CpuArithmetic, "load", load_and_tell)
     monkeypatch.setattr(CpuArithmetic, "limit", lambda *_: None)  # this process keeps its memory
     threads = set(threading.enumerate())
@@ -79,7 +79,7 @@ def test_weights_are_in_place_before_the_context_is(bench: Bench) -> None:
     bench.say(SIZE)
     bench.say(VERIFIED)
 
-    assert bench.loaded.wait(10)
+    assert bench.loaded.wait(PATIENCE_S)
     assert bench.told == []  # for nothing can run yet
     bench.context.set()
     assert bench.assign() >= 1 << 20
@@ -99,7 +99,7 @@ def test_load_is_not_over_before_the_worker_has_given_up_its_rights(bench: Bench
     bench.load()
     bench.say(SIZE)
     bench.say(VERIFIED)
-    assert bench.loaded.wait(10)
+    assert bench.loaded.wait(PATIENCE_S)
     bench.setup.overhead_bytes()
 
     assert bench.told == []
@@ -116,7 +116,7 @@ def test_no_call_can_use_weights_before_the_manager_says_that_they_are_right(ben
     bench.assign()
     bench.load()
     bench.say(SIZE)
-    assert bench.loaded.wait(10)
+    assert bench.loaded.wait(PATIENCE_S)
 
     assert bench.setup.executor is not None
     assert bench.setup.executor.images == {}

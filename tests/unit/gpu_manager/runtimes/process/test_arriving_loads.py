@@ -95,7 +95,7 @@ class World:
         server = self.runtime.server_pid
         await eventually(lambda: not children_of(server), "no worker is left")
         await eventually(lambda: not opened_since(self.before), "no descriptor is left")
-        assert self.runtime.hosted == ()
+        await eventually(lambda: not self.runtime.hosted, "the runtime knows it")
 
 
 async def test_model_is_loaded_when_its_weights_were_verified(
