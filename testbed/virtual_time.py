@@ -50,8 +50,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return done
 
 
-class LoopExecutor(Executor):
-    """Does work on the event loop, as soon as its thread has nothing else to do."""
+class InlineExecutor(Executor):
+    """Does work here and now, as a virtual loop's own executor does."""
 
     def submit(
         self,
@@ -61,14 +61,10 @@ class LoopExecutor(Executor):
         **kwargs: _Parameters.kwargs,
     ) -> Future[_Result]:
         done: Future[_Result] = Future()
-
-        def work() -> None:
-            try:
-                done.set_result(func(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - an executor hands on whatever it is
-                done.set_exception(error)
-
-        asyncio.get_running_loop().call_soon(work)
+        try:
+            done.set_result(func(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - an executor hands on whatever it is
+            done.set_exception(error)
         return done
 
 

@@ -238,13 +238,18 @@ class WeightStore:
 
         Returns at once: an event loop may call it.
         """
+        fresh: ArrivingImage | None = None
         with self._requesting:
             hold = self._images.open(digest)
             if hold is None:
-                return self._join(digest, table)
-        if self._images.is_short:  # a held image counts again, if it was evicted before
+                request, fresh = self._join(digest, table)
+            else:
+                request = ImageRequest.in_memory(hold)
+        if fresh is not None:
+            self._read_soon(fresh)
+        elif self._images.is_short:  # a held image counts again, if it was evicted before
             self._in_background(self._demoter.make_room)
-        return ImageRequest.in_memory(hold)
+        return request
 
     def status(self) -> StoreStatus:
         """Return the store's current content."""
@@ -282,18 +287,27 @@ class WeightStore:
             self._forget_changed(digest)
             raise
 
-    def _join(self, digest: str, table: ImageTable) -> ImageRequest:
-        """Wait for the image with those who do already, or be the first; holding the lock."""
+    def _join(self, digest: str, table: ImageTable) -> tuple[ImageRequest, ArrivingImage | None]:
+        """Wait for the image with those who do already, or be the first, who has it read.
+
+        The caller holds the lock.
+        """
         arriving = self._arriving.get(digest)
         joined = None if arriving is None else arriving.join()
-        if arriving is None or joined is None:
-            if self._is_closed or not self._on_disk(digest):
-                raise UnknownImage(digest)
-            arriving = self._arriving[digest] = ArrivingImage(digest, table)
-            joined = arriving.join()
-            assert joined is not None, "nothing has ended its reading"
+        if arriving is not None and joined is not None:
+            return ImageRequest.on_its_way(joined, arriving), None
+        if self._is_closed or not self._on_disk(digest):
+            raise UnknownImage(digest)
+        arriving = self._arriving[digest] = ArrivingImage(digest, table)
+        joined = arriving.join()
+        assert joined is not None, "nothing has ended its reading"
+        return ImageRequest.on_its_way(joined, arriving), arriving
+
+    def _read_soon(self, arriving: ArrivingImage) -> None:
+        try:
             self._in_background(partial(self._read, arriving))
-        return ImageRequest.on_its_way(joined, arriving)
+        except RuntimeError:  # the store has been closed since
+            arriving.fail(ReadingGivenUp(arriving.digest))
 
     def _read(self, arriving: ArrivingImage) -> None:
         """Read an image for all who wait for it, and tell them."""

@@ -13,7 +13,7 @@ from cache_manager.tiers.tier_index import TierIndex
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import LoadFailed, ModelDemoted, ModelRegistered
-from testbed.virtual_time import LoopExecutor, virtually
+from testbed.virtual_time import InlineExecutor, virtually
 from tests.kit.fakes.sealed_images import open_images
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.worlds.ordered_node import OrderedNode, ordered_node
@@ -58,7 +58,7 @@ def with_disk(path: Path, disk_bytes: int = MANY) -> AbstractAsyncContextManager
 
 
 def on_disk(disk: SpillDirectory) -> AbstractAsyncContextManager[OrderedNode]:
-    return ordered_node(store=WeightStore(TierIndex("lru", MANY), disk, readers=LoopExecutor()))
+    return ordered_node(store=WeightStore(TierIndex("lru", MANY), disk, readers=InlineExecutor()))
 
 
 async def ordered(it: OrderedNode, model: ModelId, tier: Tier) -> list[Tier]:
