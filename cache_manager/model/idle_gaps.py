@@ -3,12 +3,10 @@
 from collections.abc import Iterator
 from math import log2
 
-# Gaps are counted in eighths of an octave, from a millisecond to about twelve days.
-_LEAST_S, _STEPS_AN_OCTAVE, _BUCKETS = 1e-3, 8, 240
+# Gaps are counted by powers of the square root of two, from a millisecond to about twelve days.
+_LEAST_S, _STEPS_AN_OCTAVE, _BUCKETS = 1e-3, 2, 60
 # Each new gap makes the earlier ones count less by this factor.
 _FADES = 0.97
-# Counts smaller than this are forgotten, so that no model has many of them.
-_FORGOTTEN = 0.02
 
 
 class IdleGaps:
@@ -25,10 +23,10 @@ class IdleGaps:
         place = 0
         if gap_s > _LEAST_S:
             place = min(_BUCKETS - 1, int(_STEPS_AN_OCTAVE * log2(gap_s / _LEAST_S)) + 1)
-        kept = {other: count * _FADES for other, count in self._counts.items()}
-        kept[place] = kept.get(place, 0.0) + 1.0
-        self._counts = {other: count for other, count in kept.items() if count >= _FORGOTTEN}
-        self.total = sum(self._counts.values())
+        for other in self._counts:
+            self._counts[other] *= _FADES
+        self._counts[place] = self._counts.get(place, 0.0) + 1.0
+        self.total = self.total * _FADES + 1.0
 
     def __iter__(self) -> Iterator[tuple[float, float]]:
         """Pairs of a gap that none of its kind exceeds, and how much it counts; shortest first."""

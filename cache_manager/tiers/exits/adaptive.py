@@ -16,8 +16,7 @@ from cache_manager.tiers.exits.exit_rule import IdleModel
 _GIB = 1024 * MIB
 _STAGES = tuple(Stage)
 _GONE = _STAGES.index(Stage.GONE)
-# While a model has fewer gaps than this, it stays as long as SAGE lets every model stay.
-_FEW = 2.0
+# A model that was used only once stays as long as SAGE lets every model stay.
 _UNKNOWN_S = 30.0
 # Gaps that nobody has seen yet: one in each octave, which together count as much as one seen.
 _IMAGINED_S = tuple(2.0**octave for octave in range(15))
@@ -29,8 +28,8 @@ _MOST_PARAMETERS = 3
 class Rule:
     """The worth of a second of loading, and what memory costs below the GPU."""
 
-    worth_gib_s: float = 60.0
-    host_price: float = 0.05
+    worth_gib_s: float = 200.0
+    host_price: float = 0.2
     disk_price: float = 0.001
 
     @classmethod
@@ -44,7 +43,7 @@ class Rule:
     def stays_s(self, stage: Stage, idle: IdleModel) -> float | None:
         if stage is Stage.GONE:
             return None
-        if idle.gaps.total < _FEW:
+        if not idle.gaps.total:
             return _UNKNOWN_S
         leaves = self._leaves_s(idle)
         entered_s = leaves[stage - 2] if stage is not Stage.GPU else 0.0

@@ -18,7 +18,7 @@ from scheduler.sim.papers.sage.idle_walk import (
 FIXED_S = (5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 240.0)
 WORTHS_GIB_S = (5.0, 10.0, 20.0, 40.0, 60.0, 80.0, 120.0, 160.0, 320.0, 640.0)
 SAGE_S = 30.0
-HOST_PRICE = 0.05
+HOST_PRICE = 0.2
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ FIXED_GSL = GpuSystem("FixedGSL", granule_mb=GRANULE_MB)
 FIXED_GSL_F = GpuSystem("FixedGSL-F")
 DGSF = GpuSystem("DGSF", contexts=4)
 # Section 7.7 compares SAGE-NR with a DGSF whose contexts go when nobody called for 30 s.
+# Four contexts for each of 30 functions are more than the GPU's memory.
+DGSF_OF_TWO = GpuSystem("DGSF, 2 contexts", contexts=2)
 DGSF_LEAVING = GpuSystem("DGSF, contexts leave", contexts=4, contexts_stay_s=30.0)
 SAGE_NR = GpuSystem("SAGE-NR", shares=True, shares_data=False)
 SAGE = GpuSystem("SAGE", shares=True)

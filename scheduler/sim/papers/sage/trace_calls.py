@@ -16,7 +16,8 @@ class TraceLoad:
     """The most used functions of a window, scaled to so many calls a second of all together.
 
     With `even`, each function has as many calls as every other, when its row has them; without,
-    they differ as the rows do.
+    they differ as the rows do, the first function being called most; `turned` moves so many rows
+    from the front to the back.
     """
 
     calls_a_second: float
@@ -24,6 +25,7 @@ class TraceLoad:
     minutes: int = 120
     start_minute: int = 0
     even: bool = True
+    turned: int = 0
 
     @property
     def period_s(self) -> float:
@@ -33,7 +35,8 @@ class TraceLoad:
         """When which function is called, in order; at random within each minute."""
         random = Random(seed)
         window = Window(self.start_minute, self.minutes, self.functions, _WITHOUT_TOP)
-        rows = most_used(read(CARRIED), window)
+        used = most_used(read(CARRIED), window)
+        rows = used[self.turned :] + used[: self.turned]
         total = round(self.calls_a_second * self.period_s)
         weights = [1.0 if self.even else float(sum(row)) for row in rows]
         found = [
