@@ -1,4 +1,4 @@
-"""Fixed against adaptive exit over windows of the trace: whole trade-off curves, and equal points."""
+"""Fixed against adaptive exit over windows of the trace: whole curves, and equal points."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from scheduler.sim.papers.sage.idle_walk import (
     hindsight,
 )
 
-FIXED_S = (5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 240.0)
-WORTHS_GIB_S = (5.0, 10.0, 20.0, 40.0, 60.0, 80.0, 120.0, 160.0, 320.0, 640.0)
+FIXED_S = (5.0, 10.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 240.0)
+WORTHS_GIB_S = (25.0, 50.0, 100.0, 150.0, 200.0, 300.0, 500.0, 900.0)
 SAGE_S = 30.0
 HOST_PRICE = 0.2
 
@@ -55,9 +55,7 @@ def curves(
     idle = window.idle_times(functions, seed)
     return ExitCurves(
         tuple(ExitPoint(seconds, _costs(f"fixed:{seconds}", idle)) for seconds in fixed_s),
-        tuple(
-            ExitPoint(worth, _costs(f"adaptive:{worth},{HOST_PRICE}", idle)) for worth in worths
-        ),
+        tuple(ExitPoint(worth, _costs(f"adaptive:{worth},{HOST_PRICE}", idle)) for worth in worths),
         tuple(ExitPoint(worth, hindsight(worth, HOST_PRICE, idle)) for worth in worths),
     )
 
@@ -71,10 +69,9 @@ def together(windows: Sequence[ExitCurves]) -> ExitCurves:
     )
 
 
-def at_equal(
-    points: Sequence[ExitPoint], metric: str, value: float, wanted: str
-) -> float | None:
-    """What the curve has of `wanted` where it has this much of `metric`; None: it does not go there.
+def at_equal(points: Sequence[ExitPoint], metric: str, value: float, wanted: str) -> float | None:
+    """What the curve has of `wanted` where it has so much of `metric`; None: it never has.
+
 
     Between two neighbouring settings it goes straight, in logarithms.
     """

@@ -101,12 +101,6 @@ class GpuMachine:
                 arrive(calls[place], now)
                 place += 1
             else:
-                link = (
-                    cores
-                    if now == cores.ends_s
-                    else pcie
-                    if now == pcie.ends_s
-                    else database
-                )
+                link = cores if now == cores.ends_s else pcie if now == pcie.ends_s else database
                 then, call = link.take(now)
                 then(call, now)

@@ -1,4 +1,4 @@
-"""What SAGE prints as numbers: the memory of Table 2 and the times of Table 4."""
+"""What SAGE prints as numbers: Table 2's memory, Table 4's times, and its headlines."""
 
 import json
 from collections.abc import Mapping
@@ -32,8 +32,18 @@ class PhaseTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class PrintedHeadline:
+    """One of the numbers by which SAGE is judged: times (x) or percent (%)."""
+
+    key: str
+    text: str
+    value: float
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
 class SagePaper:
-    """The printed numbers that the simulation takes in or is compared with, exactly."""
+    """The printed numbers that the simulation takes in or is compared with."""
 
     attribution: str
     gpu_memory_mb: float
@@ -41,6 +51,7 @@ class SagePaper:
     table2: tuple[MemoryRow, ...]
     table4: tuple[PhaseTimes, ...]
     compute_share: float
+    headlines: tuple[PrintedHeadline, ...]
 
     def column(self, state: str) -> PhaseTimes:
         """The column of Table 4 for this state."""
@@ -60,4 +71,5 @@ def sage_paper() -> SagePaper:
         table2=tuple(MemoryRow(**row) for row in data["table2"]),
         table4=tuple(PhaseTimes(**column) for column in data["table4"]),
         compute_share=data["compute_share_percent"] / 100.0,
+        headlines=tuple(PrintedHeadline(**headline) for headline in data["headlines"]),
     )

@@ -21,7 +21,6 @@ from scheduler.sim.papers.sage.gpu_systems import (
     CallTimes,
     GpuSystem,
     NodeRun,
-
     run_node,
 )
 from scheduler.sim.papers.sage.node_figures import SystemFigures, figures
@@ -33,7 +32,7 @@ _PEAK_STEPS_OF_THEORY = 64
 # A system keeps up when this share of the calls has ended by the end of the period.
 _KEEPS_UP = 0.97
 # One call in each stage of the exit, 30 s a stage, from cold to cold again: Table 4's columns.
-_STATES = {
+STATES = {
     "cold": Stage.GONE,
     "stage 1": Stage.GPU,
     "stage 2": Stage.CONTEXT,
@@ -67,13 +66,11 @@ class SageSetting:
         """The calls of all nodes together."""
         functions = self.functions()
         rate = self.gpus * self.load / fmean(each.compute_s for each in functions)
-        return TraceLoad(
-            rate, len(functions), self.minutes, 0, even=self.even, turned=self.turned
-        )
+        return TraceLoad(rate, len(functions), self.minutes, 0, even=self.even, turned=self.turned)
 
 
 # Nearest to SAGE's printed figures among the settings that the page lists.
-CHOSEN = SageSetting(load=1.0, assumed=Assumptions(request_ms=34.0, contention=0.1))
+CHOSEN = SageSetting(load=1.0, assumed=Assumptions(request_ms=34.0, contention=0.16))
 
 
 def compare(
@@ -122,7 +119,7 @@ def calls_of_table4(name: str = "resnet50") -> Mapping[str, float]:
         for call in run_node(SAGE, [function], times, assumed).ended
     }
     baseline = {"baseline": alone.ended[0].ended_s}
-    return baseline | {state: staged[stage] for state, stage in _STATES.items()}
+    return baseline | {state: staged[stage] for state, stage in STATES.items()}
 
 
 def parallel_setup_saves(assumed: Assumptions) -> float:
@@ -173,5 +170,3 @@ def _dispatched(times: CallTimes, setting: SageSetting) -> list[CallTimes]:
     for call in times:
         nodes[random.randrange(setting.gpus)].append(call)
     return [list(node) for node in nodes]
-
-

@@ -41,9 +41,7 @@ class TraceLoad:
         weights = [1.0 if self.even else float(sum(row)) for row in rows]
         found = [
             ((minute + random.random()) * MINUTE_S, number)
-            for number, (row, calls) in enumerate(
-                zip(rows, apportion(weights, total), strict=True)
-            )
+            for number, (row, calls) in enumerate(zip(rows, apportion(weights, total), strict=True))
             for minute, many in enumerate(apportion([float(count) for count in row], calls))
             for _ in range(many)
         ]

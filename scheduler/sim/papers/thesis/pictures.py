@@ -47,6 +47,8 @@ class Bars:
     thesis: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     logarithmic: bool = False
     whole: float | None = None
+    across: str = "working set (functions)"
+    lowest: float = 1.0  # of a logarithmic axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def draw_bars(path: Path, picture: Bars) -> None:
     """One group of bars beside the other."""
     figure, axes = _figure(1, _HEIGHT_IN)
     _draw_panel(axes[0], picture)
-    axes[0].set_xlabel("working set (functions)")
+    axes[0].set_xlabel(picture.across)
     _legend(figure, axes[0], "outside upper center")
     _save(figure, path)
 
@@ -80,6 +82,26 @@ def draw_curves(path: Path, title: str, limits: Sequence[int], panels: Sequence[
     axes[0].legend()
     axes[-1].set_xlabel("O3 limit (times that a request may be passed over)")
     axes[-1].set_xticks(list(limits))
+    _save(figure, path)
+
+
+def draw_trade_offs(
+    path: Path,
+    title: str,
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    axes_names: tuple[str, str],
+) -> None:
+    """Curves of points in a plane, both of whose axes are better towards zero."""
+    figure, (panel,) = _figure(1, _HEIGHT_IN)
+    for place, (name, points) in enumerate(curves.items()):
+        xs, ys = zip(*points, strict=True)
+        panel.plot(xs, ys, "o-", color=_COLOURS[place + 2], label=name, markersize=4)
+    panel.set_title(title)
+    panel.set_xlabel(axes_names[0])
+    panel.set_ylabel(axes_names[1])
+    panel.set_xlim(left=0)
+    panel.set_ylim(bottom=0)
+    panel.legend()
     _save(figure, path)
 
 
@@ -115,7 +137,7 @@ def _draw_panel(panel: Axes, picture: Bars) -> None:
     panel.grid(visible=False, axis="x")
     if picture.logarithmic:
         panel.set_yscale("log")
-        panel.set_ylim(bottom=1)
+        panel.set_ylim(bottom=picture.lowest)
         panel.yaxis.set_major_formatter("{x:g}")
     if picture.whole is not None:
         panel.set_ylim(0, picture.whole)
