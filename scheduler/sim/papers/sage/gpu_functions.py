@@ -17,14 +17,19 @@ class Assumptions:
     rest of resnet50's time by its megabytes. `compute_share`: the share of computing in the solo
     duration of the nine functions whose times are not printed; None: such that the average over
     the ten is the 12.1 % of section 3.2.1. `equal_compute_ms`: they compute this long instead.
-    `contention`: how much each further uncoordinated transfer slows all transfers of a path.
+    `contention`: how much each further transfer of another call slows all transfers from the
+    database; `api_contention` is DGSF's, whose servers transfer for all calls, and
+    `daemon_contention` SAGE's. `calls_at_once`: how many calls SAGE has on the GPU, in the order
+    in which they came; DGSF's four contexts of ten functions have 40.
     """
 
     request_ms: float = 0.0
     compute_share: float | None = None
     equal_compute_ms: float | None = None
     contention: float = 0.0
+    api_contention: float = 0.0
     daemon_contention: float = 0.0
+    calls_at_once: int = 40
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,20 +63,30 @@ def run_node(
     """The calls on one node, until all have ended or the period is over."""
     served = functions if system.shares_data else [_own_data(each) for each in functions]
     machine = GpuMachine(MemoryMeter(sage_paper().gpu_memory_mb))
-    # SAGE's memory daemon makes all transfers of a GPU; other systems' calls know nothing of
-    # each other.
-    contention = assumed.daemon_contention if system.shares else assumed.contention
-    machine.database = FairLink(contention)
+    machine.database = FairLink(_contention(system, assumed))
     calls = [SimulatedCall(served[number], number, at_s) for at_s, number in times]
-    machine.run(calls, _admission(system, machine, served), period_s)
+    machine.run(calls, _admission(system, machine, served, assumed), period_s)
     ended = [call for call in machine.ended if call.ended_s <= period_s]
     last_s = period_s if period_s < inf else max((call.ended_s for call in ended), default=0.0)
     return NodeRun(ended, len(calls), machine.memory.mean_mb(last_s))
 
 
-def _admission(system: GpuSystem, machine: GpuMachine, functions: Sequence[GpuFunction]) -> Then:
+def _contention(system: GpuSystem, assumed: Assumptions) -> float:
+    """Only the calls of FixedGSL transfer by themselves, each from its own container."""
     if system.shares:
-        return SharedEngines(machine, functions, exits.make(system.exit_rule)).arrived
+        return assumed.daemon_contention
+    return assumed.api_contention if system.contexts else assumed.contention
+
+
+def _admission(
+    system: GpuSystem,
+    machine: GpuMachine,
+    functions: Sequence[GpuFunction],
+    assumed: Assumptions,
+) -> Then:
+    if system.shares:
+        rule = exits.make(system.exit_rule)
+        return SharedEngines(machine, functions, rule, assumed.calls_at_once).arrived
     if system.contexts:
         pools = ContextAdmission(machine, functions, system.contexts, system.contexts_stay_s)
         return pools.arrived

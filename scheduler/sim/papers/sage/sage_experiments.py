@@ -127,7 +127,7 @@ def variants(chosen: SageSetting) -> Mapping[str, SageSetting]:
     assumed = chosen.assumed
 
     def other(**changes: float) -> SageSetting:
-        return replace(chosen, assumed=replace(assumed, **changes))
+        return replace(chosen, assumed=replace(assumed, **changes))  # type: ignore[arg-type]  # one is whole
 
     return {
         "as chosen": chosen,
@@ -139,7 +139,10 @@ def variants(chosen: SageSetting) -> Mapping[str, SageSetting]:
         "the nine compute as long as resnet50": other(equal_compute_ms=24.3),
         "the nine compute for 6 % of a solo call": other(compute_share=0.06),
         "the nine compute for 25 % of a solo call": other(compute_share=0.25),
+        "DGSF's servers suffer contention too": other(api_contention=assumed.contention),
         "SAGE's daemon suffers contention too": other(daemon_contention=assumed.contention),
+        "SAGE has any number of calls on the GPU": other(calls_at_once=1_000_000),
+        "SAGE has ten calls on the GPU": other(calls_at_once=10),
     }
 
 

@@ -56,13 +56,21 @@ def setup_s(function: GpuFunction, stage: Stage) -> float:
 
 
 class SharedEngines:
-    """Calls join their function's engine at once, where its memory and theirs fit."""
+    """Calls join their function's engine in the order in which they came.
+
+    At most so many are on the GPU at once, and only where their memory fits.
+    """
 
     def __init__(
-        self, machine: GpuMachine, functions: Sequence[GpuFunction], rule: ExitRule
+        self,
+        machine: GpuMachine,
+        functions: Sequence[GpuFunction],
+        rule: ExitRule,
+        calls_at_once: int,
     ) -> None:
         self._machine = machine
         self._rule = rule
+        self._may_begin = calls_at_once
         self._engines = [FunctionEngine(each) for each in functions]
         self._waiting: deque[SimulatedCall] = deque()
 
@@ -72,13 +80,14 @@ class SharedEngines:
         self._admit(now)
 
     def _admit(self, now: float) -> None:
-        while self._waiting:
+        while self._waiting and self._may_begin:
             call = self._waiting[0]
             engine = self._engines[call.number]
             needs_mb = call.function.writable_mb + self._missing_mb(engine)
             if not self._machine.memory.fits(needs_mb) and not self._make_room(needs_mb, call, now):
                 return
             self._waiting.popleft()
+            self._may_begin -= 1
             self._machine.memory.take(needs_mb, now)
             self._begin(call, engine, now)
 
@@ -167,6 +176,7 @@ class SharedEngines:
         self._machine.end(call, now)
         self._machine.memory.take(-call.function.writable_mb, now)
         engine.running -= 1
+        self._may_begin += 1
         if not engine.running:
             engine.idle_since_s = now
             self._stay(engine, now)
