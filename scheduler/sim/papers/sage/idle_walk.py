@@ -26,6 +26,13 @@ class IdleTimes:
     last_s: float
 
 
+class FunctionCalls(NamedTuple):
+    """When a function of a window is called, in order."""
+
+    function: GpuFunction
+    at_s: list[float]
+
+
 @dataclass(frozen=True, slots=True)
 class IdleCosts:
     """Memory of idle functions in GiB-seconds, and what their next calls waited for.
@@ -67,17 +74,24 @@ class TraceWindow:
     # Busier functions are warm under every rule, and only make the simulation longer.
     most_calls_a_minute: float = 20.0
 
-    def idle_times(self, functions: Sequence[GpuFunction], seed: int) -> list[IdleTimes]:
+    def calls(self, functions: Sequence[GpuFunction], seed: int) -> list[FunctionCalls]:
         """The trace's functions as those of SAGE, in turn; none that is called just once."""
         random = Random(seed)
-        rows = self._rows(read(CARRIED))
-        found = []
-        for number, row in enumerate(rows):
-            calls = self._calls(row, random)
-            gaps = tuple(later - earlier for earlier, later in pairwise(calls))
-            last_s = self.minutes * MINUTE_S - calls[-1]
-            found.append(IdleTimes(functions[number % len(functions)], gaps, last_s))
-        return found
+        return [
+            FunctionCalls(functions[number % len(functions)], self._calls(row, random))
+            for number, row in enumerate(self._rows(read(CARRIED)))
+        ]
+
+    def idle_times(self, functions: Sequence[GpuFunction], seed: int) -> list[IdleTimes]:
+        """The same, as the times between calls."""
+        return [
+            IdleTimes(
+                each.function,
+                tuple(later - earlier for earlier, later in pairwise(each.at_s)),
+                self.minutes * MINUTE_S - each.at_s[-1],
+            )
+            for each in self.calls(functions, seed)
+        ]
 
     def _calls(self, row: Sequence[int], random: Random) -> list[float]:
         phase = random.random()

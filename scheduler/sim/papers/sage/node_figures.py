@@ -19,9 +19,13 @@ class FunctionLatency:
 
 @dataclass(frozen=True, slots=True)
 class SystemFigures:
-    """One system under one load; of its calls, those that ended within the period."""
+    """One system under one load; of its calls, those that ended within the period.
+
+    `cold_share`: of the calls, those that found neither context nor weights on the GPU.
+    """
 
     latencies: dict[str, FunctionLatency]
+    of_calls: FunctionLatency
     throughput: float
     arrived: float
     memory_mb: float
@@ -49,10 +53,11 @@ def figures(runs: Sequence[NodeRun], period_s: float) -> SystemFigures:
     cold = 0
     for call in (call for run in runs for call in run.ended):
         by_function[call.function.name].append(call.ended_s - call.arrived_s)
-        cold += call.found is Stage.GONE
+        cold += call.found >= Stage.HOST
     ended = sum(len(run.ended) for run in runs)
     return SystemFigures(
         {name: _latency(found) for name, found in sorted(by_function.items())},
+        _latency([each for found in by_function.values() for each in found]),
         throughput=ended / period_s,
         arrived=sum(run.arrived for run in runs) / period_s,
         memory_mb=fmean(run.memory_mb for run in runs),

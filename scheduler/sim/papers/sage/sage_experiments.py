@@ -23,9 +23,10 @@ from scheduler.sim.papers.sage.gpu_systems import (
     FIXED_GSL_F,
     SAGE,
     SAGE_NR,
+    run_node,
 )
 from scheduler.sim.papers.sage.idle_walk import IdleCosts, TraceWindow, costs_of, ten_windows
-from scheduler.sim.papers.sage.node_figures import RatiosToSage, SystemFigures, ratios
+from scheduler.sim.papers.sage.node_figures import RatiosToSage, SystemFigures, figures, ratios
 from scheduler.sim.papers.sage.printed_numbers import sage_paper
 from scheduler.sim.papers.sage.system_study import (
     CHOSEN,
@@ -37,8 +38,12 @@ from scheduler.sim.papers.sage.system_study import (
     parallel_setup_saves,
     peaks,
 )
+from scheduler.sim.workload import MINUTE_S
 
-_OTHERS = (FIXED_GSL, FIXED_GSL_F, DGSF)
+# Only these suffer under the contention that the grid varies.
+_CONTENDED = (FIXED_GSL, FIXED_GSL_F)
+# Exit rules that run in the whole simulator.
+RULES = ("fixed", "adaptive", "adaptive:500", "never")
 Announce = Callable[[str], None]
 
 
@@ -78,6 +83,7 @@ class ExitStudy:
     regular: tuple[ExitCurves, ...]
     context_only: IdleCosts
     default: IdleCosts
+    on_machine: Mapping[str, SystemFigures]
 
     @property
     def all(self) -> ExitCurves:
@@ -226,14 +232,13 @@ def over_sage(found: Mapping[str, SystemFigures]) -> Mapping[str, RatiosToSage]:
 
 
 def _at_load(plan: SagePlan, load: float) -> list[GridPoint]:
-    points, sage = [], None
+    points: list[GridPoint] = []
+    found: dict[str, SystemFigures] = {}
     for contention in plan.contentions:
         assumed = replace(plan.setting.assumed, contention=contention)
         setting = replace(plan.setting, load=load, assumed=assumed)
-        # The memory daemon has no contention, so that SAGE is the same in all of them.
-        found = dict(compare(setting, THE_FOUR if sage is None else _OTHERS))
-        sage = sage or found[SAGE.name]
-        points.append(GridPoint(load, contention, over_sage({**found, SAGE.name: sage})))
+        found |= compare(setting, _CONTENDED if found else THE_FOUR)
+        points.append(GridPoint(load, contention, over_sage(found)))
     return points
 
 
@@ -246,5 +251,25 @@ def _exits(plan: SagePlan) -> ExitStudy:
     idle = [each for window in plan.windows for each in window.idle_times(functions, 1)]
     context_only = exits.make(f"fixed:0,{2 * SAGE_S},{SAGE_S},{SAGE_S}")
     return ExitStudy(
-        windows, regular, costs_of(context_only, idle), costs_of(exits.make("adaptive"), idle)
+        windows,
+        regular,
+        costs_of(context_only, idle),
+        costs_of(exits.make("adaptive"), idle),
+        {rule: _on_machine(plan, rule) for rule in RULES},
     )
+
+
+def _on_machine(plan: SagePlan, rule: str) -> SystemFigures:
+    """SAGE with this exit rule, each window's functions on a GPU of their own."""
+    system = replace(SAGE, exit_rule=rule)
+    runs = []
+    for window in plan.windows:
+        called = window.calls(plan.setting.functions(), 1)
+        times = sorted((at_s, number) for number, each in enumerate(called) for at_s in each.at_s)
+        functions = [
+            replace(each.function, name=f"{each.function.name}{number}")
+            for number, each in enumerate(called)
+        ]
+        period_s = window.minutes * MINUTE_S
+        runs.append(run_node(system, functions, times, plan.setting.assumed, period_s))
+    return figures(runs, sum(window.minutes for window in plan.windows) * MINUTE_S)

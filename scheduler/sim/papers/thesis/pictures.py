@@ -14,6 +14,7 @@ _COLOURS = ("#999999", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#CC79A7", "#
 _INK = "#333333"
 _THESIS = "thesis"
 _WIDTH_IN = 8.0
+_ROOM_FOR_GROUPS = 6
 _HEIGHT_IN = 4.2
 _DOTS_PER_INCH = 120
 
@@ -128,12 +129,13 @@ def _draw_panel(panel: Axes, picture: Bars) -> None:
         offset = (place - (len(picture.ours) - 1) / 2) * width
         at = [group + offset for group in range(len(picture.groups))]
         colour = _COLOURS[place % len(_COLOURS)]
-        panel.bar(at, values, width * 0.9, color=colour, label=name.upper())
+        panel.bar(at, values, width * 0.9, color=colour, label=_shown(name))
         _draw_thesis(panel, at, picture.thesis.get(name, ()))
     _label_thesis(panel, picture)
     panel.set_title(picture.title)
     panel.set_ylabel(picture.unit)
-    panel.set_xticks(range(len(picture.groups)), picture.groups)
+    small = 9 if len(picture.groups) > _ROOM_FOR_GROUPS else None
+    panel.set_xticks(range(len(picture.groups)), picture.groups, fontsize=small)
     panel.grid(visible=False, axis="x")
     if picture.logarithmic:
         panel.set_yscale("log")
@@ -141,6 +143,11 @@ def _draw_panel(panel: Axes, picture: Bars) -> None:
         panel.yaxis.set_major_formatter("{x:g}")
     if picture.whole is not None:
         panel.set_ylim(0, picture.whole)
+
+
+def _shown(name: str) -> str:
+    """Policies have their names in small letters; systems are written as their papers do."""
+    return name.upper() if name.islower() else name
 
 
 def _draw_thesis(panel: Axes, at: Sequence[float], values: Sequence[float | None]) -> None:

@@ -71,6 +71,22 @@ def defaults_table(study: ExitStudy) -> str:
     return table(["rule", *_COSTS, "GPU memory, host memory, cold, waiting"], rows)
 
 
+def machine_table(study: ExitStudy) -> str:
+    """SAGE with each rule in the whole simulator."""
+    rows = [
+        [
+            f"`{rule}`",
+            f"{found.memory_mb / 1024:.1f}",
+            f"{100 * found.cold_share:.1f} %",
+            f"{1e3 * found.of_calls.mean_s:.1f}",
+            f"{1e3 * found.of_calls.p99_s:.0f}",
+        ]
+        for rule, found in study.on_machine.items()
+    ]
+    head = ["rule", "GPU memory in use, GiB", "cold loads, of calls", "mean latency, ms"]
+    return table([*head, "99th percentile, ms"], rows)
+
+
 def curve_table(study: ExitStudy) -> str:
     """Every setting of every rule, over all windows together."""
     found = study.all

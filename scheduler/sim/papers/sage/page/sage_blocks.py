@@ -32,6 +32,7 @@ def sage_blocks(evaluation: SageEvaluation) -> Mapping[str, str]:
         "setting": _grid(evaluation),
         "sensitivity": sage_tables.assumptions(evaluation),
         "exits": _exits(evaluation),
+        "exits on the machine": exit_tables.machine_table(evaluation.exits),
         "exit curves": exit_tables.curve_table(evaluation.exits),
     }
 
