@@ -29,7 +29,7 @@ class Rule:
     """The worth of a second of loading, and what memory costs below the GPU."""
 
     worth_gib_s: float = 200.0
-    host_price: float = 0.2
+    host_price: float = 0.5
     disk_price: float = 0.001
 
     @classmethod

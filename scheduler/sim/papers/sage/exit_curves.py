@@ -16,9 +16,9 @@ from scheduler.sim.papers.sage.idle_walk import (
 )
 
 FIXED_S = (5.0, 10.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 240.0)
-WORTHS_GIB_S = (25.0, 50.0, 100.0, 150.0, 200.0, 300.0, 500.0, 900.0)
+WORTHS_GIB_S = (25.0, 50.0, 100.0, 200.0, 300.0, 500.0, 900.0)
 SAGE_S = 30.0
-HOST_PRICE = 0.2
+HOST_PRICE = 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,9 @@ class SharedEngines:
             call = self._waiting[0]
             engine = self._engines[call.number]
             needs_mb = call.function.writable_mb + self._missing_mb(engine)
-            if not self._machine.memory.fits(needs_mb) and not self._make_room(needs_mb, call, now):
+            if not self._machine.memory.fits(needs_mb) and not self._make_room(
+                needs_mb, call.number, now
+            ):
                 return
             self._waiting.popleft()
             self._may_begin -= 1
@@ -97,12 +99,12 @@ class SharedEngines:
             return 0.0
         return engine.gpu_mb(Stage.GPU) - engine.gpu_mb(engine.stage)
 
-    def _make_room(self, needs_mb: float, call: SimulatedCall, now: float) -> bool:
+    def _make_room(self, needs_mb: float, asking: int, now: float) -> bool:
         """Idle functions leave the GPU, the one that is idle longest first."""
         idle = [
             (engine.idle_since_s or 0.0, number)
             for number, engine in enumerate(self._engines)
-            if not engine.running and engine.stage <= Stage.CONTEXT and number != call.number
+            if not engine.running and engine.stage <= Stage.CONTEXT and number != asking
         ]
         for _, number in sorted(idle):
             self._leave(self._engines[number], Stage.HOST, now)
@@ -113,26 +115,30 @@ class SharedEngines:
     def _begin(self, call: SimulatedCall, engine: FunctionEngine, now: float) -> None:
         call.began_s, call.found = now, engine.stage
         first = not engine.running
-        if first:
-            engine.moves += 1
-            if engine.idle_since_s is not None:
-                engine.gaps.saw(now - engine.idle_since_s)
         engine.running += 1
-        if first and engine.stage >= Stage.HOST:
-            engine.for_context = []
-        if first and engine.stage is not Stage.GPU:
-            engine.for_data = []
-        delay_s = call.function.cpu_context_s if first and engine.stage is Stage.GONE else 0.0
+        # It waits for its own data, and for what is being made: the context, others' shared data.
         call.waits = 1
-        for others in (engine.for_context, None if first else engine.for_data):
-            if others is not None:
-                call.waits += 1
-                others.append(call)
-        if first and engine.for_context is not None:
-            ready_s = now + delay_s + call.function.gpu_context_s
-            self._machine.at(ready_s, partial(self._context_made, engine))
+        if not first:
+            _wait_for(engine.for_data, call)
+        delay_s = self._wake(engine, now) if first else 0.0
+        _wait_for(engine.for_context, call)
         self._machine.at(now + delay_s, partial(self._read, call, first=first))
+
+    def _wake(self, engine: FunctionEngine, now: float) -> float:
+        """End the exit, and begin what the engine lacks; the time until its data can be read."""
+        found, function = engine.stage, engine.function
         engine.stage = Stage.GPU
+        engine.moves += 1
+        if engine.idle_since_s is not None:
+            engine.gaps.saw(now - engine.idle_since_s)
+        delay_s = function.cpu_context_s if found is Stage.GONE else 0.0
+        if found is not Stage.GPU:
+            engine.for_data = []
+        if found >= Stage.HOST:
+            engine.for_context = []
+            ready_s = now + delay_s + function.gpu_context_s
+            self._machine.at(ready_s, partial(self._context_made, engine))
+        return delay_s
 
     def _read(self, call: SimulatedCall, now: float, *, first: bool) -> None:
         """Its own data, and, for the first call of an engine, what all calls share."""
@@ -199,3 +205,10 @@ class SharedEngines:
         engine.moves += 1
         self._machine.memory.take(-freed_mb, now)
         self._stay(engine, now)
+
+
+def _wait_for(others: list[SimulatedCall] | None, call: SimulatedCall) -> None:
+    """Let the call wait with these, if somebody makes what they wait for."""
+    if others is not None:
+        others.append(call)
+        call.waits += 1
