@@ -26,7 +26,7 @@ class IdleTimes:
     last_s: float
 
 
-class FunctionCalls(NamedTuple):
+class CalledFunction(NamedTuple):
     """When a function of a window is called, in order."""
 
     function: GpuFunction
@@ -74,11 +74,11 @@ class TraceWindow:
     # Busier functions are warm under every rule, and only make the simulation longer.
     most_calls_a_minute: float = 20.0
 
-    def calls(self, functions: Sequence[GpuFunction], seed: int) -> list[FunctionCalls]:
+    def calls(self, functions: Sequence[GpuFunction], seed: int) -> list[CalledFunction]:
         """The trace's functions as those of SAGE, in turn; none that is called just once."""
         random = Random(seed)
         return [
-            FunctionCalls(functions[number % len(functions)], self._calls(row, random))
+            CalledFunction(functions[number % len(functions)], self._calls(row, random))
             for number, row in enumerate(self._rows(read(CARRIED)))
         ]
 

@@ -110,6 +110,7 @@ class SageEvaluation:
     thirty: Mapping[str, SystemFigures]
     four: Mapping[str, SystemFigures]
     peaks: Mapping[str, Sequence[PeakFigures]]
+    peaks_by_contention: Mapping[float, Mapping[str, float]]
     parallel_saves: float
     grid: Sequence[GridPoint]
     variants: Mapping[str, tuple[Mapping[str, SystemFigures], Mapping[str, float]]]
@@ -178,6 +179,9 @@ def evaluate(plan: SagePlan, announce: Announce) -> SageEvaluation:
         thirty=thirty,
         four=four,
         peaks=at_peak,
+        peaks_by_contention={
+            each: peak_figures(replace(assumed, contention=each)) for each in plan.contentions
+        },
         parallel_saves=parallel_setup_saves(assumed),
         grid=grid,
         variants=varied,

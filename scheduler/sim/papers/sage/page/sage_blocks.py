@@ -27,6 +27,7 @@ def sage_blocks(evaluation: SageEvaluation) -> Mapping[str, str]:
         "latency": _picture("sage-latency") + sage_tables.latencies(evaluation.main),
         "systems": _picture("sage-memory") + sage_tables.systems(evaluation.main),
         "peak": sage_tables.at_peak(evaluation),
+        "peak by contention": sage_tables.peak_along_contention(evaluation),
         "thirty": sage_tables.systems(evaluation.thirty),
         "four": sage_tables.systems(evaluation.four),
         "setting": _grid(evaluation),

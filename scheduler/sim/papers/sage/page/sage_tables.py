@@ -114,6 +114,15 @@ def at_peak(evaluation: SageEvaluation) -> str:
     return table([*head, *more], rows)
 
 
+def peak_along_contention(evaluation: SageEvaluation) -> str:
+    """FixedGSL's averages at peak under each contention."""
+    rows = [
+        [f"{contention:g}", f"{found['theory FixedGSL']:.1f} %", f"{found['loading']:.1f}"]
+        for contention, found in evaluation.peaks_by_contention.items()
+    ]
+    return table(["contention", "FixedGSL, of theory", "FixedGSL, loading slower ×"], rows)
+
+
 def grid(points: Sequence[GridPoint]) -> str:
     """The distance from SAGE's fifteen ratios by load and contention."""
     contentions = list(dict.fromkeys(point.contention for point in points))
