@@ -134,7 +134,7 @@ def _draw_panel(panel: Axes, picture: Bars) -> None:
     _label_thesis(panel, picture)
     panel.set_title(picture.title)
     panel.set_ylabel(picture.unit)
-    small = 9 if len(picture.groups) > _ROOM_FOR_GROUPS else None
+    small = 8 if len(picture.groups) > _ROOM_FOR_GROUPS else None
     panel.set_xticks(range(len(picture.groups)), picture.groups, fontsize=small)
     panel.grid(visible=False, axis="x")
     if picture.logarithmic:
