@@ -46,11 +46,15 @@ SAGE = GpuSystem("SAGE", shares=True)
 
 @dataclass(frozen=True, slots=True)
 class NodeRun:
-    """What came of one run: the calls that ended, in the order of their ends."""
+    """What came of one run: the calls that ended, in the order of their ends.
+
+    `memory_mb` is what was in use on average, `left_mb` what is in use at the end.
+    """
 
     ended: Sequence[SimulatedCall]
     arrived: int
     memory_mb: float
+    left_mb: float
 
 
 def run_node(
@@ -68,7 +72,8 @@ def run_node(
     machine.run(calls, _admission(system, machine, served, assumed), period_s)
     ended = [call for call in machine.ended if call.ended_s <= period_s]
     last_s = period_s if period_s < inf else max((call.ended_s for call in ended), default=0.0)
-    return NodeRun(ended, len(calls), machine.memory.mean_mb(last_s))
+    memory = machine.memory
+    return NodeRun(ended, len(calls), memory.mean_mb(last_s), memory.used_mb)
 
 
 def _contention(system: GpuSystem, assumed: Assumptions) -> float:

@@ -134,7 +134,7 @@ def variants(chosen: SageSetting) -> Mapping[str, SageSetting]:
     assumed = chosen.assumed
 
     def other(**changes: float) -> SageSetting:
-        return replace(chosen, assumed=replace(assumed, **changes))  # type: ignore[arg-type]  # one is whole
+        return replace(chosen, assumed=replace(assumed, **changes))  # type: ignore[arg-type]  # one is an int
 
     return {
         "as chosen": chosen,

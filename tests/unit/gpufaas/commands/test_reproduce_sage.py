@@ -132,6 +132,19 @@ def test_the_committed_page_has_every_part_of_the_plan() -> None:
     )
 
 
+def test_the_chosen_setting_is_the_nearest_of_the_committed_grid() -> None:
+    head, _, *rows = block("setting").split("\n\n")[0].splitlines()
+    contentions = head.split(" | ")[1:]
+    nearest = [
+        (cells[0].removeprefix("| "), contentions[place].removesuffix(" |"))
+        for cells in (row.split(" | ") for row in rows)
+        for place, cell in enumerate(cells[1:])
+        if "**" in cell
+    ]
+
+    assert nearest == [(f"{CHOSEN.load:g}", f"{CHOSEN.assumed.contention:g}")]
+
+
 def test_the_committed_page_has_adaptive_a_fifth_better_than_fixed_in_the_worst_window() -> None:
     (worst,) = re.findall(r"^\| the worst \|(.*)\|$", block("exits"), re.MULTILINE)
     cold, memory, *_ = (int(cell) for cell in re.findall(r"([+-]\d+) %", worst))

@@ -10,6 +10,8 @@ from scheduler.sim.papers.sage.sage_experiments import SageEvaluation
 from scheduler.sim.papers.sage.system_study import SageSetting
 from scheduler.sim.papers.thesis.claims import Verdict
 
+# Table 4 is printed to a tenth of a millisecond.
+_PRINTED_TO_MS = 0.05
 PICTURES = {
     "sage-latency": "Mean latency by function and system",
     "sage-memory": "GPU memory in use, throughput",
@@ -47,7 +49,7 @@ def _summary(evaluation: SageEvaluation) -> str:
     count = Counter(each.verdict for each in judged)
     verdicts = ", ".join(f"{count[verdict]} {verdict}" for verdict in Verdict)
     exact = all(
-        abs(evaluation.table4_s[column.state] * 1e3 - column.end_to_end_ms) < 0.05  # noqa: PLR2004
+        abs(evaluation.table4_s[column.state] * 1e3 - column.end_to_end_ms) < _PRINTED_TO_MS
         for column in sage_paper().table4
     )
     equal = exit_tables.equal_points(evaluation.exits.all)
