@@ -1,4 +1,8 @@
-"""Fixed times: SAGE's rule, 30 seconds a stage."""
+"""The same number of seconds for every model: SAGE's rule, 30 s a stage.
+
+`fixed` is SAGE's, `fixed:10` has 10 s a stage, and `fixed:10,20,30,60` has 10 s on the GPU, 20 s as
+a context with weights in host memory, 30 s in host memory, and 60 s on disk.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,26 +11,28 @@ from math import isfinite
 from cache_manager.model.ids import Stage
 from cache_manager.tiers.exits.exit_rule import IdleModel
 
-_STAGES = (Stage.GPU, Stage.CONTEXT, Stage.HOST, Stage.DISK)
-_SAGE_S = 30.0
+STAGES = (Stage.GPU, Stage.CONTEXT, Stage.HOST, Stage.DISK)
+SAGE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The same seconds for every stage, or those of each."""
+    """Seconds in each of the four stages."""
 
-    seconds: tuple[float, ...] = (_SAGE_S,) * len(_STAGES)
+    seconds: tuple[float, ...] = (SAGE_S,) * len(STAGES)
 
     @classmethod
     def of(cls, parameters: Sequence[float]) -> "Rule":
-        if len(parameters) not in {0, 1, len(_STAGES)}:
-            raise ValueError("no number, one for all stages, or four")
-        if not all(isfinite(each) and each >= 0.0 for each in parameters):
-            raise ValueError("seconds from 0 are expected")
         if not parameters:
             return cls()
-        return cls(tuple(parameters) * (len(_STAGES) // len(parameters)))
+        if len(parameters) not in {1, len(STAGES)}:
+            raise ValueError("it takes one number of seconds, or four: GPU, context, host, disk")
+        if not all(isfinite(number) and number >= 0.0 for number in parameters):
+            raise ValueError("seconds are finite numbers, 0 or more")
+        each = tuple(parameters) if len(parameters) > 1 else (parameters[0],) * len(STAGES)
+        return cls(each)
 
     def stays_s(self, stage: Stage, idle: IdleModel) -> float | None:
         del idle
-        return self.seconds[_STAGES.index(stage)]
+        # A model that is gone has no later stage to go to.
+        return None if stage is Stage.GONE else self.seconds[STAGES.index(stage)]

@@ -1,18 +1,20 @@
-"""`gpufaas reproduce`: repeats the thesis's evaluation, and rewrites docs/evaluation.md."""
+"""`gpufaas reproduce`: repeats a paper's evaluation, and rewrites its page in docs."""
 
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands
 from gpufaas.output.generated_blocks import page_of_blocks, with_blocks
-from gpufaas.output.optional_pictures import CHAPTER, load_pictures, make_folder
+from gpufaas.output.optional_pictures import CHAPTER, SAGE, load_pictures, make_folder
 from gpufaas.output.progress_bar import ProgressBar
 from scheduler.sim.latency_bound import average_latency_bound
+from scheduler.sim.papers.sage.page.sage_blocks import sage_blocks
+from scheduler.sim.papers.sage.sage_experiments import SagePlan, default_sage_plan, evaluate
 from scheduler.sim.papers.thesis import beyond, calibrate, experiments, printed_figures
 from scheduler.sim.papers.thesis.beyond import LoadFamily
 from scheduler.sim.papers.thesis.calibrate import Point
@@ -21,6 +23,9 @@ from scheduler.sim.papers.thesis.generated_parts import Evaluation, generated_pa
 from scheduler.sim.papers.thesis.printed_figures import Paper
 
 _TITLE = "Evaluation: the thesis's experiments, simulated"
+_SAGE_TITLE = "Evaluation: SAGE's experiments, simulated"
+_THESIS, _SAGE = "thesis", "sage"
+_SEEDS = 5
 _BEST = 10
 
 
@@ -45,28 +50,39 @@ def default_plan(seeds: int) -> ReproductionPlan:
 def add_parser(commands: Commands) -> None:
     """Describe the command's options."""
     parser = commands.add_parser(
-        "reproduce", help="repeat the thesis's evaluation and write it down with pictures"
+        "reproduce", help="repeat a paper's evaluation and write it down with pictures"
     )
     add = parser.add_argument
-    add("--seeds", type=int, default=5, metavar="K", help="seeds to average over (5)")
-    add("--out", default="docs", metavar="DIR", help="folder of evaluation.md (docs)")
+    add("--paper", choices=(_THESIS, _SAGE), default=_THESIS, help="whose evaluation (thesis)")
+    add("--seeds", type=int, metavar="K", help=f"seeds to average over ({_SEEDS}; thesis)")
+    add(
+        "--out",
+        default="docs",
+        metavar="DIR",
+        help="folder of evaluation.md, and of evaluation/sage.md (docs)",
+    )
     add(
         "--calibrate",
         action="store_true",
-        help="only search for the setting nearest to the thesis's figures, and print the best",
+        help="only search for the setting nearest to the thesis's figures, print the best (thesis)",
     )
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.seeds < 1:
-        raise CommandError(f"seeds must be at least 1, not {options.seeds}")
+    seeds = _SEEDS if options.seeds is None else options.seeds
+    if seeds < 1:
+        raise CommandError(f"seeds must be at least 1, not {seeds}")
     started_s = time.monotonic()
-    if options.calibrate:
+    if options.paper == _SAGE:
+        if options.seeds is not None or options.calibrate:
+            raise CommandError("--seeds and --calibrate are of the thesis's evaluation alone")
+        print(write_sage(make_folder(options.out), default_sage_plan()))
+    elif options.calibrate:
         nearest = search(printed_figures.load(), calibrate.coarse(), calibrate.SEEDS)
         print(f"Nearest: {nearest}; in use: {calibrate.CHOSEN}.")
     else:
-        print(write(make_folder(options.out), default_plan(options.seeds)))
+        print(write(make_folder(options.out), default_plan(seeds)))
     print(f"It took {time.monotonic() - started_s:.0f} s.", file=sys.stderr)
     return 0
 
@@ -90,11 +106,16 @@ def write(out: Path, plan: ReproductionPlan) -> Path:
         plan.around_seeds,
         beyond.section(found),
     )
-    parts = generated_parts(evaluation)
-    path = out / "evaluation.md"
-    page = path.read_text(encoding="utf-8") if path.exists() else page_of_blocks(_TITLE, parts)
-    path.write_text(with_blocks(page, parts), encoding="utf-8")
-    return path
+    return _write_page(out / "evaluation.md", _TITLE, generated_parts(evaluation))
+
+
+def write_sage(out: Path, plan: SagePlan) -> Path:
+    """Simulate SAGE's systems, and write the generated parts and pictures of their page."""
+    pictures = load_pictures(SAGE)
+    evaluation = evaluate(plan, _announce)
+    pictures.draw_sage(out / "pictures", evaluation)
+    folder = make_folder(str(out / "evaluation"))
+    return _write_page(folder / "sage.md", _SAGE_TITLE, sage_blocks(evaluation))
 
 
 def search(paper: Paper, first: Sequence[Setting], seeds: tuple[int, int, int]) -> Setting:
@@ -103,6 +124,16 @@ def search(paper: Paper, first: Sequence[Setting], seeds: tuple[int, int, int]) 
     fine = _search("fine grid", calibrate.fine(coarse), paper, seeds[1])
     last = _search("last round", calibrate.last(fine), paper, seeds[2])
     return calibrate.best(last, 1)[0].setting
+
+
+def _write_page(path: Path, title: str, parts: Mapping[str, str]) -> Path:
+    page = path.read_text(encoding="utf-8") if path.exists() else page_of_blocks(title, parts)
+    path.write_text(with_blocks(page, parts), encoding="utf-8")
+    return path
+
+
+def _announce(what: str) -> None:
+    print(f"simulating {what}", file=sys.stderr)
 
 
 def _around(paper: Paper, plan: ReproductionPlan) -> tuple[list[Point], list[Point]]:

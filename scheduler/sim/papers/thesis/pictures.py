@@ -14,6 +14,7 @@ _COLOURS = ("#999999", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#CC79A7", "#
 _INK = "#333333"
 _THESIS = "thesis"
 _WIDTH_IN = 8.0
+_ROOM_FOR_GROUPS = 6
 _HEIGHT_IN = 4.2
 _DOTS_PER_INCH = 120
 
@@ -47,6 +48,8 @@ class Bars:
     thesis: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     logarithmic: bool = False
     whole: float | None = None
+    across: str = "working set (functions)"
+    lowest: float = 1.0  # of a logarithmic axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ def draw_bars(path: Path, picture: Bars) -> None:
     """One group of bars beside the other."""
     figure, axes = _figure(1, _HEIGHT_IN)
     _draw_panel(axes[0], picture)
-    axes[0].set_xlabel("working set (functions)")
+    axes[0].set_xlabel(picture.across)
     _legend(figure, axes[0], "outside upper center")
     _save(figure, path)
 
@@ -80,6 +83,26 @@ def draw_curves(path: Path, title: str, limits: Sequence[int], panels: Sequence[
     axes[0].legend()
     axes[-1].set_xlabel("O3 limit (times that a request may be passed over)")
     axes[-1].set_xticks(list(limits))
+    _save(figure, path)
+
+
+def draw_trade_offs(
+    path: Path,
+    title: str,
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    axes_names: tuple[str, str],
+) -> None:
+    """Curves of points in a plane, both of whose axes are better towards zero."""
+    figure, (panel,) = _figure(1, _HEIGHT_IN)
+    for place, (name, points) in enumerate(curves.items()):
+        xs, ys = zip(*points, strict=True)
+        panel.plot(xs, ys, "o-", color=_COLOURS[place + 2], label=name, markersize=4)
+    panel.set_title(title)
+    panel.set_xlabel(axes_names[0])
+    panel.set_ylabel(axes_names[1])
+    panel.set_xlim(left=0)
+    panel.set_ylim(bottom=0)
+    panel.legend()
     _save(figure, path)
 
 
@@ -106,19 +129,25 @@ def _draw_panel(panel: Axes, picture: Bars) -> None:
         offset = (place - (len(picture.ours) - 1) / 2) * width
         at = [group + offset for group in range(len(picture.groups))]
         colour = _COLOURS[place % len(_COLOURS)]
-        panel.bar(at, values, width * 0.9, color=colour, label=name.upper())
+        panel.bar(at, values, width * 0.9, color=colour, label=_shown(name))
         _draw_thesis(panel, at, picture.thesis.get(name, ()))
     _label_thesis(panel, picture)
     panel.set_title(picture.title)
     panel.set_ylabel(picture.unit)
-    panel.set_xticks(range(len(picture.groups)), picture.groups)
+    small = 8 if len(picture.groups) > _ROOM_FOR_GROUPS else None
+    panel.set_xticks(range(len(picture.groups)), picture.groups, fontsize=small)
     panel.grid(visible=False, axis="x")
     if picture.logarithmic:
         panel.set_yscale("log")
-        panel.set_ylim(bottom=1)
+        panel.set_ylim(bottom=picture.lowest)
         panel.yaxis.set_major_formatter("{x:g}")
     if picture.whole is not None:
         panel.set_ylim(0, picture.whole)
+
+
+def _shown(name: str) -> str:
+    """Policies have their names in small letters; systems are written as their papers do."""
+    return name.upper() if name.islower() else name
 
 
 def _draw_thesis(panel: Axes, at: Sequence[float], values: Sequence[float | None]) -> None:

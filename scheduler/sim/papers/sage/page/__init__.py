@@ -1,0 +1,1 @@
+"""The page on SAGE: tables, headlines and pictures of what `sage_experiments` found."""
