@@ -8,6 +8,7 @@ from cache_manager.model.errors import GpuNotHeld
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.model.request_rates import RequestRates
 from cache_manager.residency.gpu_cache import GpuCache, ResidentModel
+from cache_manager.residency.index_changes import IndexChanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class CacheIndex:
         self.rule = rule
         self.gpus: dict[GpuId, GpuCache] = {}
         self.pinned_bytes = 0
+        self.changes: IndexChanges | None = None  # somebody counts memory over time
         self._holders: dict[ModelId, dict[GpuId, GpuCache]] = {}
         self._rates = RequestRates()
         self._tiers: dict[ModelId, dict[NodeId, Tier]] = {}
@@ -36,6 +38,7 @@ class CacheIndex:
         """Start to track a GPU, empty."""
         cache = GpuCache(gpu, node, memory_bytes)
         self.gpus[gpu] = cache
+        self._note(cache)
         return cache
 
     def remove_gpu(self, gpu: GpuId) -> None:
@@ -45,6 +48,7 @@ class CacheIndex:
             self.evict(cache, model)
         self.withhold(cache, -cache.withheld_bytes)
         del self.gpus[gpu]
+        self._note(cache)
 
     def gpu(self, gpu: GpuId) -> GpuCache:
         try:
@@ -89,6 +93,10 @@ class CacheIndex:
     def tier(self, node: NodeId, model: ModelId) -> Tier:
         """The nearest tier below GPU memory in which this node has the model's weights."""
         return self._tiers.get(model, _NO_TIERS).get(node, Tier.ABSENT)
+
+    def tiers(self, model: ModelId) -> Mapping[NodeId, Tier]:
+        """The nodes that store the model's weights, and in which tier below GPU memory."""
+        return self._tiers.get(model, _NO_TIERS)
 
     def has(self, model: ModelId) -> bool:
         """Whether some node has the model's weights, in any tier."""
@@ -171,6 +179,7 @@ class CacheIndex:
         cache.used_bytes += size_bytes
         self._holders.setdefault(model, {})[cache.id] = cache
         self._times[model] = times
+        self._note(cache)
         assert cache.used_bytes <= cache.memory_bytes, f"{cache.id} is over its memory"
 
     def touch(self, cache: GpuCache, model: ModelId, now: float) -> None:
@@ -244,12 +253,14 @@ class CacheIndex:
             cache.pinned_bytes -= resident.bytes
             self.pinned_bytes -= resident.bytes
         del self._holders[model][cache.id]
+        self._note(cache)
 
     def resize(self, cache: GpuCache, model: ModelId, size_bytes: int) -> None:
         """Correct a resident's size to the measured size, within the memory that the GPU has."""
         resident = cache.residents[model]
         grown_bytes = min(size_bytes - resident.bytes, cache.free_bytes)
         resident.bytes += grown_bytes
+        self._note(cache)
         cache.used_bytes += grown_bytes
         if resident.locked:
             cache.locked_bytes += grown_bytes
@@ -274,6 +285,16 @@ class CacheIndex:
             del nodes[node]
             if not nodes:
                 del self._tiers[model]
+        self.note_stored(model)
+
+    def note_stored(self, model: ModelId) -> None:
+        """Note that something about a model's stored weights has changed."""
+        if self.changes is not None:
+            self.changes.models[model] = None
+
+    def _note(self, cache: GpuCache) -> None:
+        if self.changes is not None:
+            self.changes.gpus[cache.id] = cache
 
     def forget(self, model: ModelId) -> None:
         """Forget what is remembered of a model that no node has."""

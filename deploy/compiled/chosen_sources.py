@@ -12,6 +12,7 @@ _PATTERNS = (
     "cache_manager/model/request_rates.py",
     "cache_manager/residency/*.py",
     "scheduler/core/*.py",
+    "scheduler/core/billing/*.py",
     "scheduler/core/state/*.py",
     "scheduler/estimates/*.py",
     "scheduler/policies/*.py",

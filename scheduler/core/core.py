@@ -11,6 +11,7 @@ from cache_manager import eviction
 from cache_manager.eviction.eviction_rule import EvictionRule
 from scheduler import policies
 from scheduler.core.admin import AdminHandler
+from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.cluster_view import ClusterView
 from scheduler.core.fleet import Fleet
 from scheduler.core.forgetting import Forgetting
@@ -73,6 +74,7 @@ class Core:
             handler(event, now, out)
         except BadEvent as error:  # for example a late report from a lost GPU
             out.append(Refuse(event, str(error)))
+            self._note_use(now)
             return out
         if decides or self.placer.disturbed:
             self.placer.disturbed = False
@@ -81,7 +83,19 @@ class Core:
         if self.placer.standing:
             self.lifecycle.recall(now, out)
         self._forgetting.forget_when_due()
+        self._note_use(now)
         return out
+
+    def start_metering(self, now: float) -> UseMeter:
+        """Count from now on what GPU time and memory is used, and by whom."""
+        assert not self.placer.leases, "leases in force are not known to a new meter"
+        meter = self.placer.meter = UseMeter(self.cluster, now)
+        return meter
+
+    def _note_use(self, now: float) -> None:
+        meter = self.placer.meter
+        if meter is not None and (meter.changes.gpus or meter.changes.models):
+            meter.look(now)
 
     def _decide(self, now: float, out: list[Action]) -> None:
         requests = self.lifecycle.requests

@@ -1,0 +1,204 @@
+"""Follows the core's leases, residents and stored weights, and charges who uses them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
+from cache_manager.residency.index_changes import IndexChanges
+from scheduler.core.billing.charges import DISK, HOST, NOBODY, Payer
+from scheduler.core.billing.gpu_book import GpuBook
+from scheduler.core.billing.holding import Holding, LeaseBill
+from scheduler.core.state.cluster_state import ClusterState
+from scheduler.core.state.slots import ActiveLease, Gpu
+from scheduler.model.values import LeaseId
+
+_NOBODY_ALONE = (NOBODY,)
+_MICROSECONDS = 1e6
+
+
+class Collected(NamedTuple):
+    """What was charged to one function for one model since the last collection.
+
+    `gpu_type` is empty for weights in nodes' stores.
+    """
+
+    gpu: GpuId | None
+    gpu_type: str
+    function: str
+    model: ModelId
+    amounts: list[int]
+
+
+class GpuSpan(NamedTuple):
+    """A GPU's own account since the last collection: what there was of it, and what nobody used."""
+
+    gpu: GpuId
+    gpu_type: str
+    slot_us: int
+    idle_slot_us: int
+    byte_us: int
+    unused_byte_us: int
+
+
+class UseMeter:
+    """Charges every microsecond of slots and every byte of memory over time, in whole units.
+
+    A placement that finds its model idle costs two additions; everything else is settled only when
+    it changes, or when somebody collects. Times never go back: an earlier one counts as the latest.
+    """
+
+    def __init__(self, cluster: ClusterState, now: float = 0.0) -> None:
+        self._cluster = cluster
+        self._charged: list[Payer] = []
+        self._books: dict[GpuId, GpuBook] = {}
+        self._closed: list[GpuSpan] = []
+        self._stored: dict[tuple[NodeId, ModelId], Holding] = {}
+        self._bills: dict[LeaseId, LeaseBill] = {}
+        self._now_us = int(now * _MICROSECONDS)
+        self.earlier_users: dict[ModelId, Sequence[str]] = {}
+        self.changes = IndexChanges()
+        cluster.index.changes = self.changes
+        for gpu, cache in cluster.index.gpus.items():
+            self.changes.gpus[gpu] = cache
+        self._look(self._now_us)
+
+    # -- what happens -----------------------------------------------------------------------------
+
+    def began(self, lease: ActiveLease, now: float) -> None:
+        """A lease is in force; its models are resident by now, or lost."""
+        now_us = self._at(now)
+        if self.changes.gpus:
+            self._look(now_us)
+        book = self._books[lease.slot.gpu.spec.id]
+        requests = lease.requests
+        functions = (
+            [requests[0].request.function]
+            if len(requests) == 1
+            else [pending.request.function for pending in requests] or _NOBODY_ALONE
+        )
+        bill = self._bills[lease.id] = LeaseBill(functions, now_us)
+        of_slot: list[Payer] = []
+        for model in lease.models:
+            payers = self._payers(book, model, functions, now_us)
+            of_slot += payers
+            holding = book.residents.get(model)
+            if holding is not None:
+                holding.begin(lease.id, bill, payers, now_us)
+        book.slots[lease.slot.id].begin(lease.id, bill, of_slot, now_us)
+
+    def ended(self, lease: LeaseId, now: float) -> None:
+        """A lease is over."""
+        now_us = self._at(now)
+        bill = self._bills.pop(lease)
+        for holding, payers in zip(bill.holdings, bill.payers, strict=True):
+            holding.end(lease, bill, payers, now_us)
+
+    def named(self, lease: ActiveLease, now: float) -> None:
+        """The requests of a lease that an earlier leader gave are known from now on."""
+        self.ended(lease.id, now)
+        self.began(lease, now)
+
+    def look(self, now: float) -> None:
+        """Take over what changed in the index since the last look, which changed now."""
+        self._look(self._at(now))
+
+    def collect(self, now: float) -> tuple[list[Collected], list[GpuSpan]]:
+        """Settle everything, and what was charged since the last collection."""
+        now_us = self._at(now)
+        self._look(now_us)
+        for book in self._books.values():
+            book.settle(now_us)
+        for stored in self._stored.values():
+            stored.settle(now_us)
+        spans = [*self._closed, *[_span(book) for book in self._books.values()]]
+        self._closed.clear()
+        types = {span.gpu: span.gpu_type for span in spans}
+        rows = []
+        for payer in self._charged:
+            gpu_type = "" if payer.gpu is None else types[payer.gpu]
+            amounts = payer.collect()
+            rows.append(Collected(payer.gpu, gpu_type, payer.function, payer.model, amounts))
+        self._charged.clear()
+        return rows, spans
+
+    # -- residents and empty processes ------------------------------------------------------------
+
+    def _at(self, now: float) -> int:
+        self._now_us = max(self._now_us, int(now * _MICROSECONDS))
+        return self._now_us
+
+    def _look(self, now_us: int) -> None:
+        changes = self.changes
+        for gpu_id, cache in changes.gpus.items():
+            book = self._books.get(gpu_id)
+            if book is not None and self._cluster.index.gpus.get(gpu_id) is not book.cache:
+                book.settle(now_us)
+                self._closed.append(_span(book))
+                del self._books[gpu_id]
+                book = None
+            gpu = self._cluster.gpus.get(gpu_id)
+            if gpu is None or gpu.cache is not cache:
+                continue
+            if book is None:
+                book = self._books[gpu_id] = GpuBook(gpu, self._charged, now_us)
+            self._update(gpu, book, now_us)
+        changes.gpus.clear()
+        for model in changes.models:
+            self._look_at_stores(model, now_us)
+        changes.models.clear()
+
+    def _update(self, gpu: Gpu, book: GpuBook, now_us: int) -> None:
+        for model in book.update(now_us):
+            holding = book.residents[model]
+            for function in self.earlier_users.pop(model, ()):
+                holding.payer(function, now_us)
+            for slot in gpu.slots:
+                for lease in slot.leases.values():
+                    bill = self._bills.get(lease.id)
+                    if bill is not None and model in lease.models:
+                        payers = self._payers(book, model, bill.functions, now_us)
+                        holding.begin(lease.id, bill, payers, now_us)
+
+    def _payers(
+        self, book: GpuBook, model: ModelId, functions: Sequence[str], now_us: int
+    ) -> Sequence[Payer]:
+        """Who pays for a model under a lease; new users of it share its stored weights too."""
+        holding = book.residents.get(model)
+        if holding is None:
+            return [Payer(function, model, book.gpu, self._charged) for function in functions]
+        if len(functions) == 1 and functions[0] in holding.users:
+            return (holding.users[functions[0]],)
+        stored = self._stored.get((book.node, model))
+        if stored is not None:
+            for function in functions:
+                stored.payer(function, now_us)
+        return [holding.payer(function, now_us) for function in functions]
+
+    # -- stored weights ---------------------------------------------------------------------------
+
+    def _look_at_stores(self, model: ModelId, now_us: int) -> None:
+        index = self._cluster.index
+        tiers = index.tiers(model)
+        for node in [node for node, stored in self._stored if stored == model]:
+            if node not in tiers:
+                self._stored.pop((node, model)).settle(now_us)
+        for node, tier in tiers.items():
+            size = self._cluster.profiles.weights_bytes(model)
+            holding = self._stored.get((node, model))
+            if holding is None:
+                holding = self._stored[node, model] = self._store(node, model, now_us)
+            holding.resize(size, now_us)
+            holding.idle_charge = HOST if tier is Tier.HOST else DISK
+
+    def _store(self, node: NodeId, model: ModelId, now_us: int) -> Holding:
+        holding = Holding(model, None, 0, HOST, HOST, self._charged, now_us)
+        for gpu, cache in self._cluster.index.holders(model).items():
+            book = self._books.get(gpu)
+            if cache.node == node and book is not None and model in book.residents:
+                for function in book.residents[model].users:
+                    holding.payer(function, now_us)
+        return holding
+
+
+def _span(book: GpuBook) -> GpuSpan:
+    return GpuSpan(book.gpu, book.gpu_type, *book.take_totals())
