@@ -38,7 +38,8 @@ class CacheIndex:
         """Start to track a GPU, empty."""
         cache = GpuCache(gpu, node, memory_bytes)
         self.gpus[gpu] = cache
-        self._note(cache)
+        if self.changes is not None:
+            self.changes.note_gpu(cache.id)
         return cache
 
     def remove_gpu(self, gpu: GpuId) -> None:
@@ -48,7 +49,8 @@ class CacheIndex:
             self.evict(cache, model)
         self.withhold(cache, -cache.withheld_bytes)
         del self.gpus[gpu]
-        self._note(cache)
+        if self.changes is not None:
+            self.changes.note_gpu(cache.id)
 
     def gpu(self, gpu: GpuId) -> GpuCache:
         try:
@@ -179,7 +181,8 @@ class CacheIndex:
         cache.used_bytes += size_bytes
         self._holders.setdefault(model, {})[cache.id] = cache
         self._times[model] = times
-        self._note(cache)
+        if self.changes is not None:
+            self.changes.note(cache.id, model)
         assert cache.used_bytes <= cache.memory_bytes, f"{cache.id} is over its memory"
 
     def touch(self, cache: GpuCache, model: ModelId, now: float) -> None:
@@ -253,14 +256,16 @@ class CacheIndex:
             cache.pinned_bytes -= resident.bytes
             self.pinned_bytes -= resident.bytes
         del self._holders[model][cache.id]
-        self._note(cache)
+        if self.changes is not None:
+            self.changes.note(cache.id, model)
 
     def resize(self, cache: GpuCache, model: ModelId, size_bytes: int) -> None:
         """Correct a resident's size to the measured size, within the memory that the GPU has."""
         resident = cache.residents[model]
         grown_bytes = min(size_bytes - resident.bytes, cache.free_bytes)
         resident.bytes += grown_bytes
-        self._note(cache)
+        if self.changes is not None:
+            self.changes.note(cache.id, model)
         cache.used_bytes += grown_bytes
         if resident.locked:
             cache.locked_bytes += grown_bytes
@@ -290,11 +295,7 @@ class CacheIndex:
     def note_stored(self, model: ModelId) -> None:
         """Note that something about a model's stored weights has changed."""
         if self.changes is not None:
-            self.changes.models[model] = None
-
-    def _note(self, cache: GpuCache) -> None:
-        if self.changes is not None:
-            self.changes.gpus[cache.id] = cache
+            self.changes.stored[model] = None
 
     def forget(self, model: ModelId) -> None:
         """Forget what is remembered of a model that no node has."""

@@ -94,7 +94,7 @@ class Core:
 
     def _note_use(self, now: float) -> None:
         meter = self.placer.meter
-        if meter is not None and (meter.changes.gpus or meter.changes.models):
+        if meter is not None and (meter.changes.gpus or meter.changes.stored):
             meter.look(now)
 
     def _decide(self, now: float, out: list[Action]) -> None:

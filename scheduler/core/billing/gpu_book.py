@@ -47,34 +47,24 @@ class GpuBook:
         self._unused_byte_us = 0
         self._unused_bytes = gpu.cache.memory_bytes
 
-    def update(self, now_us: int) -> list[ModelId]:
-        """Take over what the GPU holds now; returns the models that are new there."""
-        cache, residents = self.cache, self.residents
-        left = [model for model in residents if model not in cache.residents]
-        for model in [model for model in self.contexts if model not in cache.contexts]:
-            self.contexts.pop(model).settle(now_us)
-        for model, context in cache.contexts.items():
-            if model not in self.contexts:
-                self.contexts[model] = self._context(model, now_us)
-            self.contexts[model].resize(context.bytes, now_us)
-        for model in left:
-            residents.pop(model).resize(0, now_us)
-        arrived = []
-        for model, resident in cache.residents.items():
-            holding = residents.get(model)
-            if holding is None:
-                arrived.append(model)
-                size = resident.bytes
-                residents[model] = Holding(
-                    model, self.gpu, size, IN_USE, IDLE, self._charged, now_us
-                )
-            elif holding.size != resident.bytes:
-                holding.resize(resident.bytes, now_us)
-        self._count(now_us)
-        held = sum([each.size for each in residents.values()])
-        held += sum([each.size for each in self.contexts.values()])
-        self._unused_bytes = cache.memory_bytes - held
-        return arrived
+    def update(self, model: ModelId, now_us: int) -> Holding | None:
+        """Take over what the GPU holds of a model now; returns the model if it is new there."""
+        resident, context = self.cache.residents.get(model), self.cache.contexts.get(model)
+        self._resize_context(model, 0 if context is None else context.bytes, now_us)
+        holding = self.residents.get(model)
+        if resident is None:
+            if holding is not None:
+                self._resize(holding, 0, now_us)
+                del self.residents[model]
+            return None
+        if holding is not None:
+            if holding.size != resident.bytes:
+                self._resize(holding, resident.bytes, now_us)
+            return None
+        holding = Holding(model, self.gpu, 0, IN_USE, IDLE, self._charged, now_us)
+        self._resize(holding, resident.bytes, now_us)
+        self.residents[model] = holding
+        return holding
 
     def settle(self, now_us: int) -> None:
         """Charge everything up to now."""
@@ -99,14 +89,27 @@ class GpuBook:
             slot.unused_us = 0
         return span_us * len(self.slots), idle_us, span_us * self.cache.memory_bytes, unused
 
-    def _context(self, model: ModelId, now_us: int) -> Holding:
+    def _resize_context(self, model: ModelId, size: int, now_us: int) -> None:
         """What a model leaves is paid by those who used the model."""
-        found = Holding(model, self.gpu, 0, CONTEXT, CONTEXT, self._charged, now_us)
-        left = self.residents.get(model)
-        if left is not None:
-            for function in left.users:
-                found.payer(function, now_us)
-        return found
+        found = self.contexts.get(model)
+        if found is None:
+            if not size:
+                return
+            found = Holding(model, self.gpu, 0, CONTEXT, CONTEXT, self._charged, now_us)
+            self.contexts[model] = found
+            left = self.residents.get(model)
+            if left is not None:
+                for function in left.users:
+                    found.payer(function, now_us)
+        if found.size != size:
+            self._resize(found, size, now_us)
+        if not size:
+            del self.contexts[model]
+
+    def _resize(self, holding: Holding, size: int, now_us: int) -> None:
+        self._count(now_us)
+        self._unused_bytes += holding.size - size
+        holding.resize(size, now_us)
 
     def _count(self, now_us: int) -> None:
         span_us = now_us - self._counted_us

@@ -7,7 +7,7 @@ from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.residency.index_changes import IndexChanges
 from scheduler.core.billing.charges import DISK, HOST, NOBODY, Payer
 from scheduler.core.billing.gpu_book import GpuBook
-from scheduler.core.billing.holding import Holding, LeaseBill
+from scheduler.core.billing.holding import Holding, LeaseBill, SoleLease
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.slots import ActiveLease, Gpu
 from scheduler.model.values import LeaseId
@@ -54,41 +54,45 @@ class UseMeter:
         self._closed: list[GpuSpan] = []
         self._stored: dict[tuple[NodeId, ModelId], Holding] = {}
         self._bills: dict[LeaseId, LeaseBill] = {}
+        self._sole: dict[LeaseId, SoleLease] = {}
+        self._now = now
         self._now_us = int(now * _MICROSECONDS)
         self.earlier_users: dict[ModelId, Sequence[str]] = {}
         self.changes = IndexChanges()
         cluster.index.changes = self.changes
-        for gpu, cache in cluster.index.gpus.items():
-            self.changes.gpus[gpu] = cache
+        for gpu in cluster.index.gpus:
+            self.changes.note_gpu(gpu)
         self._look(self._now_us)
 
     # -- what happens -----------------------------------------------------------------------------
 
     def began(self, lease: ActiveLease, now: float) -> None:
         """A lease is in force; its models are resident by now, or lost."""
-        now_us = self._at(now)
+        now_us = self._now_us if now == self._now else self._at(now)
         if self.changes.gpus:
             self._look(now_us)
-        book = self._books[lease.slot.gpu.spec.id]
-        requests = lease.requests
-        functions = (
-            [requests[0].request.function]
-            if len(requests) == 1
-            else [pending.request.function for pending in requests] or _NOBODY_ALONE
-        )
-        bill = self._bills[lease.id] = LeaseBill(functions, now_us)
-        of_slot: list[Payer] = []
-        for model in lease.models:
-            payers = self._payers(book, model, functions, now_us)
-            of_slot += payers
-            holding = book.residents.get(model)
-            if holding is not None:
-                holding.begin(lease.id, bill, payers, now_us)
-        book.slots[lease.slot.id].begin(lease.id, bill, of_slot, now_us)
+        slot, requests, models = lease.slot, lease.requests, lease.models
+        book = self._books[slot.gpu.spec.id]
+        of_slot = book.slots[slot.id]
+        if len(requests) == 1 and len(models) == 1 and slot.capacity == 1:
+            holding = book.residents.get(models[0])
+            if holding is not None and holding.sole is None and not holding.leases:
+                payer = holding.users.get(requests[0].request.function)
+                if payer is not None and of_slot.sole is None and not of_slot.leases:
+                    sole = SoleLease(lease.id, holding, of_slot, payer, now_us)
+                    holding.sole = of_slot.sole = self._sole[lease.id] = sole
+                    return
+        functions = [pending.request.function for pending in requests]
+        self._bill(lease, book, functions or _NOBODY_ALONE, now_us)
 
     def ended(self, lease: LeaseId, now: float) -> None:
         """A lease is over."""
-        now_us = self._at(now)
+        now_us = self._now_us if now == self._now else self._at(now)
+        sole = self._sole.pop(lease, None)
+        if sole is not None:
+            sole.pay(now_us)
+            sole.model.sole = sole.slot.sole = None
+            return
         bill = self._bills.pop(lease)
         for holding, payers in zip(bill.holdings, bill.payers, strict=True):
             holding.end(lease, bill, payers, now_us)
@@ -124,14 +128,45 @@ class UseMeter:
     # -- residents and empty processes ------------------------------------------------------------
 
     def _at(self, now: float) -> int:
-        self._now_us = max(self._now_us, int(now * _MICROSECONDS))
+        now_us = int(now * _MICROSECONDS)
+        self._now = now
+        if now_us > self._now_us:
+            self._now_us = now_us
         return self._now_us
 
+    def _bill(
+        self, lease: ActiveLease, book: GpuBook, functions: Sequence[str], now_us: int
+    ) -> None:
+        """Follow a lease that shares what it uses, or uses more than one thing."""
+        bill = self._bills[lease.id] = LeaseBill(functions, now_us)
+        of_slot: list[Payer] = []
+        for model in lease.models:
+            payers = self._payers(book, model, functions, now_us)
+            of_slot += payers
+            holding = book.residents.get(model)
+            if holding is not None:
+                self._share(holding, book, now_us)
+                holding.begin(lease.id, bill, payers, now_us)
+        self._share(book.slots[lease.slot.id], book, now_us)
+        book.slots[lease.slot.id].begin(lease.id, bill, of_slot, now_us)
+
+    def _share(self, holding: Holding, book: GpuBook, now_us: int) -> None:
+        """Make a bill for the lease that has been alone here: another one comes."""
+        sole = holding.sole
+        if sole is None:
+            return
+        sole.end(now_us)
+        del self._sole[sole.id]
+        bill = self._bills[sole.id] = LeaseBill((sole.payer.function,), now_us)
+        for each in (sole.model, sole.slot):
+            each.begin(sole.id, bill, (sole.payer,), now_us)
+
     def _look(self, now_us: int) -> None:
-        changes = self.changes
-        for gpu_id, cache in changes.gpus.items():
+        changes, index = self.changes, self._cluster.index
+        for gpu_id, models in changes.gpus.items():
             book = self._books.get(gpu_id)
-            if book is not None and self._cluster.index.gpus.get(gpu_id) is not book.cache:
+            cache = index.gpus.get(gpu_id)
+            if book is not None and cache is not book.cache:
                 book.settle(now_us)
                 self._closed.append(_span(book))
                 del self._books[gpu_id]
@@ -141,23 +176,35 @@ class UseMeter:
                 continue
             if book is None:
                 book = self._books[gpu_id] = GpuBook(gpu, self._charged, now_us)
-            self._update(gpu, book, now_us)
+                models.update(dict.fromkeys((*gpu.cache.residents, *gpu.cache.contexts)))
+            for model in models:
+                arrived = book.update(model, now_us)
+                if arrived is not None:
+                    self._arrived(gpu, book, arrived, now_us)
         changes.gpus.clear()
-        for model in changes.models:
+        for model in changes.stored:
             self._look_at_stores(model, now_us)
-        changes.models.clear()
+        changes.stored.clear()
 
-    def _update(self, gpu: Gpu, book: GpuBook, now_us: int) -> None:
-        for model in book.update(now_us):
-            holding = book.residents[model]
+    def _arrived(self, gpu: Gpu, book: GpuBook, holding: Holding, now_us: int) -> None:
+        """A model came: earlier users of its weights may be known, and leases that lost it."""
+        model = holding.model
+        if self.earlier_users:
             for function in self.earlier_users.pop(model, ()):
                 holding.payer(function, now_us)
-            for slot in gpu.slots:
-                for lease in slot.leases.values():
-                    bill = self._bills.get(lease.id)
-                    if bill is not None and model in lease.models:
-                        payers = self._payers(book, model, bill.functions, now_us)
-                        holding.begin(lease.id, bill, payers, now_us)
+        for slot in gpu.slots:
+            for lease in slot.leases.values():
+                if model not in lease.models or not self._knows(lease.id):
+                    continue
+                sole = self._sole.get(lease.id)
+                if sole is not None:
+                    self._share(sole.slot, book, now_us)
+                bill = self._bills[lease.id]
+                payers = self._payers(book, model, bill.functions, now_us)
+                holding.begin(lease.id, bill, payers, now_us)
+
+    def _knows(self, lease: LeaseId) -> bool:
+        return lease in self._sole or lease in self._bills
 
     def _payers(
         self, book: GpuBook, model: ModelId, functions: Sequence[str], now_us: int
