@@ -130,8 +130,7 @@ class UseMeter:
     def _at(self, now: float) -> int:
         now_us = int(now * _MICROSECONDS)
         self._now = now
-        if now_us > self._now_us:
-            self._now_us = now_us
+        self._now_us = max(self._now_us, now_us)
         return self._now_us
 
     def _bill(
@@ -145,12 +144,12 @@ class UseMeter:
             of_slot += payers
             holding = book.residents.get(model)
             if holding is not None:
-                self._share(holding, book, now_us)
+                self._share(holding, now_us)
                 holding.begin(lease.id, bill, payers, now_us)
-        self._share(book.slots[lease.slot.id], book, now_us)
+        self._share(book.slots[lease.slot.id], now_us)
         book.slots[lease.slot.id].begin(lease.id, bill, of_slot, now_us)
 
-    def _share(self, holding: Holding, book: GpuBook, now_us: int) -> None:
+    def _share(self, holding: Holding, now_us: int) -> None:
         """Make a bill for the lease that has been alone here: another one comes."""
         sole = holding.sole
         if sole is None:
@@ -198,7 +197,7 @@ class UseMeter:
                     continue
                 sole = self._sole.get(lease.id)
                 if sole is not None:
-                    self._share(sole.slot, book, now_us)
+                    self._share(sole.slot, now_us)
                 bill = self._bills[lease.id]
                 payers = self._payers(book, model, bill.functions, now_us)
                 holding.begin(lease.id, bill, payers, now_us)

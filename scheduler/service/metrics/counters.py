@@ -60,6 +60,10 @@ class SchedulerCounters(HistoryListener):
         self._decided = Histogram(scheduler_metrics.DECIDED)
         self._late = Histogram(scheduler_metrics.ESTIMATE_ERROR)
         self._ratio = Histogram(scheduler_metrics.ESTIMATE_RATIO)
+        self.billed_gpu = Values(scheduler_metrics.BILLED_GPU)
+        self.billed_bytes = Values(scheduler_metrics.BILLED_BYTES)
+        self.idle_gpu = Values(scheduler_metrics.IDLE_GPU)
+        self.unused_memory = Values(scheduler_metrics.UNUSED_MEMORY)
         self._of_lease: dict[LeaseId, Sequence[str]] = {}
 
         for event in ("joined", "lost", "draining", "silent", "heard"):

@@ -35,8 +35,8 @@ class NaiveBill:
         for place, function, units in self._before:
             self.charged[place, function] += units * span_us
         for gpu, units_of in self._capacity.items():
-            for number, units in enumerate(units_of):
-                self.of_gpu[gpu][number] += units * span_us
+            for number, capacity in enumerate(units_of):
+                self.of_gpu[gpu][number] += capacity * span_us
         self._before.clear()
         self._capacity.clear()
         for lease in self._core.placer.leases.values():
