@@ -13,6 +13,7 @@ from scheduler.core.billing.use_buckets import DAY_S
 from scheduler.model.errors import MalformedRequest, UnknownName
 from scheduler.model.values import RequestId
 from scheduler.service.billing.bill_view import GROUPS, BillShown, bill
+from scheduler.service.billing.call_use import used_by
 from scheduler.service.leadership.term import Office
 from scheduler.service.views import cluster_report
 from scheduler.service.views.cluster_report import ClusterShown, QueueShown
@@ -102,7 +103,9 @@ def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any])
         record = office.history.get(RequestId(request))
         if record is None:
             raise UnknownName("request among the latest:", request)
-        return explained(record, office.clock.now_s())
+        now_s = office.clock.now_s()
+        used = used_by(record, office.core, office.bill.settings, now_s)
+        return explained(record, used, now_s)
 
     @get(
         "/traces/{request:path}",
