@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
-from scheduler.core.billing.charges import CHARGES
-from scheduler.core.billing.use_meter import Collected, GpuSpan
+from scheduler.core.billing.charges import CHARGES, NOBODY
+from scheduler.core.billing.collected import Collected, GpuSpan
 
 HOUR_S = 3600
 DAY_S = 86_400
@@ -102,7 +102,7 @@ class UseBuckets:
         if self.of:
             for key in self.of[max(self.of, key=_begins)].rows:
                 known = users.setdefault(key.model, [])
-                if key.function not in ("", OTHERS, *known):
+                if key.function not in {NOBODY, OTHERS} and key.function not in known:
                     known.append(key.function)
         return users
 

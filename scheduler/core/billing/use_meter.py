@@ -1,11 +1,11 @@
 """Follows the core's leases, residents and stored weights, and charges who uses them."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.residency.index_changes import IndexChanges
 from scheduler.core.billing.charges import DISK, HOST, NOBODY, Payer
+from scheduler.core.billing.collected import Collected, GpuSpan
 from scheduler.core.billing.gpu_book import GpuBook
 from scheduler.core.billing.holding import Holding, LeaseBill, SoleLease
 from scheduler.core.state.cluster_state import ClusterState
@@ -14,30 +14,6 @@ from scheduler.model.values import LeaseId
 
 _NOBODY_ALONE = (NOBODY,)
 _MICROSECONDS = 1e6
-
-
-class Collected(NamedTuple):
-    """What was charged to one function for one model since the last collection.
-
-    `gpu_type` is empty for weights in nodes' stores.
-    """
-
-    gpu: GpuId | None
-    gpu_type: str
-    function: str
-    model: ModelId
-    amounts: list[int]
-
-
-class GpuSpan(NamedTuple):
-    """A GPU's own account since the last collection: what there was of it, and what nobody used."""
-
-    gpu: GpuId
-    gpu_type: str
-    slot_us: int
-    idle_slot_us: int
-    byte_us: int
-    unused_byte_us: int
 
 
 class UseMeter:

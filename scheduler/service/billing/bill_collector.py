@@ -9,8 +9,9 @@ from logging import Logger
 from common.clock import Clock
 from common.tasks import BackgroundTasks
 from scheduler.core.billing.charges import CONTEXT, DISK, GPU_TIME, HOST, IDLE, IN_USE
+from scheduler.core.billing.collected import Collected
 from scheduler.core.billing.use_buckets import UseBuckets
-from scheduler.core.billing.use_meter import Collected, UseMeter
+from scheduler.core.billing.use_meter import UseMeter
 from scheduler.model.errors import DatastoreError
 from scheduler.service.billing.prices import Billing
 from scheduler.service.metrics.counters import SchedulerCounters
@@ -113,3 +114,6 @@ class BillCollector:
                     self._meters.billed_bytes.add((*function, stage), amount / 1e6)
             if row.amounts[GPU_TIME]:
                 self._meters.billed_gpu.add(function, row.amounts[GPU_TIME] / 1e6)
+            if self.settings.priced:
+                cost = self.settings.cost(row.amounts, row.gpu_type)
+                self._meters.billed_cost.add(function, cost)

@@ -108,6 +108,9 @@ BILLED_BYTES = _counter(
     "function",
     "stage",
 )
+BILLED_COST = _counter(
+    "billed_cost", "What a function's GPU time and memory cost, by the settings' prices", "function"
+)
 IDLE_GPU = _counter("idle_gpu_seconds", "Seconds of slots that nobody pays for")
 UNUSED_MEMORY = _counter(
     "unused_gpu_byte_seconds", "Bytes of GPUs, times seconds, that nobody pays for"

@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from cache_manager.model.ids import GpuId, ModelId
+from scheduler.core.billing.collected import Collected, GpuSpan
 from scheduler.core.billing.use_buckets import DAY_S, HOUR_S, UseBuckets
-from scheduler.core.billing.use_meter import Collected, GpuSpan
 from scheduler.model.errors import Fenced
 from scheduler.store.datastore import Fence
 from scheduler.store.memory_store import MemoryStore

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from cache_manager.model.ids import GpuId
 from scheduler import policies
 from scheduler.core.billing.charges import CHARGES, CONTEXT, GPU_TIME, IDLE, IN_USE
-from scheduler.core.billing.use_meter import Collected, GpuSpan
+from scheduler.core.billing.collected import Collected, GpuSpan
 from scheduler.core.core import make_core
 from tests.kit.cores.core_world import World
 from tests.kit.cores.naive_bill import ANY_FUNCTION, NaiveBill

@@ -2,6 +2,7 @@
 
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler.core.billing.charges import CHARGES, GPU_TIME
+from scheduler.core.billing.collected import Collected, GpuSpan
 from scheduler.core.billing.use_buckets import (
     DAY_S,
     HOUR_S,
@@ -10,7 +11,6 @@ from scheduler.core.billing.use_buckets import (
     Period,
     UseBuckets,
 )
-from scheduler.core.billing.use_meter import Collected, GpuSpan
 
 BEGIN_S = 100 * DAY_S
 
