@@ -9,6 +9,7 @@ from typing import Any
 
 from cache_manager import eviction
 from cache_manager.eviction.eviction_rule import EvictionRule
+from cache_manager.residency.index_changes import IndexChanges
 from scheduler import policies
 from scheduler.core.admin import AdminHandler
 from scheduler.core.billing.use_meter import UseMeter
@@ -60,6 +61,7 @@ class Core:
         self._policy = policy
         self._view = ClusterView(self.cluster, self.visits)
         self._handlers = self._table()
+        self._changes: IndexChanges | None = None
 
     @property
     def requests(self) -> Mapping[RequestId, Pending]:
@@ -74,7 +76,7 @@ class Core:
             handler(event, now, out)
         except BadEvent as error:  # for example a late report from a lost GPU
             out.append(Refuse(event, str(error)))
-            self._note_use(now)
+            self._look(now)
             return out
         if decides or self.placer.disturbed:
             self.placer.disturbed = False
@@ -83,19 +85,20 @@ class Core:
         if self.placer.standing:
             self.lifecycle.recall(now, out)
         self._forgetting.forget_when_due()
-        self._note_use(now)
+        if self._changes is not None and (self._changes.gpus or self._changes.stored):
+            self._look(now)
         return out
 
     def start_metering(self, now: float) -> UseMeter:
         """Count from now on what GPU time and memory is used, and by whom."""
         assert not self.placer.leases, "leases in force are not known to a new meter"
         meter = self.placer.meter = UseMeter(self.cluster, now)
+        self._changes = meter.changes
         return meter
 
-    def _note_use(self, now: float) -> None:
-        meter = self.placer.meter
-        if meter is not None and (meter.changes.gpus or meter.changes.stored):
-            meter.look(now)
+    def _look(self, now: float) -> None:
+        if self.placer.meter is not None:
+            self.placer.meter.look(now)
 
     def _decide(self, now: float, out: list[Action]) -> None:
         requests = self.lifecycle.requests

@@ -188,7 +188,7 @@ class Placer:
         slot = lease.slot
         self.standing.ended(lease)
         if self.meter is not None:
-            self.meter.ended(lease.id, now)
+            self.meter.ended(lease, now)
         if self._promised:
             promised = self._promised.items()
             self._promised = {request: held for request, held in promised if held != lease.id}

@@ -41,6 +41,8 @@ class GpuBook:
             slot.id: Holding(_NO_MODEL, self.gpu, 1, GPU_TIME, None, charged, now_us)
             for slot in gpu.slots
         }
+        for slot in gpu.slots:
+            self.slots[slot.id].alone = slot.capacity == 1
         self._charged = charged
         self._counted_us = now_us
         self._span_us = 0

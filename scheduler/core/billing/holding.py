@@ -12,6 +12,8 @@ from scheduler.core.billing.charges import (
 )
 from scheduler.model.values import LeaseId
 
+_NO_LEASE = LeaseId(0)
+
 
 class LeaseBill:
     """A lease in force since `since_us`: what it holds, and for each thing who pays for it."""
@@ -28,19 +30,24 @@ class LeaseBill:
 class SoleLease:
     """A lease of one function on one model and one slot, which no other lease uses.
 
-    Nearly all leases are such: they begin and end at the cost of a few additions.
+    Nearly all leases are such: they begin and end at the cost of a few additions. The same object
+    serves one lease after the other.
     """
 
     __slots__ = ("begun_us", "id", "model", "payer", "slot")
 
-    def __init__(
-        self, lease: LeaseId, model: "Holding", slot: "Holding", payer: Payer, now_us: int
-    ) -> None:
-        self.id = lease
+    def __init__(self, model: "Holding", slot: "Holding", payer: Payer) -> None:
+        self.id = _NO_LEASE
         self.model = model
         self.slot = slot
         self.payer = payer
+        self.begun_us = 0
+
+    def begin(self, lease: LeaseId, now_us: int) -> None:
+        """A lease is in force."""
+        self.id = lease
         self.begun_us = now_us
+        self.model.sole = self.slot.sole = self
 
     def pay(self, now_us: int) -> None:
         """Charge everything up to now."""
@@ -69,13 +76,16 @@ class Holding:
     It is settled before its size, its users or the number of its leases changes, except that one
     lease that comes and goes alone settles nothing: `used_us` is the time that such leases paid for
     since the last settlement. What has no charge for its idle time counts that time as `unused_us`.
-    `sole` is a lease that needs no bill: the only one here, on one slot, for one function.
+    `sole` is a lease that needs no bill: the only one here, on one slot, for one function. Where
+    `alone`, a slot's leases are always the only ones.
     """
 
     __slots__ = (
         "charged",
         "gpu",
+        "alone",
         "idle_charge",
+        "kept_sole",
         "leases",
         "model",
         "since_us",
@@ -106,7 +116,9 @@ class Holding:
         self.since_us = since_us
         self.used_us = 0
         self.unused_us = 0
+        self.alone = False
         self.sole: SoleLease | None = None
+        self.kept_sole: SoleLease | None = None
         self.leases: dict[LeaseId, tuple[LeaseBill, Sequence[Payer]]] = {}
         self.users: dict[str, Payer] = {}
 

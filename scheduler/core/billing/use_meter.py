@@ -10,7 +10,7 @@ from scheduler.core.billing.gpu_book import GpuBook
 from scheduler.core.billing.holding import Holding, LeaseBill, SoleLease
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.slots import ActiveLease, Gpu
-from scheduler.model.values import LeaseId
+from scheduler.model.values import LeaseId, SlotId
 
 _NOBODY_ALONE = (NOBODY,)
 _MICROSECONDS = 1e6
@@ -30,7 +30,7 @@ class UseMeter:
         self._closed: list[GpuSpan] = []
         self._stored: dict[tuple[NodeId, ModelId], Holding] = {}
         self._bills: dict[LeaseId, LeaseBill] = {}
-        self._sole: dict[LeaseId, SoleLease] = {}
+        self._slots: dict[SlotId, tuple[GpuBook, Holding]] = {}
         self._now = now
         self._now_us = int(now * _MICROSECONDS)
         self.earlier_users: dict[ModelId, Sequence[str]] = {}
@@ -47,35 +47,35 @@ class UseMeter:
         now_us = self._now_us if now == self._now else self._at(now)
         if self.changes.gpus:
             self._look(now_us)
-        slot, requests, models = lease.slot, lease.requests, lease.models
-        book = self._books[slot.gpu.spec.id]
-        of_slot = book.slots[slot.id]
-        if len(requests) == 1 and len(models) == 1 and slot.capacity == 1:
+        book, of_slot = self._slots[lease.slot.id]
+        requests, models = lease.requests, lease.models
+        if of_slot.alone and len(requests) == 1 and len(models) == 1:
             holding = book.residents.get(models[0])
             if holding is not None and holding.sole is None and not holding.leases:
                 payer = holding.users.get(requests[0].request.function)
-                if payer is not None and of_slot.sole is None and not of_slot.leases:
-                    sole = SoleLease(lease.id, holding, of_slot, payer, now_us)
-                    holding.sole = of_slot.sole = self._sole[lease.id] = sole
+                if payer is not None:
+                    sole = holding.kept_sole
+                    if sole is None or sole.payer is not payer or sole.slot is not of_slot:
+                        sole = holding.kept_sole = SoleLease(holding, of_slot, payer)
+                    sole.begin(lease.id, now_us)
                     return
         functions = [pending.request.function for pending in requests]
         self._bill(lease, book, functions or _NOBODY_ALONE, now_us)
 
-    def ended(self, lease: LeaseId, now: float) -> None:
+    def ended(self, lease: ActiveLease, now: float) -> None:
         """A lease is over."""
         now_us = self._now_us if now == self._now else self._at(now)
-        sole = self._sole.pop(lease, None)
-        if sole is not None:
-            sole.pay(now_us)
-            sole.model.sole = sole.slot.sole = None
+        sole = self._slots[lease.slot.id][1].sole
+        if sole is not None and sole.id == lease.id:
+            sole.end(now_us)
             return
-        bill = self._bills.pop(lease)
+        bill = self._bills.pop(lease.id)
         for holding, payers in zip(bill.holdings, bill.payers, strict=True):
-            holding.end(lease, bill, payers, now_us)
+            holding.end(lease.id, bill, payers, now_us)
 
     def named(self, lease: ActiveLease, now: float) -> None:
         """The requests of a lease that an earlier leader gave are known from now on."""
-        self.ended(lease.id, now)
+        self.ended(lease, now)
         self.began(lease, now)
 
     def look(self, now: float) -> None:
@@ -131,7 +131,6 @@ class UseMeter:
         if sole is None:
             return
         sole.end(now_us)
-        del self._sole[sole.id]
         bill = self._bills[sole.id] = LeaseBill((sole.payer.function,), now_us)
         for each in (sole.model, sole.slot):
             each.begin(sole.id, bill, (sole.payer,), now_us)
@@ -145,12 +144,16 @@ class UseMeter:
                 book.settle(now_us)
                 self._closed.append(_span(book))
                 del self._books[gpu_id]
+                for slot in book.slots:
+                    del self._slots[slot]
                 book = None
             gpu = self._cluster.gpus.get(gpu_id)
             if gpu is None or gpu.cache is not cache:
                 continue
             if book is None:
                 book = self._books[gpu_id] = GpuBook(gpu, self._charged, now_us)
+                for slot, of_slot in book.slots.items():
+                    self._slots[slot] = book, of_slot
                 models.update(dict.fromkeys((*gpu.cache.residents, *gpu.cache.contexts)))
             for model in models:
                 arrived = book.update(model, now_us)
@@ -169,17 +172,16 @@ class UseMeter:
                 holding.payer(function, now_us)
         for slot in gpu.slots:
             for lease in slot.leases.values():
-                if model not in lease.models or not self._knows(lease.id):
+                if model not in lease.models:
                     continue
-                sole = self._sole.get(lease.id)
-                if sole is not None:
-                    self._share(sole.slot, now_us)
-                bill = self._bills[lease.id]
+                of_slot = book.slots[slot.id]
+                if of_slot.sole is not None and of_slot.sole.id == lease.id:
+                    self._share(of_slot, now_us)
+                bill = self._bills.get(lease.id)
+                if bill is None:  # it is about to begin
+                    continue
                 payers = self._payers(book, model, bill.functions, now_us)
                 holding.begin(lease.id, bill, payers, now_us)
-
-    def _knows(self, lease: LeaseId) -> bool:
-        return lease in self._sole or lease in self._bills
 
     def _payers(
         self, book: GpuBook, model: ModelId, functions: Sequence[str], now_us: int

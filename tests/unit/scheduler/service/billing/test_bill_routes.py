@@ -1,12 +1,14 @@
 """The bill of a scheduler that serves: over HTTP, in its metrics, over a change of leader."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from scheduler.client.operator_client import OperatorClient
 from scheduler.model.errors import MalformedRequest
 from scheduler.service.http.access import ApiRole, token
+from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Settings
 from scheduler.store.memory_store import MemoryStore
@@ -17,6 +19,14 @@ from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET, World, leading
 
 pytestmark = pytest.mark.timeout(30, func_only=True)
+
+
+def leads(service: SchedulerService) -> bool:
+    return service.health().leading
+
+
+def is_done(office: Office) -> bool:
+    return not office.core.requests
 
 
 async def serve(world: World, request: str) -> None:
@@ -74,13 +84,13 @@ async def test_bill_is_written_at_the_end_of_a_term_and_read_by_the_next_leader(
     for service in made:
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(service.run(store))
-            await eventually(lambda service=service: service.health().leading)
+            await eventually(partial(leads, service))
             office = service.office()
             billed.append({key for _, each in office.bill.buckets.since(0) for key in each.rows})
             attach_in_process(office.driver, fake_node("n0", gpu("g0", node="n0")))
             placed = await office.driver.acquire(request("r", "bert"))
             office.driver.release(placed.lease)
-            await eventually(lambda office=office: not office.core.requests)
+            await eventually(partial(is_done, office))
             running.cancel()
     assert billed[0] == set()
     assert {key.function for key in billed[1]} == {"function-of-r"}
