@@ -16,12 +16,12 @@ class GpuBook:
     """
 
     __slots__ = (
-        "_charged",
         "_counted_us",
         "_span_us",
         "_unused_byte_us",
         "_unused_bytes",
         "cache",
+        "charged",
         "contexts",
         "gpu",
         "gpu_type",
@@ -30,20 +30,20 @@ class GpuBook:
         "slots",
     )
 
-    def __init__(self, gpu: Gpu, charged: list[Payer], now_us: int) -> None:
+    def __init__(self, gpu: Gpu, now_us: int) -> None:
         self.cache = gpu.cache
         self.gpu = gpu.spec.id
         self.node = gpu.spec.node
         self.gpu_type = gpu.spec.gpu_type
+        self.charged: list[Payer] = []
         self.residents: dict[ModelId, Holding] = {}
         self.contexts: dict[ModelId, Holding] = {}
         self.slots: dict[SlotId, Holding] = {
-            slot.id: Holding(_NO_MODEL, self.gpu, 1, GPU_TIME, None, charged, now_us)
+            slot.id: Holding(_NO_MODEL, self.gpu, 1, GPU_TIME, None, self.charged, now_us)
             for slot in gpu.slots
         }
         for slot in gpu.slots:
             self.slots[slot.id].alone = slot.capacity == 1
-        self._charged = charged
         self._counted_us = now_us
         self._span_us = 0
         self._unused_byte_us = 0
@@ -63,7 +63,7 @@ class GpuBook:
             if holding.size != resident.bytes:
                 self._resize(holding, resident.bytes, now_us)
             return None
-        holding = Holding(model, self.gpu, 0, IN_USE, IDLE, self._charged, now_us)
+        holding = Holding(model, self.gpu, 0, IN_USE, IDLE, self.charged, now_us)
         self._resize(holding, resident.bytes, now_us)
         self.residents[model] = holding
         return holding
@@ -97,7 +97,7 @@ class GpuBook:
         if found is None:
             if not size:
                 return
-            found = Holding(model, self.gpu, 0, CONTEXT, CONTEXT, self._charged, now_us)
+            found = Holding(model, self.gpu, 0, CONTEXT, CONTEXT, self.charged, now_us)
             self.contexts[model] = found
             left = self.residents.get(model)
             if left is not None:

@@ -27,7 +27,8 @@ class UseMeter:
         self._cluster = cluster
         self._charged: list[Payer] = []
         self._books: dict[GpuId, GpuBook] = {}
-        self._closed: list[GpuSpan] = []
+        self._collected: list[Collected] = []
+        self._spans: list[GpuSpan] = []
         self._stored: dict[tuple[NodeId, ModelId], Holding] = {}
         self._bills: dict[LeaseId, LeaseBill] = {}
         self._slots: dict[SlotId, tuple[GpuBook, Holding]] = {}
@@ -82,24 +83,36 @@ class UseMeter:
         """Take over what changed in the index since the last look, which changed now."""
         self._look(self._at(now))
 
-    def collect(self, now: float) -> tuple[list[Collected], list[GpuSpan]]:
-        """Settle everything, and what was charged since the last collection."""
+    def gpus(self) -> list[GpuId]:
+        """The GPUs that have accounts, so that their charges can be collected some at a time."""
+        return list(self._books)
+
+    def collect(
+        self, now: float, gpus: Sequence[GpuId] | None = None
+    ) -> tuple[list[Collected], list[GpuSpan]]:
+        """Settle these GPUs (none: the stores; without a list: everything), and collect from them.
+
+        Of each GPU the charges and its own account are those of the same time.
+        """
         now_us = self._at(now)
         self._look(now_us)
-        for book in self._books.values():
-            book.settle(now_us)
-        for stored in self._stored.values():
-            stored.settle(now_us)
-        spans = [*self._closed, *[_span(book) for book in self._books.values()]]
-        self._closed.clear()
-        types = {span.gpu: span.gpu_type for span in spans}
-        rows = []
-        for payer in self._charged:
-            gpu_type = "" if payer.gpu is None else types[payer.gpu]
-            amounts = payer.collect()
-            rows.append(Collected(payer.gpu, gpu_type, payer.function, payer.model, amounts))
-        self._charged.clear()
+        wanted = self._books if gpus is None else gpus
+        for gpu in wanted:
+            book = self._books.get(gpu)
+            if book is not None:
+                self._close(book, now_us)
+        if not gpus:
+            for stored in self._stored.values():
+                stored.settle(now_us)
+            self._collected += _collected(self._charged, "")
+        rows, self._collected = self._collected, []
+        spans, self._spans = self._spans, []
         return rows, spans
+
+    def _close(self, book: GpuBook, now_us: int) -> None:
+        book.settle(now_us)
+        self._collected += _collected(book.charged, book.gpu_type)
+        self._spans.append(GpuSpan(book.gpu, book.gpu_type, *book.take_totals()))
 
     # -- residents and empty processes ------------------------------------------------------------
 
@@ -141,8 +154,7 @@ class UseMeter:
             book = self._books.get(gpu_id)
             cache = index.gpus.get(gpu_id)
             if book is not None and cache is not book.cache:
-                book.settle(now_us)
-                self._closed.append(_span(book))
+                self._close(book, now_us)
                 del self._books[gpu_id]
                 for slot in book.slots:
                     del self._slots[slot]
@@ -151,7 +163,7 @@ class UseMeter:
             if gpu is None or gpu.cache is not cache:
                 continue
             if book is None:
-                book = self._books[gpu_id] = GpuBook(gpu, self._charged, now_us)
+                book = self._books[gpu_id] = GpuBook(gpu, now_us)
                 for slot, of_slot in book.slots.items():
                     self._slots[slot] = book, of_slot
                 models.update(dict.fromkeys((*gpu.cache.residents, *gpu.cache.contexts)))
@@ -189,7 +201,7 @@ class UseMeter:
         """Who pays for a model under a lease; new users of it share its stored weights too."""
         holding = book.residents.get(model)
         if holding is None:
-            return [Payer(function, model, book.gpu, self._charged) for function in functions]
+            return [Payer(function, model, book.gpu, book.charged) for function in functions]
         if len(functions) == 1 and functions[0] in holding.users:
             return (holding.users[functions[0]],)
         stored = self._stored.get((book.node, model))
@@ -224,5 +236,10 @@ class UseMeter:
         return holding
 
 
-def _span(book: GpuBook) -> GpuSpan:
-    return GpuSpan(book.gpu, book.gpu_type, *book.take_totals())
+def _collected(charged: list[Payer], gpu_type: str) -> list[Collected]:
+    rows = [
+        Collected(payer.gpu, gpu_type, payer.function, payer.model, payer.collect())
+        for payer in charged
+    ]
+    charged.clear()
+    return rows

@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from logging import Logger
 
+from cache_manager.model.ids import GpuId
 from common.clock import Clock
 from common.tasks import BackgroundTasks
 from scheduler.core.billing.charges import CONTEXT, DISK, GPU_TIME, HOST, IDLE, IN_USE
@@ -21,6 +22,8 @@ _SHARE = 0.01
 # The datastore is given at most so many bytes of bills a second.
 _BYTES_A_SECOND = 40_000
 _LONGEST_PAUSE_S = 60.0
+# A step of the event loop settles so many.
+_GPUS_AT_ONCE = 100
 # Who asks for the bill gets one that is at most this old.
 _FRESH_S = 1.0
 _STAGES: Mapping[str, int] = {
@@ -53,22 +56,27 @@ class BillCollector:
         self._meters = meters
         self._log = log
         self._behind = False
-        self._collected_s = clock.now_s()
+        self._collected_s = -_FRESH_S
         meter.earlier_users = dict(buckets.latest_users())
 
-    def collect(self) -> None:
-        """Count everything up to now."""
-        self._collected_s = self._clock.now_s()
-        rows, spans = self._meter.collect(self._collected_s)
+    def collect(self, gpus: Sequence[GpuId] | None = None) -> None:
+        """Count up to now what these GPUs were used for (none: the stores; by default all)."""
+        rows, spans = self._meter.collect(self._clock.now_s(), gpus)
         self.buckets.add(rows, spans, time.time())
         self._count(rows)
         self._meters.idle_gpu.add((), sum(span.idle_slot_us for span in spans) / 1e6)
         self._meters.unused_memory.add((), sum(span.unused_byte_us for span in spans) / 1e6)
 
-    def refresh(self) -> None:
-        """Count everything up to about now."""
-        if self._clock.now_s() - self._collected_s >= _FRESH_S:
-            self.collect()
+    async def refresh(self) -> None:
+        """Count everything up to about now; requests are served meanwhile."""
+        if self._clock.now_s() - self._collected_s < _FRESH_S:
+            return
+        self._collected_s = self._clock.now_s()
+        gpus = self._meter.gpus()
+        for begin in range(0, len(gpus), _GPUS_AT_ONCE):
+            self.collect(gpus[begin : begin + _GPUS_AT_ONCE])
+            await asyncio.sleep(0)
+        self.collect(())
 
     @asynccontextmanager
     async def running(self, write: WriteBills) -> AsyncIterator[None]:
@@ -86,9 +94,9 @@ class BillCollector:
         pause_s = self.settings.write_s
         while True:
             await asyncio.sleep(pause_s)
-            began_s = time.thread_time()
-            self.collect()
-            took_s = time.thread_time() - began_s
+            began_s = self._clock.now_s()
+            await self.refresh()
+            took_s = self._clock.now_s() - began_s
             size_bytes = await self._write(write)
             slower_s = max(took_s / _SHARE, size_bytes / _BYTES_A_SECOND)
             pause_s = max(self.settings.write_s, min(slower_s, _LONGEST_PAUSE_S))

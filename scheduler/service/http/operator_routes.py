@@ -84,7 +84,7 @@ def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any])
         found = service.office().bill
         if by not in GROUPS:
             raise MalformedRequest(f"by: one of {', '.join(GROUPS)}")
-        found.refresh()
+        await found.refresh()
         now_unix_s = time.time()
         return bill(found.buckets, found.settings, by, now_unix_s - last_s, now_unix_s)
 

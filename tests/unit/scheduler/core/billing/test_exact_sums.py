@@ -54,7 +54,8 @@ def check_life(policy: str, operations: list[Operation], collect_every: int) -> 
             world.send(event_now)
         naive.step(world.now)
         if number % collect_every == 0:
-            found = meter.collect(world.now)
+            gpus = meter.gpus()[: number % 3]
+            found = meter.collect(world.now, gpus if number % 2 else None)
             rows += found[0]
             spans += found[1]
     world.now += 1.5
