@@ -1,6 +1,6 @@
 """What was used, by hours and days: added up exactly, bounded in number and size."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -96,7 +96,7 @@ class UseBuckets:
             if _ends(period) > unix_s:
                 yield period, self.of[period]
 
-    def latest_users(self) -> dict[ModelId, list[str]]:
+    def latest_users(self) -> Mapping[ModelId, Sequence[str]]:
         """Who paid for each model in the latest period: its users, for all that is known."""
         users: dict[ModelId, list[str]] = {}
         if self.of:

@@ -1,6 +1,6 @@
 """Follows the core's leases, residents and stored weights, and charges who uses them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.residency.index_changes import IndexChanges
@@ -14,6 +14,8 @@ from scheduler.model.values import LeaseId, SlotId
 
 _NOBODY_ALONE = (NOBODY,)
 _MICROSECONDS = 1e6
+# What nodes have is reported within this time after a change of leader.
+_RETURN_US = 60_000_000
 
 
 class UseMeter:
@@ -34,12 +36,21 @@ class UseMeter:
         self._slots: dict[SlotId, tuple[GpuBook, Holding]] = {}
         self._now = now
         self._now_us = int(now * _MICROSECONDS)
-        self.earlier_users: dict[ModelId, Sequence[str]] = {}
+        self._earlier: Mapping[ModelId, Sequence[str]] = {}
+        self._earlier_until_us = 0
         self.changes = IndexChanges()
         cluster.index.changes = self.changes
         for gpu in cluster.index.gpus:
             self.changes.note_gpu(gpu)
         self._look(self._now_us)
+
+    def remember(self, users: Mapping[ModelId, Sequence[str]], now: float) -> None:
+        """These functions used these models under an earlier leader.
+
+        They pay for what nodes report within a minute, and share it with later users.
+        """
+        self._earlier = users
+        self._earlier_until_us = self._at(now) + _RETURN_US
 
     # -- what happens -----------------------------------------------------------------------------
 
@@ -179,9 +190,7 @@ class UseMeter:
     def _arrived(self, gpu: Gpu, book: GpuBook, holding: Holding, now_us: int) -> None:
         """A model came: earlier users of its weights may be known, and leases that lost it."""
         model = holding.model
-        if self.earlier_users:
-            for function in self.earlier_users.pop(model, ()):
-                holding.payer(function, now_us)
+        self._inherit(holding, now_us)
         for slot in gpu.slots:
             for lease in slot.leases.values():
                 if model not in lease.models:
@@ -233,7 +242,14 @@ class UseMeter:
             if cache.node == node and book is not None and model in book.residents:
                 for function in book.residents[model].users:
                     holding.payer(function, now_us)
+        self._inherit(holding, now_us)
         return holding
+
+    def _inherit(self, holding: Holding, now_us: int) -> None:
+        """Charge who used it under an earlier leader, as long as nodes report what they have."""
+        if now_us < self._earlier_until_us:
+            for function in self._earlier.get(holding.model, ()):
+                holding.payer(function, now_us)
 
 
 def _collected(charged: list[Payer], gpu_type: str) -> list[Collected]:

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from logging import Logger
 
 from cache_manager.model.ids import GpuId
-from common.clock import Clock
 from common.tasks import BackgroundTasks
 from scheduler.core.billing.charges import CONTEXT, DISK, GPU_TIME, HOST, IDLE, IN_USE
 from scheduler.core.billing.collected import Collected
@@ -44,24 +43,24 @@ class BillCollector:
         self,
         meter: UseMeter,
         buckets: UseBuckets,
-        clock: Clock,
+        now_s: Callable[[], float],
         settings: Billing,
         meters: SchedulerCounters,
         log: Logger,
     ) -> None:
         self._meter = meter
         self.buckets = buckets
-        self._clock = clock
+        self._now_s = now_s
         self.settings = settings
         self._meters = meters
         self._log = log
         self._behind = False
         self._collected_s = -_FRESH_S
-        meter.earlier_users = dict(buckets.latest_users())
+        meter.remember(buckets.latest_users(), now_s())
 
     def collect(self, gpus: Sequence[GpuId] | None = None) -> None:
         """Count up to now what these GPUs were used for (none: the stores; by default all)."""
-        rows, spans = self._meter.collect(self._clock.now_s(), gpus)
+        rows, spans = self._meter.collect(self._now_s(), gpus)
         self.buckets.add(rows, spans, time.time())
         self._count(rows)
         self._meters.idle_gpu.add((), sum(span.idle_slot_us for span in spans) / 1e6)
@@ -69,9 +68,9 @@ class BillCollector:
 
     async def refresh(self) -> None:
         """Count everything up to about now; requests are served meanwhile."""
-        if self._clock.now_s() - self._collected_s < _FRESH_S:
+        if self._now_s() - self._collected_s < _FRESH_S:
             return
-        self._collected_s = self._clock.now_s()
+        self._collected_s = self._now_s()
         gpus = self._meter.gpus()
         for begin in range(0, len(gpus), _GPUS_AT_ONCE):
             self.collect(gpus[begin : begin + _GPUS_AT_ONCE])
@@ -94,9 +93,9 @@ class BillCollector:
         pause_s = self.settings.write_s
         while True:
             await asyncio.sleep(pause_s)
-            began_s = self._clock.now_s()
+            began_s = self._now_s()
             await self.refresh()
-            took_s = self._clock.now_s() - began_s
+            took_s = self._now_s() - began_s
             size_bytes = await self._write(write)
             slower_s = max(took_s / _SHARE, size_bytes / _BYTES_A_SECOND)
             pause_s = max(self.settings.write_s, min(slower_s, _LONGEST_PAUSE_S))

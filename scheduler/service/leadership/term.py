@@ -71,7 +71,7 @@ class Office:
         self.bill = BillCollector(
             self.core.start_metering(self.began_s),
             buckets or UseBuckets(settings.billing.keep_hours, settings.billing.keep_days),
-            self.clock,
+            self.clock.now_s,
             settings.billing,
             meters,
             log,

@@ -36,7 +36,7 @@ from scheduler.model.values import (
     SlotId,
     StandingTerms,
 )
-from tests.kit.cores.builders import GIB, a_core, gpu, model, request
+from tests.kit.cores.builders import GIB, a_core, gpu, request
 
 _S = 1_000_000
 _Charged = dict[tuple[str, int], int]
@@ -181,12 +181,23 @@ def test_empty_process_is_paid_by_who_used_its_model() -> None:
     assert held + span.unused_byte_us == span.byte_us == 6 * _S * 8 * GIB
 
 
-def test_users_of_earlier_terms_pay_for_what_a_new_leader_finds() -> None:
+def test_users_of_earlier_terms_pay_for_what_nodes_report_to_a_new_leader() -> None:
     core, meter = metered(a_core(gpus=()))
-    meter.earlier_users = {ModelId("bert"): ["f", "g"]}
-    spec = gpu("g0")
-    core.handle(NodeSnapshot(spec.node, (GpuSnapshot(spec, ((model("bert").id, GIB),)),)), 1.0)
-    assert charged(meter, 5.0) == {("f", IDLE): 2 * _S * GIB, ("g", IDLE): 2 * _S * GIB}
+    meter.remember({ModelId("bert"): ["f", "g"]}, 0.0)
+    spec, bert = gpu("g0"), ModelId("bert")
+    stored = ((bert, Tier.HOST),)
+    core.handle(NodeSnapshot(spec.node, (GpuSnapshot(spec, ((bert, GIB),)),), stored), 1.0)
+    half = 2 * _S * GIB
+    assert charged(meter, 5.0) == {
+        ("f", IDLE): half, ("g", IDLE): half, ("f", HOST): half, ("g", HOST): half,
+    }  # fmt: skip
+
+
+def test_users_of_earlier_terms_do_not_pay_for_a_later_load() -> None:
+    core, meter = metered(a_core())
+    meter.remember({ModelId("bert"): ["f"]}, 0.0)
+    run(core, "r", "g", 70.0, 71.0)
+    assert ("f", IDLE) not in charged(meter, 80.0)
 
 
 def test_time_that_goes_back_is_charged_to_nobody_twice() -> None:
