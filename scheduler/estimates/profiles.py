@@ -124,7 +124,9 @@ class Profiles:
 
     def weights_bytes(self, model: ModelId) -> int:
         """The size of the stored image; while it is unknown, what the model needs on a GPU."""
-        profile = self.of(model)
+        profile = self._profiles.get(model)  # to ask for it does not make a model known
+        if profile is None:
+            return self._settings.default_memory_bytes
         return profile.weights_bytes or profile.memory_bytes
 
     def load_s(self, model: ModelId, source: Tier) -> float:

@@ -2,7 +2,7 @@
 
 from cache_manager.model.ids import ModelId
 from scheduler.core.billing.charges import CONTEXT, GPU_TIME, IDLE, IN_USE, Payer
-from scheduler.core.billing.holding import Holding
+from scheduler.core.billing.holding import FormerUsers, Holding
 from scheduler.core.state.slots import Gpu
 from scheduler.model.values import SlotId
 
@@ -17,6 +17,7 @@ class GpuBook:
 
     __slots__ = (
         "_counted_us",
+        "_former",
         "_span_us",
         "_unused_byte_us",
         "_unused_bytes",
@@ -30,8 +31,9 @@ class GpuBook:
         "slots",
     )
 
-    def __init__(self, gpu: Gpu, now_us: int) -> None:
+    def __init__(self, gpu: Gpu, former: FormerUsers, now_us: int) -> None:
         self.cache = gpu.cache
+        self._former = former
         self.gpu = gpu.spec.id
         self.node = gpu.spec.node
         self.gpu_type = gpu.spec.gpu_type
@@ -58,6 +60,7 @@ class GpuBook:
             if holding is not None:
                 self._resize(holding, 0, now_us)
                 del self.residents[model]
+                self._former.left(self.node, model, holding.users)
             return None
         if holding is not None:
             if holding.size != resident.bytes:
@@ -100,9 +103,9 @@ class GpuBook:
             found = Holding(model, self.gpu, 0, CONTEXT, CONTEXT, self.charged, now_us)
             self.contexts[model] = found
             left = self.residents.get(model)
-            if left is not None:
-                for function in left.users:
-                    found.payer(function, now_us)
+            users = self._former.of(self.node, model) if left is None else left.users
+            for function in users:
+                found.payer(function, now_us)
         if found.size != size:
             self._resize(found, size, now_us)
         if not size:

@@ -1,8 +1,8 @@
 """One thing that is held over time: a slot, a model in memory, an empty process, stored weights."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from cache_manager.model.ids import GpuId, ModelId
+from cache_manager.model.ids import GpuId, ModelId, NodeId
 from scheduler.core.billing.charges import (
     GPU_TIME,
     IN_USE,
@@ -13,6 +13,7 @@ from scheduler.core.billing.charges import (
 from scheduler.model.values import LeaseId
 
 _NO_LEASE = LeaseId(0)
+_MOST_FORMER = 10_000
 
 
 class LeaseBill:
@@ -193,3 +194,24 @@ class Holding:
             charge_equally(list(self.users.values()), charge, amount)
         else:
             Payer(NOBODY, self.model, self.gpu, self.charged).add(charge, amount)
+
+
+class FormerUsers:
+    """Who used the models that left a node's GPUs: they pay for what stays of these there."""
+
+    __slots__ = ("_users",)
+
+    def __init__(self) -> None:
+        self._users: dict[tuple[NodeId, ModelId], Sequence[str]] = {}
+
+    def left(self, node: NodeId, model: ModelId, users: Iterable[str]) -> None:
+        """A model has left a GPU; only the latest ones are remembered."""
+        key = node, model
+        self._users.pop(key, None)
+        self._users[key] = list(users)
+        if len(self._users) > _MOST_FORMER:
+            del self._users[next(iter(self._users))]
+
+    def of(self, node: NodeId, model: ModelId) -> Sequence[str]:
+        """Who used the model before it left."""
+        return self._users.get((node, model), ())

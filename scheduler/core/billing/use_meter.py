@@ -7,7 +7,7 @@ from cache_manager.residency.index_changes import IndexChanges
 from scheduler.core.billing.charges import DISK, HOST, NOBODY, Payer
 from scheduler.core.billing.collected import Collected, GpuSpan
 from scheduler.core.billing.gpu_book import GpuBook
-from scheduler.core.billing.holding import Holding, LeaseBill, SoleLease
+from scheduler.core.billing.holding import FormerUsers, Holding, LeaseBill, SoleLease
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.slots import ActiveLease, Gpu
 from scheduler.model.values import LeaseId, SlotId
@@ -31,7 +31,8 @@ class UseMeter:
         self._books: dict[GpuId, GpuBook] = {}
         self._collected: list[Collected] = []
         self._spans: list[GpuSpan] = []
-        self._stored: dict[tuple[NodeId, ModelId], Holding] = {}
+        self._stored: dict[ModelId, dict[NodeId, Holding]] = {}
+        self._former = FormerUsers()
         self._bills: dict[LeaseId, LeaseBill] = {}
         self._slots: dict[SlotId, tuple[GpuBook, Holding]] = {}
         self._now = now
@@ -113,8 +114,9 @@ class UseMeter:
             if book is not None:
                 self._close(book, now_us)
         if not gpus:
-            for stored in self._stored.values():
-                stored.settle(now_us)
+            for nodes in self._stored.values():
+                for stored in nodes.values():
+                    stored.settle(now_us)
             self._collected += _collected(self._charged, "")
         rows, self._collected = self._collected, []
         spans, self._spans = self._spans, []
@@ -174,7 +176,7 @@ class UseMeter:
             if gpu is None or gpu.cache is not cache:
                 continue
             if book is None:
-                book = self._books[gpu_id] = GpuBook(gpu, now_us)
+                book = self._books[gpu_id] = GpuBook(gpu, self._former, now_us)
                 for slot, of_slot in book.slots.items():
                     self._slots[slot] = book, of_slot
                 models.update(dict.fromkeys((*gpu.cache.residents, *gpu.cache.contexts)))
@@ -213,35 +215,38 @@ class UseMeter:
             return [Payer(function, model, book.gpu, book.charged) for function in functions]
         if len(functions) == 1 and functions[0] in holding.users:
             return (holding.users[functions[0]],)
-        stored = self._stored.get((book.node, model))
-        if stored is not None:
+        if model in self._stored and book.node in self._stored[model]:
             for function in functions:
-                stored.payer(function, now_us)
+                self._stored[model][book.node].payer(function, now_us)
         return [holding.payer(function, now_us) for function in functions]
 
     # -- stored weights ---------------------------------------------------------------------------
 
     def _look_at_stores(self, model: ModelId, now_us: int) -> None:
-        index = self._cluster.index
-        tiers = index.tiers(model)
-        for node in [node for node, stored in self._stored if stored == model]:
-            if node not in tiers:
-                self._stored.pop((node, model)).settle(now_us)
+        tiers = self._cluster.index.tiers(model)
+        nodes = self._stored.setdefault(model, {})
+        for node in [node for node in nodes if node not in tiers]:
+            nodes.pop(node).settle(now_us)
+        size = self._cluster.profiles.weights_bytes(model)
         for node, tier in tiers.items():
-            size = self._cluster.profiles.weights_bytes(model)
-            holding = self._stored.get((node, model))
+            holding = nodes.get(node)
             if holding is None:
-                holding = self._stored[node, model] = self._store(node, model, now_us)
+                holding = nodes[node] = self._store(node, model, now_us)
             holding.resize(size, now_us)
             holding.idle_charge = HOST if tier is Tier.HOST else DISK
+        if not nodes:
+            del self._stored[model]
 
     def _store(self, node: NodeId, model: ModelId, now_us: int) -> Holding:
+        """Weights are paid by who uses them on this node, or did before they were stored."""
         holding = Holding(model, None, 0, HOST, HOST, self._charged, now_us)
+        users = list(self._former.of(node, model))
         for gpu, cache in self._cluster.index.holders(model).items():
             book = self._books.get(gpu)
             if cache.node == node and book is not None and model in book.residents:
-                for function in book.residents[model].users:
-                    holding.payer(function, now_us)
+                users += book.residents[model].users
+        for function in users:
+            holding.payer(function, now_us)
         self._inherit(holding, now_us)
         return holding
 

@@ -9,6 +9,7 @@ from scheduler.core.billing.charges import DISK, GPU_TIME, HOST, IDLE, IN_USE
 from scheduler.core.core import Core
 from scheduler.core.state.slots import ActiveLease, Gpu
 from scheduler.model.values import LeaseId
+from tests.kit.cores.random_lives import MODELS
 
 # Who pays for what is idle is not followed here.
 ANY_FUNCTION = "*"
@@ -82,7 +83,7 @@ class NaiveBill:
     def _stores(self) -> None:
         profiles, index = self._core.cluster.profiles, self._core.cluster.index
         nodes: dict[ModelId, dict[NodeId, Tier]] = {
-            model: dict(index.tiers(model)) for model in list(profiles.known())
+            ModelId(model): dict(index.tiers(ModelId(model))) for model in MODELS
         }
         for model, tiers in nodes.items():
             for tier in tiers.values():

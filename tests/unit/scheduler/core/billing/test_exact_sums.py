@@ -38,6 +38,24 @@ def test_charges_are_what_the_gpus_had_when_it_runs_long(policy: str) -> None:
     check_life(policy, random_operations(Random(f"bill {policy}"), 2000), collect_every=97)
 
 
+@each_policy
+def test_decisions_are_the_same_with_a_meter_and_without(policy: str) -> None:
+    operations = random_operations(Random(f"same {policy}"), 1000)
+    metered, plain = (World(make_core(policy, "lru", settings=STANDING)) for _ in range(2))
+    meter, chaos = metered.core.start_metering(0.0), Chaos(metered)
+    for event in chaos.setup():
+        metered.send(event)
+    for number, operation in enumerate(operations):
+        happened = chaos.event(operation)
+        if happened is not None:
+            metered.send(happened)
+        if number % 10 == 0:
+            meter.collect(metered.now)
+    for event, now in metered.log:
+        plain.send(event, now)
+    assert plain.answers == metered.answers
+
+
 def check_life(policy: str, operations: list[Operation], collect_every: int) -> None:
     """Compare a meter with a naive account of the same random life."""
     world = World(make_core(policy, "lru", settings=STANDING))

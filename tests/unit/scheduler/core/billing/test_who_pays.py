@@ -175,10 +175,20 @@ def test_empty_process_is_paid_by_who_used_its_model() -> None:
     meter.changes.note(cache.id, ModelId("bert"))
     meter.look(2.0)
     rows, spans = meter.collect(6.0)
-    assert sum(row.amounts[CONTEXT] for row in rows) == 4 * _S * 500 * MIB
+    assert sum(row.amounts[CONTEXT] for row in rows if row.function == "f") == 4 * _S * 500 * MIB
     (span,) = spans
     held = sum(sum(row.amounts[IN_USE : CONTEXT + 1]) for row in rows)
     assert held + span.unused_byte_us == span.byte_us == 6 * _S * 8 * GIB
+
+
+def test_weights_stored_after_the_model_left_are_paid_by_who_used_it() -> None:
+    core, meter = metered(a_core())
+    run(core, "r", "f", 0.0, 1.0)
+    core.handle(EvictAsked(ModelId("bert")), 2.0)
+    core.handle(ModelDemoted(NodeId("node-of-g0"), None, ModelId("bert"), Tier.HOST), 3.0)
+    found = charged(meter, 5.0)
+    assert found["f", HOST] == 2 * _S * GIB
+    assert (NOBODY, HOST) not in found
 
 
 def test_users_of_earlier_terms_pay_for_what_nodes_report_to_a_new_leader() -> None:
