@@ -13,9 +13,9 @@ from scheduler.core.billing.use_buckets import DAY_S
 from scheduler.model.errors import MalformedRequest, UnknownName
 from scheduler.model.values import RequestId
 from scheduler.service.billing.bill_view import GROUPS, BillShown, bill
-from scheduler.service.billing.call_use import used_by
 from scheduler.service.leadership.term import Office
 from scheduler.service.views import cluster_report
+from scheduler.service.views.call_use import used_by
 from scheduler.service.views.cluster_report import ClusterShown, QueueShown
 from scheduler.service.views.explanation import RequestShown, explained
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import Explanation, LeaseId, RequestId, RequestOutcome, SlotId
-from scheduler.service.billing.call_use import UseShown
 from scheduler.service.history.history import Decided, Happened, RequestRecord
+from scheduler.service.views.call_use import UseShown
 from scheduler.service.views.cluster_report import of_lease
 
 
