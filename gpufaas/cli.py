@@ -27,6 +27,7 @@ _MODULES = {
     "load": "programs.load",
     "status": "cluster.status",
     "top": "cluster.top",
+    "bill": "cluster.bill",
     "policy": "cluster.policy",
     "explain": "cluster.explain",
     "trace": "cluster.trace",

@@ -10,16 +10,6 @@ GpuId = NewType("GpuId", str)
 MIB = 1024 * 1024
 
 
-class Stage(IntEnum):
-    """How far an idle model has left; a call brings it back from any of them."""
-
-    GPU = 1  # weights and context on the GPU
-    CONTEXT = 2  # an empty process with its context on the GPU; weights in host memory
-    HOST = 3  # weights in host memory
-    DISK = 4  # weights on disk; of the function, its process
-    GONE = 5
-
-
 def tenant_of(model: ModelId) -> str:
     """The tenant that a model belongs to: the part of its id before the last slash, if any."""
     tenant, slash, _ = model.rpartition("/")
@@ -27,7 +17,10 @@ def tenant_of(model: ModelId) -> str:
 
 
 class Tier(IntEnum):
-    """Where a model's weights are; a smaller value is nearer to the GPU's cores."""
+    """Where a model's weights are; a smaller value is nearer to the GPU's cores.
+
+    An idle model leaves through these, stage by stage; a call brings it back from any of them.
+    """
 
     GPU = 0
     CONTEXT = 1  # in host memory, with an empty process on the GPU that may take them

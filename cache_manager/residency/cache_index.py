@@ -9,6 +9,7 @@ from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.model.request_rates import RequestRates
 from cache_manager.residency.empty_processes import context_for, idle_contexts, processes_for
 from cache_manager.residency.gpu_cache import GpuCache, KeptContext, ResidentModel
+from cache_manager.residency.index_changes import IndexChanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class CacheIndex:
         self.rule = rule
         self.gpus: dict[GpuId, GpuCache] = {}
         self.pinned_bytes = 0
+        self.changes: IndexChanges | None = None  # somebody counts memory over time
         self._holders: dict[ModelId, dict[GpuId, GpuCache]] = {}
         self._left: dict[ModelId, dict[GpuId, GpuCache]] = {}
         self._rates = RequestRates()
@@ -44,6 +46,8 @@ class CacheIndex:
         """Start to track a GPU, empty."""
         cache = GpuCache(gpu, node, memory_bytes)
         self.gpus[gpu] = cache
+        if self.changes is not None:
+            self.changes.note_gpu(cache.id)
         return cache
 
     def remove_gpu(self, gpu: GpuId) -> None:
@@ -55,6 +59,8 @@ class CacheIndex:
             self.drop_context(cache, model)
         self.withhold(cache, -cache.withheld_bytes)
         del self.gpus[gpu]
+        if self.changes is not None:
+            self.changes.note_gpu(cache.id)
 
     def gpu(self, gpu: GpuId) -> GpuCache:
         try:
@@ -215,6 +221,7 @@ class CacheIndex:
         cache.used_bytes += size_bytes
         self._holders.setdefault(model, {})[cache.id] = cache
         self._times[model] = times
+        self._note(cache, model)
         assert cache.used_bytes <= cache.memory_bytes, f"{cache.id} is over its memory"
 
     def touch(self, cache: GpuCache, model: ModelId, now: float) -> None:
@@ -288,12 +295,14 @@ class CacheIndex:
             cache.pinned_bytes -= resident.bytes
             self.pinned_bytes -= resident.bytes
         del self._holders[model][cache.id]
+        self._note(cache, model)
 
     def keep_context(self, cache: GpuCache, model: ModelId, size_bytes: int, now: float) -> None:
         """A model has left a GPU, and an empty process there."""
         cache.contexts[model] = KeptContext(model, size_bytes, now)
         self._left.setdefault(model, {})[cache.id] = cache
         cache.used_bytes += size_bytes
+        self._note(cache, model)
         assert cache.used_bytes <= cache.memory_bytes, f"{cache.id} is over its memory"
 
     def drop_context(self, cache: GpuCache, model: ModelId) -> None:
@@ -303,6 +312,7 @@ class CacheIndex:
         del left[cache.id]
         if not left:
             del self._left[model]
+        self._note(cache, model)
 
     def resize_context(self, cache: GpuCache, model: ModelId, size_bytes: int) -> bool:
         """Correct an empty process's size; False if the GPU has no memory for it."""
@@ -312,6 +322,7 @@ class CacheIndex:
             return False
         context.bytes += grown_bytes
         cache.used_bytes += grown_bytes
+        self._note(cache, model)
         return True
 
     def resize(self, cache: GpuCache, model: ModelId, size_bytes: int) -> None:
@@ -319,6 +330,7 @@ class CacheIndex:
         resident = cache.residents[model]
         grown_bytes = min(size_bytes - resident.bytes, cache.free_bytes)
         resident.bytes += grown_bytes
+        self._note(cache, model)
         cache.used_bytes += grown_bytes
         if resident.locked:
             cache.locked_bytes += grown_bytes
@@ -343,6 +355,16 @@ class CacheIndex:
             del nodes[node]
             if not nodes:
                 del self._tiers[model]
+        self.note_stored(model)
+
+    def note_stored(self, model: ModelId) -> None:
+        """Note that something about a model's stored weights has changed."""
+        if self.changes is not None:
+            self.changes.stored[model] = None
+
+    def _note(self, cache: GpuCache, model: ModelId) -> None:
+        if self.changes is not None:
+            self.changes.note(cache.id, model)
 
     def forget(self, model: ModelId) -> None:
         """Forget what is remembered of a model that no node has."""

@@ -11,7 +11,7 @@ from gateway_ext.errors import BadRequest, Declined
 from gateway_ext.metrics.call_counts import GatewayMeters
 from gateway_ext.ui.attention import alerts
 from gateway_ext.ui.dead_letter_rows import DeadLetterRows
-from gateway_ext.ui.function_rows import FunctionRows
+from gateway_ext.ui.function_rows import Billed, FunctionRows
 from gateway_ext.ui.model_labels import ModelLabels
 from gateway_ext.ui.page_state import SERIES, Json, PageState, Point
 from gateway_ext.ui.shown_names import full_name, in_order, shown_function
@@ -88,6 +88,7 @@ class PageSource:
         self._gpus: dict[str, Json] = {}
         self._decisions: dict[str, Json] = {}
         self._gpu_seconds: dict[str, float] = {}
+        self._billed: dict[str, Billed] = {}
         self._described: Sequence[Mapping[str, Any]] = ()
         self._whole: dict[str, Any] = {
             "scheduler": self._scheduler({}, "it was not asked yet"),
@@ -101,7 +102,9 @@ class PageSource:
         letters = await self._letters.look()
         view, why = await self._ask()  # last: the scheduler sends each change once
         began_s = time.thread_time()
-        functions = self._functions.look(self._take_gpu_seconds(view), time.monotonic())
+        functions = self._functions.look(
+            self._take_gpu_seconds(view), self._take_bill(view), time.monotonic()
+        )
         self._labels.see(functions)
         whole = self._taken_in(view) if view else dict(self._whole)
         self._gpus = self._labels.relabelled(self._gpus)
@@ -263,6 +266,13 @@ class PageSource:
         for function, held_s in view.get("gpu_seconds", {}).items():
             self._gpu_seconds[full_name(function)] = held_s
         return self._gpu_seconds
+
+    def _take_bill(self, view: Mapping[str, Any]) -> Mapping[str, Billed]:
+        if view.get("whole"):
+            self._billed.clear()
+        for function, (gib_seconds, cost) in view.get("billed", {}).items():
+            self._billed[full_name(function)] = Billed(gib_seconds, cost)
+        return self._billed
 
 
 def _named(item: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,16 @@ _LOOKS = 10
 _P95 = 0.95
 
 
+class Billed(NamedTuple):
+    """What a function pays for: GPU memory over time, and the cost of all if there are prices."""
+
+    gib_seconds: float = 0.0
+    cost: str | None = None
+
+
+_NO_BILL = Billed()
+
+
 class _SeenFunction(NamedTuple):
     """The values of a row: while they stay equal, so does the row."""
 
@@ -28,6 +38,7 @@ class _SeenFunction(NamedTuple):
     models: tuple[str, ...]
     local: tuple[str, ...]
     gpu_s: float
+    billed: Billed
 
 
 class FunctionRows:
@@ -40,8 +51,10 @@ class FunctionRows:
         self._rows: dict[str, Json] = {}
         self._calls: deque[tuple[float, dict[str, int]]] = deque(maxlen=_LOOKS)
 
-    def look(self, gpu_seconds: Mapping[str, float], now_s: float) -> dict[str, Json]:
-        """A row for each function by its id, in the ids' order; `gpu_seconds` is by id too."""
+    def look(
+        self, gpu_seconds: Mapping[str, float], billed: Mapping[str, Billed], now_s: float
+    ) -> dict[str, Json]:
+        """A row for each function by its id, in the ids' order; the others are by id too."""
         before_s, before = self._calls[0] if self._calls else (now_s, {})
         functions = list(self._functions)
         kept = self._seen
@@ -50,10 +63,11 @@ class FunctionRows:
         for function in functions:
             label = function.label
             past, gpu_s = kept.get(label), gpu_seconds.get(label, 0.0)
-            if past is not None and _rests(function, past, gpu_s):
+            bill = billed.get(label, _NO_BILL)
+            if past is not None and past.billed == bill and _rests(function, past, gpu_s):
                 seen[label] = past
                 continue
-            found = seen[label] = _seen(function, before.get(label), gpu_s)
+            found = seen[label] = _seen(function, before.get(label), gpu_s, bill)
             if found != past:
                 changed.append(function)
         self._calls.append((now_s, {label: one.calls for label, one in seen.items()}))
@@ -87,7 +101,9 @@ def _rests(function: Function, past: _SeenFunction, gpu_s: float) -> bool:
     )
 
 
-def _seen(function: Function, calls_before: int | None, gpu_s: float) -> _SeenFunction:
+def _seen(
+    function: Function, calls_before: int | None, gpu_s: float, billed: Billed
+) -> _SeenFunction:
     calls = function.calls
     return _SeenFunction(
         calls,
@@ -100,6 +116,7 @@ def _seen(function: Function, calls_before: int | None, gpu_s: float) -> _SeenFu
         function.learned.models,
         function.local.lines,
         gpu_s,
+        billed,
     )
 
 
@@ -122,6 +139,8 @@ def _row(
         "rate": round(rate, 2),
         "p95_s": p95_s,
         "gpu_seconds": seen.gpu_s,
+        "gpu_gib_seconds": seen.billed.gib_seconds,
+        "cost": seen.billed.cost,
         "image": seen.deployment.image,
     }
 

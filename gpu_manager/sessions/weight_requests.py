@@ -50,7 +50,8 @@ class Library:
         model = self.catalogue.add(session.identity, digest, table)
         guess_bytes = max(_LEAST_ACTIVATIONS_BYTES, table.total_bytes // _ACTIVATIONS_SHARE)
         needed_bytes = table.total_bytes + guess_bytes + self.overhead_bytes
-        self.reports.report(ModelRegistered(ModelSpec(model.id, needed_bytes)))
+        spec = ModelSpec(model.id, needed_bytes, weights_bytes=table.total_bytes)
+        self.reports.report(ModelRegistered(spec))
         self.report_tiers(digest)
         return model
 

@@ -240,11 +240,10 @@ class WeightStore:
         """
         fresh: ArrivingImage | None = None
         with self._requesting:
-            hold = self._images.open(digest)
-            if hold is None:
-                request, fresh = self._join(digest, table)
-            else:
+            if (hold := self._images.open(digest)) is not None:
                 request = ImageRequest.in_memory(hold)
+            else:
+                request, fresh = self._join(digest, table)
         if fresh is not None:
             self._read_soon(fresh)
         elif self._images.is_short:  # a held image counts again, if it was evicted before

@@ -21,6 +21,7 @@ from gpufaas.errors import CommandError
 from gpufaas.local.log_format import FORMATS
 from gpufaas.options.prepare_choice import FIRST_USE, PREPARE_CHOICES
 from scheduler import policies
+from scheduler.service.billing.prices import Billing
 from scheduler.service.settings import Etcd, Serving, Settings
 
 _FILE = "gpufaas.toml"
@@ -80,6 +81,7 @@ class AllSettings:
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     node: StackNode = field(default_factory=StackNode)
     tracing: TraceSettings = field(default_factory=TraceSettings)
+    billing: Billing = field(default_factory=Billing)
 
     @property
     def of_scheduler(self) -> Settings:
@@ -91,6 +93,7 @@ class AllSettings:
             self.parameters,
             self.scheduler,
             self.etcd,
+            self.billing,
         )
 
 
@@ -129,6 +132,8 @@ def _checked(settings: AllSettings) -> AllSettings:
     if settings.log_format not in FORMATS:
         wanted = " or ".join(FORMATS)
         raise CommandError(f"log_format = {settings.log_format!r}: {wanted} is expected")
+    if settings.billing.write_s <= 0:
+        raise CommandError("[billing] write_s: above 0")
     if settings.tracing.ratio > 1:
         raise CommandError("[tracing] ratio: from 0 to 1")
     return settings

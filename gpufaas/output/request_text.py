@@ -5,6 +5,7 @@ from typing import Any
 from scheduler.model.values import Explanation, SlotCandidate
 
 _MOST_CANDIDATES = 16
+_GIB = 1 << 30
 
 
 def decision_text(why: Explanation) -> str:
@@ -46,6 +47,8 @@ def request_text(request: dict[str, Any]) -> str:
         f"models {', '.join(request['models'])}, {request['arrived_ago_s']:.1f} s ago",
         _ended(request),
     ]
+    if "used" in request:  # older schedulers do not say it
+        lines.append(_used(request["used"]))
     for decision in request["decisions"]:
         lines += ["", *_decision(decision)]
     return "\n".join(lines)
@@ -58,6 +61,11 @@ def _ended(request: dict[str, Any]) -> str:
         return f"  not ended yet; {waited}"
     reason = f" ({request['reason']})" if request["reason"] else ""
     return f"  {request['outcome']}{reason} after {total_s:.3f} s; {waited}"
+
+
+def _used(used: dict[str, Any]) -> str:
+    cost = "" if used["cost"] is None else f"; cost {used['cost']:.6f}"
+    return f"  used {used['gpu_s']:.3f} s of a GPU, {used['gpu_byte_s'] / _GIB:.3f} GiB s{cost}"
 
 
 def _decision(decision: dict[str, Any]) -> list[str]:

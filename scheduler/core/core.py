@@ -9,8 +9,10 @@ from typing import Any
 
 from cache_manager import eviction
 from cache_manager.eviction.eviction_rule import EvictionRule
+from cache_manager.residency.index_changes import IndexChanges
 from scheduler import policies
 from scheduler.core.admin import AdminHandler
+from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.cluster_view import ClusterView
 from scheduler.core.fleet import Fleet
 from scheduler.core.forgetting import Forgetting
@@ -65,6 +67,7 @@ class Core:
         self._policy = policy
         self._view = ClusterView(self.cluster, self.visits)
         self._handlers = self._table()
+        self._changes: IndexChanges | None = None
 
     @property
     def requests(self) -> Mapping[RequestId, Pending]:
@@ -79,6 +82,7 @@ class Core:
             handler(event, now, out)
         except BadEvent as error:  # for example a late report from a lost GPU
             out.append(Refuse(event, str(error)))
+            self._look(now)
             return out
         if decides or self.placer.disturbed:
             self.placer.disturbed = False
@@ -89,7 +93,20 @@ class Core:
         if self.placer.idle.fell_idle or self.placer.idle.came_to_rest:
             self.exits.watch(now, out)
         self._forgetting.forget_when_due()
+        if self._changes is not None and (self._changes.gpus or self._changes.stored):
+            self._look(now)
         return out
+
+    def start_metering(self, now: float) -> UseMeter:
+        """Count from now on what GPU time and memory is used, and by whom."""
+        assert not self.placer.leases, "leases in force are not known to a new meter"
+        meter = self.placer.meter = UseMeter(self.cluster, now)
+        self._changes = meter.changes
+        return meter
+
+    def _look(self, now: float) -> None:
+        if self.placer.meter is not None:
+            self.placer.meter.look(now)
 
     def _decide(self, now: float, out: list[Action]) -> None:
         requests = self.lifecycle.requests

@@ -145,7 +145,7 @@ class Fleet:
             slot = self._cluster.slots[found.slot]
             if found.lease not in slot.leases:
                 self._placer.adopt(found, slot, now)
-                self._lifecycle.adopted(found, out)
+                self._lifecycle.adopted(found, now, out)
         self.leave_if_drained(gpu)
 
     def _reconcile_residents(

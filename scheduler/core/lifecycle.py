@@ -114,7 +114,7 @@ class Lifecycle:
         if lease is None:
             self._placer.wait(pending)
         else:
-            self._placer.rejoin(pending, lease, out)
+            self._placer.rejoin(pending, lease, now, out)
 
     def _stranger(self, request: Request) -> ModelId | None:
         """The first model that no node has registered, if the request is for registered ones."""
@@ -254,7 +254,7 @@ class Lifecycle:
             lease.wanted.clear()
         out.append(EndLease(lease.slot.id, lease.id, "released"))
 
-    def adopted(self, found: LiveLease, out: list[Action]) -> None:
+    def adopted(self, found: LiveLease, now: float, out: list[Action]) -> None:
         """A node reported a lease in force; its holder may have released it already.
 
         Its requests may have arrived again before the node reported that they hold this lease.
@@ -269,7 +269,7 @@ class Lifecycle:
             lease = self._placer.promised(pending)
             if lease is not None:
                 self._placer.take(pending)
-                self._placer.rejoin(pending, lease, out)
+                self._placer.rejoin(pending, lease, now, out)
         if known and not queued and len(known) == len(found.requests):
             out.append(EndLease(found.slot, found.lease, "its requests hold other leases"))
 

@@ -2,6 +2,7 @@
 
 from cache_manager.model.ids import ModelId, Tier
 from cache_manager.residency.cache_index import LoadPlan
+from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.placement_reasons import Reasons, explain
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.idle_models import IdleModels
@@ -39,6 +40,7 @@ class Placer:
         self._watched = settings.explain
         self.queued = 0
         self.pace = QueuePace()
+        self.meter: UseMeter | None = None
         self.disturbed = False
         self._last_lease = settings.first_lease - 1
         self._promised: dict[RequestId, LeaseId] = {}
@@ -160,13 +162,15 @@ class Placer:
         """Whether an earlier leader gave this request a lease that may be in force."""
         return request in self._promised
 
-    def rejoin(self, pending: Pending, lease: ActiveLease, out: list[Action]) -> None:
+    def rejoin(self, pending: Pending, lease: ActiveLease, now: float, out: list[Action]) -> None:
         """Give a request that is in no queue its lease again."""
         slot = lease.slot
         pending.standing = Standing.LEASED
         pending.at = slot.id
         pending.lease = lease.id
         lease.requests.append(pending)
+        if self.meter is not None:
+            self.meter.named(lease, now)
         lease.dispatch = Dispatch(
             lease=lease.id,
             slot=slot.id,
@@ -185,6 +189,8 @@ class Placer:
         """Take a lease off its slot: the only way in which a slot becomes idle."""
         slot = lease.slot
         self.standing.ended(lease)
+        if self.meter is not None:
+            self.meter.ended(lease, now)
         if self._promised:
             promised = self._promised.items()
             self._promised = {request: held for request, held in promised if held != lease.id}
@@ -224,6 +230,8 @@ class Placer:
             self.cluster.index.use(slot.gpu.cache, model, +1)
         slot.free_s = max(slot.free_s, now)
         self.cluster.settle(slot)
+        if self.meter is not None:
+            self.meter.began(lease, now)
 
     # -- queues ---------------------------------------------------------------------------------
 
@@ -369,6 +377,8 @@ class Placer:
         lease.due_s = slot.free_s = max(lease.begins_s, now + load_s) + run_s
         slot.leases[lease.id] = lease
         self.cluster.settle(slot)
+        if self.meter is not None:
+            self.meter.began(lease, now)
 
     def _explain(
         self, pending: Pending, slot: Slot, rule: str, now: float, plan: LoadPlan | None

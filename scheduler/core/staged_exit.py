@@ -5,7 +5,7 @@ from math import inf
 from typing import NamedTuple
 
 from cache_manager.model.idle_gaps import IdleGaps
-from cache_manager.model.ids import GpuId, ModelId, NodeId, Stage, Tier
+from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.core.placer import Placer
 from scheduler.core.state.cluster_state import ClusterState
 from scheduler.core.state.slots import Gpu
@@ -36,29 +36,20 @@ class _Idle:
         self._gpu = gpu
         self._model = model
 
-    def held_bytes(self, stage: Stage) -> int:
+    def held_bytes(self, stage: Tier) -> int:
         """With the context's memory in the stages on a GPU, without it below."""
         context_bytes = 0
         if self._gpu is not None:
             kept = self._gpu.cache.contexts.get(self._model)
             context_bytes = self._gpu.spec.context_bytes if kept is None else kept.bytes
-        if stage is Stage.CONTEXT:
+        if stage is Tier.CONTEXT:
             return context_bytes
         whole_bytes = self._cluster.profiles.memory_bytes(self._model)
-        return whole_bytes if stage is Stage.GPU else max(0, whole_bytes - context_bytes)
+        return whole_bytes if stage is Tier.GPU else max(0, whole_bytes - context_bytes)
 
-    def reload_s(self, stage: Stage) -> float:
+    def reload_s(self, stage: Tier) -> float:
         """As loads from there were measured."""
-        source = _SOURCES.get(stage)
-        return 0.0 if source is None else self._cluster.profiles.load_s(self._model, source)
-
-
-_SOURCES = {
-    Stage.CONTEXT: Tier.CONTEXT,
-    Stage.HOST: Tier.HOST,
-    Stage.DISK: Tier.DISK,
-    Stage.GONE: Tier.ABSENT,
-}
+        return 0.0 if stage is Tier.GPU else self._cluster.profiles.load_s(self._model, stage)
 
 
 class StagedExit:
@@ -72,8 +63,8 @@ class StagedExit:
         self._cluster = cluster
         self._placer = placer
         self._idle = placer.idle
-        self._timers: dict[_Place, tuple[float, Stage]] = {}
-        self._due: dict[_Place, tuple[Stage, float, float]] = {}
+        self._timers: dict[_Place, tuple[float, Tier]] = {}
+        self._due: dict[_Place, tuple[Tier, float, float]] = {}
 
     def watch(self, now: float, out: list[Action]) -> None:
         """Set timers for the models that have come to rest."""
@@ -131,39 +122,35 @@ class StagedExit:
         self._due[place] = known
         return known[2]
 
-    def rests(self, model: ModelId) -> Iterator[tuple[Stage, str, float | None]]:
+    def rests(self, model: ModelId) -> Iterator[tuple[Tier, str, float | None]]:
         """Where a model is, and what it left: stage, GPU or node, and when it may step down."""
         index = self._cluster.index
         for cache in index.holders(model).values():
-            yield Stage.GPU, cache.id, self.due_s(cache.node, cache.id, model)
+            yield Tier.GPU, cache.id, self.due_s(cache.node, cache.id, model)
         for cache in index.left(model).values():
-            yield Stage.CONTEXT, cache.id, self.due_s(cache.node, cache.id, model)
+            yield Tier.CONTEXT, cache.id, self.due_s(cache.node, cache.id, model)
         for node, tier in index.tiers(model).items():
-            stage = Stage.HOST if tier is Tier.HOST else Stage.DISK
-            yield stage, node, self.due_s(node, None, model)
+            yield tier, node, self.due_s(node, None, model)
 
     # -- inside -----------------------------------------------------------------------------------
 
     def _resting(
         self, node: NodeId, gpu_id: GpuId | None, model: ModelId
-    ) -> tuple[Stage, float] | None:
+    ) -> tuple[Tier, float] | None:
         """The stage that a model is in at this place, and since when, if nobody uses it there."""
         if gpu_id is None:
             stored = self._idle.stored_since(node, model)
-            if stored is None or self._cluster.index.is_near(node, model):
-                return None
-            tier, since_s = stored
-            return (Stage.HOST if tier is Tier.HOST else Stage.DISK), since_s
+            return None if self._cluster.index.is_near(node, model) else stored
         gpu = self._cluster.gpus.get(gpu_id)
         if gpu is None:
             return None
         context = gpu.cache.contexts.get(model)
         if context is not None:
-            return Stage.CONTEXT, context.since_s
+            return Tier.CONTEXT, context.since_s
         resident = gpu.cache.residents.get(model)
-        return None if resident is None or resident.users else (Stage.GPU, resident.idle_s)
+        return None if resident is None or resident.users else (Tier.GPU, resident.idle_s)
 
-    def _stays_s(self, stage: Stage, gpu_id: GpuId | None, model: ModelId) -> float | None:
+    def _stays_s(self, stage: Tier, gpu_id: GpuId | None, model: ModelId) -> float | None:
         gpu = None if gpu_id is None else self._cluster.gpus.get(gpu_id)
         idle = _Idle(self._cluster, gpu, model, self._idle.gaps(model))
         stays_s = self._idle.rule(model).stays_s(stage, idle)
@@ -201,7 +188,7 @@ class StagedExit:
         if resident.kept or gpu.draining:
             self._set(place, now + _LEAST_AGAIN_S, out)
             return
-        keeps_s = self._stays_s(Stage.CONTEXT, gpu.spec.id, model)
+        keeps_s = self._stays_s(Tier.CONTEXT, gpu.spec.id, model)
         keeps = keeps_s is None or keeps_s > 0.0
         size_bytes = min(resident.bytes, gpu.spec.context_bytes)
         self._cluster.evict(gpu, model)

@@ -24,6 +24,7 @@ class Profile:
         "memory_bytes",
         "run_s",
         "usual_run_s",
+        "weights_bytes",
     )
 
     def __init__(self, memory_bytes: int) -> None:
@@ -35,6 +36,7 @@ class Profile:
         self.run_s: dict[tuple[int, str], float] = {}
         self.features: dict[str, float] = {}
         self.usual_run_s: float | None = None
+        self.weights_bytes = 0
 
     def has_room(self, key: tuple[int, str]) -> bool:
         """Whether a run's time can be kept without the loss of another."""
@@ -100,6 +102,8 @@ class Profiles:
         self._changed.add(spec.id)
         profile = self.of(spec.id)
         self.used(spec.id)
+        if spec.weights_bytes:
+            profile.weights_bytes = spec.weights_bytes
         if spec.memory_bytes is not None and not profile.measured_bytes:
             profile.memory_bytes = spec.memory_bytes
         for tier, load_s in spec.load_s.items():
@@ -117,6 +121,13 @@ class Profiles:
 
     def memory_bytes(self, model: ModelId) -> int:
         return self.of(model).memory_bytes
+
+    def weights_bytes(self, model: ModelId) -> int:
+        """The size of the stored image; while it is unknown, what the model needs on a GPU."""
+        profile = self._profiles.get(model)  # to ask for it does not make a model known
+        if profile is None:
+            return self._settings.default_memory_bytes
+        return profile.weights_bytes or profile.memory_bytes
 
     def load_s(self, model: ModelId, source: Tier) -> float:
         """Seconds to load from this tier; if unknown, from the next slower known tier."""

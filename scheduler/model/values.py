@@ -124,13 +124,17 @@ class GpuSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The declaration of a model, before any measurement; every part may be left out."""
+    """The declaration of a model, before any measurement; every part may be left out.
+
+    `memory_bytes` are those that it needs on a GPU, `weights_bytes` those of its stored image.
+    """
 
     id: ModelId
     memory_bytes: int | None = None
     load_s: Mapping[Tier, float] = field(default_factory=dict)
     run_s: Mapping[tuple[int, str], float] = field(default_factory=dict)
     features: Mapping[str, float] = field(default_factory=dict)
+    weights_bytes: int = 0
 
 
 class Estimate(NamedTuple):

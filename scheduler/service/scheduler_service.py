@@ -6,6 +6,7 @@ from asyncio import TaskGroup, get_running_loop
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from cache_manager.model.ids import NodeId
 from common.frames.stream_upgrade import StreamRequest
@@ -13,6 +14,7 @@ from common.http.accepted_line import AcceptedLine
 from common.http.asgi import App
 from common.telemetry.traces import Sink
 from scheduler.api import Placement
+from scheduler.core.billing.use_buckets import UseBuckets
 from scheduler.model.errors import DatastoreError, NotLeading
 from scheduler.model.values import Request
 from scheduler.service.callers.caller_leases import CallerLeases
@@ -36,6 +38,7 @@ from scheduler.store.keeper import Keeper
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import Recovered, recover
 from scheduler.store.stored_records import PolicyChoice
+from scheduler.store.use_records import read_use, write_use
 from scheduler.wire import caller_stream
 from scheduler.wire.cluster_status import Status
 from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens, addresses_for_token
@@ -108,9 +111,12 @@ class SchedulerService:
         keep_s = self._settings.etcd.models_keep_s
         recovered = await recover(store, log, time.time() - keep_s)
         choice = recovered.begin_with(self._configured())
+        billing = self._settings.billing
+        buckets = UseBuckets(billing.keep_hours, billing.keep_days)
+        await read_use(store, buckets, log)
         async with AsyncExitStack() as stack:
             office = await stack.enter_async_context(
-                self.lead(candidacy.term, choice, recovered, candidacy)
+                self.lead(candidacy.term, choice, recovered, candidacy, buckets)
             )
             if not isinstance(store, MemoryStore):
                 await self._keep(office, candidacy, store, stack)
@@ -151,12 +157,13 @@ class SchedulerService:
         choice: PolicyChoice | None = None,
         recovered: Recovered | None = None,
         candidacy: Leadership | None = None,
+        buckets: UseBuckets | None = None,
     ) -> AsyncIterator[Office]:
         """Be the leader of this term for as long as the context lasts."""
         choice = choice or self._configured()
         settings = replace(self._settings, policy=choice.name, parameters=choice.parameters)
         loop, recorder = get_running_loop(), self._recorder
-        office = Office(settings, term, loop, self.meters, recovered, recorder, self._sink)
+        office = Office(settings, term, loop, self.meters, recovered, recorder, self._sink, buckets)
         if candidacy is not None:
             office.rises_with(lambda: candidacy.term)
 
@@ -172,12 +179,18 @@ class SchedulerService:
         self._policy = PolicyInForce(choice, office.decide_by)
         log.info("%s decides by %s", self.name, choice.name)
         try:
-            yield office
+            async with office.bill.running(partial(self._write_bill, candidacy)):
+                yield office
         finally:
             self._office = self.streams = self._candidacy = self._policy = self.callers = None
             await streams.close()
             office.close()
             await callers.close()
+
+    async def _write_bill(self, candidacy: Leadership | None, buckets: UseBuckets) -> int:
+        """Write the bill as long as this scheduler leads; returns the bytes."""
+        fence = None if candidacy is None else candidacy.fence
+        return 0 if fence is None else await write_use(self._store, buckets, fence)
 
     def _configured(self) -> PolicyChoice:
         return PolicyChoice(self._settings.policy, self._settings.parameters)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler.model.values import StandingTerms
+from scheduler.service.billing.prices import Billing
 
 _DAY_S = 86_400.0
 
@@ -89,3 +90,4 @@ class Settings:
     parameters: Mapping[str, float] = field(default_factory=dict)
     scheduler: Serving = field(default_factory=Serving)
     etcd: Etcd = field(default_factory=Etcd)
+    billing: Billing = field(default_factory=Billing)

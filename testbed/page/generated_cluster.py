@@ -318,6 +318,8 @@ class GeneratedCluster:
             "rate": round(called.calls / (self._at_s - self._began_s + 30), 3),
             "p95_s": round(function.run_s * 2.2, 4) if called.calls else None,
             "gpu_seconds": round(called.gpu_s, 2),
+            "gpu_gib_seconds": round(3 * called.gpu_s, 1),
+            "cost": f"{called.gpu_s / 1000:.4f} EUR",
             "image": function.image,
         }
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from math import isfinite
 
 from cache_manager.model.idle_gaps import IdleGaps
-from cache_manager.model.ids import MIB, Stage
+from cache_manager.model.ids import MIB, Tier
 from cache_manager.tiers.exits.exit_rule import IdleModel
 
 _GIB = 1024 * MIB
-_STAGES = tuple(Stage)
-_GONE = _STAGES.index(Stage.GONE)
+_STAGES = tuple(Tier)
+_GONE = _STAGES.index(Tier.ABSENT)
 # A model that was used only once stays as long as SAGE lets every model stay.
 _UNKNOWN_S = 30.0
 # Gaps that nobody has seen yet: one in each octave, which together count as much as one seen.
@@ -41,14 +41,14 @@ class Rule:
             raise ValueError("its parameters are finite numbers, 0 or more")
         return cls(*parameters)
 
-    def stays_s(self, stage: Stage, idle: IdleModel) -> float | None:
-        if stage is Stage.GONE:
+    def stays_s(self, stage: Tier, idle: IdleModel) -> float | None:
+        if stage is Tier.ABSENT:
             return None
         if not idle.gaps.total:
             return _UNKNOWN_S
         leaves = self._leaves_s(idle)
-        entered_s = leaves[stage - 2] if stage is not Stage.GPU else 0.0
-        return leaves[stage - 1] - entered_s
+        entered_s = leaves[stage - 1] if stage is not Tier.GPU else 0.0
+        return leaves[stage] - entered_s
 
     def _leaves_s(self, idle: IdleModel) -> list[float]:
         """When the model leaves each stage, counted from its last use."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from cache_manager.model.idle_gaps import IdleGaps
-from cache_manager.model.ids import Stage
+from cache_manager.model.ids import Tier
 
 
 class IdleModel(Protocol):
@@ -15,11 +15,11 @@ class IdleModel(Protocol):
         """How long the model was idle between its uses, over the cluster."""
         ...
 
-    def held_bytes(self, stage: Stage) -> int:
+    def held_bytes(self, stage: Tier) -> int:
         """The memory that it holds in this stage: of the GPU, of the host, or of the disk."""
         ...
 
-    def reload_s(self, stage: Stage) -> float:
+    def reload_s(self, stage: Tier) -> float:
         """How long a call would wait for it if it came in this stage."""
         ...
 
@@ -32,7 +32,7 @@ class ExitRule(Protocol):
         """The rule with these parameters; ValueError says what is wrong with them."""
         ...
 
-    def stays_s(self, stage: Stage, idle: IdleModel) -> float | None:
+    def stays_s(self, stage: Tier, idle: IdleModel) -> float | None:
         """Seconds in this stage, from its beginning; None: until its memory is needed.
 
         With 0 the model passes through the stage at once.

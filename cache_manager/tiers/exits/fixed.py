@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from cache_manager.model.ids import Stage
+from cache_manager.model.ids import Tier
 from cache_manager.tiers.exits.exit_rule import IdleModel
 
-STAGES = (Stage.GPU, Stage.CONTEXT, Stage.HOST, Stage.DISK)
+STAGES = (Tier.GPU, Tier.CONTEXT, Tier.HOST, Tier.DISK)
 SAGE_S = 30.0
 
 
@@ -32,7 +32,7 @@ class Rule:
         each = tuple(parameters) if len(parameters) > 1 else (parameters[0],) * len(STAGES)
         return cls(each)
 
-    def stays_s(self, stage: Stage, idle: IdleModel) -> float | None:
+    def stays_s(self, stage: Tier, idle: IdleModel) -> float | None:
         del idle
         # A model that is gone has no later stage to go to.
-        return None if stage is Stage.GONE else self.seconds[STAGES.index(stage)]
+        return None if stage is Tier.ABSENT else self.seconds[STAGES.index(stage)]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cache_manager.model.ids import Stage
+from cache_manager.model.ids import Tier
 from cache_manager.tiers.exits.exit_rule import IdleModel
 
 
@@ -17,6 +17,6 @@ class Rule:
             raise ValueError("it has no parameters")
         return cls()
 
-    def stays_s(self, stage: Stage, idle: IdleModel) -> float | None:
+    def stays_s(self, stage: Tier, idle: IdleModel) -> float | None:
         del stage, idle
         return None

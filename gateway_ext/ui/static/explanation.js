@@ -3,7 +3,7 @@
 import { Refused, ask } from "./api.js";
 import { note, open } from "./dialog.js";
 import { facts, h } from "./dom.js";
-import { ago, count, seconds, several, times } from "./format.js";
+import { ago, count, gibSeconds, seconds, several, times } from "./format.js";
 import { shortModel } from "./models.js";
 
 const MOST_CANDIDATES = 12;
@@ -47,8 +47,14 @@ function about(explained, label) {
     ["Arrived", ago(0, explained.arrived_ago_s)],
     ["First lease", explained.waited_s === null ? "none so far" : `after ${seconds(explained.waited_s)}`],
     ["Outcome", `${explained.outcome ?? "not ended"}${explained.reason ? `: ${explained.reason}` : ""}`],
+    ["Used", explained.used ? used(explained.used) : null],
     ["In all", explained.total_s === null ? null : seconds(explained.total_s)],
   ]);
+}
+
+function used({ gpu_s, gpu_byte_s, cost }) {
+  const priced = cost === null ? "" : `, cost ${cost.toFixed(6)}`;
+  return `${seconds(gpu_s)} of a GPU, ${gibSeconds(gpu_byte_s / 2 ** 30)}${priced}`;
 }
 
 function decision(one, at, explained, label) {

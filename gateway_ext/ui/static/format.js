@@ -75,6 +75,12 @@ export function gpuSeconds(value) {
   return value >= 1000 ? `${plain.format(Math.round(value))} s` : `${few(value)} s`;
 }
 
+/** GPU memory over time: "12 GiB s", "3.2 GiB h". */
+export function gibSeconds(value) {
+  if (isNothing(value)) return NOTHING;
+  return value >= 3600 ? `${few(value / 3600)} GiB h` : `${few(value)} GiB s`;
+}
+
 /** Three figures at most. */
 export function few(value) {
   if (isNothing(value)) return NOTHING;

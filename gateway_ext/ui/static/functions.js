@@ -3,7 +3,7 @@
 import { ask, Refused } from "./api.js";
 import { open } from "./dialog.js";
 import { attribute, byId, facts, h, inUse, keyed, onceAFrame, setText, style, viewsOf } from "./dom.js";
-import { bytes, count, gpuSeconds, rate, seconds, several, shortCount } from "./format.js";
+import { bytes, count, gibSeconds, gpuSeconds, rate, seconds, several, shortCount } from "./format.js";
 import { knownModels } from "./models.js";
 
 const SPARE_ROWS = 6;
@@ -291,6 +291,8 @@ function about(one, state, instances) {
       "GPU time a call",
       one.calls && one.gpu_seconds !== null ? seconds(one.gpu_seconds / one.calls) : null,
     ],
+    ["GPU memory", gibSeconds(one.gpu_gib_seconds)],
+    ["Cost", one.cost ?? null],
     ["Models", models.length ? h("ul", { class: "plain" }, ...models) : null],
     ["Without a GPU", local.length ? h("ul", { class: "plain" }, ...local) : null],
   ]);

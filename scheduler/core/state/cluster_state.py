@@ -84,6 +84,7 @@ class ClusterState:
 
     def remeasure(self, model: ModelId) -> None:
         """Adopt a model's changed memory need, for present and later requests."""
+        self.index.note_stored(model)
         for bundle in self.bundles_of(model):
             before = bundle.size_class
             self._measure(bundle)

@@ -1,5 +1,6 @@
 """The routes of people and their tools: policy, cluster, queue, explanations."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
@@ -8,15 +9,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from common.telemetry.traces import plain_span
 from scheduler import policies
-from scheduler.model.errors import UnknownName
+from scheduler.core.billing.use_buckets import DAY_S
+from scheduler.model.errors import MalformedRequest, UnknownName
 from scheduler.model.values import RequestId
+from scheduler.service.billing.bill_view import GROUPS, BillShown, bill
 from scheduler.service.leadership.term import Office
 from scheduler.service.views import cluster_report
+from scheduler.service.views.call_use import used_by
 from scheduler.service.views.cluster_report import ClusterShown, QueueShown
 from scheduler.service.views.explanation import RequestShown, explained
 
 _SHOWN = 100
 _MOST_SHOWN = 10_000
+_LONGEST_GROUP = 100
 
 
 class OperatorService(Protocol):
@@ -71,6 +76,18 @@ def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any])
     async def queue(most: Annotated[int, Query(ge=0, le=_MOST_SHOWN)] = _SHOWN) -> QueueShown:
         return cluster_report.queue(service.office(), most)
 
+    @get("/bill", tags=["cluster"], dependencies=view, summary="Who used what, and its cost")
+    async def show_bill(
+        by: Annotated[str, Query(max_length=_LONGEST_GROUP)] = "function",
+        last_s: Annotated[float, Query(ge=0, allow_inf_nan=False)] = DAY_S,
+    ) -> BillShown:
+        found = service.office().bill
+        if by not in GROUPS:
+            raise MalformedRequest(f"by: one of {', '.join(GROUPS)}")
+        await found.refresh()
+        now_unix_s = time.time()
+        return bill(found.buckets, found.settings, by, now_unix_s - last_s, now_unix_s)
+
     @get("/explain", tags=["explain"], dependencies=view, summary="The latest requests")
     async def latest(most: Annotated[int, Query(ge=0, le=_MOST_SHOWN)] = _SHOWN) -> list[str]:
         return [record.request.id for record in service.office().history.latest(most)]
@@ -86,7 +103,9 @@ def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any])
         record = office.history.get(RequestId(request))
         if record is None:
             raise UnknownName("request among the latest:", request)
-        return explained(record, office.clock.now_s())
+        now_s = office.clock.now_s()
+        used = used_by(record, office.core, office.bill.settings, now_s)
+        return explained(record, used, now_s)
 
     @get(
         "/traces/{request:path}",

@@ -5,6 +5,7 @@ from asyncio import AbstractEventLoop, Event
 from collections.abc import Callable, Sequence, Sized
 
 from common.telemetry.traces import Sink
+from scheduler.core.billing.use_buckets import UseBuckets
 from scheduler.core.core import Core, make_core
 from scheduler.core.recording import VERSION, Beginning, recorded_profile
 from scheduler.model.actions import Action, Refuse
@@ -12,6 +13,7 @@ from scheduler.model.errors import NoGpus
 from scheduler.model.events import Event as CoreEvent
 from scheduler.model.events import GpuJoined, NodeSnapshot, PolicySet
 from scheduler.model.values import CoreSettings, LeaseId
+from scheduler.service.billing.bill_collector import BillCollector
 from scheduler.service.driver.driver import Driver, Observer
 from scheduler.service.driver.loop_clocks import MonotonicClock
 from scheduler.service.history.history import History
@@ -45,6 +47,7 @@ class Office:
         recovered: Recovered | None = None,
         recorder: RunRecorder | None = None,
         sink: Sink | None = None,
+        buckets: UseBuckets | None = None,
     ) -> None:
         serving = settings.scheduler
         explained = _WhileFew(serving.explain_slots)
@@ -66,6 +69,14 @@ class Office:
         self.parameters = dict(settings.parameters)
         self.clock = MonotonicClock(loop)
         self.began_s = self.clock.now_s()
+        self.bill = BillCollector(
+            self.core.start_metering(self.began_s),
+            buckets or UseBuckets(settings.billing.keep_hours, settings.billing.keep_days),
+            self.clock.now_s,
+            settings.billing,
+            meters,
+            log,
+        )
         self.closed = False
         self.observers: list[Callable[[], None]] = []
         self.history = History(serving.history, meters, self.core.placer.leases)

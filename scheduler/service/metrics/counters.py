@@ -13,6 +13,8 @@ from scheduler.service.metrics import scheduler_metrics
 MOST_NAMES = 1_000
 # GPUs, models and functions that were unused for this long (at most twice) make room for others.
 _FORGET_S = 86_400.0
+# The stages of a model whose bytes are a GPU's.
+_ON_GPUS = frozenset({"used", "idle", "context"})
 
 
 class SchedulerCounters(HistoryListener):
@@ -60,6 +62,11 @@ class SchedulerCounters(HistoryListener):
         self._decided = Histogram(scheduler_metrics.DECIDED)
         self._late = Histogram(scheduler_metrics.ESTIMATE_ERROR)
         self._ratio = Histogram(scheduler_metrics.ESTIMATE_RATIO)
+        self.billed_gpu = Values(scheduler_metrics.BILLED_GPU)
+        self.billed_bytes = Values(scheduler_metrics.BILLED_BYTES)
+        self.billed_cost = Values(scheduler_metrics.BILLED_COST)
+        self.idle_gpu = Values(scheduler_metrics.IDLE_GPU)
+        self.unused_memory = Values(scheduler_metrics.UNUSED_MEMORY)
         self._of_lease: dict[LeaseId, Sequence[str]] = {}
 
         for event in ("joined", "lost", "draining", "silent", "heard"):
@@ -149,6 +156,16 @@ class SchedulerCounters(HistoryListener):
     def gpu_seconds(self) -> Mapping[str, float]:
         """The GPU seconds of each function's ended leases."""
         return {function: held_s for (function,), held_s in self._function_held.values.items()}
+
+    def billed(self) -> Mapping[str, tuple[float, float]]:
+        """The byte-seconds on GPUs that each function pays for, and what everything costs it."""
+        costs = self.billed_cost.values
+        found = {function: (0.0, cost) for (function,), cost in costs.items()}
+        for (function, stage), byte_s in self.billed_bytes.values.items():
+            if stage in _ON_GPUS:
+                before_s, cost = found.get(function, (0.0, 0.0))
+                found[function] = before_s + byte_s, cost
+        return found
 
     def placements(self) -> Counter[str]:
         """How many requests were given a lease, by result: hit, miss, false_miss."""

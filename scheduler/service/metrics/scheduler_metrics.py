@@ -97,6 +97,24 @@ FUNCTION_HELD = _counter(
     "GPU time of a function: seconds of leases that have ended, shared ones in equal parts",
     "function",
 )
+BILLED_GPU = _counter(
+    "billed_gpu_seconds",
+    "Seconds of slots by the function that pays for them (docs/billing.md)",
+    "function",
+)
+BILLED_BYTES = _counter(
+    "billed_byte_seconds",
+    "Bytes held, times seconds, by who pays: used, idle, context (on GPUs), host, disk",
+    "function",
+    "stage",
+)
+BILLED_COST = _counter(
+    "billed_cost", "What a function's GPU time and memory cost, by the settings' prices", "function"
+)
+IDLE_GPU = _counter("idle_gpu_seconds", "Seconds of slots that nobody pays for")
+UNUSED_MEMORY = _counter(
+    "unused_gpu_byte_seconds", "Bytes of GPUs, times seconds, that nobody pays for"
+)
 LOAD = _times("load_seconds", "One model's measured load", _SHORT_S)
 LOADS = _counter("loads", "Loads by where the weights were: host, disk, absent", "source")
 GPU_LOADS = _counter("gpu_loads", "Models loaded, by GPU", "gpu")

@@ -6,6 +6,7 @@ from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import Explanation, LeaseId, RequestId, RequestOutcome, SlotId
 from scheduler.service.history.history import Decided, Happened, RequestRecord
+from scheduler.service.views.call_use import UseShown
 from scheduler.service.views.cluster_report import of_lease
 
 
@@ -67,10 +68,11 @@ class RequestShown:
     outcome: RequestOutcome | None
     reason: str
     total_s: float | None
+    used: UseShown
     decisions: list[DecisionShown]
 
 
-def explained(record: RequestRecord, now_s: float) -> RequestShown:
+def explained(record: RequestRecord, used: UseShown, now_s: float) -> RequestShown:
     """The record in words and numbers."""
     request, arrived_s = record.request, record.arrived_s
     granted_s, ended_s = record.granted_s, record.ended_s
@@ -85,6 +87,7 @@ def explained(record: RequestRecord, now_s: float) -> RequestShown:
         outcome=record.outcome,
         reason=record.reason,
         total_s=None if ended_s is None else ended_s - arrived_s,
+        used=used,
         decisions=[_decision(record, decided) for decided in record.decided],
     )
 

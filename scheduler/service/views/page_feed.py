@@ -20,6 +20,7 @@ _SHARES = (0.5, 0.95, 0.99)
 _MINUTE_S, _SHORT_S = 60.0, 10.0
 # Two observers share the state that was read at most this long ago.
 _AGAIN_S = 0.25
+_GIB = 1 << 30
 
 
 class _Counted(NamedTuple):
@@ -46,6 +47,7 @@ class PageFeed:
         self._gpus: Versions[GpuGlance] = Versions()
         self._rows: Versions[DecisionRow] = Versions()
         self._gpu_seconds: Versions[float] = Versions()
+        self._billed: Versions[tuple[float, str | None]] = Versions()
         self._counted = deque([_Counted(office.began_s, 0, 0, 0)], maxlen=300)
 
     def look(self, since: str, about: Mapping[str, str]) -> bytes:
@@ -72,6 +74,7 @@ class PageFeed:
             "gpus_gone": self._gpus.gone_since(seen) if seen else [],
             "decisions": [row._asdict() for row in self._rows.since(seen).values()],
             "gpu_seconds": self._gpu_seconds.since(seen),
+            "billed": self._billed.since(seen),
         }
         body = to_json(state)
         return b'{"took_s":%.6f,' % (time.thread_time() - began_s) + body[1:]
@@ -95,6 +98,18 @@ class PageFeed:
         seconds = self._meters.gpu_seconds()
         rounded = {function: round(held_s, 3) for function, held_s in seconds.items()}
         self._gpu_seconds.update(rounded, self._number)
+        self._billed.update(self._shown_bill(), self._number)
+
+    def _shown_bill(self) -> dict[str, tuple[float, str | None]]:
+        """By function: GiB-seconds of GPU memory; what everything costs, if there are prices."""
+        prices = self._office.bill.settings
+        return {
+            function: (
+                round(byte_s / _GIB, 1),
+                f"{cost:.4f} {prices.currency}".strip() if prices.priced else None,
+            )
+            for function, (byte_s, cost) in self._meters.billed().items()
+        }
 
     def _seen(self, since: str) -> int:
         """The number of this mark's answer; 0 without a mark, or if changes were forgotten."""

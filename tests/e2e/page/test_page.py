@@ -290,3 +290,12 @@ def test_nothing_moves_when_it_is_paused(
     assert page.run(seen) is False
     page.click("#pause")
     page.until(f"{LIVE} && {seen}")
+
+
+def test_bill_is_told_when_a_function_is_opened(opened: Opener, url: str) -> None:
+    page = opened(url)
+    page.click(".window-body .row")
+    page.until("document.querySelector('dialog[open]') !== null")
+    text = page.text("dialog[open]")
+    assert "GPU memory" in text
+    assert "EUR" in text

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 
-from cache_manager.model.ids import Stage
+from cache_manager.model.ids import Tier
 from scheduler.sim.papers.sage.fair_link import FairLink
 from scheduler.sim.papers.sage.gpu_functions import GpuFunction
 
@@ -22,7 +22,7 @@ class SimulatedCall:
     number: int
     arrived_s: float
     began_s: float = inf
-    found: Stage = Stage.GONE
+    found: Tier = Tier.ABSENT
     waits: int = 0
     began_loading_s: float = 0.0
     loading_s: float = 0.0

@@ -7,7 +7,7 @@ from itertools import pairwise
 from random import Random
 from typing import NamedTuple
 
-from cache_manager.model.ids import Stage
+from cache_manager.model.ids import Tier
 from cache_manager.tiers.exits.exit_rule import ExitRule
 from scheduler.sim.azure_trace import CARRIED, Trace, read
 from scheduler.sim.papers.sage.gpu_functions import GpuFunction
@@ -129,9 +129,9 @@ def hindsight(worth_gib_s: float, host_price: float, idle_times: Iterable[IdleTi
     """The least that a rule could cost that knows when the next call comes."""
     total = IdleCosts()
     for each in idle_times:
-        stays = [_StageCost.of(FunctionEngine(each.function), stage) for stage in Stage]
+        stays = [_StageCost.of(FunctionEngine(each.function), stage) for stage in Tier]
         gpu_gib_s = host_gib_s = waited_s = 0.0
-        found: Counter[Stage] = Counter()
+        found: Counter[Tier] = Counter()
         for gap_s in each.gaps_s:
             best = min(
                 stays,
@@ -143,9 +143,9 @@ def hindsight(worth_gib_s: float, host_price: float, idle_times: Iterable[IdleTi
             host_gib_s += gap_s * best.host_gib
             waited_s += best.waits_s
             found[best.stage] += 1
-        cold = found[Stage.HOST] + found[Stage.DISK] + found[Stage.GONE]
+        cold = found[Tier.HOST] + found[Tier.DISK] + found[Tier.ABSENT]
         calls = len(each.gaps_s)
-        total += IdleCosts(gpu_gib_s, host_gib_s, calls, cold, found[Stage.GONE], waited_s)
+        total += IdleCosts(gpu_gib_s, host_gib_s, calls, cold, found[Tier.ABSENT], waited_s)
     return total
 
 
@@ -155,7 +155,7 @@ def _busiest_first(row: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
 
 def _walk(rule: ExitRule, idle: IdleTimes) -> IdleCosts:
     engine = FunctionEngine(idle.function)
-    stays = [_StageCost.of(engine, stage) for stage in Stage]
+    stays = [_StageCost.of(engine, stage) for stage in Tier]
     gpu_gib_s = host_gib_s = waited_s = 0.0
     cold = gone = 0
     for place, gap_s in enumerate((*idle.gaps_s, idle.last_s)):
@@ -172,8 +172,8 @@ def _walk(rule: ExitRule, idle: IdleTimes) -> IdleCosts:
         engine.gaps.saw(gap_s)
         # The window ends in the last idle time: then no call comes.
         if place < len(idle.gaps_s):
-            cold += found.stage >= Stage.HOST
-            gone += found.stage is Stage.GONE
+            cold += found.stage >= Tier.HOST
+            gone += found.stage is Tier.ABSENT
             waited_s += found.waits_s
     return IdleCosts(gpu_gib_s, host_gib_s, len(idle.gaps_s), cold, gone, waited_s)
 
@@ -181,17 +181,17 @@ def _walk(rule: ExitRule, idle: IdleTimes) -> IdleCosts:
 class _StageCost(NamedTuple):
     """What a function holds in a stage, and what its next call then waits for."""
 
-    stage: Stage
+    stage: Tier
     gpu_gib: float
     host_gib: float
     waits_s: float
 
     @classmethod
-    def of(cls, engine: FunctionEngine, stage: Stage) -> "_StageCost":
-        in_host = Stage.CONTEXT <= stage <= Stage.HOST
+    def of(cls, engine: FunctionEngine, stage: Tier) -> "_StageCost":
+        in_host = Tier.CONTEXT <= stage <= Tier.HOST
         return cls(
             stage,
             engine.gpu_mb(stage) / _MB_A_GIB,
             engine.function.read_only_mb / _MB_A_GIB if in_host else 0.0,
-            setup_s(engine.function, stage) - setup_s(engine.function, Stage.GPU),
+            setup_s(engine.function, stage) - setup_s(engine.function, Tier.GPU),
         )

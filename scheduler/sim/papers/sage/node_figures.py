@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from cache_manager.model.ids import Stage
+from cache_manager.model.ids import Tier
 from scheduler.sim.papers.sage.gpu_systems import NodeRun
 
 
@@ -53,7 +53,7 @@ def figures(runs: Sequence[NodeRun], period_s: float) -> SystemFigures:
     cold = 0
     for call in (call for run in runs for call in run.ended):
         by_function[call.function.name].append(call.ended_s - call.arrived_s)
-        cold += call.found >= Stage.HOST
+        cold += call.found >= Tier.HOST
     ended = sum(len(run.ended) for run in runs)
     return SystemFigures(
         {name: _latency(found) for name, found in sorted(by_function.items())},

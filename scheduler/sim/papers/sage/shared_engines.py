@@ -7,7 +7,7 @@ from functools import partial
 from math import ceil
 
 from cache_manager.model.idle_gaps import IdleGaps
-from cache_manager.model.ids import MIB, Stage
+from cache_manager.model.ids import MIB, Tier
 from cache_manager.tiers.exits.exit_rule import ExitRule
 from scheduler.sim.papers.sage.gpu_functions import GpuFunction
 from scheduler.sim.papers.sage.gpu_machine import GpuMachine, SimulatedCall
@@ -18,7 +18,7 @@ class FunctionEngine:
     """What is left of a function between its calls; an exit rule reads it as an idle model."""
 
     function: GpuFunction
-    stage: Stage = Stage.GONE
+    stage: Tier = Tier.ABSENT
     running: int = 0
     moves: int = 0  # from stage to stage; a timer is for the stage in which it was set
     idle_since_s: float | None = None
@@ -27,30 +27,30 @@ class FunctionEngine:
     for_context: list[SimulatedCall] | None = None
     for_data: list[SimulatedCall] | None = None
 
-    def held_bytes(self, stage: Stage) -> int:
+    def held_bytes(self, stage: Tier) -> int:
         """Bytes of the GPU, the host or the disk that the function holds in this stage."""
         return ceil(self._held_mb(stage) * MIB)
 
-    def reload_s(self, stage: Stage) -> float:
+    def reload_s(self, stage: Tier) -> float:
         """The set-up of a call that comes alone in this stage."""
         return setup_s(self.function, stage)
 
-    def gpu_mb(self, stage: Stage) -> float:
-        return self._held_mb(stage) if stage <= Stage.CONTEXT else 0.0
+    def gpu_mb(self, stage: Tier) -> float:
+        return self._held_mb(stage) if stage <= Tier.CONTEXT else 0.0
 
-    def _held_mb(self, stage: Stage) -> float:
-        if stage is Stage.GONE:
+    def _held_mb(self, stage: Tier) -> float:
+        if stage is Tier.ABSENT:
             return 0.0
-        context_mb = self.function.context_mb if stage <= Stage.CONTEXT else 0.0
-        return context_mb + (self.function.read_only_mb if stage is not Stage.CONTEXT else 0.0)
+        context_mb = self.function.context_mb if stage <= Tier.CONTEXT else 0.0
+        return context_mb + (self.function.read_only_mb if stage is not Tier.CONTEXT else 0.0)
 
 
-def setup_s(function: GpuFunction, stage: Stage) -> float:
+def setup_s(function: GpuFunction, stage: Tier) -> float:
     """How long a call that comes alone in this stage waits before it computes."""
-    read_s = function.database_s if stage >= Stage.DISK else function.database_writable_s
-    copied_s = function.pcie_s if stage >= Stage.CONTEXT else function.pcie_writable_s
-    context_s = function.gpu_context_s if stage >= Stage.HOST else 0.0
-    return (function.cpu_context_s if stage is Stage.GONE else 0.0) + max(
+    read_s = function.database_s if stage >= Tier.DISK else function.database_writable_s
+    copied_s = function.pcie_s if stage >= Tier.CONTEXT else function.pcie_writable_s
+    context_s = function.gpu_context_s if stage >= Tier.HOST else 0.0
+    return (function.cpu_context_s if stage is Tier.ABSENT else 0.0) + max(
         context_s, read_s + copied_s
     )
 
@@ -97,17 +97,17 @@ class SharedEngines:
         """What an engine in this stage lacks on the GPU; running ones lack nothing."""
         if engine.running:
             return 0.0
-        return engine.gpu_mb(Stage.GPU) - engine.gpu_mb(engine.stage)
+        return engine.gpu_mb(Tier.GPU) - engine.gpu_mb(engine.stage)
 
     def _make_room(self, needs_mb: float, asking: int, now: float) -> bool:
         """Idle functions leave the GPU, the one that is idle longest first."""
         idle = [
             (engine.idle_since_s or 0.0, number)
             for number, engine in enumerate(self._engines)
-            if not engine.running and engine.stage <= Stage.CONTEXT and number != asking
+            if not engine.running and engine.stage <= Tier.CONTEXT and number != asking
         ]
         for _, number in sorted(idle):
-            self._leave(self._engines[number], Stage.HOST, now)
+            self._leave(self._engines[number], Tier.HOST, now)
             if self._machine.memory.fits(needs_mb):
                 return True
         return False
@@ -127,14 +127,14 @@ class SharedEngines:
     def _wake(self, engine: FunctionEngine, now: float) -> float:
         """End the exit, and begin what the engine lacks; the time until its data can be read."""
         found, function = engine.stage, engine.function
-        engine.stage = Stage.GPU
+        engine.stage = Tier.GPU
         engine.moves += 1
         if engine.idle_since_s is not None:
             engine.gaps.saw(now - engine.idle_since_s)
-        delay_s = function.cpu_context_s if found is Stage.GONE else 0.0
-        if found is not Stage.GPU:
+        delay_s = function.cpu_context_s if found is Tier.ABSENT else 0.0
+        if found is not Tier.GPU:
             engine.for_data = []
-        if found >= Stage.HOST:
+        if found >= Tier.HOST:
             engine.for_context = []
             ready_s = now + delay_s + function.gpu_context_s
             self._machine.at(ready_s, partial(self._context_made, engine))
@@ -144,9 +144,9 @@ class SharedEngines:
         """Its own data, and, for the first call of an engine, what all calls share."""
         function, found = call.function, call.found
         read_s, copied_s = function.database_writable_s, function.pcie_writable_s
-        if first and found >= Stage.DISK:
+        if first and found >= Tier.DISK:
             read_s += function.database_read_only_s
-        if first and found >= Stage.CONTEXT:
+        if first and found >= Tier.CONTEXT:
             copied_s += function.pcie_read_only_s
         call.solo_loading_s = read_s + copied_s
         call.loading_s = -now
@@ -191,15 +191,15 @@ class SharedEngines:
     def _stay(self, engine: FunctionEngine, now: float) -> None:
         """Plan the end of the stage in which the engine is now."""
         stays_s = self._rule.stays_s(engine.stage, engine)
-        if stays_s is not None and engine.stage is not Stage.GONE:
+        if stays_s is not None and engine.stage is not Tier.ABSENT:
             self._machine.at(now + stays_s, partial(self._next_stage, engine, engine.moves))
 
     def _next_stage(self, engine: FunctionEngine, moves: int, now: float) -> None:
         if engine.moves == moves:
-            self._leave(engine, Stage(engine.stage + 1), now)
+            self._leave(engine, Tier(engine.stage + 1), now)
             self._admit(now)
 
-    def _leave(self, engine: FunctionEngine, stage: Stage, now: float) -> None:
+    def _leave(self, engine: FunctionEngine, stage: Tier, now: float) -> None:
         freed_mb = engine.gpu_mb(engine.stage) - engine.gpu_mb(stage)
         engine.stage = stage
         engine.moves += 1

@@ -6,7 +6,7 @@ from math import inf
 from random import Random
 from statistics import fmean
 
-from cache_manager.model.ids import Stage
+from cache_manager.model.ids import Tier
 from scheduler.sim.papers.sage.gpu_functions import (
     Assumptions,
     GpuFunction,
@@ -33,11 +33,11 @@ _PEAK_STEPS_OF_THEORY = 64
 _KEEPS_UP = 0.97
 # One call in each stage of the exit, 30 s a stage, from cold to cold again: Table 4's columns.
 STATES = {
-    "cold": Stage.GONE,
-    "stage 1": Stage.GPU,
-    "stage 2": Stage.CONTEXT,
-    "stage 3": Stage.HOST,
-    "stage 4": Stage.DISK,
+    "cold": Tier.ABSENT,
+    "stage 1": Tier.GPU,
+    "stage 2": Tier.CONTEXT,
+    "stage 3": Tier.HOST,
+    "stage 4": Tier.DISK,
 }
 _CALLS_OF_TABLE4_S = (0.0, 15.0, 60.0, 140.0, 250.0)
 

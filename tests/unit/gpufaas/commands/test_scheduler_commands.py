@@ -120,6 +120,7 @@ def test_explanation_shows_a_request_that_waited_for_one_gpu() -> None:
             "outcome": None,
             "reason": "",
             "total_s": None,
+            "used": {"gpu_s": 0.25, "gpu_byte_s": GIB / 2, "cost": 0.125},
             "decisions": [decision | {"why": why}, decision | placed | {"why": None}],
         }
     )  # fmt: skip
@@ -128,6 +129,7 @@ def test_explanation_shows_a_request_that_waited_for_one_gpu() -> None:
     assert "<- chosen" in text
     assert "runs 0.200 s in 1, expected 0.250" in text
     assert "lease 7: in force" in text
+    assert "used 0.250 s of a GPU, 0.500 GiB s; cost 0.125000" in text
 
 
 def test_models_are_shown_with_their_holders() -> None:

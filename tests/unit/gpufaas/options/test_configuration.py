@@ -194,3 +194,17 @@ def test_service_links_of_kubernetes_are_passed_over() -> None:
         "GPUFAAS_GATEWAY_PORT_8080_TCP_PROTO": "tcp",
     }
     assert read_settings(None, links, {}) == read_settings(None, {}, {})
+
+
+def test_prices_are_read_from_the_file_and_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "gpufaas.toml"
+    file.write_text('[billing]\ncurrency = "EUR"\ngpu_types = { H200 = 2.5 }\n', encoding="utf-8")
+    environment = {"GPUFAAS_BILLING_GPU_SECOND": "0.5"}
+    billing = read_settings(str(file), environment, {}).of_scheduler.billing
+    assert (billing.currency, billing.gpu_types, billing.gpu_second) == ("EUR", {"H200": 2.5}, 0.5)
+    assert billing.priced
+
+
+def test_bill_that_would_be_written_all_the_time_is_refused() -> None:
+    with pytest.raises(CommandError, match="write_s"):
+        read_settings(None, {"GPUFAAS_BILLING_WRITE_S": "0"}, {})

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from cache_manager.model.errors import UnknownRule
 from cache_manager.model.idle_gaps import IdleGaps
-from cache_manager.model.ids import MIB, Stage
+from cache_manager.model.ids import MIB, Tier
 from cache_manager.tiers import exits
 
 GIB = 1024 * MIB
-STAGES = (Stage.GPU, Stage.CONTEXT, Stage.HOST, Stage.DISK)
+STAGES = (Tier.GPU, Tier.CONTEXT, Tier.HOST, Tier.DISK)
 RULES = [name for name in exits.available() if name != "never"]
 
 
@@ -25,12 +25,12 @@ class Idle:
     gaps: IdleGaps = field(default_factory=IdleGaps)
     load_s: float = 1.0
 
-    def held_bytes(self, stage: Stage) -> int:
-        held = {Stage.GPU: 1.0, Stage.CONTEXT: 0.4, Stage.HOST: 0.6, Stage.DISK: 0.6}
+    def held_bytes(self, stage: Tier) -> int:
+        held = {Tier.GPU: 1.0, Tier.CONTEXT: 0.4, Tier.HOST: 0.6, Tier.DISK: 0.6}
         return int(held.get(stage, 0.0) * GIB)
 
-    def reload_s(self, stage: Stage) -> float:
-        shares = {Stage.GPU: 0.0, Stage.CONTEXT: 0.1, Stage.HOST: 0.5, Stage.DISK: 0.9}
+    def reload_s(self, stage: Tier) -> float:
+        shares = {Tier.GPU: 0.0, Tier.CONTEXT: 0.1, Tier.HOST: 0.5, Tier.DISK: 0.9}
         return self.load_s * shares.get(stage, 1.0)
 
 
@@ -76,7 +76,7 @@ def test_rule_refuses_parameters_that_are_no_seconds_or_prices(rule: str) -> Non
 
 @pytest.mark.parametrize("rule", RULES)
 def test_no_rule_plans_an_end_of_being_gone(rule: str) -> None:
-    assert exits.make(rule).stays_s(Stage.GONE, model([1.0] * 9)) is None
+    assert exits.make(rule).stays_s(Tier.ABSENT, model([1.0] * 9)) is None
 
 
 def test_adaptive_keeps_a_model_for_30_s_when_no_gap_is_known() -> None:

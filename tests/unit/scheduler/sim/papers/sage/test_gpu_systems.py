@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cache_manager.model.ids import Stage
+from cache_manager.model.ids import Tier
 from scheduler.sim.papers.sage.gpu_functions import Assumptions, GpuFunction, ten_functions
 from scheduler.sim.papers.sage.gpu_systems import (
     DGSF,
@@ -134,11 +134,11 @@ def test_exit_rule_decides_in_which_stage_a_call_finds_its_function() -> None:
     }
 
     assert found == {
-        "fixed": Stage.CONTEXT,
-        "fixed:60": Stage.GPU,
-        "fixed:0,0,60,0": Stage.HOST,
-        "fixed:1": Stage.GONE,
-        "never": Stage.GPU,
+        "fixed": Tier.CONTEXT,
+        "fixed:60": Tier.GPU,
+        "fixed:0,0,60,0": Tier.HOST,
+        "fixed:1": Tier.ABSENT,
+        "never": Tier.GPU,
     }
 
 

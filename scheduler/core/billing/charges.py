@@ -1,0 +1,59 @@
+"""What can be charged, and to whom: whole numbers, so that every sum is exact."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from cache_manager.model.ids import GpuId, ModelId
+
+# What is charged: microseconds of a slot, then bytes times microseconds.
+GPU_TIME: Final = 0
+IN_USE: Final = 1  # in GPU memory, used by a lease
+IDLE: Final = 2  # in GPU memory, not used
+CONTEXT: Final = 3  # an empty process on a GPU
+HOST: Final = 4  # weights in a node's memory
+DISK: Final = 5  # weights on a node's disk
+CHARGES: Final = 6
+
+NOBODY: Final = ""
+
+
+class Payer:
+    """The account of one function for one model, on one GPU or (without a GPU) in nodes' stores.
+
+    `charged` lists the payers with something on their account that was not collected yet.
+    """
+
+    __slots__ = ("amounts", "charged", "function", "gpu", "listed", "model")
+
+    def __init__(
+        self, function: str, model: ModelId, gpu: GpuId | None, charged: list["Payer"]
+    ) -> None:
+        self.function = function
+        self.model = model
+        self.gpu = gpu
+        self.charged = charged
+        self.listed = False
+        self.amounts = [0] * CHARGES
+
+    def add(self, charge: int, amount: int) -> None:
+        """Charge this much more."""
+        self.amounts[charge] += amount
+        if not self.listed:
+            self.listed = True
+            self.charged.append(self)
+
+    def collect(self) -> list[int]:
+        """What was charged since the last collection."""
+        amounts, self.amounts = self.amounts, [0] * CHARGES
+        self.listed = False
+        return amounts
+
+
+def charge_equally(payers: Sequence[Payer], charge: int, amount: int) -> None:
+    """Split an amount to the last unit: the first payers get one unit more than the others."""
+    if len(payers) == 1:
+        payers[0].add(charge, amount)
+        return
+    each, rest = divmod(amount, len(payers))
+    for place, payer in enumerate(payers):
+        payer.add(charge, each + 1 if place < rest else each)

@@ -1,0 +1,217 @@
+"""One thing that is held over time: a slot, a model in memory, an empty process, stored weights."""
+
+from collections.abc import Iterable, Sequence
+
+from cache_manager.model.ids import GpuId, ModelId, NodeId
+from scheduler.core.billing.charges import (
+    GPU_TIME,
+    IN_USE,
+    NOBODY,
+    Payer,
+    charge_equally,
+)
+from scheduler.model.values import LeaseId
+
+_NO_LEASE = LeaseId(0)
+_MOST_FORMER = 10_000
+
+
+class LeaseBill:
+    """A lease in force since `since_us`: what it holds, and for each thing who pays for it."""
+
+    __slots__ = ("functions", "holdings", "payers", "since_us")
+
+    def __init__(self, functions: Sequence[str], since_us: int) -> None:
+        self.functions = functions
+        self.since_us = since_us
+        self.holdings: list[Holding] = []
+        self.payers: list[Sequence[Payer]] = []
+
+
+class SoleLease:
+    """A lease of one function on one model and one slot, which no other lease uses.
+
+    Nearly all leases are such: they begin and end at the cost of a few additions. The same object
+    serves one lease after the other.
+    """
+
+    __slots__ = ("begun_us", "id", "model", "payer", "slot")
+
+    def __init__(self, model: "Holding", slot: "Holding", payer: Payer) -> None:
+        self.id = _NO_LEASE
+        self.model = model
+        self.slot = slot
+        self.payer = payer
+        self.begun_us = 0
+
+    def begin(self, lease: LeaseId, now_us: int) -> None:
+        """A lease is in force."""
+        self.id = lease
+        self.begun_us = now_us
+        self.model.sole = self.slot.sole = self
+
+    def pay(self, now_us: int) -> None:
+        """Charge everything up to now."""
+        held_us = now_us - self.begun_us
+        if held_us > 0:
+            self.begun_us = now_us
+            self.model.used_us += held_us
+            self.slot.used_us += held_us
+            payer = self.payer
+            amounts = payer.amounts
+            amounts[IN_USE] += self.model.size * held_us
+            amounts[GPU_TIME] += held_us
+            if not payer.listed:
+                payer.listed = True
+                payer.charged.append(payer)
+
+    def end(self, now_us: int) -> None:
+        """The lease is over, or needs a bill from now on."""
+        self.pay(now_us)
+        self.model.sole = self.slot.sole = None
+
+
+class Holding:
+    """`size` units held since `since_us`: its leases pay while they use it, else its `users` do.
+
+    It is settled before its size, its users or the number of its leases changes, except that one
+    lease that comes and goes alone settles nothing: `used_us` is the time that such leases paid for
+    since the last settlement. What has no charge for its idle time counts that time as `unused_us`.
+    `sole` is a lease that needs no bill: the only one here, on one slot, for one function. Where
+    `alone`, a slot's leases are always the only ones.
+    """
+
+    __slots__ = (
+        "charged",
+        "gpu",
+        "alone",
+        "idle_charge",
+        "kept_sole",
+        "leases",
+        "model",
+        "since_us",
+        "size",
+        "sole",
+        "unused_us",
+        "use_charge",
+        "used_us",
+        "users",
+    )
+
+    def __init__(
+        self,
+        model: ModelId,
+        gpu: GpuId | None,
+        size: int,
+        use_charge: int,
+        idle_charge: int | None,
+        charged: list[Payer],
+        since_us: int,
+    ) -> None:
+        self.model = model
+        self.gpu = gpu
+        self.size = size
+        self.use_charge = use_charge
+        self.idle_charge = idle_charge
+        self.charged = charged
+        self.since_us = since_us
+        self.used_us = 0
+        self.unused_us = 0
+        self.alone = False
+        self.sole: SoleLease | None = None
+        self.kept_sole: SoleLease | None = None
+        self.leases: dict[LeaseId, tuple[LeaseBill, Sequence[Payer]]] = {}
+        self.users: dict[str, Payer] = {}
+
+    def payer(self, function: str, now_us: int) -> Payer:
+        """The account of one function, which is among the users from now on."""
+        found = self.users.get(function)
+        if found is None:
+            self.settle(now_us)
+            found = Payer(function, self.model, self.gpu, self.charged)
+            if function != NOBODY:
+                self.users[function] = found
+        return found
+
+    def begin(self, lease: LeaseId, bill: LeaseBill, payers: Sequence[Payer], now_us: int) -> None:
+        """A lease uses it from now on."""
+        if self.leases:
+            self.settle(now_us)
+        self.leases[lease] = bill, payers
+        bill.holdings.append(self)
+        bill.payers.append(payers)
+
+    def end(self, lease: LeaseId, bill: LeaseBill, payers: Sequence[Payer], now_us: int) -> None:
+        """A lease uses it no more."""
+        if len(self.leases) == 1:
+            active_us = now_us - max(self.since_us, bill.since_us)
+            if active_us > 0:
+                self.used_us += active_us
+                if len(payers) == 1:
+                    payers[0].add(self.use_charge, self.size * active_us)
+                else:
+                    charge_equally(payers, self.use_charge, self.size * active_us)
+        else:
+            self.settle(now_us)
+        del self.leases[lease]
+
+    def resize(self, size: int, now_us: int) -> None:
+        """It has another size from now on."""
+        self.settle(now_us)
+        self.size = size
+
+    def settle(self, now_us: int) -> None:
+        """Charge everything up to now."""
+        since_us, span_us = self.since_us, now_us - self.since_us
+        if span_us <= 0:
+            return
+        if self.sole is not None:
+            self.sole.pay(now_us)
+        self.since_us = now_us
+        idle_us = span_us - self.used_us
+        self.used_us = 0
+        if len(self.leases) == 1:
+            for bill, payers in self.leases.values():
+                active_us = now_us - max(since_us, bill.since_us)
+                charge_equally(payers, self.use_charge, self.size * active_us)
+                idle_us -= active_us
+        elif self.leases:
+            self._charge_together(self.size * span_us)
+            idle_us = 0
+        if self.idle_charge is None:
+            self.unused_us += idle_us
+        elif self.size and idle_us:
+            self._charge_idle(self.idle_charge, self.size * idle_us)
+
+    def _charge_together(self, amount: int) -> None:
+        """Several leases share it: in equal parts, to the last unit."""
+        each, rest = divmod(amount, len(self.leases))
+        for place, (_, payers) in enumerate(self.leases.values()):
+            charge_equally(payers, self.use_charge, each + 1 if place < rest else each)
+
+    def _charge_idle(self, charge: int, amount: int) -> None:
+        if self.users:
+            charge_equally(list(self.users.values()), charge, amount)
+        else:
+            Payer(NOBODY, self.model, self.gpu, self.charged).add(charge, amount)
+
+
+class FormerUsers:
+    """Who used the models that left a node's GPUs: they pay for what stays of these there."""
+
+    __slots__ = ("_users",)
+
+    def __init__(self) -> None:
+        self._users: dict[tuple[NodeId, ModelId], Sequence[str]] = {}
+
+    def left(self, node: NodeId, model: ModelId, users: Iterable[str]) -> None:
+        """A model has left a GPU; only the latest ones are remembered."""
+        key = node, model
+        self._users.pop(key, None)
+        self._users[key] = list(users)
+        if len(self._users) > _MOST_FORMER:
+            del self._users[next(iter(self._users))]
+
+    def of(self, node: NodeId, model: ModelId) -> Sequence[str]:
+        """Who used the model before it left."""
+        return self._users.get((node, model), ())

@@ -1,0 +1,124 @@
+"""What was used, by hours and days: added up exactly, bounded in number and size."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cache_manager.model.ids import ModelId
+from scheduler.core.billing.charges import CHARGES, NOBODY
+from scheduler.core.billing.collected import Collected, GpuSpan
+
+HOUR_S = 3600
+DAY_S = 86_400
+# Of an hour or a day: what further functions and models use, or such with longer names, is charged
+# to `others`, so that a record stays below the 1 MiB that a datastore takes.
+MOST_ROWS = 1_000
+_LONGEST_NAMES = 400
+OTHERS = "(others)"
+_OF_GPUS = 4  # slot time, idle slot time, bytes over time, unused bytes over time
+
+
+class UseKey(NamedTuple):
+    """Who used what: nobody, where `function` is empty; stored weights have no GPU type."""
+
+    function: str
+    model: ModelId
+    gpu_type: str
+
+
+class Period(NamedTuple):
+    """An hour or a day, by its first second since 1970."""
+
+    length_s: int
+    begin_unix_s: int
+
+
+@dataclass(slots=True)
+class UseBucket:
+    """What was charged in one period, and of each GPU type what there was and what was not used."""
+
+    rows: dict[UseKey, list[int]] = field(default_factory=dict)
+    gpus: dict[str, list[int]] = field(default_factory=dict)
+
+    def charge(self, key: UseKey, amounts: Iterable[int]) -> None:
+        """Add amounts of one function."""
+        if key not in self.rows and (len(self.rows) >= MOST_ROWS or _is_long(key)):
+            key = UseKey(OTHERS, ModelId(OTHERS), key.gpu_type)
+        _add(self.rows.setdefault(key, [0] * CHARGES), amounts)
+
+    def count(self, gpu_type: str, amounts: Iterable[int]) -> None:
+        """Add what there was of GPUs of one type."""
+        _add(self.gpus.setdefault(gpu_type, [0] * _OF_GPUS), amounts)
+
+    def merge(self, other: "UseBucket") -> None:
+        """Add another period's amounts."""
+        for key, amounts in other.rows.items():
+            self.charge(key, amounts)
+        for gpu_type, amounts in other.gpus.items():
+            self.count(gpu_type, amounts)
+
+
+class UseBuckets:
+    """Hours for `keep_hours`, then days for `keep_days`; `changed` are those to be written."""
+
+    def __init__(self, keep_hours: float = 48.0, keep_days: float = 90.0) -> None:
+        self._hours_s = max(1.0, keep_hours) * HOUR_S
+        self._days_s = keep_days * DAY_S
+        self.of: dict[Period, UseBucket] = {}
+        self.changed: dict[Period, None] = {}
+
+    def add(self, rows: Iterable[Collected], spans: Iterable[GpuSpan], unix_s: float) -> None:
+        """Count what was collected at this time in the present hour."""
+        self.age(unix_s)
+        period = Period(HOUR_S, int(unix_s) // HOUR_S * HOUR_S)
+        bucket = self.of.setdefault(period, UseBucket())
+        for row in rows:
+            bucket.charge(UseKey(row.function, row.model, row.gpu_type), row.amounts)
+        for span in spans:
+            amounts = span.slot_us, span.idle_slot_us, span.byte_us, span.unused_byte_us
+            bucket.count(span.gpu_type, amounts)
+        self.changed[period] = None
+
+    def age(self, unix_s: float) -> None:
+        """Merge old hours into their days, and drop old days."""
+        for period in [each for each in self.of if _ends(each) <= unix_s - self._hours_s]:
+            if period.length_s == HOUR_S:
+                day = Period(DAY_S, period.begin_unix_s // DAY_S * DAY_S)
+                self.of.setdefault(day, UseBucket()).merge(self.of.pop(period))
+                self.changed.update({day: None, period: None})
+        for period in [each for each in self.of if _ends(each) <= unix_s - self._days_s]:
+            del self.of[period]
+            self.changed[period] = None
+
+    def since(self, unix_s: float) -> Iterator[tuple[Period, UseBucket]]:
+        """The periods that end after this time, the oldest first."""
+        for period in sorted(self.of, key=_begins):
+            if _ends(period) > unix_s:
+                yield period, self.of[period]
+
+    def latest_users(self) -> Mapping[ModelId, Sequence[str]]:
+        """Who paid for each model in the latest period: its users, for all that is known."""
+        users: dict[ModelId, list[str]] = {}
+        if self.of:
+            for key in self.of[max(self.of, key=_begins)].rows:
+                known = users.setdefault(key.model, [])
+                if key.function not in {NOBODY, OTHERS} and key.function not in known:
+                    known.append(key.function)
+        return users
+
+
+def _is_long(key: UseKey) -> bool:
+    return sum(map(len, key)) > _LONGEST_NAMES
+
+
+def _begins(period: Period) -> int:
+    return period.begin_unix_s
+
+
+def _ends(period: Period) -> int:
+    return period.begin_unix_s + period.length_s
+
+
+def _add(sums: list[int], amounts: Iterable[int]) -> None:
+    for place, amount in enumerate(amounts):
+        sums[place] += amount

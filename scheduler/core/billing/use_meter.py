@@ -1,0 +1,266 @@
+"""Follows the core's leases, residents and stored weights, and charges who uses them."""
+
+from collections.abc import Mapping, Sequence
+
+from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
+from cache_manager.residency.index_changes import IndexChanges
+from scheduler.core.billing.charges import DISK, HOST, NOBODY, Payer
+from scheduler.core.billing.collected import Collected, GpuSpan
+from scheduler.core.billing.gpu_book import GpuBook
+from scheduler.core.billing.holding import FormerUsers, Holding, LeaseBill, SoleLease
+from scheduler.core.state.cluster_state import ClusterState
+from scheduler.core.state.slots import ActiveLease, Gpu
+from scheduler.model.values import LeaseId, SlotId
+
+_NOBODY_ALONE = (NOBODY,)
+_MICROSECONDS = 1e6
+# What nodes have is reported within this time after a change of leader.
+_RETURN_US = 60_000_000
+
+
+class UseMeter:
+    """Charges every microsecond of slots and every byte of memory over time, in whole units.
+
+    A placement that finds its model idle costs two additions; everything else is settled only when
+    it changes, or when somebody collects. Times never go back: an earlier one counts as the latest.
+    """
+
+    def __init__(self, cluster: ClusterState, now: float = 0.0) -> None:
+        self._cluster = cluster
+        self._charged: list[Payer] = []
+        self._books: dict[GpuId, GpuBook] = {}
+        self._collected: list[Collected] = []
+        self._spans: list[GpuSpan] = []
+        self._stored: dict[ModelId, dict[NodeId, Holding]] = {}
+        self._former = FormerUsers()
+        self._bills: dict[LeaseId, LeaseBill] = {}
+        self._slots: dict[SlotId, tuple[GpuBook, Holding]] = {}
+        self._now = now
+        self._now_us = int(now * _MICROSECONDS)
+        self._earlier: Mapping[ModelId, Sequence[str]] = {}
+        self._earlier_until_us = 0
+        self.changes = IndexChanges()
+        cluster.index.changes = self.changes
+        for gpu in cluster.index.gpus:
+            self.changes.note_gpu(gpu)
+        self._look(self._now_us)
+
+    def remember(self, users: Mapping[ModelId, Sequence[str]], now: float) -> None:
+        """These functions used these models under an earlier leader.
+
+        They pay for what nodes report within a minute, and share it with later users.
+        """
+        self._earlier = users
+        self._earlier_until_us = self._at(now) + _RETURN_US
+
+    # -- what happens -----------------------------------------------------------------------------
+
+    def began(self, lease: ActiveLease, now: float) -> None:
+        """A lease is in force; its models are resident by now, or lost."""
+        now_us = self._now_us if now == self._now else self._at(now)
+        if self.changes.gpus:
+            self._look(now_us)
+        book, of_slot = self._slots[lease.slot.id]
+        requests, models = lease.requests, lease.models
+        if of_slot.alone and len(requests) == 1 and len(models) == 1:
+            holding = book.residents.get(models[0])
+            if holding is not None and holding.sole is None and not holding.leases:
+                payer = holding.users.get(requests[0].request.function)
+                if payer is not None:
+                    sole = holding.kept_sole
+                    if sole is None or sole.payer is not payer or sole.slot is not of_slot:
+                        sole = holding.kept_sole = SoleLease(holding, of_slot, payer)
+                    sole.begin(lease.id, now_us)
+                    return
+        functions = [pending.request.function for pending in requests]
+        self._bill(lease, book, functions or _NOBODY_ALONE, now_us)
+
+    def ended(self, lease: ActiveLease, now: float) -> None:
+        """A lease is over."""
+        now_us = self._now_us if now == self._now else self._at(now)
+        sole = self._slots[lease.slot.id][1].sole
+        if sole is not None and sole.id == lease.id:
+            sole.end(now_us)
+            return
+        bill = self._bills.pop(lease.id)
+        for holding, payers in zip(bill.holdings, bill.payers, strict=True):
+            holding.end(lease.id, bill, payers, now_us)
+
+    def named(self, lease: ActiveLease, now: float) -> None:
+        """The requests of a lease that an earlier leader gave are known from now on."""
+        self.ended(lease, now)
+        self.began(lease, now)
+
+    def look(self, now: float) -> None:
+        """Take over what changed in the index since the last look, which changed now."""
+        self._look(self._at(now))
+
+    def gpus(self) -> list[GpuId]:
+        """The GPUs that have accounts, so that their charges can be collected some at a time."""
+        return list(self._books)
+
+    def collect(
+        self, now: float, gpus: Sequence[GpuId] | None = None
+    ) -> tuple[list[Collected], list[GpuSpan]]:
+        """Settle these GPUs (none: the stores; without a list: everything), and collect from them.
+
+        Of each GPU the charges and its own account are those of the same time.
+        """
+        now_us = self._at(now)
+        self._look(now_us)
+        wanted = self._books if gpus is None else gpus
+        for gpu in wanted:
+            book = self._books.get(gpu)
+            if book is not None:
+                self._close(book, now_us)
+        if not gpus:
+            for nodes in self._stored.values():
+                for stored in nodes.values():
+                    stored.settle(now_us)
+            self._collected += _collected(self._charged, "")
+        rows, self._collected = self._collected, []
+        spans, self._spans = self._spans, []
+        return rows, spans
+
+    def _close(self, book: GpuBook, now_us: int) -> None:
+        book.settle(now_us)
+        self._collected += _collected(book.charged, book.gpu_type)
+        self._spans.append(GpuSpan(book.gpu, book.gpu_type, *book.take_totals()))
+
+    # -- residents and empty processes ------------------------------------------------------------
+
+    def _at(self, now: float) -> int:
+        now_us = int(now * _MICROSECONDS)
+        self._now = now
+        self._now_us = max(self._now_us, now_us)
+        return self._now_us
+
+    def _bill(
+        self, lease: ActiveLease, book: GpuBook, functions: Sequence[str], now_us: int
+    ) -> None:
+        """Follow a lease that shares what it uses, or uses more than one thing."""
+        bill = self._bills[lease.id] = LeaseBill(functions, now_us)
+        of_slot: list[Payer] = []
+        for model in lease.models:
+            payers = self._payers(book, model, functions, now_us)
+            of_slot += payers
+            holding = book.residents.get(model)
+            if holding is not None:
+                self._share(holding, now_us)
+                holding.begin(lease.id, bill, payers, now_us)
+        self._share(book.slots[lease.slot.id], now_us)
+        book.slots[lease.slot.id].begin(lease.id, bill, of_slot, now_us)
+
+    def _share(self, holding: Holding, now_us: int) -> None:
+        """Make a bill for the lease that has been alone here: another one comes."""
+        sole = holding.sole
+        if sole is None:
+            return
+        sole.end(now_us)
+        bill = self._bills[sole.id] = LeaseBill((sole.payer.function,), now_us)
+        for each in (sole.model, sole.slot):
+            each.begin(sole.id, bill, (sole.payer,), now_us)
+
+    def _look(self, now_us: int) -> None:
+        changes, index = self.changes, self._cluster.index
+        for gpu_id, models in changes.gpus.items():
+            book = self._books.get(gpu_id)
+            cache = index.gpus.get(gpu_id)
+            if book is not None and cache is not book.cache:
+                self._close(book, now_us)
+                del self._books[gpu_id]
+                for slot in book.slots:
+                    del self._slots[slot]
+                book = None
+            gpu = self._cluster.gpus.get(gpu_id)
+            if gpu is None or gpu.cache is not cache:
+                continue
+            if book is None:
+                book = self._books[gpu_id] = GpuBook(gpu, self._former, now_us)
+                for slot, of_slot in book.slots.items():
+                    self._slots[slot] = book, of_slot
+                models.update(dict.fromkeys((*gpu.cache.residents, *gpu.cache.contexts)))
+            for model in models:
+                arrived = book.update(model, now_us)
+                if arrived is not None:
+                    self._arrived(gpu, book, arrived, now_us)
+        changes.gpus.clear()
+        for model in changes.stored:
+            self._look_at_stores(model, now_us)
+        changes.stored.clear()
+
+    def _arrived(self, gpu: Gpu, book: GpuBook, holding: Holding, now_us: int) -> None:
+        """A model came: earlier users of its weights may be known, and leases that lost it."""
+        model = holding.model
+        self._inherit(holding, now_us)
+        for slot in gpu.slots:
+            for lease in slot.leases.values():
+                if model not in lease.models:
+                    continue
+                of_slot = book.slots[slot.id]
+                if of_slot.sole is not None and of_slot.sole.id == lease.id:
+                    self._share(of_slot, now_us)
+                bill = self._bills.get(lease.id)
+                if bill is None:  # it is about to begin
+                    continue
+                payers = self._payers(book, model, bill.functions, now_us)
+                holding.begin(lease.id, bill, payers, now_us)
+
+    def _payers(
+        self, book: GpuBook, model: ModelId, functions: Sequence[str], now_us: int
+    ) -> Sequence[Payer]:
+        """Who pays for a model under a lease; new users of it share its stored weights too."""
+        holding = book.residents.get(model)
+        if holding is None:
+            return [Payer(function, model, book.gpu, book.charged) for function in functions]
+        if len(functions) == 1 and functions[0] in holding.users:
+            return (holding.users[functions[0]],)
+        if model in self._stored and book.node in self._stored[model]:
+            for function in functions:
+                self._stored[model][book.node].payer(function, now_us)
+        return [holding.payer(function, now_us) for function in functions]
+
+    # -- stored weights ---------------------------------------------------------------------------
+
+    def _look_at_stores(self, model: ModelId, now_us: int) -> None:
+        tiers = self._cluster.index.tiers(model)
+        nodes = self._stored.setdefault(model, {})
+        for node in [node for node in nodes if node not in tiers]:
+            nodes.pop(node).settle(now_us)
+        size = self._cluster.profiles.weights_bytes(model)
+        for node, tier in tiers.items():
+            holding = nodes.get(node)
+            if holding is None:
+                holding = nodes[node] = self._store(node, model, now_us)
+            holding.resize(size, now_us)
+            holding.idle_charge = HOST if tier is Tier.HOST else DISK
+        if not nodes:
+            del self._stored[model]
+
+    def _store(self, node: NodeId, model: ModelId, now_us: int) -> Holding:
+        """Weights are paid by who uses them on this node, or did before they were stored."""
+        holding = Holding(model, None, 0, HOST, HOST, self._charged, now_us)
+        users = list(self._former.of(node, model))
+        for gpu, cache in self._cluster.index.holders(model).items():
+            book = self._books.get(gpu)
+            if cache.node == node and book is not None and model in book.residents:
+                users += book.residents[model].users
+        for function in users:
+            holding.payer(function, now_us)
+        self._inherit(holding, now_us)
+        return holding
+
+    def _inherit(self, holding: Holding, now_us: int) -> None:
+        """Charge who used it under an earlier leader, as long as nodes report what they have."""
+        if now_us < self._earlier_until_us:
+            for function in self._earlier.get(holding.model, ()):
+                holding.payer(function, now_us)
+
+
+def _collected(charged: list[Payer], gpu_type: str) -> list[Collected]:
+    rows = [
+        Collected(payer.gpu, gpu_type, payer.function, payer.model, payer.collect())
+        for payer in charged
+    ]
+    charged.clear()
+    return rows

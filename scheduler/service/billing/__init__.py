@@ -1,0 +1,1 @@
+"""The bill of the leader: collected, kept, priced and shown."""

@@ -1,0 +1,58 @@
+"""What GPU time and memory cost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from scheduler.core.billing.charges import CONTEXT, DISK, GPU_TIME, HOST, IDLE, IN_USE
+
+_GIB = 1 << 30
+_MICROSECONDS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Billing:
+    """How the bill is kept, and the prices, in `currency`; without prices no cost is shown.
+
+    Hours are kept for `keep_hours`, then their days for `keep_days`. What was counted is written
+    every `write_s`; a crash loses what was counted since. Prices are for one second of a slot, and
+    for one GiB for one second: in GPU memory `used` by a lease or `idle`, an empty process's
+    (`context`), in a node's memory (`host`) or on its `disk`. `gpu_types` has factors for the
+    prices of GPUs of these types.
+    """
+
+    write_s: float = 5.0
+    keep_hours: float = 48.0
+    keep_days: float = 90.0
+    currency: str = ""
+    gpu_second: float = 0.0
+    used_gib_second: float = 0.0
+    idle_gib_second: float = 0.0
+    context_gib_second: float = 0.0
+    host_gib_second: float = 0.0
+    disk_gib_second: float = 0.0
+    gpu_types: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def priced(self) -> bool:
+        """Whether anything costs something."""
+        return any(self._prices())
+
+    def cost(self, amounts: Sequence[int], gpu_type: str) -> float:
+        """What these amounts cost."""
+        factor = self.gpu_types.get(gpu_type, 1.0)
+        prices = self._prices()
+        return factor * sum(
+            price * amounts[charge] / _MICROSECONDS / (1 if charge == GPU_TIME else _GIB)
+            for charge, price in enumerate(prices)
+        )
+
+    def _prices(self) -> list[float]:
+        by_charge = {
+            GPU_TIME: self.gpu_second,
+            IN_USE: self.used_gib_second,
+            IDLE: self.idle_gib_second,
+            CONTEXT: self.context_gib_second,
+            HOST: self.host_gib_second,
+            DISK: self.disk_gib_second,
+        }
+        return [by_charge[charge] for charge in sorted(by_charge)]

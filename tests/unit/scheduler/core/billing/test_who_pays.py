@@ -1,0 +1,217 @@
+"""Who pays for what: users of a lease, users before, nobody."""
+
+from collections import defaultdict
+
+from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
+from cache_manager.residency.gpu_cache import KeptContext
+from scheduler.core.billing.charges import (
+    CONTEXT,
+    DISK,
+    GPU_TIME,
+    HOST,
+    IDLE,
+    IN_USE,
+    NOBODY,
+)
+from scheduler.core.billing.use_meter import UseMeter
+from scheduler.core.core import Core
+from scheduler.model.events import (
+    EvictAsked,
+    GpuSnapshot,
+    LeaseUsed,
+    LiveLease,
+    ModelDemoted,
+    ModelRegistered,
+    NodeSnapshot,
+    PrefetchAsked,
+    RequestArrived,
+    SlotFreed,
+)
+from scheduler.model.values import (
+    CoreSettings,
+    LeaseId,
+    LeaseUse,
+    ModelSpec,
+    RequestId,
+    SlotId,
+    StandingTerms,
+)
+from tests.kit.cores.builders import GIB, a_core, gpu, request
+
+_S = 1_000_000
+_Charged = dict[tuple[str, int], int]
+
+
+def metered(core: Core) -> tuple[Core, UseMeter]:
+    """A core and its meter."""
+    return core, core.start_metering(0.0)
+
+
+def charged(meter: UseMeter, now: float) -> _Charged:
+    """What each function was charged for, in all places together."""
+    sums: _Charged = defaultdict(int)
+    for row in meter.collect(now)[0]:
+        for charge, amount in enumerate(row.amounts):
+            if amount:
+                sums[row.function, charge] += amount
+    return dict(sums)
+
+
+def run(core: Core, name: str, function: str, begin: float, end: float, *models: str) -> None:
+    """One request of a function, from its arrival at an idle slot to the slot's end."""
+    core.handle(RequestArrived(request(name, *models)._replace(function=function)), begin)
+    lease = max(core.placer.leases)
+    core.handle(SlotFreed(core.placer.leases[lease].slot.id, lease), end)
+
+
+def test_function_pays_for_its_lease_and_for_the_idle_time_after_it() -> None:
+    core, meter = metered(a_core())
+    run(core, "r", "team/f", 10.0, 12.0)
+    assert charged(meter, 15.0) == {
+        ("team/f", GPU_TIME): 2 * _S,
+        ("team/f", IN_USE): 2 * _S * GIB,
+        ("team/f", IDLE): 3 * _S * GIB,
+    }
+
+
+def test_users_of_a_model_share_its_idle_time_from_their_first_use_on() -> None:
+    core, meter = metered(a_core())
+    run(core, "r0", "f", 0.0, 1.0)
+    run(core, "r1", "g", 3.0, 4.0)
+    found = charged(meter, 10.0)
+    assert found["f", IDLE] == (2 + 3) * _S * GIB
+    assert found["g", IDLE] == 3 * _S * GIB
+
+
+def test_leases_that_use_a_model_together_share_it() -> None:
+    core, meter = metered(a_core(gpus=[gpu("g0", slots=2)]))
+    for name, function in (("r0", "f"), ("r1", "g")):
+        core.handle(RequestArrived(request(name)._replace(function=function)), 0.0)
+    core.handle(SlotFreed(SlotId("g0.0"), LeaseId(1)), 2.0)
+    core.handle(SlotFreed(SlotId("g0.1"), LeaseId(2)), 5.0)
+    assert charged(meter, 5.0) == {
+        ("f", GPU_TIME): 2 * _S,
+        ("g", GPU_TIME): 5 * _S,
+        ("f", IN_USE): _S * GIB,
+        ("g", IN_USE): (1 + 3) * _S * GIB,
+    }
+
+
+def test_leases_on_one_slot_share_its_time() -> None:
+    core, meter = metered(a_core(gpus=[gpu("g0", leases=2)], models=("a", "b")))
+    core.handle(RequestArrived(request("r0", "a")._replace(function="f")), 0.0)
+    core.handle(RequestArrived(request("r1", "b")._replace(function="g")), 1.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 4.0)
+    found = charged(meter, 6.0)
+    assert found["f", GPU_TIME] == (1 + 1.5) * _S
+    assert found["g", GPU_TIME] == (1.5 + 2) * _S
+
+
+def test_odd_units_are_not_lost_when_three_share() -> None:
+    core, meter = metered(a_core(gpus=[gpu("g0", slots=3, memory_mb=1025)]))
+    for number in range(3):
+        core.handle(RequestArrived(request(f"r{number}")._replace(function=f"f{number}")), 0.0)
+    found = charged(meter, 1e-6)
+    assert [found[f"f{number}", IN_USE] for number in range(3)] == [
+        GIB // 3 + 1,
+        GIB // 3,
+        GIB // 3,
+    ]
+
+
+def test_nobody_pays_for_what_was_prefetched_until_somebody_uses_it() -> None:
+    core, meter = metered(a_core())
+    core.handle(PrefetchAsked(ModelId("bert")), 0.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 2.0)
+    run(core, "r", "f", 5.0, 6.0)
+    found = charged(meter, 8.0)
+    assert found[NOBODY, GPU_TIME] == 2 * _S
+    assert found[NOBODY, IDLE] == 3 * _S * GIB
+    assert found["f", IDLE] == 2 * _S * GIB
+
+
+def test_calls_under_a_lease_that_stands_are_paid_with_the_lease() -> None:
+    settings = CoreSettings(standing=StandingTerms(60.0, 100))
+    core, meter = metered(a_core(settings=settings))
+    core.handle(RequestArrived(request("r")._replace(function="f", caller="gw")), 0.0)
+    uses = tuple(LeaseUse(RequestId(f"u{n}"), n, n, n + 0.5) for n in range(1, 4))
+    core.handle(LeaseUsed(LeaseId(1), "f", uses), 4.0)
+    core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 5.0)
+    assert charged(meter, 5.0) == {("f", GPU_TIME): 5 * _S, ("f", IN_USE): 5 * _S * GIB}
+
+
+def test_request_of_an_earlier_leaders_lease_pays_once_it_is_known() -> None:
+    core, meter = metered(a_core(gpus=()))
+    bert = (ModelId("bert"), GIB)
+    live = LiveLease(LeaseId(7), SlotId("g0"), (ModelId("bert"),), (RequestId("r"),))
+    found = GpuSnapshot(gpu("g0"), (bert,), (live,))
+    core.handle(NodeSnapshot(gpu("g0").node, (found,)), 1.0)
+    core.handle(RequestArrived(request("r")._replace(function="f")), 3.0)
+    paid = charged(meter, 8.0)
+    assert (paid[NOBODY, GPU_TIME], paid["f", GPU_TIME]) == (2 * _S, 5 * _S)
+    assert (paid[NOBODY, IN_USE], paid["f", IN_USE]) == (2 * _S * GIB, 5 * _S * GIB)
+
+
+def test_stored_weights_are_paid_by_who_used_them_on_that_node() -> None:
+    core, meter = metered(a_core(models=()))
+    spec = ModelSpec(ModelId("bert"), GIB, weights_bytes=300 * MIB)
+    core.handle(ModelRegistered(spec), 0.0)
+    node = NodeId("node-of-g0")
+    core.handle(ModelDemoted(node, None, ModelId("bert"), Tier.HOST), 0.0)
+    run(core, "r", "f", 2.0, 3.0)
+    core.handle(ModelDemoted(node, None, ModelId("bert"), Tier.DISK), 7.0)
+    found = charged(meter, 10.0)
+    assert found[NOBODY, HOST] == 2 * _S * 300 * MIB
+    assert found["f", HOST] == 5 * _S * 300 * MIB
+    assert found["f", DISK] == 3 * _S * 300 * MIB
+
+
+def test_empty_process_is_paid_by_who_used_its_model() -> None:
+    core, meter = metered(a_core())
+    run(core, "r", "f", 0.0, 1.0)
+    core.handle(EvictAsked(ModelId("bert")), 2.0)
+    cache = core.cluster.gpus[GpuId("g0")].cache
+    cache.contexts[ModelId("bert")] = KeptContext(ModelId("bert"), 500 * MIB, 2.0)
+    meter.changes.note(cache.id, ModelId("bert"))
+    meter.look(2.0)
+    rows, spans = meter.collect(6.0)
+    assert sum(row.amounts[CONTEXT] for row in rows if row.function == "f") == 4 * _S * 500 * MIB
+    (span,) = spans
+    held = sum(sum(row.amounts[IN_USE : CONTEXT + 1]) for row in rows)
+    assert held + span.unused_byte_us == span.byte_us == 6 * _S * 8 * GIB
+
+
+def test_weights_stored_after_the_model_left_are_paid_by_who_used_it() -> None:
+    core, meter = metered(a_core())
+    run(core, "r", "f", 0.0, 1.0)
+    core.handle(EvictAsked(ModelId("bert")), 2.0)
+    core.handle(ModelDemoted(NodeId("node-of-g0"), None, ModelId("bert"), Tier.HOST), 3.0)
+    found = charged(meter, 5.0)
+    assert found["f", HOST] == 2 * _S * GIB
+    assert (NOBODY, HOST) not in found
+
+
+def test_users_of_earlier_terms_pay_for_what_nodes_report_to_a_new_leader() -> None:
+    core, meter = metered(a_core(gpus=()))
+    meter.remember({ModelId("bert"): ["f", "g"]}, 0.0)
+    spec, bert = gpu("g0"), ModelId("bert")
+    stored = ((bert, Tier.HOST),)
+    core.handle(NodeSnapshot(spec.node, (GpuSnapshot(spec, ((bert, GIB),)),), stored), 1.0)
+    half = 2 * _S * GIB
+    assert charged(meter, 5.0) == {
+        ("f", IDLE): half, ("g", IDLE): half, ("f", HOST): half, ("g", HOST): half,
+    }  # fmt: skip
+
+
+def test_users_of_earlier_terms_do_not_pay_for_a_later_load() -> None:
+    core, meter = metered(a_core())
+    meter.remember({ModelId("bert"): ["f"]}, 0.0)
+    run(core, "r", "g", 70.0, 71.0)
+    assert ("f", IDLE) not in charged(meter, 80.0)
+
+
+def test_time_that_goes_back_is_charged_to_nobody_twice() -> None:
+    core, meter = metered(a_core())
+    run(core, "r0", "f", 5.0, 7.0)
+    run(core, "r1", "f", 6.0, 6.5)
+    assert charged(meter, 8.0)["f", GPU_TIME] == 2 * _S

@@ -1,0 +1,87 @@
+"""The bill in the datastore: written where it changed, read back to the same amounts."""
+
+import json
+import logging
+
+import pytest
+
+from cache_manager.model.ids import GpuId, ModelId
+from scheduler.core.billing.collected import Collected, GpuSpan
+from scheduler.core.billing.use_buckets import DAY_S, HOUR_S, UseBuckets
+from scheduler.model.errors import Fenced
+from scheduler.store.datastore import Fence
+from scheduler.store.memory_store import MemoryStore
+from scheduler.store.use_records import BILLS, read_use, write_use
+
+LOG = logging.getLogger("tests.bill")
+BEGIN_S = 20_000 * DAY_S
+HUGE = 10**24 + 1  # more than a float or 64 bits hold
+
+
+def filled(buckets: UseBuckets, hours: int) -> UseBuckets:
+    for hour in range(hours):
+        amounts = [1, HUGE, 3, 4, 5, hour]
+        row = Collected(GpuId("g0"), "H200", "team/f", ModelId("team/bert"), amounts)
+        span = GpuSpan(GpuId("g0"), "H200", 1, 2, HUGE, 4)
+        buckets.add([row], [span], BEGIN_S + hour * HOUR_S)
+    return buckets
+
+
+async def fenced_store() -> tuple[MemoryStore, Fence]:
+    store = MemoryStore()
+    return store, Fence("leader", await store.put("leader", b"me"))
+
+
+async def test_bill_is_read_back_exactly_when_it_was_written() -> None:
+    store, fence = await fenced_store()
+    written = filled(UseBuckets(keep_hours=3), 7)
+    size_bytes = await write_use(store, written, fence)
+    assert size_bytes > 0
+    assert not written.changed
+    read = UseBuckets(keep_hours=3)
+    await read_use(store, read, LOG)
+    assert read.of == written.of
+    assert not read.changed
+
+
+async def test_only_what_has_changed_is_written() -> None:
+    store, fence = await fenced_store()
+    buckets = filled(UseBuckets(keep_hours=2), 2)
+    await write_use(store, buckets, fence)
+    assert await write_use(store, buckets, fence) == 0
+    filled(buckets, 6)
+    await write_use(store, buckets, fence)
+    keys = (await store.list(BILLS)).values
+    assert len(keys) == len(buckets.of)
+    assert f"{BILLS}hour/{BEGIN_S}" not in keys
+
+
+async def test_bill_stays_changed_when_another_scheduler_leads() -> None:
+    store, _ = await fenced_store()
+    buckets = filled(UseBuckets(), 1)
+    with pytest.raises(Fenced):
+        await write_use(store, buckets, Fence("leader", 99))
+    assert buckets.changed
+    assert not (await store.list(BILLS)).values
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("bills/hour/7200", b"no json"),
+        ("bills/hour/7200", b'{"rows":[],"gpus":[["t",1,2,3]]}'),
+        ("bills/hour/7200", b'{"rows":[["f","m","t",1,2,3,4,5,-6]],"gpus":[]}'),
+        ("bills/week/7200", b'{"rows":[],"gpus":[]}'),
+        ("bills/hour/x", b'{"rows":[],"gpus":[]}'),
+    ],
+)
+async def test_bad_record_is_logged_and_left_out(
+    key: str, value: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryStore()
+    good = {"rows": [["f", "m", "t", 1, 2, 3, 4, 5, 6]], "gpus": [["t", 1, 2, 3, 4]]}
+    await store.write({key: value, "bills/day/0": json.dumps(good).encode()})
+    buckets = UseBuckets()
+    await read_use(store, buckets, LOG)
+    assert [period.length_s for period in buckets.of] == [DAY_S]
+    assert key in caplog.text
