@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
-from scheduler.core.billing.charges import DISK, GPU_TIME, HOST, IDLE, IN_USE
+from scheduler.core.billing.charges import CONTEXT, DISK, GPU_TIME, HOST, IDLE, IN_USE
 from scheduler.core.core import Core
 from scheduler.core.state.slots import ActiveLease, Gpu
 from scheduler.model.values import LeaseId
@@ -59,6 +59,7 @@ class NaiveBill:
         leases = [lease for slot in gpu.slots for lease in slot.leases.values()]
         idle_slots = sum(not slot.leases for slot in gpu.slots)
         held = sum(resident.bytes for resident in cache.residents.values())
+        held += sum(context.bytes for context in cache.contexts.values())
         self._capacity[name] = (
             len(gpu.slots), idle_slots, cache.memory_bytes, cache.memory_bytes - held,
         )  # fmt: skip
@@ -74,6 +75,9 @@ class NaiveBill:
                 self._charge((name, model, IN_USE), lease, share)
             if not users:
                 self._before.append(((name, model, IDLE), ANY_FUNCTION, Fraction(resident.bytes)))
+
+        for left, context in cache.contexts.items():
+            self._before.append(((name, left, CONTEXT), ANY_FUNCTION, Fraction(context.bytes)))
 
     def _charge(self, place: _Place, lease: ActiveLease, units: Fraction) -> None:
         functions = self._functions[lease.id]

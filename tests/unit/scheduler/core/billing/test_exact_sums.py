@@ -14,7 +14,7 @@ from scheduler.core.core import make_core
 from tests.kit.cores.core_world import World
 from tests.kit.cores.naive_bill import ANY_FUNCTION, NaiveBill
 from tests.kit.cores.random_lives import (
-    STANDING,
+    LEAVING,
     Chaos,
     Operation,
     operations,
@@ -41,7 +41,7 @@ def test_charges_are_what_the_gpus_had_when_it_runs_long(policy: str) -> None:
 @each_policy
 def test_decisions_are_the_same_with_a_meter_and_without(policy: str) -> None:
     operations = random_operations(Random(f"same {policy}"), 1000)
-    metered, plain = (World(make_core(policy, "lru", settings=STANDING)) for _ in range(2))
+    metered, plain = (World(make_core(policy, "lru", settings=LEAVING)) for _ in range(2))
     meter, chaos = metered.core.start_metering(0.0), Chaos(metered)
     for event in chaos.setup():
         metered.send(event)
@@ -58,7 +58,7 @@ def test_decisions_are_the_same_with_a_meter_and_without(policy: str) -> None:
 
 def check_life(policy: str, operations: list[Operation], collect_every: int) -> None:
     """Compare a meter with a naive account of the same random life."""
-    world = World(make_core(policy, "lru", settings=STANDING))
+    world = World(make_core(policy, "lru", settings=LEAVING))
     meter, naive = world.core.start_metering(0.0), NaiveBill(world.core)
     rows: list[Collected] = []
     spans: list[GpuSpan] = []

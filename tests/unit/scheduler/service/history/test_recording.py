@@ -51,7 +51,7 @@ class Everyone:
 
 def a_recording(path: Path, policy: str) -> None:
     """A random life under this policy."""
-    world = lived(policy, seed=5, count=400)
+    world = lived(policy, seed=5, count=420)
     recorder = RunRecorder(path)
     recorder.begins(
         Beginning(VERSION, policy, "lru", standing=LEAVING.standing, exit_rule=LEAVING.exit_rule)
