@@ -65,12 +65,15 @@ _CASES = (
 
 
 class _Stack(SupervisedStack):
-    emulated = (
-        *("--exit-rule", f"fixed:{_STAY_S:g}", "--emulate-run", f"{_COMPUTE_S}"),
-        *("--emulate-disk", f"{_WEIGHTS_BYTES / _DISK_S:.0f}"),
-        *("--emulate-pcie", f"{_WEIGHTS_BYTES / _PCIE_S:.0f}"),
-        *("--emulate-context", f"{_CONTEXT_S}:{_CONTEXT_BYTES}"),
-    )
+    def __init__(self, product: Path, folder: Path) -> None:
+        super().__init__(product, folder)
+        self.emulated = (
+            *("--exit-rule", f"fixed:{_STAY_S:g}", "--spill", str(folder / "spill")),
+            *("--emulate-run", f"{_COMPUTE_S}"),
+            *("--emulate-disk", f"{_WEIGHTS_BYTES / _DISK_S:.0f}"),
+            *("--emulate-pcie", f"{_WEIGHTS_BYTES / _PCIE_S:.0f}"),
+            *("--emulate-context", f"{_CONTEXT_S}:{_CONTEXT_BYTES}"),
+        )
 
 
 def main() -> int:

@@ -1,5 +1,7 @@
 """Staged exit through real processes: a model answers from every stage that it has come to."""
 
+import os
+import signal
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -79,6 +81,29 @@ def test_model_answers_from_the_stage_that_it_has_come_to(leaving: Leaving, stag
     for what in (stage, f"{stage} again"):
         wait_until(lambda: _rests(up, model).keys() == expected, what, instead=up.said)
         assert rest.call(stage).json() == first
+
+
+@pytest.mark.parametrize("part", ["gpu-manager", "scheduler"])
+@pytest.mark.parametrize("stage", ["context", "host", "disk"])
+def test_model_answers_when_a_part_is_killed_in_that_stage(
+    leaving: Leaving, stage: str, part: str
+) -> None:
+    up, rest = leaving
+    model = _model_of(leaving, stage)
+    first = rest.call(stage).json()
+    wait_until(lambda: stage in _rests(up, model), stage, instead=up.said)
+
+    killed = up.part(f"gpufaas.cli {part}")
+    os.kill(killed, signal.SIGKILL)
+
+    wait_until(lambda: up.part(f"gpufaas.cli {part}") not in {0, killed}, f"another {part}")
+    wait_until(lambda: _answers(rest, stage) == first, "the same answer", instead=up.said)
+
+
+def _answers(rest: Rest, function: str) -> object:
+    """What a function answers; nothing while a part is started again."""
+    answer = rest.call(function)
+    return answer.json() if answer.status_code == httpx.codes.OK else None
 
 
 def test_time_left_is_shown(leaving: Leaving) -> None:
