@@ -80,7 +80,7 @@ fuzz: setup ## Call every operator that programs may name with absurd arguments 
 simulate: setup ## Run the simulator (ARGS goes to gpufaas simulate)
 	@$(BIN)/gpufaas simulate $(ARGS)
 
-reproduce: setup ## Rerun the thesis's experiments (ARGS goes to gpufaas reproduce)
+reproduce: setup ## Rerun the papers' experiments (ARGS goes to gpufaas reproduce)
 	@$(BIN)/gpufaas reproduce $(ARGS)
 
 bench: setup ## Measure, in a few minutes at most

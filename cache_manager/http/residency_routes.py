@@ -28,6 +28,7 @@ class ModelRest:
     If nobody uses it, it may leave the stage in `leaves_in_s`; None: in use there, or for ever.
     """
 
+    model: ModelId
     stage: str
     place: str
     leaves_in_s: float | None

@@ -51,7 +51,17 @@ def request_text(request: dict[str, Any]) -> str:
         lines.append(_used(request["used"]))
     for decision in request["decisions"]:
         lines += ["", *_decision(decision)]
+    rests = [f"{one['model']} is in {rest_text(one)}" for one in request.get("rests", ())]
+    if rests:
+        lines += ["", f"now: {'; '.join(rests)}"]
     return "\n".join(lines)
+
+
+def rest_text(rest: dict[str, Any]) -> str:
+    """A stage, where, and for how long it still lasts: `host of node1 for 12 s`."""
+    leaves_in_s = rest["leaves_in_s"]
+    left = "" if leaves_in_s is None else f" for {leaves_in_s:.0f} s"
+    return f"{rest['stage']} of {rest['place']}{left}"
 
 
 def _ended(request: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from common.sizes import format_size
 from gpufaas.errors import CommandError
 from gpufaas.options.subparsers import Commands
 from gpufaas.output.columns import columns
+from gpufaas.output.request_text import rest_text
 from gpufaas.remote.manager_admin import default_address, request_admin
 from gpufaas.remote.scheduler_api import add_scheduler_options, in_path, scheduler_api
 
@@ -109,15 +110,8 @@ def _cluster_line(model: dict[str, Any]) -> tuple[str, ...]:
         _times(model["load_s"]),
         _times(model["run_s"]),
         f"{60 * model['rate']:.1f}",
-        ", ".join(_rest(found) for found in model.get("rests", ())) or "-",
+        ", ".join(rest_text(found) for found in model.get("rests", ())) or "-",
     )
-
-
-def _rest(found: dict[str, Any]) -> str:
-    """A stage, where, and for how long it still stays there: `host of node1 for 12 s`."""
-    leaves_in_s = found["leaves_in_s"]
-    left = "" if leaves_in_s is None else f" for {leaves_in_s:.0f} s"
-    return f"{found['stage']} of {found['place']}{left}"
 
 
 def _times(by: dict[str, float]) -> str:

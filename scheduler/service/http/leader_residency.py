@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
-from cache_manager.http.residency_routes import Holder, ModelRest, ModelShown
+from cache_manager.http.residency_routes import Holder, ModelShown
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler.core.core import Core
 from scheduler.estimates.profiles import Profile
 from scheduler.model.errors import MalformedRequest, UnknownName
 from scheduler.service.leadership.term import Office
 from scheduler.service.views.explanation import tier_name
+from scheduler.service.views.model_rests import model_rests
 
 
 class LeaderResidency:
@@ -77,8 +78,5 @@ def _model(core: Core, model: ModelId, profile: Profile, now_s: float) -> ModelS
             )
             for cache, resident in residents
         ],
-        rests=[
-            ModelRest(stage.name.lower(), place, None if due_s is None else max(0.0, due_s - now_s))
-            for stage, place, due_s in core.exits.rests(model)
-        ],
+        rests=model_rests(core, (model,), now_s),
     )

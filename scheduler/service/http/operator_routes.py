@@ -18,6 +18,7 @@ from scheduler.service.views import cluster_report
 from scheduler.service.views.call_use import used_by
 from scheduler.service.views.cluster_report import ClusterShown, QueueShown
 from scheduler.service.views.explanation import RequestShown, explained
+from scheduler.service.views.model_rests import model_rests
 
 _SHOWN = 100
 _MOST_SHOWN = 10_000
@@ -105,7 +106,8 @@ def router(service: OperatorService, view: Sequence[Any], change: Sequence[Any])
             raise UnknownName("request among the latest:", request)
         now_s = office.clock.now_s()
         used = used_by(record, office.core, office.bill.settings, now_s)
-        return explained(record, used, now_s)
+        rests = model_rests(office.core, record.request.models, now_s)
+        return explained(record, used, rests, now_s)
 
     @get(
         "/traces/{request:path}",

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from cache_manager.http.residency_routes import ModelRest
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import Explanation, LeaseId, RequestId, RequestOutcome, SlotId
@@ -70,9 +71,12 @@ class RequestShown:
     total_s: float | None
     used: UseShown
     decisions: list[DecisionShown]
+    rests: list[ModelRest]
 
 
-def explained(record: RequestRecord, used: UseShown, now_s: float) -> RequestShown:
+def explained(
+    record: RequestRecord, used: UseShown, rests: list[ModelRest], now_s: float
+) -> RequestShown:
     """The record in words and numbers."""
     request, arrived_s = record.request, record.arrived_s
     granted_s, ended_s = record.granted_s, record.ended_s
@@ -89,6 +93,7 @@ def explained(record: RequestRecord, used: UseShown, now_s: float) -> RequestSho
         total_s=None if ended_s is None else ended_s - arrived_s,
         used=used,
         decisions=[_decision(record, decided) for decided in record.decided],
+        rests=rests,
     )
 
 

@@ -122,6 +122,7 @@ def test_explanation_shows_a_request_that_waited_for_one_gpu() -> None:
             "total_s": None,
             "used": {"gpu_s": 0.25, "gpu_byte_s": GIB / 2, "cost": 0.125},
             "decisions": [decision | {"why": why}, decision | placed | {"why": None}],
+            "rests": [{"model": "bert", "stage": "context", "place": "g0", "leaves_in_s": 9.6}],
         }
     )  # fmt: skip
     assert "not ended yet; first lease after 0.500 s" in text
@@ -129,6 +130,7 @@ def test_explanation_shows_a_request_that_waited_for_one_gpu() -> None:
     assert "<- chosen" in text
     assert "runs 0.200 s in 1, expected 0.250" in text
     assert "lease 7: in force" in text
+    assert text.endswith("now: bert is in context of g0 for 10 s")
     assert "used 0.250 s of a GPU, 0.500 GiB s; cost 0.125000" in text
 
 
