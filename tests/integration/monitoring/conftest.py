@@ -42,7 +42,11 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         key: value for key, value in os.environ.items() if not key.startswith("GPUFAAS_")
     }
     node = f"127.0.0.1:{HeldPort().keep()}"
-    settings = {"GPUFAAS_NODE_METRICS": node, "GPUFAAS_SCHEDULER_METRICS_AUTH": "false"}
+    settings = {
+        "GPUFAAS_NODE_METRICS": node,
+        "GPUFAAS_SCHEDULER_METRICS_AUTH": "false",
+        "GPUFAAS_BILLING_GPU_SECOND": "0.001",  # without a price nothing costs anything
+    }
     with stack({**environment, **settings}) as up, nvml_node() as nvml:
         up.start()
         addresses = {
