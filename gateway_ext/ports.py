@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
+from common.gpu_wishes import GpuWishes
 from gateway_ext.model import (
     Deployment,
     Endpoint,
@@ -137,8 +138,10 @@ class Capacity(Protocol):
 class Injection(Protocol):
     """The environment that activates the shim in a GPU function."""
 
-    def environment(self, function: FunctionId) -> Mapping[str, str]:
+    def environment(self, function: FunctionId, wishes: GpuWishes) -> Mapping[str, str]:
         """Variables to add: GPUFAAS_ENABLED, the address, the credential, the shim's path.
+
+        The credential carries the wishes.
 
         It is asked before the function starts, and again for what this gateway finds running.
         """

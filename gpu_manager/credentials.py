@@ -6,9 +6,10 @@ import os
 import re
 import secrets
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from common.gpu_wishes import USUAL, GpuWishes
 from gpu_manager.errors import BadSetting
 
 _SECRET_BYTES = 32
@@ -19,10 +20,11 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class FunctionIdentity:
-    """A function and the tenant (namespace) that it belongs to."""
+    """A function, the tenant (namespace) that it belongs to, and what its deployment wishes."""
 
     tenant: str
     function: str
+    wishes: GpuWishes = field(default=USUAL, compare=False)
 
     def __str__(self) -> str:
         return f"{self.tenant}/{self.function}"
@@ -33,7 +35,7 @@ ADMINISTRATOR = FunctionIdentity("admin", "*")
 
 
 class FunctionCredentials:
-    """Issues credentials, `tenant/function:mac`, and checks them."""
+    """Issues credentials, `tenant/function?wishes:mac`, and checks them."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -43,15 +45,18 @@ class FunctionCredentials:
         for name in (identity.tenant, identity.function):
             if identity != ADMINISTRATOR and not _NAME.fullmatch(name):
                 raise BadSetting("function", str(identity), "letters, digits, '-', '_' and '.'")
-        return f"{identity}:{self._mac(str(identity))}"
+        wishes = identity.wishes.text()
+        name = f"{identity}?{wishes}" if wishes else str(identity)
+        return f"{name}:{self._mac(name)}"
 
     def identify(self, credential: str) -> FunctionIdentity | None:
         """Return the function of a credential; None if it was not issued with this secret."""
         name, _, mac = credential.rpartition(":")
         if not hmac.compare_digest(mac.encode(), self._mac(name).encode()):
             return None
-        tenant, _, function = name.partition("/")
-        return FunctionIdentity(tenant, function)
+        who, _, wishes = name.partition("?")
+        tenant, _, function = who.partition("/")
+        return FunctionIdentity(tenant, function, GpuWishes.of_text(wishes))
 
     def _mac(self, name: str) -> str:
         return hmac.new(self._secret, name.encode(), "sha256").hexdigest()

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from cache_manager.model.errors import UnknownRule
 from cache_manager.tiers import exits
+from common.gpu_wishes import RUNTIMES, USUAL, WHOLE_GPU, GpuWishes
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment, Resources
 from gateway_ext.openfaas import durations, quantities
@@ -22,7 +23,7 @@ KEYS = frozenset(
     for name in (
         *("enabled", "model", "memory", "batch", "slo", "priority", "retry", "retries", "keep"),
         *("timeout", "workers", "concurrency", "queue", "max-wait", "path", "trouble", "template"),
-        *("template-state", "exit"),
+        *("template-state", "exit", "runtime", "share"),
     )
 )
 GPU_FLAG = "--gpu"  # in the template's fprocess, which arrives as envProcess
@@ -46,7 +47,8 @@ class FunctionOptions:
     `scale_target` is the load of one replica (calls in flight, or calls a second if `scale_type` is
     `rps`); another replica starts once `scale_proportion` of it is used. A call that is expected to
     wait for its turn longer than `max_wait_s`, or than half of `timeout_s`, is refused at once. Its
-    idle models leave by `exit_rule`, an empty one being the scheduler's own.
+    idle models leave by `exit_rule`, an empty one being the scheduler's own. `wishes` are for the
+    node's GPU manager.
     """
 
     gpu: bool = False
@@ -73,6 +75,7 @@ class FunctionOptions:
     template: bool = True
     max_wait_s: float = _MAX_WAIT_S
     exit_rule: str = ""
+    wishes: GpuWishes = USUAL
 
 
 def of(
@@ -102,6 +105,9 @@ def of(
         template=read.ours("template", _truth, True),
         max_wait_s=_max_wait_s(deployment, read, default_max_wait_s),
         exit_rule=read.ours("exit", _exit_rule, ""),
+        wishes=GpuWishes(
+            read.ours("runtime", _runtime, ""), read.ours("share", _gpu_share, WHOLE_GPU)
+        ),
         scale_min=least,
         scale_max=_most(read, least),
         scale_factor=read.scaling("factor", _percent, 20),
@@ -304,6 +310,21 @@ def _exit_rule(text: str) -> str:
     except UnknownRule as error:
         raise ValueError(str(error)) from error
     return found
+
+
+def _runtime(text: str) -> str:
+    found = text.strip().lower()
+    if found not in RUNTIMES:
+        raise ValueError(f"{' or '.join(RUNTIMES)} is expected")
+    return found
+
+
+def _gpu_share(text: str) -> float:
+    """A part of a GPU, as a number or in percent."""
+    plain = text.strip()
+    if plain.endswith("%"):
+        return _share(str(_positive(plain.removesuffix("%")) / _ALL_PERCENT))
+    return _share(plain)
 
 
 def _scale_type(text: str) -> str:

@@ -13,9 +13,10 @@ _SHIM_PATH = "PYTHONPATH"
 
 def gpu_environment(injection: Injection | None, deployment: Deployment) -> Mapping[str, str]:
     """Variables that activate the shim; none unless the function uses a GPU."""
-    if injection is None or not function_options.of(deployment).gpu:
+    if injection is None:
         return {}
-    return injection.environment(deployment.id)
+    options = function_options.of(deployment)
+    return injection.environment(deployment.id, options.wishes) if options.gpu else {}
 
 
 def without_shim_path(injected: Mapping[str, str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch_shim
+from common.gpu_wishes import USUAL, GpuWishes
 from gateway_ext.api import FunctionId
 from gpu_manager.api import FunctionCredentials, FunctionIdentity
 from gpufaas.errors import CommandError
@@ -28,9 +29,9 @@ class ShimEnvironment:
         self._scheduler = scheduler
         self._largest: Mapping[str, Any] | None = None
 
-    def environment(self, function: FunctionId) -> Mapping[str, str]:
+    def environment(self, function: FunctionId, wishes: GpuWishes = USUAL) -> Mapping[str, str]:
         """The variables of one function; the GPU manager learns that the function may start."""
-        identity = FunctionIdentity(function.namespace, function.name)
+        identity = FunctionIdentity(function.namespace, function.name, wishes)
         variables = {
             "PYTHONPATH": ACTIVATE,
             "GPUFAAS_ENABLED": "1",

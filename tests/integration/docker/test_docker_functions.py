@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from common.gpu_wishes import GpuWishes
 from gateway_ext.errors import BadDeployment, GatewayError, SecretInUse
 from gateway_ext.model import FunctionId, Resources
 from gateway_ext.ports import LogQuery
@@ -190,7 +191,7 @@ class _Manager:
         self._listener.listen()
         threading.Thread(target=self._answer, daemon=True).start()
 
-    def environment(self, function: FunctionId) -> Mapping[str, str]:
+    def environment(self, function: FunctionId, _wishes: GpuWishes) -> Mapping[str, str]:
         return {
             "GPUFAAS_ENABLED": "1",
             "GPUFAAS_ADDRESS": f"unix:{self.path}",

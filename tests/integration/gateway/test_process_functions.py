@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import torch_shim
+from common.gpu_wishes import GpuWishes
 from gateway_ext.model import Endpoint, FunctionId
 from testbed.nodes.node_thread import NodeThread, node_thread
 from tests.kit.engines.faas_cli import NoFaasCli, faas_cli
@@ -37,7 +38,7 @@ class Shim:
     def __init__(self, node: NodeThread) -> None:
         self._node = node
 
-    def environment(self, function: FunctionId) -> Mapping[str, str]:
+    def environment(self, function: FunctionId, _wishes: GpuWishes) -> Mapping[str, str]:
         return {
             "GPUFAAS_ENABLED": "1",
             "GPUFAAS_ADDRESS": self._node.address,

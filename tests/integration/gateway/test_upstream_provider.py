@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from common.gpu_wishes import GpuWishes
 from gateway_ext.calls.function_table import Functions
 from gateway_ext.gateway import Gateway
 from gateway_ext.model import Deployment, Endpoint, FunctionId, LogLine
@@ -33,7 +34,7 @@ class Injected:
     def __init__(self, address: str = "tcp:node:1") -> None:
         self.address = address
 
-    def environment(self, function: FunctionId) -> Mapping[str, str]:
+    def environment(self, function: FunctionId, _wishes: GpuWishes) -> Mapping[str, str]:
         ours = {"GPUFAAS_ENABLED": "1", "GPUFAAS_ADDRESS": f"{self.address}/{function}"}
         return ours | {"PYTHONPATH": "/on/the/gateway/only"}
 

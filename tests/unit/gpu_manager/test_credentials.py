@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from common.gpu_wishes import GpuWishes
 from gpu_manager.credentials import (
     ADMINISTRATOR,
     FunctionCredentials,
@@ -26,6 +27,25 @@ def test_credential_names_its_function_when_the_secret_is_the_same() -> None:
     credential = FunctionCredentials(secret).issue(RESNET)
 
     assert FunctionCredentials(secret).identify(credential) == RESNET
+
+
+def test_a_credential_carries_what_the_deployment_wishes() -> None:
+    credentials = FunctionCredentials(fresh_secret())
+    wishes = GpuWishes("stream", 0.25)
+    asked = FunctionIdentity("team-a", "resnet", wishes)
+
+    found = credentials.identify(credentials.issue(asked))
+
+    assert found is not None
+    assert (found, found.wishes) == (RESNET, wishes)
+
+
+def test_nobody_but_the_manager_changes_the_wishes() -> None:
+    credentials = FunctionCredentials(fresh_secret())
+    text = credentials.issue(FunctionIdentity("team-a", "resnet", GpuWishes("", 0.25)))
+
+    for forged in (text.replace("0.25", "1"), text.replace("?share=0.25", "")):
+        assert credentials.identify(forged) is None
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from common.gpu_wishes import GpuWishes
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.ports import Injection, LogQuery
 from gateway_ext.providers.docker.docker_provider import DockerProvider
@@ -99,6 +100,6 @@ class Told:
     def __init__(self, address: str, gpu: str = "T4") -> None:
         self._environment = {"GPUFAAS_ADDRESS": address, "GPUFAAS_GPU_NAME": gpu}
 
-    def environment(self, function: FunctionId) -> Mapping[str, str]:
+    def environment(self, function: FunctionId, _wishes: GpuWishes) -> Mapping[str, str]:
         del function
         return self._environment

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from common.gpu_wishes import GpuWishes
 from gateway_ext.errors import (
     BadDeployment,
     UnknownFunction,
@@ -23,7 +24,7 @@ NS = "openfaas-fn"
 class Wake:
     """An injection that can be recognised."""
 
-    def environment(self, function: FunctionId) -> Mapping[str, str]:
+    def environment(self, function: FunctionId, _wishes: GpuWishes) -> Mapping[str, str]:
         return {"GPUFAAS_MARK": function.for_scheduler, "PYTHONPATH": "/shim"}
 
 
