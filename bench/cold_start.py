@@ -21,8 +21,8 @@ from common.addresses import UnixAddress
 from gpu_manager.api import EmulatedTimes, NodeSettings
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
-from gpu_manager.runtimes.process.worker_pool import PoolSettings
 from gpu_manager.runtimes.runtime import LoadSpan, Observer, Runtime
+from gpu_manager.runtimes.workers.worker_pool import PoolSettings
 from testbed.nodes.manager_client import SealedWeights, weights
 from testbed.nodes.node_thread import NodeThread
 from testbed.nodes.worker_client import FunctionClient

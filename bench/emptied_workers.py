@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from bench.measure.report import BenchReport, MeasurementFailed, load_average
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
-from gpu_manager.runtimes.process.worker_pool import PoolSettings
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, LoadOrder, PressureAnswer
+from gpu_manager.runtimes.workers.worker_pool import PoolSettings
 
 _MIB = 1 << 20
 _SEALS = 0xF

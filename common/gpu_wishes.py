@@ -3,7 +3,7 @@
 from typing import NamedTuple, Self
 from urllib.parse import parse_qsl, urlencode
 
-RUNTIMES = ("process", "stream")
+PROCESS, STREAM = RUNTIMES = ("process", "stream")
 WHOLE_GPU = 1.0
 
 

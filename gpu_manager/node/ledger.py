@@ -56,6 +56,11 @@ class Ledger:
         return self._granted_bytes + self._set_aside_bytes
 
     @property
+    def set_aside_bytes(self) -> int:
+        """Bytes set aside."""
+        return self._set_aside_bytes
+
+    @property
     def free_bytes(self) -> int:
         """Bytes neither granted nor withheld."""
         return self.capacity_bytes - self.granted_bytes - self._withheld_bytes

@@ -5,10 +5,11 @@ import logging
 from collections.abc import Callable, Iterable
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
+from common.gpu_wishes import STREAM
 from gpu_manager.devices.shared_path import SharedPath
 from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, WeightStoreError
 from gpu_manager.node.node_counts import NodeMeters
-from gpu_manager.node.residents import ContextOnGpu, HostGpu, ModelOnGpu
+from gpu_manager.node.residents import HostGpu, ModelOnGpu
 from gpu_manager.node.settings import GIB, NodeSettings
 from gpu_manager.node.stepping_down.emptied_processes import EmptiedProcesses
 from gpu_manager.node.stepping_down.tier_reports import TierReports
@@ -103,7 +104,7 @@ class Loader:
         """Release and report a model whose worker ended unexpectedly."""
         log.warning("%s on %s was lost: %s", resident.model, gpu.id, cause)
         resident.mark_lost(NoWorker(resident.model, cause))
-        gpu.forget(resident)
+        self._forget(gpu, resident)
         self.tiers.report(resident.model, gpu.id)
 
     # -- loading --------------------------------------------------------------------------------
@@ -128,6 +129,7 @@ class Loader:
             begun_s = self._loop.time()
             await self._wait_for_weights(resident.model, over)
             phases.end("weights")
+            await self._choose_runtime(gpu, resident)
             hosted = await self._host(gpu, resident, phases)
         except (LoadFailure, WeightStoreError) as error:
             log.warning("%s: %s", gpu.id, error)
@@ -138,6 +140,7 @@ class Loader:
         if resident.takes is not None and source is Tier.HOST:
             source = Tier.CONTEXT
         resident.takes = None
+        news = self._note_context(gpu, resident, hosted)
         gpu.ledger.loaded(resident.model, hosted.memory_bytes)
         resident.load_spans = phases.spans
         resident.mark_loaded(hosted, now_s)
@@ -149,8 +152,16 @@ class Loader:
         size_bytes = hosted.memory_bytes if larger else None
         loaded = ModelLoaded(gpu.id, resident.model, now_s - begun_s, source, size_bytes)
         self._reports.report(loaded)
-        if gpu.learn_context(hosted.overhead_bytes):
+        if news:
             self._short()
+
+    def _note_context(self, gpu: HostGpu, resident: ModelOnGpu, hosted: HostedModel) -> bool:
+        """Note what the model's process takes without it; return whether that is news."""
+        news = gpu.learn_context(hosted.overhead_bytes)
+        if resident.shares is not None:
+            news |= gpu.measured_shared(resident.shares, hosted.overhead_bytes)
+            news |= gpu.shared[resident.shares].models == 1
+        return news
 
     def _report_failure(
         self, gpu: HostGpu, resident: ModelOnGpu, lease: LeaseId, error: GpuManagerError
@@ -158,20 +169,36 @@ class Loader:
         if gpu.residents.get(resident.model) is resident:
             del gpu.residents[resident.model]
         resident.mark_lost(error)
-        gpu.forget(resident)
+        self._forget(gpu, resident)
         self._meters.load_failed(gpu.id)
         self._reports.report(LoadFailed(gpu.id, resident.model, str(error), lease=lease))
 
     async def _make_room(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         """Grant the memory that the scheduler assumed; report a shortage and wait if it lacks."""
         model, needed_bytes = resident.model, resident.reserved_bytes
-        short_bytes = gpu.ledger.admit(model, needed_bytes)
+        await self._granted(gpu, model, needed_bytes, lambda: gpu.ledger.admit(model, needed_bytes))
+
+    async def _choose_runtime(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
+        """Host the model as its function wishes; a process that others share needs memory, too."""
+        model = self._catalogue.get(resident.model)
+        resident.runtime = self._runtime.hosting(model.wishes.runtime, model.id)
+        if resident.runtime == STREAM:
+            needed_bytes = gpu.ledger.context_bytes
+            await self._granted(
+                gpu, model.id, needed_bytes, lambda: gpu.share(resident, model.tenant)
+            )
+
+    async def _granted(
+        self, gpu: HostGpu, model: ModelId, needed_bytes: int, grant: Callable[[], int]
+    ) -> None:
+        """Wait until memory is granted: `grant` returns the bytes lacking, and nothing if it is."""
+        short_bytes = grant()
         if not short_bytes:
             return
         if gpu.ledger.ever_fits(needed_bytes):
             self._reports.report(MemoryPressure(gpu.id, short_bytes))
             deadline_s = self._loop.time() + self._settings.room_s
-            while (short_bytes := gpu.ledger.admit(model, needed_bytes)) and (
+            while (short_bytes := grant()) and (
                 await gpu.change.wait(deadline_s - self._loop.time())
             ):
                 pass
@@ -194,7 +221,7 @@ class Loader:
         model = self._catalogue.get(resident.model)
         request = self._store.request(model.digest, model.table)
         try:
-            hosted = await self._load_in_worker(gpu, model, request, resident.takes)
+            hosted = await self._load_in_worker(gpu, model, request, resident)
             try:
                 resident.hold = await request.hold()
             except BaseException:
@@ -212,10 +239,10 @@ class Loader:
         gpu: HostGpu,
         model: TenantModel,
         request: ImageRequest,
-        takes: ContextOnGpu | None,
+        resident: ModelOnGpu,
     ) -> HostedModel:
         """Load the model with the runtime; try a second time if the worker dies meanwhile."""
-        order = self._order(gpu, model, request, takes)
+        order = self._order(gpu, model, request, resident)
         for last_try in (False, True):
             try:
                 return await self._runtime.load(order)
@@ -233,7 +260,7 @@ class Loader:
         gpu: HostGpu,
         model: TenantModel,
         request: ImageRequest,
-        takes: ContextOnGpu | None,
+        resident: ModelOnGpu,
     ) -> LoadOrder:
         emulation = self._settings.emulation
         total_bytes = model.table.total_bytes
@@ -252,8 +279,16 @@ class Loader:
             emulation=Emulation(emulation.load_s + per_gib_s, emulation.run_s),
             turns=gpu.turns,
             arrival=ImageFeed(request, total_bytes, self._pcie) if arrives else None,
-            emptied=None if takes is None else takes.host,
+            emptied=None if resident.takes is None else resident.takes.host,
+            runtime=resident.runtime,
         )
+
+    def _forget(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
+        """Release the memory of a model that has left, and of its process if that has ended."""
+        ended = gpu.unshare(resident)
+        gpu.forget(resident)
+        if ended:
+            self._short()
 
     # -- unloading ------------------------------------------------------------------------------
 
@@ -269,7 +304,7 @@ class Loader:
         await self.processes.give_up(gpu, resident)
         if resident.hosted is not None:
             await resident.hosted.unload()
-        gpu.forget(resident)
+        self._forget(gpu, resident)
         self.tiers.report(resident.model)
 
 

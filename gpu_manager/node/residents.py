@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
 from cache_manager.model.ids import GpuId, ModelId
+from common.gpu_wishes import PROCESS
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.errors import GpuManagerError
 from gpu_manager.node.change_signal import ChangeSignal
@@ -42,10 +43,12 @@ class ModelOnGpu:
         self.reserved_bytes = reserved_bytes
         self.since_s = self.used_s = now_s
         self.uses = 0
+        self.runtime = PROCESS
         self.hosted: HostedModel | None = None
         self.hold: ImageHold | None = None
         self.loading: asyncio.Task[None] | None = None
         self.takes: ContextOnGpu | None = None
+        self.shares: str | None = None  # the tenant whose process it shares, once that has memory
         self.load_spans: tuple[LoadSpan, ...] = ()  # of the load, once it has ended
         self._lost: GpuManagerError | None = None
         self._decided = asyncio.Event()
@@ -83,11 +86,20 @@ class ModelOnGpu:
 
 
 @dataclass(slots=True)
+class SharedContext:
+    """The process in which models of one tenant are: what it takes without them."""
+
+    bytes: int
+    models: int = 0
+
+
+@dataclass(slots=True)
 class HostGpu:
     """One GPU of the node; `foreign_bytes` of its memory are used by other programs.
 
-    `contexts` are the processes that models left, by these models, until others take them. `turns`
-    is the lock file by which the GPU's workers take turns if its slot has several leases.
+    `contexts` are the processes that models left, by these models, until others take them, `shared`
+    those in which a tenant's models are, by the tenant. `turns` is the lock file by which the GPU's
+    workers take turns if its slot has several leases.
     """
 
     device: GpuDevice
@@ -95,6 +107,7 @@ class HostGpu:
     ledger: Ledger
     residents: dict[ModelId, ModelOnGpu] = field(default_factory=dict)
     contexts: dict[ModelId, ContextOnGpu] = field(default_factory=dict)
+    shared: dict[str, SharedContext] = field(default_factory=dict)
     leaving: set[asyncio.Task[None]] = field(default_factory=set)
     change: ChangeSignal = field(default_factory=ChangeSignal)
     foreign_bytes: int = 0
@@ -150,8 +163,45 @@ class HostGpu:
         task.add_done_callback(self.leaving.discard)
         return task
 
+    def share(self, resident: ModelOnGpu, tenant: str) -> int:
+        """Count a model of the tenant's process; return the bytes lacking, if that is a new one."""
+        found = self.shared.get(tenant)
+        if found is None:
+            context_bytes = self.ledger.context_bytes
+            short_bytes = self.ledger.set_aside(self.ledger.set_aside_bytes + context_bytes)
+            if short_bytes:
+                return short_bytes
+            found = self.shared[tenant] = SharedContext(context_bytes)
+        found.models += 1
+        resident.shares = tenant
+        return 0
+
+    def measured_shared(self, tenant: str, context_bytes: int) -> bool:
+        """Note what a tenant's process takes without its models; return whether that was news."""
+        found = self.shared.get(tenant)
+        if found is None or not context_bytes or found.bytes == context_bytes:
+            return False
+        aside_bytes = self.ledger.set_aside_bytes + context_bytes - found.bytes
+        if not self.ledger.set_aside(aside_bytes):
+            found.bytes = context_bytes
+        return True
+
+    def unshare(self, resident: ModelOnGpu) -> bool:
+        """Count a model of a tenant's process no more; return whether the process is over."""
+        tenant, resident.shares = resident.shares, None
+        found = None if tenant is None else self.shared.get(tenant)
+        if tenant is None or found is None:
+            return False
+        found.models -= 1
+        if found.models:
+            return False
+        del self.shared[tenant]
+        self.ledger.set_aside(self.ledger.set_aside_bytes - found.bytes)
+        return True
+
     def forget(self, resident: ModelOnGpu) -> None:
         """Release the memory of a model that has left or was lost."""
+        self.unshare(resident)
         self.ledger.release(resident.model)
         resident.release()
         self.update_limits()

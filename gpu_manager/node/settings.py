@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.addresses import Address
+from common.gpu_wishes import PROCESS
 from gpu_manager.node.leases_in_force import LeaseTimes
 
 GIB = 1 << 30
@@ -34,7 +35,8 @@ class NodeSettings:
     functions get the addresses `advertise`, or else those where the manager listens; the
     certificate is presented at `tls` addresses. The load of a model waits up to `weights_s` for its
     function to send the weights. Up to `gpu_overlap` leases may be in force on a GPU at once; the
-    work of one request at a time runs on it. `host_eviction` is the rule by which weights are
+    work of one request at a time runs on it. `runtime` hosts the models whose functions do not wish
+    for another. `host_eviction` is the rule by which weights are
     evicted from host memory to disk. Metrics and health checks are served at the host and port
     `metrics`; at most `metric_names` models have separate metrics. Workers are prepared for a first
     model at the node's start, or when the first HELLO of a shim says that a GPU may be used soon.
@@ -54,6 +56,7 @@ class NodeSettings:
     spill_bytes: int = 64 * GIB
     secret_file: Path | None = None
     gpu_overlap: int = 1
+    runtime: str = PROCESS
     prepare_at_start: bool = True
     emulation: EmulatedTimes = field(default_factory=EmulatedTimes)
     leases: LeaseTimes = field(default_factory=LeaseTimes)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from cache_manager.model.ids import ModelId, Tier
+from common.gpu_wishes import USUAL, GpuWishes
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.errors import UnknownImage
 from gpu_manager.node.change_signal import ChangeSignal
@@ -18,6 +19,7 @@ class TenantModel:
     """One tenant's model; functions of the tenant that have its weights share it.
 
     `lowest` is the tier to which the scheduler ordered its weights down, until they are needed.
+    `wishes` are those of the function that registered it last.
     """
 
     id: ModelId
@@ -27,6 +29,7 @@ class TenantModel:
     functions: dict[str, None] = field(default_factory=dict)  # in the order of registration
     reported: Tier = Tier.ABSENT
     lowest: Tier | None = None
+    wishes: GpuWishes = USUAL
 
     @property
     def label(self) -> str:
@@ -54,6 +57,7 @@ class Catalogue:
             self._by_digest.setdefault(digest, {})[name] = model
         model.functions[owner.function] = None
         model.lowest = None
+        model.wishes = owner.wishes
         self.arrived.notify()
         return model
 

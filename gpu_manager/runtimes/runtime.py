@@ -54,11 +54,12 @@ class LoadOrder:
     verified. Without one it is sealed.
 
     `device` is torch's name for the GPU (`cuda:0`, or `cpu` for an emulated one). `limit_bytes` is
-    the memory that the model may use there: weights, activations and its share of the runtime's
-    own memory. `turns` is a descriptor of the lock by which runtimes run one call at a time on the
-    GPU (`worker/device/gpu_turns.py`); it is given if several leases may be in force on the GPU.
-    The caller keeps both descriptors. `emptied` is the process that takes the model, left there by
-    another model of the tenant; without one, or if it has ended, a process that was prepared does.
+    the memory that the model may use there: weights, activations, and the process's own memory
+    unless the model shares it with others, by the `runtime` of streams. `turns` is a descriptor of
+    the lock by which runtimes run one call at a time on the GPU (`worker/device/gpu_turns.py`); it
+    is given if several leases may be in force on the GPU. The caller keeps both descriptors.
+    `emptied` is the process that takes the model, left there by another model of the tenant;
+    without one, or if it has ended, a process that was prepared does.
     """
 
     model: str
@@ -74,6 +75,7 @@ class LoadOrder:
     turns: int | None = None
     emptied: "EmptyHost | None" = None
     arrival: ArrivingWeights | None = None
+    runtime: str = "process"
 
 
 class PressureAnswer(NamedTuple):
@@ -217,6 +219,10 @@ class Runtime(Protocol):
 
         A load without it works too, and takes longer.
         """
+        ...
+
+    def hosting(self, wish: str, model: str) -> str:
+        """Return the name of the runtime for this model, whose deployment may wish for one."""
         ...
 
     async def load(self, order: LoadOrder) -> HostedModel:

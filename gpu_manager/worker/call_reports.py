@@ -15,7 +15,8 @@ Tell = Callable[[worker_orders.WorkerOrder], None]
 class CallSums:
     """Sums up calls, so that many short ones do not drown the manager."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, model: int, tell: Tell) -> None:
+        self._model = model
         self._tell = tell
         self._lock = threading.Lock()
         self._told_s = 0.0
@@ -30,7 +31,9 @@ class CallSums:
                 before = None
             calls = 1 if before is None else before.calls + 1
             mean_s = run_s if before is None else before.run_s + (run_s - before.run_s) / calls
-            self._pending = worker_orders.CallsRan(lease, calls, batch, mean_s, peak_bytes)
+            self._pending = worker_orders.CallsRan(
+                self._model, lease, calls, batch, mean_s, peak_bytes
+            )
             if time.monotonic() - self._told_s > _INTERVAL_S:
                 self._send()
 
@@ -49,7 +52,8 @@ class CallSums:
 class MemoryRequests:
     """Asks the manager for memory, one call at a time, and waits for its answer."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, model: int, tell: Tell) -> None:
+        self._model = model
         self._tell = tell
         self._number = 0
         self._answered = threading.Condition()
@@ -61,7 +65,7 @@ class MemoryRequests:
             self._number += 1
             number = self._number
             self._answers.clear()
-            self._tell(worker_orders.Pressure(number, lease, need_bytes))
+            self._tell(worker_orders.Pressure(self._model, number, lease, need_bytes))
             self._answered.wait_for(lambda: number in self._answers, _PATIENCE_S)
             answer = self._answers.get(number)
         return (None, False) if answer is None else (answer.limit_bytes, answer.retry)

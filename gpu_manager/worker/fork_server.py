@@ -20,6 +20,7 @@ import torch
 
 from gpu_manager.worker import worker_orders
 from gpu_manager.worker.device.cuda_libraries import open_libraries
+from gpu_manager.worker.device.pool.memory_pool import MemoryPool
 from gpu_manager.worker.program.allowed_operators import preload
 from gpu_manager.worker.sandbox import die_with, separate
 from gpu_manager.worker.worker_life import live
@@ -31,7 +32,7 @@ _PAGE_OUT = 21  # MADV_PAGEOUT; kernels before 5.4 do not know it, and keep the 
 _OF_CUDA = ("/nvidia/", "libtorch_cuda", "libc10_cuda", "/cuda/bindings/")
 
 
-def serve(manager: FrameSocket, missing: list[str]) -> None:
+def serve(manager: FrameSocket, missing: list[str], pool: MemoryPool | None) -> None:
     """Fork on demand until the manager hangs up. One thread, as a process that forks must have."""
     parent = os.getpid()
     while True:
@@ -42,7 +43,7 @@ def serve(manager: FrameSocket, missing: list[str]) -> None:
         with _nothing_reaped():
             pid = os.fork()
             if not pid:
-                _begin(frame.descriptors[0], parent, missing)
+                _begin(frame.descriptors[0], parent, missing, pool)
             pidfd = os.pidfd_open(pid)
         os.close(frame.descriptors[0])
         manager.send(FrameKind.FORKED, list(worker_orders.Forked(order.number, pid)), (), [pidfd])
@@ -63,12 +64,20 @@ def _reap(*_: object) -> None:
             pass
 
 
-def main(descriptor: int, missing: list[str], *, emulated: bool) -> None:
-    """Serve forks to the manager at the socket's other end; `missing` is for its log."""
+def main(descriptors: list[int], missing: list[str], *, emulated: bool) -> None:
+    """Serve forks to the manager at the first one's other end; `missing` is for its log.
+
+    The second descriptor, if there is one, is that of the library of emulated GPUs' pools.
+    """
+    descriptor, *libraries = descriptors
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     manager = FrameSocket(socket.socket(fileno=descriptor))
     _load_torchvision()
     preload()
+    pool = None
+    for library in libraries:
+        pool = MemoryPool(Path(f"/proc/self/fd/{library}"))
+        os.close(library)
     if not emulated:
         open_libraries()
     gc.collect()
@@ -78,7 +87,7 @@ def main(descriptor: int, missing: list[str], *, emulated: bool) -> None:
     signal.signal(signal.SIGCHLD, _reap)
     manager.send(FrameKind.READY, list(worker_orders.Ready(missing, 0)))
     with contextlib.suppress(WireError):
-        serve(manager, missing)
+        serve(manager, missing, pool)
 
 
 def _load_torchvision() -> None:
@@ -106,7 +115,7 @@ def _page_out_cuda() -> None:
             libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _PAGE_OUT)
 
 
-def _begin(descriptor: int, parent: int, missing: list[str]) -> NoReturn:
+def _begin(descriptor: int, parent: int, missing: list[str], pool: MemoryPool | None) -> NoReturn:
     """In the new process: be a worker, holding nothing of the fork server's."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -117,6 +126,6 @@ def _begin(descriptor: int, parent: int, missing: list[str]) -> NoReturn:
             os.dup2(nothing, stream)
         os.closerange(3, descriptor)
         os.closerange(descriptor + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        live(socket.socket(fileno=descriptor), parent, missing + separate(missing))
+        live(socket.socket(fileno=descriptor), parent, missing + separate(missing), pool)
     finally:
         os._exit(1)

@@ -1,6 +1,7 @@
 """The fields of the orders between the manager, its fork server and its workers.
 
-Each order is a named tuple whose fields travel as a list under the kind in `KINDS`. A worker has
+Each order is a named tuple whose fields travel as a list under the kind in `KINDS`. `model` is a
+number that the manager gives each model of a worker, from 1; no number is given twice. A worker has
 read what a tenant sent, so the manager checks the types of whatever comes back from one.
 """
 
@@ -27,7 +28,8 @@ class Warm(NamedTuple):
 class Assign(NamedTuple):
     """Manager to worker: you belong to a tenant now. `uid` is 0 where it stays as it is.
 
-    It is carried out when the device is ready, and may follow LoadImage.
+    It is carried out when the device is ready, and may follow LoadImage. A descriptor is that of
+    the GPU's turns, where its slot holds several leases.
     """
 
     uid: int
@@ -46,10 +48,10 @@ class LoadImage(NamedTuple):
     """Manager to worker, with the image's descriptor: hold this image. Times are the least.
 
     The next descriptor, of an image that is `arriving`, is that of a pipe that tells how much is
-    there (`device/arrival.py`); the last one that of the GPU's turns, where its slot holds several
-    leases.
+    there (`device/arrival.py`). A model that is `shared` is one of several in this worker.
     """
 
+    model: int
     digest: str
     table: list[list[int]]
     total_bytes: int
@@ -57,6 +59,7 @@ class LoadImage(NamedTuple):
     load_s: float
     run_s: float
     arriving: bool
+    shared: bool
 
 
 class ImageLoaded(NamedTuple):
@@ -65,6 +68,7 @@ class ImageLoaded(NamedTuple):
     Beginning and end of making the context, and of the transfer, by the system's monotonic clock.
     """
 
+    model: int
     load_s: float
     memory_bytes: int
     context: list[float]
@@ -72,8 +76,9 @@ class ImageLoaded(NamedTuple):
 
 
 class ImageLoadFailed(NamedTuple):
-    """Worker to manager: the image could not be put in place."""
+    """Worker to manager: the image could not be put in place; no image can where `model` is 0."""
 
+    model: int
     out_of_memory: bool
     detail: str
 
@@ -81,6 +86,7 @@ class ImageLoadFailed(NamedTuple):
 class SetLimit(NamedTuple):
     """Manager to worker: what you may use. `answers` numbers the pressure it answers, or is 0."""
 
+    model: int
     limit_bytes: int
     answers: int
     retry: bool
@@ -92,6 +98,7 @@ class AdmitCalls(NamedTuple):
     If the owner is a function, those of its session whose call comes first, or of `several`.
     """
 
+    model: int
     lease: int
     owner: str
     several: bool
@@ -100,25 +107,32 @@ class AdmitCalls(NamedTuple):
 class CallsClaimed(NamedTuple):
     """Worker to manager: this session was the first to call under a function's lease."""
 
+    model: int
     lease: int
     session: str
 
 
 class EndCalls(NamedTuple):
-    """Manager to worker: no further call under this lease; say Ended when none is in flight."""
+    """Manager to worker: no further call under this lease; say Ended when none is in flight.
 
+    The end of a lease of a model that is not there is said at once.
+    """
+
+    model: int
     lease: int
 
 
 class CallsEnded(NamedTuple):
     """Worker to manager: the lease's last call has been answered."""
 
+    model: int
     lease: int
 
 
 class OpenChannel(NamedTuple):
     """Manager to worker, with a socket: serve the calls that come over it."""
 
+    model: int
     session: str
     function: str
 
@@ -127,19 +141,23 @@ class StopWorker(NamedTuple):
     """Manager to worker: send the functions what only you have, and end."""
 
 
-class EmptyWorker(NamedTuple):
+class DropModel(NamedTuple):
     """Manager to worker: send the functions what only you have, and let the model go, but stay."""
 
+    model: int
 
-class ContextCleared(NamedTuple):
-    """Worker to manager: no model is left; the GPU memory that the process has now."""
 
+class ModelDropped(NamedTuple):
+    """Worker to manager: nothing is left of the model; the GPU memory that the process has now."""
+
+    model: int
     memory_bytes: int
 
 
 class CallsRan(NamedTuple):
     """Worker to manager: calls ended well since the last of these; the times are per call."""
 
+    model: int
     lease: int
     calls: int
     batch: int
@@ -150,6 +168,7 @@ class CallsRan(NamedTuple):
 class Pressure(NamedTuple):
     """Worker to manager: a call needs this many bytes in all and waits for a Limit."""
 
+    model: int
     number: int
     lease: int
     need_bytes: int
@@ -190,7 +209,7 @@ WorkerOrder = (
     | OpenChannel
     | StopWorker
     | CallsRan
-) | (Pressure | Note | Fork | Forked | EmptyWorker | ContextCleared)
+) | (Pressure | Note | Fork | Forked | DropModel | ModelDropped)
 
 KINDS: dict[type[WorkerOrder], FrameKind] = {
     Warm: FrameKind.WARM,
@@ -206,8 +225,8 @@ KINDS: dict[type[WorkerOrder], FrameKind] = {
     CallsEnded: FrameKind.ENDED,
     OpenChannel: FrameKind.CHANNEL,
     StopWorker: FrameKind.STOP,
-    EmptyWorker: FrameKind.EMPTY,
-    ContextCleared: FrameKind.CLEARED,
+    DropModel: FrameKind.EMPTY,
+    ModelDropped: FrameKind.CLEARED,
     CallsRan: FrameKind.RAN,
     Pressure: FrameKind.PRESSURE,
     Note: FrameKind.FAILED,

@@ -1,4 +1,4 @@
-"""A worker's way to its first call: its device made ready, and a model's weights brought there.
+"""A worker's way to its first call: its device made ready, and models' weights brought there.
 
 Both take place at the same time, in threads: the main thread goes on with orders.
 """
@@ -13,31 +13,27 @@ import torch
 
 from gpu_manager.worker import worker_orders
 from gpu_manager.worker.call_reports import Tell
-from gpu_manager.worker.calls.channel_server import Programs
-from gpu_manager.worker.calls.executor import Executor
 from gpu_manager.worker.device.arrival import Arrival
 from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
 from gpu_manager.worker.device.cuda_context import CudaContext
 from gpu_manager.worker.device.device_image import DeviceImage
-from gpu_manager.worker.device.gpu_turns import GpuTurns
 from gpu_manager.worker.device.image_file import ImageFile
+from gpu_manager.worker.device.pool.memory_pool import MemoryPool
 from gpu_manager.worker.device.worker_device import WorkerDevice
 from gpu_manager.worker.program.allowed_operators import OperatorTable
+from gpu_manager.worker.served_model import ServedModel
 
 # CUDA's libraries are opened on such a thread, with the stack that they have on a main thread.
 _STACK_BYTES = 16 << 20
 
-MakeExecutor = Callable[[WorkerDevice, OperatorTable], Executor]
-
 
 class WorkerSetup:
-    """What a worker has of its device and its model so far."""
+    """What a worker has of its device, and the loads of its models."""
 
-    def __init__(self, make_executor: MakeExecutor, tell: Tell) -> None:
-        self.executor: Executor | None = None
-        self.programs: Programs | None = None
-        self._make_executor = make_executor
+    def __init__(self, tell: Tell, pool: MemoryPool | None = None) -> None:
+        """`pool` is the memory of several models on an emulated GPU, where it could be built."""
         self._tell = tell
+        self._pool = pool
         self._device: WorkerDevice | None = None
         self._table: OperatorTable | None = None
         self._context = [0.0, 0.0]  # when it began to be made, and when it was there
@@ -47,10 +43,9 @@ class WorkerSetup:
 
     def warm(self, order: worker_orders.Warm) -> None:
         """Make the device ready, in the background."""
-        device = self._device = _device(order)
-        _start(partial(self._warm, device))
+        device = self._device = _device(order, self._pool)
+        self.background(partial(self._warm, device))
         self._table = OperatorTable(device.device)
-        self.await_model()
 
     @property
     def device(self) -> WorkerDevice:
@@ -58,21 +53,10 @@ class WorkerSetup:
         assert self._device is not None, "a worker is warmed before all else"
         return self._device
 
-    def await_model(self) -> None:
-        """Hold nothing of any model, and be ready for the next one."""
-        assert self._table is not None, "a worker is warmed before all else"
-        self.programs = Programs(self._table)
-        self.executor = self._make_executor(self.device, self._table)
-
-    def take_images(self) -> list[DeviceImage]:
-        """The model's images, to be let go; nothing here refers to their weights any more."""
-        executor = self.executor
-        assert executor is not None, "a worker is warmed before all else"
-        images = list(executor.images.values())
-        executor.images.clear()
-        executor.graphs.clear()
-        executor.turns.close()
-        return images
+    def take_table(self) -> OperatorTable:
+        """The operators for one model; those of the first one were made ahead."""
+        table, self._table = self._table, None
+        return OperatorTable(self.device.device) if table is None else table
 
     def overhead_bytes(self) -> int:
         """Wait until the device is ready; return what it takes of its memory without a model."""
@@ -83,12 +67,22 @@ class WorkerSetup:
         """The worker belongs to a tenant now, and has given up its rights."""
         self._assigned.set()
 
-    def load(self, order: worker_orders.LoadImage, descriptors: Sequence[int]) -> None:
+    def load(
+        self, model: ServedModel, order: worker_orders.LoadImage, descriptors: Sequence[int]
+    ) -> None:
         """Bring an image to the device, in the background; its bytes are copied, not looked at.
 
         It is reported when the worker has been assigned, too.
         """
-        _start(partial(self._load, self.device, order, descriptors))
+        self.background(partial(self._load, model, order, descriptors))
+
+    def background(self, work: Callable[[], None]) -> None:
+        """Work in a thread; a fault of ours ends the process, as on the main thread."""
+        usual_bytes = threading.stack_size(_STACK_BYTES)
+        try:
+            threading.Thread(target=_whole, args=(work,), name="setup", daemon=True).start()
+        finally:
+            threading.stack_size(usual_bytes)
 
     def _warm(self, device: WorkerDevice) -> None:
         begin_s = time.monotonic()
@@ -100,50 +94,69 @@ class WorkerSetup:
             # worker that waits, and does not make another and another.
             text = f"the GPU cannot be used: {type(error).__name__}: {error}"
             # Not for want of memory, even where it was: there may be more by then, for another one.
-            self._tell(worker_orders.ImageLoadFailed(False, text[:500]))
+            self._tell(worker_orders.ImageLoadFailed(0, False, text[:500]))
         self._context = [begin_s, time.monotonic()]
         self._warmed.set()
 
     def _load(
-        self, device: WorkerDevice, order: worker_orders.LoadImage, descriptors: Sequence[int]
+        self, model: ServedModel, order: worker_orders.LoadImage, descriptors: Sequence[int]
     ) -> None:
-        device.wait_for_copies()
+        self.device.wait_for_copies()
         begin_s = time.monotonic()
         image, *others = descriptors
         arrival = Arrival(order.total_bytes, others.pop(0) if order.arriving else None)
+        executor, device = model.executor, model.device
+        placed: DeviceImage | None = None
         try:
-            file = ImageFile(order.digest, order.table, order.total_bytes, image, arrival)
-            loaded = DeviceImage(file, device)
+            device.adopt_thread()
+            placed = _placed(order, image, arrival, device)
             time.sleep(max(0.0, begin_s + order.load_s - time.monotonic()))
             end_s = time.monotonic()
             arrival.wait_verified()
             self._assigned.wait()
-            executor = self.executor
-            if executor is None or not self._is_usable:
+            if not self._is_usable:
                 return  # the manager knows it
-            if others:
-                executor.turns = GpuTurns(others[0])
-            executor.images[order.digest] = loaded
+            executor.images[order.digest] = placed
             executor.set_limit(order.limit_bytes)
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             short = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-            self._tell(
-                worker_orders.ImageLoadFailed(short, f"{type(error).__name__}: {error}"[:500])
-            )
+            text = f"{type(error).__name__}: {error}"[:500]
+            self._tell(worker_orders.ImageLoadFailed(order.model, short, text))
             return
         finally:
             arrival.close()
+            if placed is not None and order.digest not in executor.images:
+                placed.close()
+            model.note_settled()
         executor.run_s = order.run_s
         executor.peak_bytes = device.used_bytes()
         transfer = [begin_s, end_s]
         self._tell(
-            worker_orders.ImageLoaded(end_s - begin_s, executor.peak_bytes, self._context, transfer)
+            worker_orders.ImageLoaded(
+                order.model, end_s - begin_s, executor.peak_bytes, self._context, transfer
+            )
         )
 
 
-def _device(order: worker_orders.Warm) -> WorkerDevice:
+def _placed(
+    order: worker_orders.LoadImage, image: int, arrival: Arrival, device: WorkerDevice
+) -> DeviceImage:
+    """The image on the device; its descriptor is closed if that fails."""
+    try:
+        file = ImageFile(order.digest, order.table, order.total_bytes, image, arrival)
+    except BaseException:
+        os.close(image)
+        raise
+    try:
+        return DeviceImage(file, device)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _device(order: worker_orders.Warm, pool: MemoryPool | None) -> WorkerDevice:
     if order.device == "cpu":
-        return CpuArithmetic(order.context_s, order.context_bytes)
+        return CpuArithmetic(order.context_s, order.context_bytes, library=pool)
     # CUDA reads the variable when it is first touched, by `warm`.
     uuid = order.device.removeprefix("cuda:")
     os.environ["CUDA_VISIBLE_DEVICES"] = uuid  # noqa: TID251 - this process's own
@@ -151,15 +164,6 @@ def _device(order: worker_orders.Warm) -> WorkerDevice:
     # read once, and is what torch uses on newer cards anyway.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # noqa: TID251 - as above
     return CudaContext(uuid)
-
-
-def _start(work: Callable[[], None]) -> None:
-    """Work in a thread; a fault of ours ends the process, as on the main thread."""
-    usual_bytes = threading.stack_size(_STACK_BYTES)
-    try:
-        threading.Thread(target=_whole, args=(work,), name="setup", daemon=True).start()
-    finally:
-        threading.stack_size(usual_bytes)
 
 
 def _whole(work: Callable[[], None]) -> None:

@@ -5,13 +5,16 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from common.addresses import Address
 from gpu_manager.api import FunctionIdentity, GpuManager, MakeRuntime, NodeSettings
 from gpu_manager.devices.gpu_device import GpuDevice
+from gpu_manager.runtimes.chosen_runtime import ChosenRuntime
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
-from gpu_manager.runtimes.process.worker_pool import PoolSettings
 from gpu_manager.runtimes.runtime import Observer, Runtime
+from gpu_manager.runtimes.workers.worker_pool import PoolSettings
+from gpu_manager.worker.device.pool.pool_build import PoolNotBuilt, pool_library
 from gpufaas.options.gpu_node import POLICY
 from scheduler.api import Status
 from scheduler.core.core import make_core
@@ -61,12 +64,24 @@ async def embedded_node(
 
 
 def worker_processes(settings: NodeSettings) -> MakeRuntime:
-    """Return what makes a node's runtime with one worker process for each model."""
+    """Return what makes a node's runtime: worker processes for each model, or each tenant."""
     emulation = settings.emulation
     pool = PoolSettings(context_s=emulation.context_s, context_bytes=emulation.context_bytes)
 
     async def make(observer: Observer, devices: Sequence[GpuDevice]) -> Runtime:
         kinds = [device.worker_device for device in devices]
-        return ProcessRuntime(observer, kinds, ProcessSettings(pool=pool))
+        emulated = all(device.kind == "cpu" for device in devices)
+        library = await asyncio.to_thread(_built_pool) if emulated else None
+        processes = ProcessSettings(pool=pool, pool_library=library)
+        return ChosenRuntime(ProcessRuntime(observer, kinds, processes), settings.runtime)
 
     return make
+
+
+def _built_pool() -> Path | None:
+    """The library by which models share an emulated GPU's process; None where it cannot be made."""
+    try:
+        return pool_library()
+    except (PoolNotBuilt, OSError) as error:
+        log.warning("every model has a process of its own: the pool is not built: %s", error)
+        return None

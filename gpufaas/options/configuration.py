@@ -15,6 +15,7 @@ from cache_manager import eviction
 from cache_manager.tiers import exits
 from common.addresses import host_and_port
 from common.errors import BadAddress
+from common.gpu_wishes import PROCESS, RUNTIMES
 from common.sizes import parse_size
 from gateway_ext.settings import GatewaySettings
 from gpufaas.errors import CommandError
@@ -43,6 +44,7 @@ class StackNode:
     store_memory: str = ""
     host_eviction: str = "lru"
     gpu_overlap: int = 1
+    runtime: str = PROCESS
     emulate_load: str = "0"
     emulate_run: str = "0"
     emulate_disk: str = "0"
@@ -121,9 +123,10 @@ def _checked(settings: AllSettings) -> AllSettings:
     eviction.make(settings.eviction)
     exits.make(settings.exit_rule)
     eviction.make(settings.node.host_eviction)
-    if settings.node.prepare not in PREPARE_CHOICES:
-        wanted = " or ".join(PREPARE_CHOICES)
-        raise CommandError(f"[node] prepare = {settings.node.prepare!r}: {wanted} is expected")
+    for key, known in (("prepare", PREPARE_CHOICES), ("runtime", RUNTIMES)):
+        value = getattr(settings.node, key)
+        if value not in known:
+            raise CommandError(f"[node] {key} = {value!r}: {' or '.join(known)} is expected")
     _check_address("[scheduler] listen", settings.scheduler.listen)
     _check_address("[gateway] listen", settings.gateway.listen)
     if settings.node.metrics:

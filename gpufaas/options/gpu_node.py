@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from cache_manager import eviction
 from common.addresses import Address
 from common.errors import BadSize
+from common.gpu_wishes import PROCESS, RUNTIMES
 from common.sizes import parse_size
 from gpu_manager.api import EmulatedTimes, NodeSettings
 from gpufaas.errors import CommandError
@@ -33,6 +34,7 @@ def add_device_options(parser: argparse.ArgumentParser, log_level: str = "warnin
     add("--policy", default=POLICY, help=f"one of {', '.join(policies.available())} ({POLICY})")
     overlap = "leases a GPU holds at once; it runs one at a time (1, or GPUFAAS_GPU_OVERLAP)"
     add("--gpu-overlap", metavar="N", help=overlap)
+    add("--runtime", choices=RUNTIMES, help="how models are hosted (process, or GPUFAAS_RUNTIME)")
     add("--emulate-load", metavar="S[+S/GiB]", default="0", help="seconds of an emulated load")
     add("--emulate-run", metavar="S", default="0", help="seconds of an emulated run")
     for flag, metavar, help_text in EMULATED_PATHS:
@@ -53,6 +55,7 @@ def node_settings(
         store_memory_bytes=_size(options.store_memory),
         host_eviction=options.host_eviction,
         gpu_overlap=gpu_overlap(options.gpu_overlap, options.environment),
+        runtime=runtime(options.runtime, options.environment),
         emulation=emulation(
             options.emulate_load,
             options.emulate_run,
@@ -69,6 +72,14 @@ def gpu_overlap(flag: str | None, environment: Mapping[str, str]) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= _MOST_OVERLAP:
         raise CommandError(f"GPU overlap: {text!r}: a number from 1 to {_MOST_OVERLAP} is expected")
     return int(text)
+
+
+def runtime(flag: str | None, environment: Mapping[str, str]) -> str:
+    """The runtime of models without a wish; the flag overrides the environment."""
+    text = flag or environment.get("GPUFAAS_RUNTIME") or PROCESS
+    if text not in RUNTIMES:
+        raise CommandError(f"runtime: {text!r}: {' or '.join(RUNTIMES)} is expected")
+    return text
 
 
 def emulation(

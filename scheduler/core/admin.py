@@ -43,6 +43,20 @@ class AdminHandler:
         What cannot be freed now is left to the next report; a snapshot of the node ends the
         shortage.
         """
+        self._free(gpu, short_bytes, now, out)
+        self._cluster.index.withhold(gpu.cache, min(short_bytes, gpu.cache.free_bytes))
+        self._free_what_waits(gpu)
+
+    def set_apart(self, gpu: Gpu, size_bytes: int, now: float, out: list[Action]) -> None:
+        """Withhold memory that processes with several models take, until the next snapshot."""
+        self._free(gpu, size_bytes - gpu.cache.free_bytes, now, out)
+        self._cluster.index.withhold(gpu.cache, min(size_bytes, gpu.cache.free_bytes))
+        self._free_what_waits(gpu)
+
+    def _free(self, gpu: Gpu, short_bytes: int, now: float, out: list[Action]) -> None:
+        """Free this much on a GPU, or as much as can be freed now."""
+        if short_bytes <= 0:
+            return
         index, cache = self._cluster.index, gpu.cache
         lacking_bytes = short_bytes - self._end_contexts(gpu, short_bytes, "memory pressure", out)
         victims = index.victims(cache, lacking_bytes, now) if lacking_bytes > 0 else ()
@@ -51,8 +65,6 @@ class AdminHandler:
             victims = tuple(resident.model for resident in idle)
         for victim in victims:
             self._demote(gpu, victim, "memory pressure", out)
-        index.withhold(cache, min(short_bytes, cache.free_bytes))
-        self._free_what_waits(gpu)
 
     def take_over(
         self, gpu: Gpu, model: ModelId, size_bytes: int | None, now: float, out: list[Action]

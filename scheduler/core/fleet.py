@@ -171,6 +171,8 @@ class Fleet:
                 self._admin.resize(model, now, out)
         for model, size_bytes in snapshot.contexts:
             self._admin.keep_context(gpu, model, size_bytes, now, out)
+        if snapshot.shared_bytes:
+            self._admin.set_apart(gpu, snapshot.shared_bytes, now, out)
 
 
 def _check_owners(event: NodeSnapshot, gpus: Mapping[GpuId, Gpu]) -> None:

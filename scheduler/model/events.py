@@ -89,13 +89,15 @@ class GpuSnapshot(NamedTuple):
     """One GPU as its manager sees it.
 
     Residents run from the least to the most recently used, models that are being loaded included.
-    `contexts` are the empty processes that models left, and their memory.
+    `contexts` are the empty processes that models left, and their memory. No model can have the
+    `shared_bytes`: processes with several models take them.
     """
 
     gpu: GpuSpec
     residents: tuple[tuple[ModelId, int], ...] = ()
     leases: tuple[LiveLease, ...] = ()
     contexts: tuple[tuple[ModelId, int], ...] = ()
+    shared_bytes: int = 0
 
 
 class NodeSnapshot(NamedTuple):

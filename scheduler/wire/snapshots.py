@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler.model.actions import Demote, DemoteStored, Dispatch, EndContext, EndLease, Order
-from scheduler.model.events import GpuSnapshot, LiveLease, NodeSnapshot
+from scheduler.model.events import LiveLease, NodeSnapshot
 from scheduler.model.values import LeaseId
 
 
@@ -37,11 +37,10 @@ def amended(snapshot: NodeSnapshot, orders: Iterable[Order]) -> NodeSnapshot:
     for order in orders:
         _enter(order, books)
     gpus = tuple(
-        GpuSnapshot(
-            found.gpu,
-            tuple(books[found.gpu.id].residents.items()),
-            tuple(books[found.gpu.id].leases.values()),
-            tuple(books[found.gpu.id].contexts.items()),
+        found._replace(
+            residents=tuple(books[found.gpu.id].residents.items()),
+            leases=tuple(books[found.gpu.id].leases.values()),
+            contexts=tuple(books[found.gpu.id].contexts.items()),
         )
         for found in snapshot.gpus
     )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
+from common.gpu_wishes import PROCESS
 from gpu_manager.errors import LoadFailure
 from gpu_manager.runtimes.runtime import (
     HostedId,
@@ -181,6 +182,9 @@ class InMemoryRuntime:
 
     def prepare(self) -> None:
         self.prepared += 1
+
+    def hosting(self, wish: str, model: str) -> str:  # noqa: ARG002 - each as it is wished
+        return wish or PROCESS
 
     async def load(self, order: LoadOrder) -> InMemoryHosted:
         self.orders.append(order)

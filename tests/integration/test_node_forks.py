@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from gpu_manager.runtimes.process.fork_client import ForkServer
+from gpu_manager.runtimes.workers.fork_client import ForkServer
 from testbed.nodes.worker_client import alive
 from tests.kit.waiting import wait_until
 

@@ -66,6 +66,8 @@ class EmptiedProcesses:
         host = None if resident.hosted is None else await resident.hosted.empty()
         if host is not None and host.closed.done():
             host = None  # it has ended since
+        if gpu.unshare(resident):
+            self._resync()
         if host is not None:
             short_bytes = gpu.ledger.leave(resident.model, context, host.memory_bytes)
             if short_bytes:

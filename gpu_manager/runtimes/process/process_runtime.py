@@ -1,20 +1,25 @@
-"""The process-per-model runtime: hosts each model in a worker from a warm pool, or an empty one."""
+"""The process-per-model runtime: hosts each model in a worker from a warm pool, or an empty one.
+
+It has all worker processes of the node: also those that other models may join.
+"""
 
 import asyncio
-import itertools
 import logging
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from common.gpu_wishes import PROCESS
 from common.liveness import LivenessTimes
 from gpu_manager.errors import LoadFailure, NoWorker
-from gpu_manager.runtimes.process.empty_process import EmptyProcess
-from gpu_manager.runtimes.process.fork_client import ForkedWorker, ForkServer
-from gpu_manager.runtimes.process.hosted_process import HostedProcess
-from gpu_manager.runtimes.process.image_loads import load_within
-from gpu_manager.runtimes.process.worker_pool import Pool, PoolSettings
-from gpu_manager.runtimes.runtime import HostedModel, LoadOrder, Observer
+from gpu_manager.runtimes.runtime import LoadOrder, Observer
+from gpu_manager.runtimes.workers.empty_process import EmptyProcess
+from gpu_manager.runtimes.workers.fork_client import ForkedWorker, ForkServer
+from gpu_manager.runtimes.workers.hosting_worker import HostingWorker
+from gpu_manager.runtimes.workers.image_loads import load_within
+from gpu_manager.runtimes.workers.model_in_worker import ModelInWorker
+from gpu_manager.runtimes.workers.worker_pool import Pool, PoolSettings
 from gpu_manager.worker import worker_orders
 from torch_shim.errors import WireError
 
@@ -28,7 +33,10 @@ _FIRST_UID, _UIDS = 62_000, 3_000
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """The limits of worker processes, and the settings of their pool."""
+    """The limits of worker processes, and the settings of their pool.
+
+    On emulated GPUs, workers for several models need `pool_library`.
+    """
 
     pool: PoolSettings = field(default_factory=PoolSettings)
     descriptors: int = 4096
@@ -36,10 +44,11 @@ class ProcessSettings:
     load_timeout_s: float = 120.0
     change_user: bool = True
     liveness: LivenessTimes = _LIVENESS
+    pool_library: Path | None = None
 
 
 class ProcessRuntime:
-    """Hosts every model in a separate process."""
+    """Hosts every model in a separate process, unless it is told that others may join the model."""
 
     def __init__(
         self,
@@ -51,16 +60,22 @@ class ProcessRuntime:
         self._settings = settings
         kinds = tuple(dict.fromkeys(devices))
         emulated = all(kind == "cpu" for kind in kinds)
-        self._server = ForkServer(emulated=emulated, liveness=settings.liveness)
+        self.can_share = not emulated or settings.pool_library is not None
+        self._server = ForkServer(
+            emulated=emulated, pool=settings.pool_library, liveness=settings.liveness
+        )
         self._pool = Pool(self._server, kinds, settings.pool)
         self._uids: dict[str, int] = {}
-        self._numbers = itertools.count()
-        self._hosted: dict[HostedProcess, asyncio.Task[None]] = {}
+        self._hosting: set[HostingWorker] = set()
         self._empty: set[EmptyProcess] = set()
 
     def prepare(self) -> None:
         """Start the fork server, which imports torch, and fill the pool, in the background."""
         self._pool.start()
+
+    def hosting(self, wish: str, model: str) -> str:  # noqa: ARG002 - it has no choice
+        """This runtime, whatever is wished."""
+        return PROCESS
 
     @property
     def spares(self) -> dict[str, int]:
@@ -68,9 +83,9 @@ class ProcessRuntime:
         return self._pool.ready
 
     @property
-    def hosted(self) -> Sequence[HostedProcess]:
+    def hosted(self) -> Sequence[ModelInWorker]:
         """The models that have a worker now."""
-        return tuple(self._hosted)
+        return tuple(model for worker in self._hosting for model in worker.models)
 
     @property
     def empty(self) -> Sequence[EmptyProcess]:
@@ -86,30 +101,51 @@ class ProcessRuntime:
         """Return the workers for this device that are ready for a model, the next one first."""
         return self._pool.spares(device)
 
-    async def load(self, order: LoadOrder) -> HostedModel:
+    async def load_in(self, host: HostingWorker, order: LoadOrder) -> ModelInWorker:
+        """Load a model in a worker that has others; raise a WireError if the worker is lost."""
+        model = host.add(order, asyncio.get_running_loop().time())
+        await self._load(model)
+        return model
+
+    async def load(self, order: LoadOrder, *, shared: bool = False) -> ModelInWorker:
         """Load a model in its emptied worker, else one from the pool; if that is lost, in another.
 
-        A worker of the pool becomes its tenant's; an emptied one is that already.
+        A worker of the pool becomes its tenant's; an emptied one is that already. Further models
+        may follow in a `shared` one.
         """
         now_s = asyncio.get_running_loop().time
         begin_s, emptied = now_s(), await self._take_emptied(order)
         if emptied is not None:
             try:
-                return await self._load(order, emptied, None, begin_s)
+                return await self._load_first(order, emptied, None, begin_s, shared=shared)
             except WireError as error:
                 log.warning("an empty worker was lost while it loaded %s: %s", order.model, error)
         assign, begin_s = self._assign(order.tenant), now_s()
         try:
             worker = await self._pool.take(order.device, order.model)
-            return await self._load(order, worker, assign, begin_s)
+            return await self._load_first(order, worker, assign, begin_s, shared=shared)
         except WireError as error:
             log.warning("a worker was lost while it loaded %s: %s", order.model, error)
         begin_s = now_s()
         try:
             worker = await self._pool.take(order.device, order.model, fresh=True)
-            return await self._load(order, worker, assign, begin_s)
+            return await self._load_first(order, worker, assign, begin_s, shared=shared)
         except WireError as error:
             raise NoWorker(order.model, f"lost twice while loading: {error}") from error
+
+    def host_of(self, model: ModelInWorker) -> HostingWorker | None:
+        """The worker that has this model."""
+        return next((host for host in self._hosting if model in host.models), None)
+
+    async def close(self) -> None:
+        """Kill every worker and the fork server, and wait for their exit."""
+        await self._pool.close()
+        for host in list(self._hosting):
+            host.end()
+        await asyncio.gather(*(host.over for host in list(self._hosting)))
+        for empty in list(self._empty):
+            await empty.end()
+        await self._server.close()
 
     async def _take_emptied(self, order: LoadOrder) -> ForkedWorker | None:
         """The worker of the emptied process that the order names, if it may take the model."""
@@ -125,40 +161,37 @@ class ProcessRuntime:
             log.warning("the empty process for %s has ended: another one takes it", order.model)
         return worker
 
-    async def _load(
+    async def _load_first(
         self,
         order: LoadOrder,
         worker: ForkedWorker,
         assign: worker_orders.Assign | None,
         begin_s: float,
-    ) -> HostedProcess:
+        *,
+        shared: bool,
+    ) -> ModelInWorker:
         """`begin_s` is when the worker was asked for."""
-        hosted = HostedProcess(order, worker, self._observer, self._keep, begin_s)
-        hosted.watch(self._settings.liveness)
+        host = HostingWorker(
+            order, worker, self._observer, self._keep, shared=shared, is_assigned=assign is None
+        )
+        self._hosting.add(host)
+        host.over.add_done_callback(lambda _: self._hosting.discard(host))
+        host.watch(self._settings.liveness)
+        model = host.add(order, begin_s)
+        await self._load(model, assign)
+        return model
+
+    async def _load(self, model: ModelInWorker, assign: worker_orders.Assign | None = None) -> None:
         loaded = False
         try:
-            await load_within(self._settings.load_timeout_s, order, hosted.load(assign))
+            await load_within(self._settings.load_timeout_s, model.order, model.load(assign))
             loaded = True
         except TimeoutError as error:
             detail = f"no answer in {self._settings.load_timeout_s:g} s"
-            raise LoadFailure(order.model, detail) from error
+            raise LoadFailure(model.order.model, detail) from error
         finally:
             if not loaded:
-                hosted.abandon()
-            listening = asyncio.get_running_loop().create_task(hosted.listen())
-            self._hosted[hosted] = listening
-            listening.add_done_callback(lambda _: self._hosted.pop(hosted, None))
-        return hosted
-
-    async def close(self) -> None:
-        """Kill every worker and the fork server, and wait for their exit."""
-        await self._pool.close()
-        for hosted in list(self._hosted):
-            hosted.abandon()
-        await asyncio.gather(*self._hosted.values())
-        for empty in list(self._empty):
-            await empty.end()
-        await self._server.close()
+                model.abandon()
 
     def _keep(self, left_by: LoadOrder, worker: ForkedWorker, memory_bytes: int) -> EmptyProcess:
         empty = EmptyProcess(left_by, worker, memory_bytes, self._observer)

@@ -58,6 +58,11 @@ class Programs:
             self._built.move_to_end(digest)
             return built
 
+    def clear(self) -> None:
+        """Forget all programs."""
+        with self._lock:
+            self._built.clear()
+
     def _build(self, digest: str, packed: memoryview) -> BuiltProgram:
         try:
             return BuiltProgram(digest, unpack(packed), self._table)

@@ -10,10 +10,10 @@ import torch
 
 from gpu_manager.worker.call_errors import CallRefused, OutOfMemory
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
+from gpu_manager.worker.calls.calls_together import CallNeeds, CallsTogether
 from gpu_manager.worker.calls.graph_call import GraphCall
 from gpu_manager.worker.calls.results import PackedResult, Packer
 from gpu_manager.worker.device.device_image import DeviceImage
-from gpu_manager.worker.device.gpu_turns import GpuTurns, NoTurns
 from gpu_manager.worker.device.worker_device import SharedArea, WorkerDevice
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
@@ -28,7 +28,6 @@ from gpu_manager.worker.program.inputs import InputReader, Inputs
 from gpu_manager.worker.program.recorded_runs import Graphs, ProgramRun
 from gpu_manager.worker.program.tensor_specs import bytes_of
 from gpu_manager.worker.shared_memory.result_files import IDLE_S
-from torch_shim.wire.arithmetic import Arithmetic, use_arithmetic
 from torch_shim.wire.protocol import FailureKind
 
 # What a program can raise that is its own doing: a wrong argument, a failed assertion of torch.
@@ -66,7 +65,7 @@ class CallAnswer(NamedTuple):
 
 
 class Executor:
-    """Runs calls, one at a time, and keeps what they have in common."""
+    """Runs the calls of one model, one at a time, and keeps what they have in common."""
 
     def __init__(
         self,
@@ -74,21 +73,22 @@ class Executor:
         table: OperatorTable,
         leases: AdmittedLeases,
         ask_relief: AskRelief,
+        together: CallsTogether,
     ) -> None:
+        """`together` is the process's: it lets in the calls of all its models."""
         self.device = device
         self.images: dict[str, DeviceImage] = {}
         self.sessions = SessionStorages()
         self.limit_bytes = 0
         self.peak_bytes = 0
         self.run_s = 0.0  # that a call takes at least, on an emulated GPU
-        self.turns: GpuTurns | NoTurns = NoTurns()
         self._table = table
         self._leases = leases
         self._ask_relief = ask_relief
+        self._together = together
         self._gate = threading.Lock()
         self.graphs = Graphs(device)
         self._needs: dict[tuple[Any, ...], int] = {}
-        self._arithmetic = Arithmetic()  # that is in force in this process
         self._trimming: threading.Timer | None = None
         self._more_held = False  # perhaps more than the limit, since this was last looked at
 
@@ -189,13 +189,14 @@ class Executor:
             return self._call_in_turn(call, channel, body, deliver)
         finally:
             self._keep_within_limit()
+            self.device.after_call()
             self._give_up_idle_files()
 
     def _call_in_turn(
         self, call: GraphCall, channel: ChannelState, body: memoryview, deliver: Deliver
     ) -> CallAnswer:
         asked_s = time.perf_counter()
-        with self._gate, self.turns:
+        with self._gate, self._together.call(_needs_of(call)):
             self._leases.check(call.lease)
             if call.options.residents is not None:
                 channel.kept.drop(call.options.residents.dropped)
@@ -203,7 +204,7 @@ class Executor:
             try:
                 inputs = self._inputs(call, channel, body)
             except OutOfMemory as short:
-                self._make_room(call.lease, short)
+                self._make_room(call, short)
                 inputs = self._inputs(call, channel, body)
             times = [begun_s - asked_s, time.perf_counter() - begun_s, 0.0, 0.0]
             return self._answer(call, inputs, channel, times, deliver)
@@ -274,14 +275,14 @@ class Executor:
         try:
             run, need_bytes = self._attempt(call, inputs, shapes)
         except OutOfMemory as short:
-            self._make_room(call.lease, short)
+            self._make_room(call, short)
             if inputs.changed():
                 detail = "inputs were written to when memory ran out; send them again"
                 raise CallRefused(FailureKind.MISSING, detail, {"missing": []}) from short
             return self._second_attempt(call, inputs, shapes)
         if need_bytes > self.limit_bytes:
             self.device.release()
-            self._relieve(call.lease, OutOfMemory(need_bytes, "measured"))
+            self._relieve(call, OutOfMemory(need_bytes, "measured"))
         return run
 
     def _second_attempt(
@@ -305,13 +306,7 @@ class Executor:
         options = call.options
         if options.rng is not None:
             self._seed(options.rng)
-        if options.arithmetic != self._arithmetic:
-            use_arithmetic(options.arithmetic)
-            self._arithmetic = options.arithmetic
         recorded = self.graphs.recorded
-        default = torch.get_default_dtype()
-        if options.default_dtype is not default:
-            torch.set_default_dtype(options.default_dtype)
         try:
             run, need_bytes = self.device.run(
                 lambda: self.graphs.run(call.program, call.binding, inputs, options.mode()),
@@ -320,9 +315,6 @@ class Executor:
         except OPERATOR_ERRORS as error:
             detail = f"{type(error).__name__}: {error}"
             raise CallRefused(FailureKind.OPERATOR, detail[:2000]) from error
-        finally:
-            if torch.get_default_dtype() is not default:
-                torch.set_default_dtype(default)
         if known is None or self.graphs.recorded != recorded:
             self._note_memory(need_bytes)
         if known is None and len(self._needs) < _MOST_SHAPES:
@@ -341,12 +333,12 @@ class Executor:
         except (RuntimeError, TypeError) as error:
             raise CallRefused(FailureKind.BAD_FRAME, f"generator's state: {error}") from error
 
-    def _make_room(self, lease: int, short: OutOfMemory) -> None:
+    def _make_room(self, call: GraphCall, short: OutOfMemory) -> None:
         """Give back everything that is kept for later, and ask for more."""
         self.sessions.clear_copies()
         self.graphs.clear()
         self._park()
-        self._relieve(lease, short)
+        self._relieve(call, short)
 
     def _park(self) -> None:
         """Move what no function has to host memory, until a call needs it again."""
@@ -355,9 +347,9 @@ class Executor:
                 held.storage, held.parked = self.device.park(held.storage), True
         self.device.release()
 
-    def _relieve(self, lease: int, short: OutOfMemory) -> None:
-        with self.turns.yielded():  # their calls may end what has to leave
-            limit_bytes, retry = self._ask_relief(lease, short.need_bytes)
+    def _relieve(self, call: GraphCall, short: OutOfMemory) -> None:
+        with self._together.yielded(_needs_of(call)):  # their calls may end what has to leave
+            limit_bytes, retry = self._ask_relief(call.lease, short.need_bytes)
         if limit_bytes is not None:
             self.set_limit(limit_bytes)
         if not retry:
@@ -386,6 +378,11 @@ class Executor:
                 kept.drop([held.key])
                 if call.binding is not None and call.binding.keeps(held.key):
                     call.binding.gone = True
+
+
+def _needs_of(call: GraphCall) -> CallNeeds:
+    options = call.options
+    return CallNeeds(options.arithmetic, options.default_dtype, options.rng is not None)
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:

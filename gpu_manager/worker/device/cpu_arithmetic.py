@@ -1,4 +1,4 @@
-"""An emulated GPU: torch on the CPU, with the process's anonymous memory as its memory.
+"""An emulated GPU: torch on the CPU, with the process's own memory as its memory.
 
 Weights are views of the image's pages, which every process of the node shares; they count in
 full, as they would on a GPU.
@@ -8,48 +8,59 @@ import ctypes
 import mmap
 import os
 import re
-import resource
 import time
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 
 from gpu_manager.worker.call_errors import OutOfMemory
 from gpu_manager.worker.device.image_file import ImageFile
+from gpu_manager.worker.device.pool.memory_pool import MemoryPool
+from gpu_manager.worker.device.pool.pool_floor import SharedPool
+from gpu_manager.worker.device.pool.pooled_memory import PooledMemory
+from gpu_manager.worker.device.process_memory import EmulatedMemory, ProcessMemory
 from gpu_manager.worker.device.worker_device import WorkRecorder
 
 Result = TypeVar("Result")
 
-_PAGE_BYTES = resource.getpagesize()
-# Address space beyond the limit: thread stacks, arenas of malloc, code that torch generates.
-_SLACK_BYTES = 1 << 30
-_PEAK = re.compile(rb"VmHWM:\s+(\d+) kB")
 _ASKED = re.compile(r"allocate (\d+) bytes")
 _PARALLEL_COPY_BYTES = 1 << 20
-_libc = ctypes.CDLL(None)
 
 
 class CpuArithmetic:
-    """Counts from its creation: memory that the process had taken before is not counted."""
+    """A GPU for one model, or for all models of a process until they have parts of their own."""
 
     keeps_memory = False
 
-    def __init__(self, context_s: float = 0.0, context_bytes: int = 0) -> None:
-        """Emulate a context that takes this time and memory."""
+    def __init__(
+        self,
+        context_s: float = 0.0,
+        context_bytes: int = 0,
+        memory: EmulatedMemory | None = None,
+        library: MemoryPool | None = None,
+    ) -> None:
+        """Emulate a context that takes this time and memory.
+
+        The memory is by default all that the process takes from now on; parts for several models
+        need the library of a pool.
+        """
         self._context_s = context_s
         self._context_bytes = context_bytes
         self.device = torch.device("cpu")
         self.recorder: WorkRecorder | None = None
-        # Opened ahead: a process that gave up its rights may not open them any more.
-        self._sizes = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
-        self._peak = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
-        weakref.finalize(self, _close_all, (self._sizes, self._status, self._peak))
+        self._memory = ProcessMemory() if memory is None else memory
+        self._library = library
+        self._shared: SharedPool | None = None
         self._weights_bytes = 0
         self._limit_bytes = 0
-        self._base_bytes = self._anonymous_bytes()
+
+    def part(self, model: int) -> "CpuArithmetic":
+        """The part of one of several models, which come from one pool."""
+        if self._shared is None:
+            assert self._library is not None, "a worker for several models has the pool's library"
+            self._shared = SharedPool(self._library)
+        return CpuArithmetic(memory=PooledMemory(self._shared, model))
 
     def warm(self) -> None:
         """Take as long as a context takes; others that are made meanwhile do not delay it."""
@@ -58,34 +69,35 @@ class CpuArithmetic:
     def wait_for_copies(self) -> None:
         """Nothing: no context is needed to map an image."""
 
+    def adopt_thread(self) -> None:
+        """What this thread allocates counts as this model's."""
+        self._memory.adopt_thread()
+
     def overhead_bytes(self) -> int:
-        """The context, and what the process has taken since it began."""
-        return self._context_bytes + max(0, self._anonymous_bytes() - self._base_bytes)
+        """The context, and what was taken since the beginning."""
+        return self._context_bytes + self._memory.used_bytes()
 
     def used_bytes(self) -> int:
-        """Weights, the context, and anonymous memory above what the process began with."""
+        """Weights, the context, and memory above what the process began with."""
         return self._weights_bytes + self.overhead_bytes()
 
     def limit(self, limit_bytes: int) -> None:
-        """Cap the address space, so that a call that asks for far too much fails at once."""
+        """Have a call that asks for too much fail at once."""
         self._limit_bytes = limit_bytes
-        mapped_bytes = int(os.pread(self._sizes, 256, 0).split()[0]) * _PAGE_BYTES
-        room_bytes = max(0, limit_bytes - self.used_bytes())
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        wanted_bytes = mapped_bytes + room_bytes + _SLACK_BYTES
-        if hard != resource.RLIM_INFINITY:
-            wanted_bytes = min(wanted_bytes, hard)
-        resource.setrlimit(resource.RLIMIT_AS, (wanted_bytes, hard))
+        self._memory.limit(max(0, limit_bytes - self._weights_bytes - self._context_bytes))
 
     def release(self) -> None:
-        """Have malloc give its free pages back."""
-        _libc.malloc_trim(0)
+        """Give free pages back."""
+        self._memory.release()
+
+    def after_call(self) -> None:
+        """Give back what later calls will hardly need."""
+        self._memory.after_call()
 
     def clear(self) -> None:
-        """Count no weights any more, and let the address space grow for the next model's."""
+        """Count no weights any more, and lift the limit for the next model."""
         self._weights_bytes = self._limit_bytes = 0
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        self._memory.lift()
         self.release()
 
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
@@ -146,9 +158,10 @@ class CpuArithmetic:
         """Do the work, watching the process's highest anonymous memory if asked to."""
         if measure:
             self.limit(self._limit_bytes)
-            os.write(self._peak, b"5")
+            self._memory.watch()
         try:
-            result = work()
+            with self._memory.computing():
+                result = work()
         except (MemoryError, RuntimeError) as error:
             self._check_shortage(error)
             raise
@@ -184,27 +197,11 @@ class CpuArithmetic:
             need = self.used_bytes() + (int(asked[1]) if asked else 0)
             raise OutOfMemory(max(need, self._limit_bytes + 1), str(error)) from error
 
-    def _anonymous_bytes(self) -> int:
-        _, resident, shared, *_ = os.pread(self._sizes, 256, 0).split()
-        return (int(resident) - int(shared)) * _PAGE_BYTES
-
     def _peak_bytes(self) -> int:
-        """The peak of the resident set, less the pages of files, which only grew meanwhile."""
-        found = _PEAK.search(os.pread(self._status, 4096, 0))
-        if found is None:
-            return self.used_bytes()
-        shared_bytes = int(os.pread(self._sizes, 256, 0).split()[2]) * _PAGE_BYTES
-        peak_bytes = int(found[1]) * 1024 - shared_bytes
-        held_bytes = self._weights_bytes + self._context_bytes
-        return held_bytes + max(0, peak_bytes - self._base_bytes)
+        return self._weights_bytes + self._context_bytes + self._memory.peak_bytes()
 
 
 def _part(whole: torch.UntypedStorage, offset: int, size: int) -> torch.UntypedStorage:
     """A storage of its own over part of another one's memory."""
     part: torch.UntypedStorage = whole[offset : offset + size]
     return part
-
-
-def _close_all(descriptors: Iterable[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)

@@ -57,9 +57,11 @@ class CudaContext:
         self._runtime = runtime or loaded_runtime()
         self._account = account
         self._clear_workspaces = clear_workspaces
+        self._end_allocation = end_allocation
+        self._free_streams: list[Any] = []  # of models that have left
         self._staging: StagingBuffers | None = None
         self._overhead_bytes = self._limit_bytes = self._pinned_bytes = 0
-        self._total_bytes = 1
+        self.total_bytes = 1  # of the GPU
         self.recorder: WorkRecorder | None = CudaRecorder(cuda, self._runtime, end_allocation)
         self._copies = threading.Event()  # set when weights can be copied, or never can
         self._accounting = threading.Lock()  # no image is allocated while it is held
@@ -72,7 +74,7 @@ class CudaContext:
         try:
             before = self._account(self._uuid)  # the first call to CUDA makes the context
             self._cuda.set_device(self.device)
-            _, self._total_bytes = self._cuda.mem_get_info(self.device)
+            _, self.total_bytes = self._cuda.mem_get_info(self.device)
             self._staging = StagingBuffers(self._cuda, self._runtime)
         finally:
             self._copies.set()
@@ -87,6 +89,31 @@ class CudaContext:
         """Wait for the context and the buffers, or their failure."""
         self._copies.wait()
 
+    def part(self, model: int) -> "CudaContext":  # noqa: ARG002 - the driver knows no models
+        """A stream for one of several models, which another one may have had before."""
+        stream = self._free_streams.pop() if self._free_streams else self._cuda.Stream(self.device)
+        from gpu_manager.worker.device.cuda_stream import CudaStream  # noqa: PLC0415 - a subclass
+
+        return CudaStream(self, stream, self._free_streams.append)
+
+    def ingredients(self) -> dict[str, Any]:
+        """What makes another view of the same context."""
+        return {
+            "uuid": self._uuid,
+            "device": self.device,
+            "cuda": self._cuda,
+            "runtime": self._runtime,
+            "account": self._account,
+            "end_allocation": self._end_allocation,
+            "clear_workspaces": self._clear_workspaces,
+        }
+
+    def adopt_thread(self) -> None:
+        """Nothing: all threads use the current stream."""
+
+    def after_call(self) -> None:
+        """Nothing: what stays allocated is counted, and the limit is looked at."""
+
     def overhead_bytes(self) -> int:
         """What the context takes beside torch's allocator."""
         return self._overhead_bytes
@@ -98,7 +125,7 @@ class CudaContext:
     def limit(self, limit_bytes: int) -> None:
         """Have torch's allocator refuse more than the limit leaves beside the context."""
         self._limit_bytes = limit_bytes
-        share = max(0, limit_bytes - self._overhead_bytes) / self._total_bytes
+        share = max(0, limit_bytes - self._overhead_bytes) / self.total_bytes
         self._cuda.set_per_process_memory_fraction(min(1.0, share), self.device)
 
     def release(self) -> None:
@@ -162,10 +189,10 @@ class CudaContext:
             self._cuda.reset_peak_memory_stats(self.device)
         with self._faults_told():
             result = work()
-            self._cuda.synchronize()
+            self._wait()
         if not measure:
             return result, 0
-        return result, self._overhead_bytes + self._cuda.max_memory_allocated(self.device)
+        return result, self._need_bytes()
 
     def seed(self, state: bytes) -> None:
         """Seed the GPU's generator with what the CPU's would draw next."""
@@ -186,7 +213,7 @@ class CudaContext:
                 if part.numel():
                     target = torch.frombuffer(place, dtype=torch.uint8)
                     target.copy_(part, non_blocking=True)
-            self._cuda.synchronize()
+            self._wait()
 
     def share(self, area: memoryview) -> "_PinnedArea | None":
         """Pin the area, so that copies need no detour; not where the worker has pinned much."""
@@ -209,8 +236,7 @@ class CudaContext:
         try:
             yield
         except torch.OutOfMemoryError as error:
-            peak_bytes = self._cuda.max_memory_allocated(self.device)
-            need_bytes = self._overhead_bytes + peak_bytes + _asked_bytes(str(error))
+            need_bytes = self._need_bytes() + _asked_bytes(str(error))
             raise OutOfMemory(max(need_bytes, self._limit_bytes + 1), str(error)) from error
         except RuntimeError as error:
             lasting = self._lasting_fault()
@@ -218,6 +244,14 @@ class CudaContext:
                 detail = f"{error} ({lasting})"[:500]
                 raise ContextLost(detail, of_program=_OF_PROGRAM in detail) from error
             raise
+
+    def _wait(self) -> None:
+        """Wait for the work that was given to the GPU."""
+        self._cuda.synchronize()
+
+    def _need_bytes(self) -> int:
+        """The most that was in use in the call under way."""
+        return int(self._overhead_bytes + self._cuda.max_memory_allocated(self.device))
 
     def _lasting_fault(self) -> str:
         """What the driver says of every call from now on; empty if the context is sound."""

@@ -60,6 +60,16 @@ class WorkerDevice(Protocol):
     def release(self) -> None:
         """Give back memory that is held only to be used again."""
 
+    def after_call(self) -> None:
+        """Give back memory that later calls will hardly need."""
+
+    def adopt_thread(self) -> None:
+        """Have this thread work for this model alone, from now on."""
+
+    def part(self, model: int) -> "WorkerDevice":
+        """The part of one of several models of the process: its own limit, its own account."""
+        ...
+
     def clear(self) -> None:
         """Give back all that a model took, of which nothing is used any more, and lift its limit.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cache_manager.tiers import exits
 from common.addresses import address_text, host_and_port
+from common.gpu_wishes import RUNTIMES
 from gpufaas.errors import CommandError, EtcdFailed, PortTaken
 from gpufaas.etcd.own_password import stored_login
 from gpufaas.etcd.own_server import find_etcd
@@ -62,6 +63,7 @@ def add_parser(commands: Commands) -> None:
     add("--store-memory", metavar="SIZE", help="host memory for weights (a quarter of the free)")
     add("--spill", metavar="DIR", help="folder for weights that memory has no room for (none)")
     add("--gpu-overlap", metavar="N", help="requests that may share a GPU's lease (1)")
+    add("--runtime", choices=RUNTIMES, help="how models without a wish are hosted (process)")
     add("--emulate-load", metavar="S[+S/GiB]", help="seconds of an emulated load (0)")
     add("--emulate-run", metavar="S", help="seconds of an emulated run (0)")
     for flag, metavar, help_text in EMULATED_PATHS:
@@ -122,6 +124,7 @@ def _settings(options: argparse.Namespace) -> AllSettings:
         "node.store_memory": options.store_memory,
         "node.spill": options.spill,
         "node.gpu_overlap": options.gpu_overlap,
+        "node.runtime": options.runtime,
         "node.emulate_load": options.emulate_load,
         "node.emulate_run": options.emulate_run,
         "node.emulate_disk": options.emulate_disk,

@@ -12,8 +12,8 @@ import torch
 
 from common.liveness import LivenessTimes
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
-from gpu_manager.runtimes.process.worker_pool import PoolSettings
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, LoadOrder, PressureAnswer
+from gpu_manager.runtimes.workers.worker_pool import PoolSettings
 from tests.kit.waiting import AsyncCondition, eventually
 from tests.unit.gpu_manager.worker.calls.caller import (
     DIGEST,

@@ -8,13 +8,13 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from gpu_manager.runtimes.process import fork_client
+from gpu_manager.runtimes.workers import fork_client
 from tests.kit.worlds.worker_machine import Machine
 from tests.unit.gpu_manager.worker.calls.caller import Caller, program, step
 from torch_shim.wire.programs import Ref
@@ -127,8 +127,8 @@ def _install(patch: pytest.MonkeyPatch, secret: Path) -> None:
     numbers = _CALLS[os.uname().machine]
     source = _PROBE.format(secret=str(secret), manager=os.getpid(), **numbers)
 
-    def command(descriptor: int, devices: str) -> list[str]:
-        words = original(descriptor, devices)
+    def command(devices: str, descriptors: Sequence[int]) -> list[str]:
+        words = original(devices, descriptors)
         return [source + word if word.startswith("import runpy") else word for word in words]
 
     patch.setattr(fork_client, "_command", command)

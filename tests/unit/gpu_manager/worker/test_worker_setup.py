@@ -7,16 +7,19 @@ from collections.abc import Iterator
 import pytest
 
 from gpu_manager.worker import worker_orders
-from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
+from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.calls.executor import Executor
 from gpu_manager.worker.device.arrival import VERIFIED, packed
 from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
+from gpu_manager.worker.served_model import ServedModel
 from gpu_manager.worker.worker_setup import WorkerSetup
 from tests.kit.processes.open_files import open_files
 from tests.kit.waiting import PATIENCE_S, wait_until
 
 SIZE = 8192
-LOAD = worker_orders.LoadImage("d", [[0, SIZE]], SIZE, 1 << 40, 0.0, 0.5, True)
+LOAD = worker_orders.LoadImage(
+    1, "d", [[0, SIZE]], SIZE, 1 << 40, 0.0, 0.5, arriving=True, shared=False
+)
 
 
 class Bench:
@@ -26,18 +29,22 @@ class Bench:
         self.told: list[worker_orders.WorkerOrder] = []
         self.context = threading.Event()
         self.loaded = threading.Event()
-        leases = AdmittedLeases(lambda _: None, lambda *_: None)
-        self.setup = WorkerSetup(
-            lambda device, table: Executor(device, table, leases, lambda *_: (None, False)),
-            self.told.append,
-        )
+        self.setup = WorkerSetup(self.told.append)
+        self.model: ServedModel | None = None
         self.image = os.memfd_create("image")
         os.ftruncate(self.image, SIZE)
         self.pipe, self.manager = os.pipe2(os.O_CLOEXEC)
 
     def load(self) -> None:
         """Begin to load, as LOAD says; the set-up owns the descriptors."""
-        self.setup.load(LOAD, (self.image, self.pipe))
+        device, table = self.setup.device, self.setup.take_table()
+        self.model = ServedModel(1, device, table, CallsTogether(), self.told.append, lambda: None)
+        self.setup.load(self.model, LOAD, (self.image, self.pipe))
+
+    @property
+    def executor(self) -> Executor:
+        assert self.model is not None
+        return self.model.executor
 
     def assign(self) -> int:
         """What Assign does, less the rights, which the tests keep."""
@@ -88,9 +95,8 @@ def test_weights_are_in_place_before_the_context_is(bench: Bench) -> None:
     assert isinstance(loaded, worker_orders.ImageLoaded)
     assert loaded.memory_bytes >= (1 << 20) + SIZE
     assert loaded.transfer[0] <= loaded.context[1]
-    assert bench.setup.executor is not None
-    assert list(bench.setup.executor.images) == ["d"]
-    assert bench.setup.executor.run_s == 0.5
+    assert list(bench.executor.images) == ["d"]
+    assert bench.executor.run_s == 0.5
 
 
 def test_load_is_not_over_before_the_worker_has_given_up_its_rights(bench: Bench) -> None:
@@ -103,8 +109,7 @@ def test_load_is_not_over_before_the_worker_has_given_up_its_rights(bench: Bench
     bench.setup.overhead_bytes()
 
     assert bench.told == []
-    assert bench.setup.executor is not None
-    assert bench.setup.executor.images == {}
+    assert bench.executor.images == {}
     bench.assign()
 
     assert isinstance(bench.until_told(), worker_orders.ImageLoaded)
@@ -118,13 +123,12 @@ def test_no_call_can_use_weights_before_the_manager_says_that_they_are_right(ben
     bench.say(SIZE)
     assert bench.loaded.wait(PATIENCE_S)
 
-    assert bench.setup.executor is not None
-    assert bench.setup.executor.images == {}
+    assert bench.executor.images == {}
     assert bench.told == []
     bench.say(VERIFIED)
 
     assert isinstance(bench.until_told(), worker_orders.ImageLoaded)
-    assert list(bench.setup.executor.images) == ["d"]
+    assert list(bench.executor.images) == ["d"]
 
 
 def test_load_fails_and_leaves_no_pipe_when_the_weights_never_come(bench: Bench) -> None:
@@ -140,8 +144,7 @@ def test_load_fails_and_leaves_no_pipe_when_the_weights_never_come(bench: Bench)
     failed = bench.until_told()
     assert isinstance(failed, worker_orders.ImageLoadFailed)
     assert "did not arrive" in failed.detail
-    assert bench.setup.executor is not None
-    assert bench.setup.executor.images == {}
+    assert bench.executor.images == {}
     wait_until(lambda: str(bench.pipe) not in {number for number, _ in open_files()}, "closed")
 
 

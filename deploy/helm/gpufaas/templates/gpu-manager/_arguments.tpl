@@ -24,6 +24,7 @@
 - --store-memory={{ $manager.storeMemory }}B
 - --host-eviction={{ $manager.hostEviction }}
 - --gpu-overlap={{ $manager.gpuOverlap }}
+- --runtime={{ $manager.runtime }}
 {{- if $manager.spill.enabled }}
 - --spill=/var/lib/gpufaas/spill
 - --spill-size={{ $manager.spill.size }}B

@@ -10,8 +10,8 @@ import torch
 
 from gpu_manager.errors import LoadFailure
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
-from gpu_manager.runtimes.process.worker_pool import PoolSettings
 from gpu_manager.runtimes.runtime import HostedModel, LoadOrder
+from gpu_manager.runtimes.workers.worker_pool import PoolSettings
 from gpu_manager.worker.device.arrival import VERIFIED, packed
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import eventually

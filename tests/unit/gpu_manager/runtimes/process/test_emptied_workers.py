@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_manager.runtimes.process.empty_process import EmptyProcess
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel
+from gpu_manager.runtimes.workers.empty_process import EmptyProcess
 from gpu_manager.worker.device.gpu_turns import make_turns
 from testbed.nodes.worker_client import alive
 from tests.kit.processes.stopped_process import stop

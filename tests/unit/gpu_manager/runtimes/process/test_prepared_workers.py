@@ -45,7 +45,7 @@ async def test_one_fork_server_makes_all_workers_when_loads_and_orders_to_prepar
 
         assert runtime.server_pid is not None
         workers = set(children_of(runtime.server_pid))
-        assert {model.host.pid for model in hosted if model.host} < workers
+        assert {model.host.pid for model in hosted} < workers
     finally:
         await runtime.close()
         os.close(image)

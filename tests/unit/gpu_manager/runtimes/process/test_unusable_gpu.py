@@ -8,8 +8,8 @@ import torch
 
 from gpu_manager.errors import LoadFailure
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
-from gpu_manager.runtimes.process.worker_pool import PoolSettings
 from gpu_manager.runtimes.runtime import LoadOrder
+from gpu_manager.runtimes.workers.worker_pool import PoolSettings
 from tests.kit.waiting import eventually
 from tests.kit.worlds.worker_machine import Watcher, children_of
 from tests.unit.gpu_manager.worker.calls.caller import DIGEST, sealed_image

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from gpu_manager.errors import LoadFailure
-from gpu_manager.runtimes.process.fork_client import ForkedWorker
 from gpu_manager.runtimes.runtime import Emulation, PressureAnswer
+from gpu_manager.runtimes.workers.fork_client import ForkedWorker
 from tests.kit.worlds.worker_machine import Machine, children_of, pid_of, until_it_computes
 from tests.unit.gpu_manager.worker.calls.caller import Caller, CallFailed, program, step, weight
 from torch_shim.errors import ConnectionLost

@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
+from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.calls.channel_server import CallObservers, ChannelServer, Programs
 from gpu_manager.worker.calls.executor import Executor
 from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
@@ -237,7 +238,9 @@ class LocalWorker:
         self.device = CpuArithmetic()
         self.leases = AdmittedLeases(self.ended.append, lambda *_: None)
         self.table = OperatorTable(self.device.device)
-        self.executor = Executor(self.device, self.table, self.leases, self._relieve)
+        self.executor = Executor(
+            self.device, self.table, self.leases, self._relieve, CallsTogether()
+        )
         self.programs = Programs(self.table)
         if weights:
             descriptor, self.weights, total = sealed_image(*weights)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpu_manager.errors import NoWorker
-from gpu_manager.runtimes.process.fork_client import ForkedWorker, ForkServer
+from gpu_manager.runtimes.workers.fork_client import ForkedWorker, ForkServer
 from gpu_manager.worker import worker_orders
 from torch_shim.errors import WireError
 

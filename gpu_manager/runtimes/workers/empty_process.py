@@ -4,8 +4,8 @@ import asyncio
 import logging
 
 from common.liveness import LivenessTimes, until_frozen
-from gpu_manager.runtimes.process.fork_client import ForkedWorker
 from gpu_manager.runtimes.runtime import HostProcess, LoadOrder, Observer
+from gpu_manager.runtimes.workers.fork_client import ForkedWorker
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,6 @@ class EmptyProcess:
             return None
         self._worker.exited.remove_done_callback(self._exit)
         self._close(f"{model} has taken it")
-        self._worker.rename()
         return self._worker
 
     async def end(self) -> None:

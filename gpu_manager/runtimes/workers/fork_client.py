@@ -11,12 +11,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
 
 import gpu_manager
 from common.liveness import LivenessTimes, until_frozen
-from gpu_manager.errors import LoadFailure, NoWorker
+from gpu_manager.errors import NoWorker
 from gpu_manager.wire.frame_stream import FrameStream
 from gpu_manager.worker import worker_orders
 from torch_shim.errors import BadFrame, ConnectionLost, WireError
@@ -28,8 +28,6 @@ _START_TIMEOUT_S = 60.0  # importing torch from a cold disk
 _FORK_TIMEOUT_S = 10.0
 _MAX_REPORT_BYTES = 64 << 10  # of metadata; a worker's reports have no body
 
-Awaited = TypeVar("Awaited", bound=worker_orders.WorkerOrder)
-
 
 class ForkedWorker:
     """A worker process, with its stream of orders and reports, until its exit."""
@@ -38,6 +36,7 @@ class ForkedWorker:
         self.name = secrets.token_hex(8)
         self.pid = pid
         self.cause = ""
+        self.models = 0  # that it has been given so far
         loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[None] = loop.create_future()
         self._pidfd = pidfd
@@ -60,20 +59,6 @@ class ForkedWorker:
         frame = await self.stream.read()
         frame.close_descriptors()  # no report carries any
         return worker_orders.read(frame.kind, frame.meta)
-
-    async def answer(self, awaited: type[Awaited]) -> Awaited:
-        """Return the next report of this kind; raise a failed load, log other reports."""
-        while True:
-            order = await self.receive()
-            if isinstance(order, awaited):
-                return order
-            if isinstance(order, worker_orders.ImageLoadFailed):
-                raise LoadFailure(self.name, order.detail, out_of_memory=order.out_of_memory)
-            log.info("unexpected report of worker %s: %.300r", self.name, order)
-
-    def rename(self) -> None:
-        """Take another name: shims know the former one as that of the model that has left."""
-        self.name = secrets.token_hex(8)
 
     def kill(self, cause: str) -> None:
         """Kill the process, whatever its state; the first cause given is the one reported."""
@@ -113,11 +98,13 @@ class ForkServer:
         self,
         *,
         emulated: bool = False,
+        pool: Path | None = None,
         liveness: LivenessTimes = LivenessTimes(),  # noqa: B008 - it never changes
     ) -> None:
-        """`emulated` means that no worker will use CUDA."""
+        """`emulated` means that no worker will use CUDA; `pool` is the library of their pools."""
         self._liveness = liveness
         self._devices = "cpu" if emulated else "cuda"
+        self._pool = pool
         self._process: subprocess.Popen[bytes] | None = None
         self._stream: FrameStream | None = None
         self._numbers = itertools.count(1)
@@ -191,12 +178,16 @@ class ForkServer:
         await self._stop()
         ours, theirs = socket.socketpair()
         stream = self._stream = FrameStream(ours, _MAX_REPORT_BYTES, 0)
-        with theirs:
+        with theirs, ExitStack() as stack:
+            passed = [theirs.fileno()]
+            if self._pool is not None:  # its place is not the server's to see
+                passed.append(os.open(self._pool, os.O_RDONLY | os.O_CLOEXEC))
+                stack.callback(os.close, passed[-1])
             self._process = subprocess.Popen(
-                _command(theirs.fileno(), self._devices),
+                _command(self._devices, passed),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=passed,
                 start_new_session=True,  # the manager handles a Ctrl-C at the terminal
             )
         frame = await self._answer(stream, _START_TIMEOUT_S)
@@ -263,7 +254,7 @@ def _discard(forking: "asyncio.Future[ForkedWorker]") -> None:
         worker.close()
 
 
-def _command(descriptor: int, devices: str) -> list[str]:
+def _command(devices: str, descriptors: Sequence[int]) -> list[str]:
     """Return the fork server's command: `python -m gpu_manager.worker` without the current folder.
 
     The folder that contains this package is appended to the path, for runs from a source tree.
@@ -271,4 +262,4 @@ def _command(descriptor: int, devices: str) -> list[str]:
     root = str(Path(gpu_manager.__file__).parents[1])
     start = f"import runpy, sys; sys.path.append({root!r}); "
     start += "runpy.run_module('gpu_manager.worker', run_name='__main__')"
-    return [sys.executable, "-P", "-c", start, str(descriptor), str(os.getpid()), devices]
+    return [sys.executable, "-P", "-c", start, str(os.getpid()), devices, *map(str, descriptors)]

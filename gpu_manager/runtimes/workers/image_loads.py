@@ -4,14 +4,15 @@ import asyncio
 import os
 from collections.abc import Coroutine, Iterator
 
-from gpu_manager.runtimes.process.fork_client import ForkedWorker
 from gpu_manager.runtimes.runtime import LoadOrder, LoadSpan
+from gpu_manager.runtimes.workers.fork_client import ForkedWorker
 from gpu_manager.worker import worker_orders
 
 
-async def send_image(worker: ForkedWorker, order: LoadOrder) -> None:
+async def send_image(worker: ForkedWorker, number: int, order: LoadOrder, *, shared: bool) -> None:
     """Have the worker load the image of this order, also while the image arrives."""
     load = worker_orders.LoadImage(
+        number,
         order.digest,
         [list(entry) for entry in order.table],
         order.total_bytes,
@@ -19,14 +20,14 @@ async def send_image(worker: ForkedWorker, order: LoadOrder) -> None:
         order.emulation.load_s,
         order.emulation.run_s,
         order.arrival is not None,
+        shared,
     )
-    turns = [] if order.turns is None else [order.turns]
     if order.arrival is None:
-        await worker.send(load, [order.image, *turns])
+        await worker.send(load, [order.image])
         return
     pipe = order.arrival.follow()
     try:
-        await worker.send(load, [order.image, pipe, *turns])
+        await worker.send(load, [order.image, pipe])
     finally:
         os.close(pipe)
 

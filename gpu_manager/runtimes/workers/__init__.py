@@ -1,0 +1,1 @@
+"""Worker processes: forked ahead, taken by models of one tenant, one or several, and emptied."""

@@ -1,0 +1,132 @@
+"""Which calls of one process may run at the same time: those that agree on what it has once.
+
+The settings of torch's arithmetic, its default dtype and its generator are the process's, and so is
+its turn on a GPU that several processes use.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from gpu_manager.worker.call_errors import CallRefused
+from gpu_manager.worker.device.gpu_turns import GpuTurns, NoTurns
+from torch_shim.wire.arithmetic import Arithmetic, use_arithmetic
+from torch_shim.wire.protocol import FailureKind
+
+# After this time in one turn, further calls wait for the next one: other processes wait, too.
+_MOST_TURN_S = 0.05
+
+
+class CallNeeds(NamedTuple):
+    """What a call needs of the process while it runs."""
+
+    arithmetic: Arithmetic
+    default_dtype: torch.dtype
+    random: bool  # it seeds torch's generator, and draws from it
+
+
+class CallsTogether:
+    """Lets calls in, in the order in which they came, as soon as they suit those under way."""
+
+    def __init__(self) -> None:
+        self._turns: GpuTurns | NoTurns = NoTurns()
+        self._changed = threading.Condition()
+        self._waiting: deque[object] = deque()
+        self._under_way = 0
+        self._is_random = False
+        self._takes_turn = False
+        self._turn_s = 0.0
+        self._arithmetic = Arithmetic()  # in force
+        self._dtype = self._usual_dtype = torch.get_default_dtype()
+
+    def take_turns(self, turns: GpuTurns) -> None:
+        """Have the calls run only in turns of this process, from now on; none is under way."""
+        self._turns = turns
+
+    @contextmanager
+    def call(self, needs: CallNeeds) -> Iterator[None]:
+        """Wait until a call may run, with all that it needs, and end it."""
+        self._enter(needs)
+        try:
+            yield
+        finally:
+            self._leave(needs)
+
+    @contextmanager
+    def yielded(self, needs: CallNeeds) -> Iterator[None]:
+        """In a call: wait for something else meanwhile, while others run."""
+        self._leave(needs)
+        try:
+            yield
+        finally:
+            self._enter(needs)
+
+    def _enter(self, needs: CallNeeds) -> None:
+        ticket = object()
+        with self._changed:
+            self._waiting.append(ticket)
+            self._changed.wait_for(lambda: self._waiting[0] is ticket and self._suits(needs))
+            self._waiting.popleft()
+            self._changed.notify_all()
+            first = not self._under_way
+            if first:
+                self._use(needs)
+                self._takes_turn = True
+            self._under_way += 1
+            self._is_random |= needs.random
+        if first:
+            self._take_turn(needs)
+
+    def _take_turn(self, needs: CallNeeds) -> None:
+        """Other calls wait meanwhile: another process may have its turn."""
+        taken = False
+        try:
+            self._turns.__enter__()
+            taken = True
+        finally:
+            with self._changed:
+                self._takes_turn = False
+                self._turn_s = time.monotonic()
+                if not taken:
+                    self._under_way -= 1
+                    self._is_random &= not needs.random
+                self._changed.notify_all()
+
+    def _leave(self, needs: CallNeeds) -> None:
+        with self._changed:
+            self._under_way -= 1
+            self._is_random &= not needs.random
+            if not self._under_way:
+                self._turns.__exit__(None, None, None)
+                self._use_dtype(self._usual_dtype)
+            if self._waiting:
+                self._changed.notify_all()
+
+    def _suits(self, needs: CallNeeds) -> bool:
+        if not self._under_way:
+            return True
+        if self._takes_turn or (self._is_random and needs.random):
+            return False
+        if isinstance(self._turns, GpuTurns) and time.monotonic() - self._turn_s > _MOST_TURN_S:
+            return False
+        return (needs.arithmetic, needs.default_dtype) == (self._arithmetic, self._dtype)
+
+    def _use(self, needs: CallNeeds) -> None:
+        if needs.arithmetic != self._arithmetic:
+            use_arithmetic(needs.arithmetic)
+            self._arithmetic = needs.arithmetic
+        self._use_dtype(needs.default_dtype)
+
+    def _use_dtype(self, dtype: torch.dtype) -> None:
+        if dtype is self._dtype:
+            return
+        try:
+            torch.set_default_dtype(dtype)
+        except TypeError as error:
+            raise CallRefused(FailureKind.BAD_FRAME, f"{dtype} cannot be the default") from error
+        self._dtype = dtype

@@ -1,0 +1,74 @@
+"""How much of a pool stays mapped between calls: what was used lately; after a while nothing."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from gpu_manager.worker.device.pool.memory_pool import MemoryPool
+
+_WINDOW_S = 1.0
+Clock = Callable[[], float]
+
+
+class PoolFloor:
+    """The most that was in use in this window of time and the one before; pure."""
+
+    def __init__(self, window_s: float = _WINDOW_S) -> None:
+        self.window_s = window_s
+        self._ends_s = float("-inf")
+        self._before_bytes = self._now_bytes = 0
+
+    def used(self, used_bytes: int, now_s: float) -> int:
+        """Note a use; return the floor."""
+        self._advance(now_s)
+        self._now_bytes = max(self._now_bytes, used_bytes)
+        return max(self._before_bytes, self._now_bytes)
+
+    def at(self, now_s: float) -> int:
+        """The floor without another use."""
+        self._advance(now_s)
+        return max(self._before_bytes, self._now_bytes)
+
+    def _advance(self, now_s: float) -> None:
+        if now_s < self._ends_s:
+            return
+        is_next = now_s < self._ends_s + self.window_s
+        self._before_bytes = self._now_bytes if is_next else 0
+        self._now_bytes = 0
+        self._ends_s = now_s + self.window_s
+
+
+class SharedPool:
+    """A pool that shrinks after calls to its floor, and to nothing when no call comes for long."""
+
+    def __init__(self, pool: MemoryPool, now_s: Clock = time.monotonic) -> None:
+        """Install the pool: all tensors of the process come from it from now on."""
+        self.pool = pool
+        self._floor = PoolFloor()
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._used = threading.Event()
+        pool.install()
+        threading.Thread(target=self._shrink_when_idle, name="pool", daemon=True).start()
+
+    def shrink(self) -> None:
+        """After a call: keep only as much as the calls of the last seconds used at once."""
+        with self._lock:
+            floor_bytes = self._floor.used(self.pool.take_peak(), self._now_s())
+            self.pool.trim(max(0, floor_bytes - self.pool.used_bytes))
+        self._used.set()
+
+    def shrink_to(self, keep_bytes: int) -> None:
+        """Give free pages back, whatever was used."""
+        with self._lock:
+            self.pool.trim(keep_bytes)
+
+    def _shrink_when_idle(self) -> None:
+        while True:
+            self._used.wait()
+            self._used.clear()
+            time.sleep(self._floor.window_s)
+            with self._lock:
+                floor_bytes = self._floor.at(self._now_s())
+                if self.pool.trim(max(0, floor_bytes - self.pool.used_bytes)) and floor_bytes:
+                    self._used.set()  # look again: the floor falls

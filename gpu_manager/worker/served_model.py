@@ -1,0 +1,123 @@
+"""One model of a worker: its weights, its calls on their channels, and how it leaves the worker."""
+
+import gc
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from gpu_manager.worker import worker_orders
+from gpu_manager.worker.call_reports import CallSums, MemoryRequests, Tell
+from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
+from gpu_manager.worker.calls.calls_together import CallsTogether
+from gpu_manager.worker.calls.channel_server import CallObservers, ChannelServer, Programs
+from gpu_manager.worker.calls.executor import CallAnswer, Executor
+from gpu_manager.worker.device.worker_device import WorkerDevice
+from gpu_manager.worker.program.allowed_operators import OperatorTable
+from gpu_manager.worker.program.channel_state import MOST_CHANNELS
+from torch_shim.wire.frame_socket import Frame
+
+_LEAVING_S = 2.0  # calls under way may last longer than anybody waits for
+
+
+class ServedModel:
+    """A model from the order to load it until nothing of it is left in the process."""
+
+    def __init__(
+        self,
+        number: int,
+        device: WorkerDevice,
+        table: OperatorTable,
+        together: CallsTogether,
+        tell: Tell,
+        lost: Callable[[], object],
+    ) -> None:
+        """`device` and `table` are this model's alone; `lost` ends the worker."""
+        self.number = number
+        self.device = device
+        self.leases = AdmittedLeases(self._ended, self._claimed)
+        self.relief = MemoryRequests(number, tell)
+        self.executor = Executor(device, table, self.leases, self.relief.ask, together)
+        self._programs = Programs(table)
+        self._tell = tell
+        self._ran = CallSums(number, tell)
+        self._observers = CallObservers(self._after_call, self._note, lost)
+        self._channels: dict[ChannelServer, threading.Thread] = {}
+        self._settled = threading.Event()  # its load has ended, well or not
+
+    def serve(self, order: worker_orders.OpenChannel, frame: Frame) -> None:
+        """Serve calls on a channel, in a thread of its own."""
+        (descriptor,) = frame.descriptors
+        connection = socket.socket(fileno=descriptor)
+        if self.executor.sessions.has_too_many(order.session):
+            connection.close()
+            self._note(f"session {order.session} has {MOST_CHANNELS} channels: another is closed")
+            return
+        server = ChannelServer(
+            connection,
+            order.session,
+            order.function,
+            self.executor,
+            self.leases,
+            self._programs,
+            self._observers,
+        )
+        thread = threading.Thread(target=self._serve, args=(server,), name="channel", daemon=True)
+        self._channels = {known: of for known, of in self._channels.items() if of.is_alive()}
+        try:
+            thread.start()
+            self._channels[server] = thread
+        except RuntimeError as error:  # no more threads, or no address space for one
+            server.close()
+            self._note(f"a channel of session {order.session} is closed: {error}")
+
+    def limit(self, order: worker_orders.SetLimit) -> None:
+        """Use no more than this, or go on with the call that asked for more."""
+        if order.answers:
+            self.relief.answer(order)
+        else:
+            self.executor.set_limit(order.limit_bytes)
+
+    def note_settled(self) -> None:
+        """Its load has ended."""
+        self._settled.set()
+
+    def leave(self) -> bool:
+        """Let every channel send its function what only this worker has; whether all have ended."""
+        for server in self._channels:
+            server.end()
+        deadline_s = time.monotonic() + _LEAVING_S
+        for thread in self._channels.values():
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._channels.values())
+
+    def let_go(self) -> str:
+        """Drop weights, recordings and programs; return what keeps them here, if anything does."""
+        self._settled.wait()
+        self._channels.clear()
+        self._ran.flush()
+        images = list(self.executor.images.values())
+        self.executor.images.clear()
+        self.executor.graphs.clear()
+        self._programs.clear()
+        gc.collect()  # what a failed call left may refer to itself
+        freed = [image.close() for image in images]
+        self.device.clear()
+        return "" if all(freed) else "something refers to the weights still"
+
+    def _serve(self, server: ChannelServer) -> None:
+        self.device.adopt_thread()
+        server.serve()
+
+    def _after_call(self, lease: int, answer: CallAnswer) -> None:
+        self._ran.add(lease, answer.batch, answer.times[2], self.executor.peak_bytes)
+
+    def _ended(self, lease: int) -> None:
+        self._ran.flush()
+        self._tell(worker_orders.CallsEnded(self.number, lease))
+
+    def _claimed(self, lease: int, session: str) -> None:
+        self._tell(worker_orders.CallsClaimed(self.number, lease, session))
+
+    def _note(self, text: str, trace: str = "") -> None:
+        self._tell(worker_orders.Note(text, trace))
