@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 import torch
 
 from common.liveness import LivenessTimes
+from gpu_manager.runtimes.chosen_runtime import ChosenRuntime
 from gpu_manager.runtimes.process.process_runtime import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, LoadOrder, PressureAnswer
 from gpu_manager.runtimes.workers.worker_pool import PoolSettings
+from gpu_manager.worker.device.pool.pool_build import pool_library
 from tests.kit.waiting import AsyncCondition, eventually
 from tests.unit.gpu_manager.worker.calls.caller import (
     DIGEST,
@@ -81,8 +83,11 @@ class Machine:
         self.runner = asyncio.Runner()
         self.watcher = Watcher()
         pool = PoolSettings(refill_delay_s=0.0)
-        settings = ProcessSettings(pool=pool, load_timeout_s=20, liveness=liveness)
+        settings = ProcessSettings(
+            pool=pool, load_timeout_s=20, liveness=liveness, pool_library=pool_library()
+        )
         self.runtime = self.run(self._start(settings))
+        self.chosen = ChosenRuntime(self.runtime)
         self.weights = torch.arange(1 << 20, dtype=torch.float32)
         self.image, self.table, self.total = sealed_image(self.weights)
 
@@ -99,6 +104,9 @@ class Machine:
         return self.run(asyncio.to_thread(caller.call, what, *inputs, **more))
 
     def load(self, **changes: Any) -> HostedModel:
+        return self.run(self.chosen.load(self.order(**changes)))
+
+    def order(self, **changes: Any) -> LoadOrder:
         order = LoadOrder(
             model="m",
             tenant="t",
@@ -110,7 +118,7 @@ class Machine:
             image=self.image,
             limit_bytes=1 << 30,
         )
-        return self.run(self.runtime.load(replace(order, **changes)))
+        return replace(order, **changes)
 
     def connect(self, hosted: HostedModel, session: str = "s") -> Caller:
         ours, theirs = socket.socketpair()
