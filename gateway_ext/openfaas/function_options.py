@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from cache_manager.model.errors import UnknownRule
 from cache_manager.tiers import exits
-from common.gpu_wishes import RUNTIMES, USUAL, WHOLE_GPU, GpuWishes
+from common.gpu_wishes import RUNTIMES, USUAL, GpuWishes
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment, Resources
 from gateway_ext.openfaas import durations, quantities
@@ -23,7 +23,7 @@ KEYS = frozenset(
     for name in (
         *("enabled", "model", "memory", "batch", "slo", "priority", "retry", "retries", "keep"),
         *("timeout", "workers", "concurrency", "queue", "max-wait", "path", "trouble", "template"),
-        *("template-state", "exit", "runtime", "share"),
+        *("template-state", "exit", "runtime"),
     )
 )
 GPU_FLAG = "--gpu"  # in the template's fprocess, which arrives as envProcess
@@ -105,9 +105,7 @@ def of(
         template=read.ours("template", _truth, True),
         max_wait_s=_max_wait_s(deployment, read, default_max_wait_s),
         exit_rule=read.ours("exit", _exit_rule, ""),
-        wishes=GpuWishes(
-            read.ours("runtime", _runtime, ""), read.ours("share", _gpu_share, WHOLE_GPU)
-        ),
+        wishes=GpuWishes(read.ours("runtime", _runtime, "")),
         scale_min=least,
         scale_max=_most(read, least),
         scale_factor=read.scaling("factor", _percent, 20),
@@ -317,14 +315,6 @@ def _runtime(text: str) -> str:
     if found not in RUNTIMES:
         raise ValueError(f"{' or '.join(RUNTIMES)} is expected")
     return found
-
-
-def _gpu_share(text: str) -> float:
-    """A part of a GPU, as a number or in percent."""
-    plain = text.strip()
-    if plain.endswith("%"):
-        return _share(str(_positive(plain.removesuffix("%")) / _ALL_PERCENT))
-    return _share(plain)
 
 
 def _scale_type(text: str) -> str:

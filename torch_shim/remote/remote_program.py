@@ -11,6 +11,7 @@ from torch_shim.leases import request_context
 from torch_shim.leases.presented_lease import SessionLease
 from torch_shim.process_report import report
 from torch_shim.remote.bindings import Bindings, Bound
+from torch_shim.remote.broken_connections import BrokenConnections
 from torch_shim.remote.received_results import (
     STAYS,
     AliasOfCopy,
@@ -39,7 +40,6 @@ from torch_shim.wire.worker_peer import WorkerPeer
 
 # How often one call may resend what a worker has lost before the call fails.
 MOST_RESENDS = 5
-MOST_CRASHES = 2
 
 # A worker keeps results of at least this size, so that they are not resent as inputs.
 KEEP_RESULTS_FROM_BYTES = 16 << 10
@@ -97,7 +97,7 @@ class RemoteProgram:
     ) -> list[Any]:
         batch = _batch(args)
         rng = torch.default_generator.get_state().numpy().tobytes() if self.random else None
-        crashes = resends = 0
+        broken, resends = BrokenConnections(), 0
         while True:
             try:
                 found = lease_for(batch)
@@ -106,9 +106,9 @@ class RemoteProgram:
                 _bring_from_others(args, bound, lease.peer)
                 channel = session.channel(lease, batch)
             except WireError as error:
-                if isinstance(error, ManagerUnreachable) and not crashes:
+                if isinstance(error, ManagerUnreachable) and not broken.crashes:
                     raise
-                crashes = self._crashed(crashes, error)
+                broken.crashed(error)
                 continue
             if channel is None:
                 lease.over = True
@@ -132,7 +132,7 @@ class RemoteProgram:
                     raise
             except WireError as error:
                 session.mark_lost(lease)
-                crashes = self._crashed(crashes, error)
+                broken.of_worker(lease.peer.name, error)
             else:
                 return outputs
             finally:
@@ -164,14 +164,6 @@ class RemoteProgram:
         keeps = session.keeps_outputs
         stay = StayingOutputs(self._habits, lease.peer, run_there) if keeps else None
         return _Extras(trace, settings, stay)
-
-    def _crashed(self, crashes: int, error: WireError) -> int:
-        """Count one more broken connection; a call has no side effects and may be repeated once."""
-        report.add("repeated_calls", 1)
-        if crashes + 1 >= MOST_CRASHES:
-            message = f"connections broke {crashes + 1} times in this call ({error})"
-            raise RemoteFailure(FailureKind.LOST, message, {}) from error
-        return crashes + 1
 
     def _once(
         self,

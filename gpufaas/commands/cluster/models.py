@@ -13,7 +13,7 @@ from gpufaas.output.request_text import rest_text
 from gpufaas.remote.manager_admin import default_address, request_admin
 from gpufaas.remote.scheduler_api import add_scheduler_options, in_path, scheduler_api
 
-_HEAD = ("MODEL", "FUNCTIONS", "WHERE", "BYTES", "SINCE", "USES", "LAST USED", "PINNED")
+_HEAD = ("MODEL", "FUNCTIONS", "WHERE", "RUNTIME", "BYTES", "SINCE", "USES", "LAST USED", "PINNED")
 _CLUSTER_HEAD = (
     "MODEL",
     "NEEDS",
@@ -124,6 +124,7 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
         row["model"],
         row["label"],
         row["gpu"] or row["tier"],
+        row.get("runtime") or "-",
         format_size(row["bytes"] or row["weights_bytes"]),
         _ago(row["since"]),
         str(row["uses"]),

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
 from cache_manager.tiers.tier_index import TierIndex
+from common.gpu_wishes import STREAM, GpuWishes
 from gpu_manager.devices.emulated_gpu import EmulatedGpu
 from gpu_manager.node.ledger import Ledger
 from gpu_manager.node.node import GpuNode
@@ -69,16 +70,17 @@ class OrderedNode:
     record: ReportRecord
     _leases: int = 0
 
-    def add(self, weights_mib: int, owner: str = OWNER.tenant) -> ModelId:
-        """A model of this size, whose process takes a context more than the weights."""
-        identity = type(OWNER)(owner, "function")
+    def add(self, weights_mib: int, owner: str = OWNER.tenant, runtime: str = "") -> ModelId:
+        """A model of this size; a process of its own takes a context more than the weights."""
+        identity = type(OWNER)(owner, "function", GpuWishes(runtime))
         table = lay_out([weights_mib * MIB])
         writer = ImageWriter(table)
         writer.write(b"%d" % weights_mib)
         digest = self.store.adopt(writer.seal(), table, str(identity))
         session = ClientSession(session_key(identity, "s"), identity)
         model = self.library.add(session, digest, table).id
-        self.runtime.memory_bytes[model] = weights_mib * MIB + CONTEXT_BYTES
+        own_bytes = 0 if runtime == STREAM else CONTEXT_BYTES
+        self.runtime.memory_bytes[model] = weights_mib * MIB + own_bytes
         return model
 
     def digest(self, model: ModelId) -> str:
@@ -143,6 +145,10 @@ class OrderedNode:
 
     def step_down(self, model: ModelId, tier: Tier) -> None:
         self.node.demote_stored(DemoteStored(self.node.name, model, tier, "test"))
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        await until(asyncio.get_running_loop().time() + seconds)
 
     async def settle(self) -> None:
         """Let all that was ordered come to its end."""

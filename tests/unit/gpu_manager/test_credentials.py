@@ -31,7 +31,7 @@ def test_credential_names_its_function_when_the_secret_is_the_same() -> None:
 
 def test_a_credential_carries_what_the_deployment_wishes() -> None:
     credentials = FunctionCredentials(fresh_secret())
-    wishes = GpuWishes("stream", 0.25)
+    wishes = GpuWishes("stream")
     asked = FunctionIdentity("team-a", "resnet", wishes)
 
     found = credentials.identify(credentials.issue(asked))
@@ -42,9 +42,9 @@ def test_a_credential_carries_what_the_deployment_wishes() -> None:
 
 def test_nobody_but_the_manager_changes_the_wishes() -> None:
     credentials = FunctionCredentials(fresh_secret())
-    text = credentials.issue(FunctionIdentity("team-a", "resnet", GpuWishes("", 0.25)))
+    text = credentials.issue(FunctionIdentity("team-a", "resnet", GpuWishes("process")))
 
-    for forged in (text.replace("0.25", "1"), text.replace("?share=0.25", "")):
+    for forged in (text.replace("process", "stream"), text.replace("?runtime=process", "")):
         assert credentials.identify(forged) is None
 
 

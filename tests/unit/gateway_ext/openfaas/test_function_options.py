@@ -101,9 +101,9 @@ def test_our_annotations_are_read() -> None:
     )
 
 
-def test_wishes_for_the_gpu_are_read_a_share_also_in_percent() -> None:
-    assert ours(runtime="Stream", share="25%").wishes == GpuWishes("stream", 0.25)
-    assert ours(share="0.5").wishes == GpuWishes("", 0.5)
+def test_the_runtime_is_a_wish_for_the_gpu() -> None:
+    assert ours(runtime="Stream").wishes == GpuWishes("stream")
+    assert ours().wishes == GpuWishes()
 
 
 def test_scaling_labels_are_read() -> None:
@@ -185,8 +185,6 @@ def test_max_inflight_is_the_concurrency_of_an_instance(given: str, limit: int |
         ("com.gpufaas.workers", "1.5"),
         ("com.gpufaas.concurrency", "²"),
         ("com.gpufaas.runtime", "thread"),
-        ("com.gpufaas.share", "0"),
-        ("com.gpufaas.share", "101%"),
         ("com.openfaas.scale.min", "-1"),
         ("com.openfaas.scale.max", "0"),
         ("com.openfaas.scale.factor", "101"),

@@ -116,7 +116,7 @@ def test_manager_is_looked_for_where_this_user_may_run_one(monkeypatch: pytest.M
 
 def test_table_has_a_line_for_each_model_and_gpu() -> None:
     now_s = time.time()
-    resident = ROW | {"since": now_s - 7200, "used": now_s - 5}
+    resident = ROW | {"runtime": "stream", "since": now_s - 7200, "used": now_s - 5}
     stored = ROW | {"gpu": None, "tier": "host", "bytes": 0, "since": None, "used": None}
     stored |= {"uses": 0, "pinned": False}
 
@@ -124,9 +124,10 @@ def test_table_has_a_line_for_each_model_and_gpu() -> None:
 
     assert head.split()[:3] == ["MODEL", "FUNCTIONS", "WHERE"]
     assert first.split() == [
-        "team/0123456789", "reader", "node/cpu:0", "100", "MiB", "2.0", "h", "3", "5", "s", "yes",
+        "team/0123456789", "reader", "node/cpu:0", "stream", "100", "MiB",
+        "2.0", "h", "3", "5", "s", "yes",
     ]  # fmt: skip
-    assert second.split() == ["team/0123456789", "reader", "host", "98", "MiB", "-", "0", "-"]
+    assert second.split() == ["team/0123456789", "reader", "host", "-", "98", "MiB", "-", "0", "-"]
 
 
 def test_sums_are_over_all_processes() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cache_manager.model.ids import GpuId, ModelId, Tier
+from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
 from scheduler.model.actions import Demote, Dispatch, Prepare
 from scheduler.model.events import (
     EvictAsked,
@@ -161,3 +161,30 @@ def test_model_stays_counted_when_an_older_demotion_is_reported_while_it_loads()
     world = World(a_core("lb"))
     demoted_while_loading(world)
     assert world.core.cluster.index.copies(BERT) == 1
+
+
+def shared_by(world: World, mib: int, *residents: str) -> list[str]:
+    """A snapshot with processes that several models share; the models that leave for them."""
+    held = tuple((ModelId(name), GIB) for name in residents)
+    snapshot = GpuSnapshot(G0, held, shared_bytes=mib * MIB)
+    actions = world.send(NodeSnapshot(G0.node, (snapshot,)))
+    return [action.model for action in actions if isinstance(action, Demote)]
+
+
+def test_no_model_gets_the_memory_of_processes_that_several_share() -> None:
+    """Eight GiB, of which two are theirs: seven models of one do not fit, and six do."""
+    names = [f"m{number}" for number in range(8)]
+    world = World(a_core("lb", models=tuple(model(name, memory_mb=1024) for name in names)))
+    assert shared_by(world, 2048, *names[:5]) == []
+    assert only(Prepare, world.arrive(request("r0", "m5"))).victims == ()
+    world.free("g0")
+    assert only(Prepare, world.arrive(request("r1", "m6"))).victims == ("m0",)
+
+
+def test_models_leave_for_processes_that_several_share_and_may_come_back_later() -> None:
+    names = [f"m{number}" for number in range(8)]
+    world = World(a_core("lb", models=tuple(model(name, memory_mb=1024) for name in names)))
+    assert shared_by(world, 0, *names) == []
+    assert shared_by(world, 1024, *names) == ["m0"]
+    assert shared_by(world, 0, *names[1:]) == []
+    assert only(Prepare, world.arrive(request("r0", "m0"))).victims == ()
