@@ -7,7 +7,7 @@ from torch_shim.errors import RemoteFailure, WireError
 from torch_shim.process_report import report
 from torch_shim.wire.protocol import FailureKind
 
-MOST_CRASHES = 2
+_MOST_CRASHES = 2
 # A worker's end is one crash, however many connections its manager still makes to it.
 _MOST_TO_DEAD_WORKERS, _PAUSE_S = 20, 0.025
 
@@ -31,6 +31,6 @@ class BrokenConnections:
         """Count a crash."""
         report.add("repeated_calls", 1)
         self.crashes += 1
-        if self.crashes >= MOST_CRASHES:
+        if self.crashes >= _MOST_CRASHES:
             message = f"connections broke {self.crashes} times in this call ({error})"
             raise RemoteFailure(FailureKind.LOST, message, {}) from error

@@ -3,7 +3,6 @@
 import pytest
 
 from torch_shim.errors import ConnectionLost, RemoteFailure
-from torch_shim.remote import broken_connections
 from torch_shim.remote.broken_connections import BrokenConnections
 
 LOST = ConnectionLost("broken pipe")
@@ -12,7 +11,7 @@ LOST = ConnectionLost("broken pipe")
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []
-    monkeypatch.setattr(broken_connections.time, "sleep", found.append)
+    monkeypatch.setattr("torch_shim.remote.broken_connections.time.sleep", found.append)
     return found
 
 
