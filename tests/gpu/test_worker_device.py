@@ -9,9 +9,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from cache_manager.model.ids import NodeId
-from gpu_manager.devices.device_choice import choose
-from gpu_manager.errors import NoDriver, NoSuchDevice
 from gpu_manager.worker.call_errors import CannotRecord, ContextLost
 from gpu_manager.worker.device.cuda_context import CudaContext
 from gpu_manager.worker.device.cuda_runtime import READ_ONLY, loaded_runtime
@@ -24,17 +21,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def uuid() -> str:
-    try:
-        devices = choose("cuda:0", NodeId("here"))
-    except (NoDriver, NoSuchDevice) as error:
-        pytest.skip(f"needs an NVIDIA GPU: {error}")
-    found = devices[0].worker_device.removeprefix("cuda:")
-    devices[0].close()
-    return found
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ class CudaContext:
         self.total_bytes = 1  # of the GPU
         self.recorder: WorkRecorder | None = CudaRecorder(cuda, self._runtime, end_allocation)
         self._copies = threading.Event()  # set when weights can be copied, or never can
-        self._accounting = threading.Lock()  # no image is allocated while it is held
+        self.accounting = threading.Lock()  # no image is allocated while it is held
 
     def warm(self) -> None:
         """Make the context, the libraries' handles, and the buffers that weights come through.
@@ -81,7 +81,7 @@ class CudaContext:
         use_libraries(self.device)
         self._cuda.synchronize()
         self._cuda.empty_cache()
-        with self._accounting:
+        with self.accounting:
             taken_bytes = context_bytes(before, self._account(self._uuid))
             self._overhead_bytes = max(0, taken_bytes - self._cuda.memory_reserved(self.device))
 
@@ -142,7 +142,7 @@ class CudaContext:
 
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
         """Copy the whole image; its storages are parts of one allocation."""
-        with self._accounting:
+        with self.accounting:
             whole = torch.empty(max(image.total_bytes, 1), dtype=torch.uint8, device=self.device)
         staging = self._staging or StagingBuffers(self._cuda, self._runtime)
         try:

@@ -22,11 +22,6 @@ class CudaRecorder:
         self._end_allocation = end_allocation
         self._pool: Any = None
 
-    @property
-    def pool(self) -> Any:
-        """The id of the pool that the recordings lie in; None while there is none."""
-        return self._pool
-
     def record(self, work: Callable[[], Result]) -> tuple[Any, Result]:
         """Run the work once on a stream of its own, then record it there."""
         cuda = self._cuda

@@ -4,11 +4,10 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from gpu_manager.worker.call_errors import ContextLost, OutOfMemory
 from gpu_manager.worker.device.cuda_context import CudaContext
 from gpu_manager.worker.device.image_file import ImageFile
 
@@ -16,12 +15,6 @@ Result = TypeVar("Result")
 
 # Free memory of a model stays with it for so long: a pool is as large as its calls of this time.
 _WINDOW_S = 1.0
-
-
-class Segments(Protocol):
-    """Asks torch for the segments of its allocator that belong to a pool."""
-
-    def __call__(self, pool: Any) -> list[dict[str, Any]]: ...
 
 
 class CudaStream(CudaContext):
@@ -34,12 +27,16 @@ class CudaStream(CudaContext):
     def __init__(self, whole: CudaContext, stream: Any, give_back: Callable[[Any], None]) -> None:
         """`give_back` takes the stream when the model has left: libraries keep memory for each."""
         super().__init__(**whole.ingredients())
+        # A recording's memory must be in no other pool: what is freed there would be given again.
+        self.recorder = None
         self._total_bytes = whole.total_bytes
+        self.accounting = whole.accounting
         self._copies.set()  # its context made them possible
         self._stream = stream
         self._give_back = give_back
         self._pool: Any = self._cuda.MemPool()
         self._former: list[Any] = []  # ids of pools that were given up, of which blocks are in use
+        self._renewing = threading.Lock()
         self._renewed_s = time.monotonic()
         self._shrinking: threading.Timer | None = None
 
@@ -48,12 +45,11 @@ class CudaStream(CudaContext):
         self._cuda.set_stream(self._stream)
 
     def used_bytes(self) -> int:
-        """All segments of the model's pools, and of its recordings."""
-        recordings = getattr(self.recorder, "pool", None)
-        pools = [self._pool.id, *self._former, *([] if recordings is None else [recordings])]
-        by_pool = {pool: self._segments_bytes(pool) for pool in pools}
-        self._former = [pool for pool in self._former if by_pool[pool]]
-        return sum(by_pool.values())
+        """All segments of the model's pools."""
+        with self._renewing:
+            former = {pool: self._segments_bytes(pool) for pool in self._former}
+            self._former = [pool for pool, size_bytes in former.items() if size_bytes]
+            return self._segments_bytes(self._pool.id) + sum(former.values())
 
     def limit(self, limit_bytes: int) -> None:
         """Note the limit, which a measured call is held to; the allocator knows only processes."""
@@ -61,10 +57,11 @@ class CudaStream(CudaContext):
 
     def release(self) -> None:
         """Give free segments back: those of a pool that is given up, and is in no use."""
-        former, self._pool = self._pool, self._cuda.MemPool()
-        self._former.append(former.id)
-        self._renewed_s = time.monotonic()
-        del former  # its free segments go back with it
+        with self._renewing:
+            former, self._pool = self._pool, self._cuda.MemPool()
+            self._former.append(former.id)
+            self._renewed_s = time.monotonic()
+            del former  # its free segments go back with it
         self._cuda.empty_cache()  # and those of former pools whose blocks were freed since
 
     def after_call(self) -> None:
@@ -123,7 +120,6 @@ class CudaStream(CudaContext):
         return sum(int(segment["total_size"]) for segment in found)
 
     def _shrink(self) -> None:
-        """No call has ended for a while, or one is under way, which needs the pool."""
+        """No call has ended for a while; one under way keeps the pool that it began with."""
         if time.monotonic() - self._renewed_s > _WINDOW_S:
-            with contextlib.suppress(OutOfMemory, ContextLost):
-                self.release()
+            self.release()

@@ -70,6 +70,10 @@ class FakeStream:
 
     number: int
     waited_for: list[int] = field(default_factory=list)
+    waits: int = 0
+
+    def synchronize(self) -> None:
+        self.waits += 1
 
     def wait_stream(self, other: "FakeStream") -> None:
         self.waited_for.append(other.number)
@@ -124,6 +128,8 @@ class FakeTorchCuda:
         self.failing_end = ""
         self.default_generators = (FakeGenerator(),)
         self.pools = 0
+        self.pool: Any = None  # of this thread's allocations
+        self.pool_bytes: dict[Any, int] = {}
 
     def account(self, pid: int | None = None) -> DriverAccount:
         """The driver's view: bytes in use, and those of this process if it has a context."""
@@ -163,7 +169,24 @@ class FakeTorchCuda:
     def Event(self) -> FakeEvent:
         return FakeEvent(self)
 
-    def Stream(self) -> FakeStream:
+    def MemPool(self) -> SimpleNamespace:
+        self.pools += 1
+        return SimpleNamespace(id=(1, self.pools))
+
+    @contextlib.contextmanager
+    def use_mem_pool(self, pool: SimpleNamespace) -> Iterator[None]:
+        before, self.pool = self.pool, pool.id
+        try:
+            yield
+        finally:
+            self.pool = before
+
+    def memory_snapshot(self, pool: Any, *, include_traces: bool) -> list[dict[str, int]]:
+        assert not include_traces
+        size = self.pool_bytes.get(pool, 0)
+        return [{"total_size": size - size // 2}, {"total_size": size // 2}]
+
+    def Stream(self, _device: Any = None) -> FakeStream:
         self.streams.append(FakeStream(len(self.streams)))
         return self.streams[-1]
 

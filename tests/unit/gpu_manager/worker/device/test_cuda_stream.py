@@ -1,0 +1,133 @@
+"""One of several models on a real GPU, over a stand-in for `torch.cuda`."""
+
+import os
+
+import pytest
+import torch
+
+from gpu_manager.worker.call_errors import OutOfMemory
+from gpu_manager.worker.device.cuda_context import CudaContext
+from gpu_manager.worker.device.cuda_runtime import CudaRuntime
+from gpu_manager.worker.device.cuda_stream import CudaStream
+from tests.kit.fakes.fake_cuda import MIB, FakeRuntimeLibrary, FakeTorchCuda
+
+
+class Parts:
+    """A context and the streams of two models."""
+
+    def __init__(self) -> None:
+        self.cuda = FakeTorchCuda()
+        self.whole = CudaContext(
+            "GPU-a",
+            torch.device("cpu"),
+            self.cuda,
+            CudaRuntime(FakeRuntimeLibrary()),
+            lambda _: self.cuda.account(os.getpid()),
+            self.cuda.end_allocation,
+            lambda: self.cuda.log.append("clear_workspaces"),
+        )
+        self.first, self.second = self.part(1), self.part(2)
+
+    def part(self, number: int) -> CudaStream:
+        found = self.whole.part(number)
+        assert isinstance(found, CudaStream)
+        return found
+
+
+@pytest.fixture
+def parts() -> Parts:
+    return Parts()
+
+
+def stream_of(part: CudaStream) -> int:
+    return int(part._stream.number)  # noqa: SLF001 - what tells the models apart
+
+
+def pool_of(part: CudaStream) -> object:
+    return part._pool.id  # noqa: SLF001 - as above
+
+
+def test_models_have_streams_and_pools_of_their_own(parts: Parts) -> None:
+    where = []
+    for part in (parts.first, parts.second):
+        part.run(lambda: where.append((parts.cuda.current.number, parts.cuda.pool)), measure=False)
+    assert where == [
+        (stream_of(parts.first), pool_of(parts.first)),
+        (stream_of(parts.second), pool_of(parts.second)),
+    ]
+    assert len({stream for stream, _ in where} | {0}) == 3
+    assert parts.cuda.current.number == 0
+    assert parts.cuda.pool is None
+
+
+def test_a_call_waits_for_its_own_stream_alone(parts: Parts) -> None:
+    parts.first.run(lambda: None, measure=False)
+    assert parts.first._stream.waits == 1  # noqa: SLF001 - as above
+    assert parts.second._stream.waits == 0  # noqa: SLF001
+
+
+def test_memory_is_that_of_the_models_segments_and_no_contexts(parts: Parts) -> None:
+    parts.cuda.pool_bytes = {pool_of(parts.first): 40 * MIB, pool_of(parts.second): 7 * MIB}
+    assert parts.first.used_bytes() == 40 * MIB
+    _, peak_bytes = parts.first.run(lambda: None, measure=True)
+    assert peak_bytes == 40 * MIB
+    assert parts.second.used_bytes() == 7 * MIB
+    assert parts.first.overhead_bytes() == 0
+
+
+def test_free_segments_go_back_with_their_pool_and_those_in_use_count_on(parts: Parts) -> None:
+    before = pool_of(parts.first)
+    parts.cuda.pool_bytes = {before: 12 * MIB}
+    parts.first.release()
+    assert pool_of(parts.first) != before
+    assert "empty_cache" in parts.cuda.log
+    assert parts.first.used_bytes() == 12 * MIB
+    parts.cuda.pool_bytes = {}
+    assert parts.first.used_bytes() == 0
+    assert parts.first._former == []  # noqa: SLF001 - nothing is looked at any more
+
+
+def test_a_pool_is_renewed_at_most_once_a_second(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("gpu_manager.worker.device.cuda_stream.time.monotonic", lambda: now_s)
+    parts.first.release()
+    first = pool_of(parts.first)
+    now_s = 101.0
+    parts.first.after_call()
+    assert pool_of(parts.first) == first
+    now_s = 101.1
+    parts.first.after_call()
+    assert pool_of(parts.first) != first
+    parts.first.clear()
+
+
+def test_a_limit_is_the_models_and_not_the_processes(parts: Parts) -> None:
+    parts.first.limit(10 * MIB)
+    assert parts.cuda.fraction == 1.0
+    parts.cuda.pool_bytes = {pool_of(parts.first): 9 * MIB}
+
+    def too_much() -> None:
+        raise torch.OutOfMemoryError("Tried to allocate 4.00 MiB.")
+
+    with pytest.raises(OutOfMemory) as short:
+        parts.first.run(too_much, measure=False)
+    assert short.value.need_bytes == 13 * MIB
+
+
+def test_the_stream_of_a_model_that_left_is_the_next_ones(parts: Parts) -> None:
+    number = stream_of(parts.first)
+    parts.first.clear()
+    assert "clear_workspaces" not in parts.cuda.log  # others work with theirs
+    assert stream_of(parts.part(3)) == number
+    assert stream_of(parts.part(4)) not in {number, stream_of(parts.second)}
+
+
+def test_a_thread_works_for_its_model_once_it_was_adopted(parts: Parts) -> None:
+    parts.second.adopt_thread()
+    assert parts.cuda.current.number == stream_of(parts.second)
+
+
+def test_nothing_is_recorded_in_a_pool_that_is_given_back(parts: Parts) -> None:
+    assert parts.first.recorder is None
