@@ -16,6 +16,7 @@ from gpu_manager.worker.call_reports import Tell
 from gpu_manager.worker.device.arrival import Arrival
 from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
 from gpu_manager.worker.device.cuda_context import CudaContext
+from gpu_manager.worker.device.cuda_stream import CudaStream
 from gpu_manager.worker.device.device_image import DeviceImage
 from gpu_manager.worker.device.image_file import ImageFile
 from gpu_manager.worker.device.pool.memory_pool import MemoryPool
@@ -163,7 +164,7 @@ def _device(order: worker_orders.Warm, pool: MemoryPool | None) -> WorkerDevice:
     # Without it cuBLAS refuses a function that asks for deterministic algorithms. It is
     # read once, and is what torch uses on newer cards anyway.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # noqa: TID251 - as above
-    return CudaContext(uuid)
+    return CudaContext(uuid, make_part=CudaStream)
 
 
 def _whole(work: Callable[[], None]) -> None:

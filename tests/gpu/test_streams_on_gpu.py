@@ -23,7 +23,7 @@ _MODEL_BYTES = 256 * MIB
 
 @pytest.fixture
 def parts(uuid: str) -> Iterator[list[CudaStream]]:
-    whole = CudaContext(uuid)
+    whole = CudaContext(uuid, make_part=CudaStream)
     whole.warm()
     made = [whole.part(number) for number in range(1, 5)]
     found = [part for part in made if isinstance(part, CudaStream)]

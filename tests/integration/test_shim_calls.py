@@ -91,7 +91,7 @@ def resident_kib():
     found, inside = 0, False
     for line in open("/proc/self/smaps"):
         if re.match("[0-9a-f]+-", line):
-            inside = "gpufaas-image" in line
+            inside = "gpufaas-weights" in line or "gpufaas-image" in line
         elif inside and line.startswith("Private"):
             found += int(line.split()[1])
     return found
@@ -121,7 +121,7 @@ import re, subprocess, sys
 import torch
 
 def images():
-    lines = [line.split() for line in open("/proc/self/maps") if "gpufaas-image" in line]
+    lines = [line.split() for line in open("/proc/self/maps") if "gpufaas-weights" in line]
     return sorted({line[4] for line in lines})
 
 torch.manual_seed(0)

@@ -65,6 +65,7 @@ def evict(node: NodeThread, count: int) -> None:
         (gpu,) = it.manager.node.gpus.values()
         return list(gpu.residents)
 
+    wait_until(lambda: not node.leases(), "nobody uses them")
     for model in node.run(residents)[:count]:
         node.do(node.node.driver.evict(model))
 

@@ -22,7 +22,7 @@ from torch_shim.wire.arena import flat, map_privately_at
 from torch_shim.wire.image_digests import ImageTable, lay_out
 
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-MEMORY_NAME = "gpufaas-image"
+MEMORY_NAME = "gpufaas-weights"  # in /proc
 
 _LEAST_BYTES = 1 << 20  # below that, a descriptor and a mapping cost more than a copy
 _set = torch._C.TensorBase.set_  # noqa: SLF001 - the original, not the shim's replacement

@@ -27,6 +27,7 @@ _OF_PROGRAM = "device-side assert"
 _FIRST = torch.device("cuda", 0)
 
 Account = Callable[[str], DriverAccount]
+MakePart = Callable[["CudaContext", Any, Callable[[Any], None]], "CudaContext"]
 
 
 def clear_workspaces() -> None:
@@ -49,8 +50,12 @@ class CudaContext:
         account: Account = read_account,
         end_allocation: Callable[[int, Any], None] = end_allocation,
         clear_workspaces: Callable[[], None] = clear_workspaces,
+        make_part: MakePart | None = None,
     ) -> None:
-        """All but the UUID stand in for a GPU in tests."""
+        """All but the UUID and `make_part` stand in for a GPU in tests.
+
+        `make_part` makes a part for one of several models, which has a stream, and gives it back.
+        """
         self.device = device
         self._uuid = uuid
         self._cuda = cuda
@@ -58,6 +63,7 @@ class CudaContext:
         self._account = account
         self._clear_workspaces = clear_workspaces
         self._end_allocation = end_allocation
+        self._make_part = make_part
         self._free_streams: list[Any] = []  # of models that have left
         self._staging: StagingBuffers | None = None
         self._overhead_bytes = self._limit_bytes = self._pinned_bytes = 0
@@ -91,10 +97,9 @@ class CudaContext:
 
     def part(self, model: int) -> "CudaContext":  # noqa: ARG002 - the driver knows no models
         """A stream for one of several models, which another one may have had before."""
+        assert self._make_part is not None, "a worker for several models can make parts"
         stream = self._free_streams.pop() if self._free_streams else self._cuda.Stream(self.device)
-        from gpu_manager.worker.device.cuda_stream import CudaStream  # noqa: PLC0415 - a subclass
-
-        return CudaStream(self, stream, self._free_streams.append)
+        return self._make_part(self, stream, self._free_streams.append)
 
     def ingredients(self) -> dict[str, Any]:
         """What makes another view of the same context."""

@@ -1,7 +1,6 @@
 """Images for tests: sealed shared memory as a shim would hand it over, and what is left of it."""
 
 import fcntl
-import gc
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,16 +26,7 @@ def content_of(descriptor: int, table: ImageTable) -> list[bytes]:
 
 
 def open_images() -> int:
-    """How many images are open, but for those of models that only wait for the collector.
-
-    A shim that ran in this process before keeps its models' images until they are collected.
-    """
-    if _open_images():
-        gc.collect()
-    return _open_images()
-
-
-def _open_images() -> int:
+    """How many images of managers and tests are open; those of shims have another name."""
     found = 0
     for entry in Path("/proc/self/fd").iterdir():
         try:

@@ -5,7 +5,7 @@ from tests.unit.torch_shim.conftest import Snippet
 SETUP = """
 import fcntl, os
 from torch_shim.tensors import write_epochs
-from torch_shim.weights.image_memory import ImageMemories
+from torch_shim.weights.image_memory import MEMORY_NAME, ImageMemories
 
 memories = ImageMemories()
 
@@ -139,7 +139,7 @@ def test_memory_and_descriptor_go_with_the_weights(shim: Snippet) -> None:
         pass
     else:
         raise AssertionError("the descriptor is still open")
-    assert "gpufaas-image" not in open("/proc/self/maps").read()
+    assert MEMORY_NAME not in open("/proc/self/maps").read()
     """)
 
 

@@ -25,6 +25,7 @@ class Parts:
             lambda _: self.cuda.account(os.getpid()),
             self.cuda.end_allocation,
             lambda: self.cuda.log.append("clear_workspaces"),
+            CudaStream,
         )
         self.first, self.second = self.part(1), self.part(2)
 

@@ -1,0 +1,83 @@
+"""Calls a second of many functions on one GPU of the same memory, by processes and by streams."""
+
+import random
+import threading
+import time
+from typing import NamedTuple
+
+from bench.measure.report import MeasurementFailed
+from bench.streambox.functions import BenchFunction, functions, node
+from cache_manager.model.ids import MIB
+from testbed.nodes.node_thread import NodeThread
+
+_LOAD_S, _RUN_S = 0.25, 0.02
+_CALLERS = 4
+
+
+class CallRate(NamedTuple):
+    """What closed-loop callers got."""
+
+    calls_per_s: float
+    hit_ratio: float
+    p99_s: float
+
+
+def call_rate(runtime: str, count: int, gpu_mib: int, seconds: float, seed: int) -> CallRate:
+    """Call functions that are drawn at random, evenly; the first third is not measured."""
+    times: list[tuple[float, float]] = []
+    failures: list[BaseException] = []
+    with functions(count) as made, node(runtime, gpu_mib, _LOAD_S, _RUN_S) as it:
+        senders = [function.client(it) for function in made]
+        ends_s = time.monotonic() + seconds
+        threads = [
+            threading.Thread(target=_calls, args=(it, made, seed + n, ends_s, times, failures))
+            for n in range(_CALLERS)
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(seconds / 3)
+        before, from_s = it.run(lambda node: node.status().counts), time.monotonic()
+        for thread in threads:
+            thread.join()
+        after = it.run(lambda node: node.status().counts)
+        for sender in senders:
+            sender.close()
+    if failures:
+        raise MeasurementFailed(f"{runtime}: {failures[0]!r}") from failures[0]
+    took = sorted(took_s for ended_s, took_s in times if ended_s > from_s)
+    hits = after.hits - before.hits
+    placed = hits + after.misses - before.misses
+    if not took or not placed:
+        raise MeasurementFailed(f"{runtime}: no call ended in {seconds:g} s")
+    measured_s = ends_s - from_s
+    return CallRate(len(took) / measured_s, hits / placed, took[int(0.99 * len(took))])
+
+
+def memory_for(alone: int) -> int:
+    """The MiB of a GPU on which about so many processes of the mean model have room."""
+    with functions(4) as made:
+        mean = sum(f.weights_bytes / MIB + f.activations_mib for f in made) / len(made)
+    return int(alone * (mean + 414 + 40))
+
+
+def _calls(
+    it: NodeThread,
+    made: list[BenchFunction],
+    seed: int,
+    ends_s: float,
+    times: list[tuple[float, float]],
+    failures: list[BaseException],
+) -> None:
+    chance = random.Random(seed)
+    clients = {function.number: function.client(it, sends=False) for function in made}
+    try:
+        while time.monotonic() < ends_s:
+            function = chance.choice(made)
+            began_s = time.monotonic()
+            function.call(clients[function.number])
+            times.append((time.monotonic(), time.monotonic() - began_s))
+    except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
+        failures.append(error)
+    finally:
+        for client in clients.values():
+            client.close()

@@ -1,0 +1,70 @@
+"""The functions of the bench: models of StreamBox's sizes, on a node with one emulated GPU."""
+
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+from bench.measure.report import MeasurementFailed
+from cache_manager.model.ids import MIB
+from gpu_manager.node.settings import EmulatedTimes
+from testbed.nodes.manager_client import SealedWeights, weights
+from testbed.nodes.node_thread import NodeThread, node_thread
+from testbed.nodes.worker_client import FunctionClient, needs
+
+# What a process takes of a GPU before it holds a model, as SAGE measures it.
+CONTEXT_BYTES = 414 * MIB
+# Weights of resnet18, vgg11, densenet121 and ssd300 in float32, and what a call takes beside them.
+KINDS = {"resnet18": (45, 8), "vgg": (507, 24), "densenet": (31, 16), "ssd": (100, 24)}
+_ROW = 16  # bytes of a model's first weights, which a call adds to its input
+
+
+class BenchFunction(NamedTuple):
+    """A function with its model."""
+
+    number: int
+    image: SealedWeights
+    activations_mib: int
+
+    @property
+    def weights_bytes(self) -> int:
+        return len(self.image.content)
+
+    def client(self, node: NodeThread, *, sends: bool = True) -> FunctionClient:
+        """An instance of the function; the first one sends the weights."""
+        found = FunctionClient(node.address, node.credential(f"f{self.number}"))
+        if sends:
+            found.upload(self.image)
+        return found
+
+    def call(self, client: FunctionClient) -> None:
+        """One call, whose numbers are checked."""
+        found = client.use(self.image, needs(self.activations_mib), x=1.0)
+        client.release()
+        expected = (1.0 + self.number) * (self.activations_mib * MIB // 4)
+        if found != [expected] * 4:
+            raise MeasurementFailed(f"function {self.number} answered {found}, not {expected}")
+
+
+@contextmanager
+def functions(count: int, *, weights_share: int = 1) -> Iterator[list[BenchFunction]]:
+    """So many functions, of each kind in turn, with 1/`weights_share` of the kind's weights."""
+    with ExitStack() as stack:
+        made = []
+        for number in range(count):
+            weights_mib, activations_mib = list(KINDS.values())[number % len(KINDS)]
+            first = struct.pack("4f", *[float(number)] * 4)
+            image = weights(first + bytes(weights_mib * MIB // weights_share - _ROW))
+            stack.callback(image.close)
+            made.append(BenchFunction(number, image, activations_mib))
+        yield made
+
+
+@contextmanager
+def node(
+    runtime: str, gpu_mib: int, load_s: float = 0.0, run_s: float = 0.0
+) -> Iterator[NodeThread]:
+    """A node whose models are hosted by this runtime."""
+    emulation = EmulatedTimes(load_s=load_s, run_s=run_s, context_bytes=CONTEXT_BYTES)
+    with node_thread(gpu_mib, runtime=runtime, emulation=emulation) as found:
+        yield found
