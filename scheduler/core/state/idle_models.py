@@ -54,6 +54,14 @@ class IdleModels:
         """How long the model was idle between its uses."""
         return self._gaps.get(model) or IdleGaps()
 
+    def all_gaps(self) -> dict[ModelId, tuple[tuple[int, float], ...]]:
+        """The gaps of all models, to be recorded."""
+        return {model: tuple(gaps.counts) for model, gaps in self._gaps.items()}
+
+    def remember(self, model: ModelId, gaps: IdleGaps) -> None:
+        """An earlier leader saw these gaps."""
+        self._gaps[model] = gaps
+
     def forget(self, model: ModelId) -> None:
         """Forget what is remembered of a model that no node has."""
         self._own.pop(model, None)
