@@ -141,7 +141,9 @@ class Bed:
         return self.thread.run(found)
 
     def _is_ready(self) -> bool:
-        found = self.thread.run(lambda _: (self._runtime.spares.get("cpu", 0), self._runtime.forked))
+        found = self.thread.run(
+            lambda _: (self._runtime.spares.get("cpu", 0), self._runtime.forked)
+        )
         return found == self._pool
 
     async def _make_runtime(self, observer: Observer, devices: Sequence[GpuDevice]) -> Runtime:
