@@ -38,7 +38,8 @@ class NodeSettings:
     work of one request at a time runs on it. So many `spare_contexts` at most wait for models on
     each kind of GPU (None: as many as is usual). `runtime` hosts the models whose functions do not
     wish for another. `host_eviction` is the rule by which weights are evicted from host memory to
-    disk. Metrics and health checks are served at the host and port `metrics`; at most `metric_names` models have separate metrics. Workers are prepared for a first
+    disk. Metrics and health checks are served at the host and port `metrics`; at most
+    `metric_names` models have separate metrics. Workers are prepared for a first
     model at the node's start, or when the first HELLO of a shim says that a GPU may be used soon.
     """
 
