@@ -145,13 +145,15 @@ class Loader:
         resident.load_spans = phases.spans
         resident.mark_loaded(hosted, now_s)
         gpu.update_limits()
-        self._meters.loaded(source.name.lower(), now_s - begun_s, phases)
-        took_s = now_s - begun_s
-        log.info("%s was loaded on %s in %.3f s: %s", resident.model, gpu.id, took_s, phases)
+        load_s = now_s - begun_s
+        self._meters.loaded(source.name.lower(), load_s, phases)
+        log.info("%s was loaded on %s in %.3f s: %s", resident.model, gpu.id, load_s, phases)
         larger = hosted.memory_bytes > resident.reserved_bytes
         size_bytes = hosted.memory_bytes if larger else None
-        loaded = ModelLoaded(gpu.id, resident.model, now_s - begun_s, source, size_bytes)
-        self._reports.report(loaded)
+        shares = resident.shares is not None
+        self._reports.report(
+            ModelLoaded(gpu.id, resident.model, load_s, source, size_bytes, shares)
+        )
         if news:
             self._short()
 

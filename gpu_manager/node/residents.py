@@ -176,6 +176,10 @@ class HostGpu:
         resident.shares = tenant
         return 0
 
+    def sharing(self, tenant: str) -> tuple[ModelId, ...]:
+        """Return the tenant's models that share its process, those included that are loading."""
+        return tuple(found.model for found in self.residents.values() if found.shares == tenant)
+
     def measured_shared(self, tenant: str, context_bytes: int) -> bool:
         """Note what a tenant's process takes without its models; return whether that was news."""
         found = self.shared.get(tenant)

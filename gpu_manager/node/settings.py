@@ -35,10 +35,11 @@ class NodeSettings:
     functions get the addresses `advertise`, or else those where the manager listens; the
     certificate is presented at `tls` addresses. The load of a model waits up to `weights_s` for its
     function to send the weights. Up to `gpu_overlap` leases may be in force on a GPU at once; the
-    work of one request at a time runs on it. `runtime` hosts the models whose functions do not wish
-    for another. `host_eviction` is the rule by which weights are
-    evicted from host memory to disk. Metrics and health checks are served at the host and port
-    `metrics`; at most `metric_names` models have separate metrics. Workers are prepared for a first
+    work of one request at a time runs on it. So many `spare_contexts` at most wait for models on
+    each kind of GPU (None: as many as is usual). `runtime` hosts the models whose functions do not
+    wish for another. `host_eviction` is the rule by which weights are evicted from host memory to
+    disk. Metrics and health checks are served at the host and port `metrics`; at most
+    `metric_names` models have separate metrics. Workers are prepared for a first
     model at the node's start, or when the first HELLO of a shim says that a GPU may be used soon.
     """
 
@@ -56,6 +57,7 @@ class NodeSettings:
     spill_bytes: int = 64 * GIB
     secret_file: Path | None = None
     gpu_overlap: int = 1
+    spare_contexts: int | None = None
     runtime: str = PROCESS
     prepare_at_start: bool = True
     emulation: EmulatedTimes = field(default_factory=EmulatedTimes)

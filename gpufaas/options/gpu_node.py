@@ -15,6 +15,8 @@ from scheduler import policies
 POLICY = "lalbo3"
 _SECONDS = "s"
 _MOST_OVERLAP = 64
+_MOST_SPARE = 16
+SPARE_CONTEXTS = "workers that wait with a context on each GPU, at most (1; of emulated ones 4)"
 
 EMULATED_PATHS = (
     ("--emulate-disk", "BYTES", "bytes/s of an emulated disk, shared by all loads (unlimited)"),
@@ -34,6 +36,7 @@ def add_device_options(parser: argparse.ArgumentParser, log_level: str = "warnin
     add("--policy", default=POLICY, help=f"one of {', '.join(policies.available())} ({POLICY})")
     overlap = "leases a GPU holds at once; it runs one at a time (1, or GPUFAAS_GPU_OVERLAP)"
     add("--gpu-overlap", metavar="N", help=overlap)
+    add("--spare-contexts", metavar="N", help=SPARE_CONTEXTS)
     add("--runtime", choices=RUNTIMES, help="how models are hosted (process, or GPUFAAS_RUNTIME)")
     add("--emulate-load", metavar="S[+S/GiB]", default="0", help="seconds of an emulated load")
     add("--emulate-run", metavar="S", default="0", help="seconds of an emulated run")
@@ -55,6 +58,7 @@ def node_settings(
         store_memory_bytes=_size(options.store_memory),
         host_eviction=options.host_eviction,
         gpu_overlap=gpu_overlap(options.gpu_overlap, options.environment),
+        spare_contexts=spare_contexts(options.spare_contexts),
         runtime=runtime(options.runtime, options.environment),
         emulation=emulation(
             options.emulate_load,
@@ -71,6 +75,15 @@ def gpu_overlap(flag: str | None, environment: Mapping[str, str]) -> int:
     text = flag if flag is not None else environment.get("GPUFAAS_GPU_OVERLAP") or "1"
     if not text.isdecimal() or not 1 <= int(text) <= _MOST_OVERLAP:
         raise CommandError(f"GPU overlap: {text!r}: a number from 1 to {_MOST_OVERLAP} is expected")
+    return int(text)
+
+
+def spare_contexts(text: str | None) -> int | None:
+    """How many workers wait with a context, at most; None where nobody says."""
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) > _MOST_SPARE:
+        raise CommandError(f"spare contexts: {text!r}: a number up to {_MOST_SPARE} is expected")
     return int(text)
 
 

@@ -83,6 +83,11 @@ class ProcessRuntime:
         return self._pool.ready
 
     @property
+    def forked(self) -> int:
+        """The number of processes that have no device yet."""
+        return self._pool.forked
+
+    @property
     def hosted(self) -> Sequence[ModelInWorker]:
         """The models that have a worker now."""
         return tuple(model for worker in self._hosting for model in worker.models)

@@ -12,7 +12,13 @@ from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.commands.cluster.models import table
 from gpufaas.errors import CommandError
 from gpufaas.local.shim_counts import ReportFile, summed_counts
-from gpufaas.options.gpu_node import add_device_options, emulation, gpu_overlap, node_settings
+from gpufaas.options.gpu_node import (
+    add_device_options,
+    emulation,
+    gpu_overlap,
+    node_settings,
+    spare_contexts,
+)
 from gpufaas.remote.manager_admin import default_address
 from scheduler.api import DecisionCounts
 
@@ -97,6 +103,23 @@ def test_overlap_is_the_flags_or_the_environments(
     options = parser.parse_args(flags)
     options.environment = environment
     assert node_settings(options, "node", (UnixAddress("@x"),)).gpu_overlap == expected
+
+
+@pytest.mark.parametrize(("flags", "expected"), [([], None), (["--spare-contexts", "0"], 0)])
+def test_spare_contexts_are_as_usual_unless_a_flag_says_how_many(
+    flags: list[str], expected: int | None
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_device_options(parser)
+    options = parser.parse_args(flags)
+    options.environment = {}
+    assert node_settings(options, "node", (UnixAddress("@x"),)).spare_contexts == expected
+
+
+@pytest.mark.parametrize("text", ["-1", "many", "1000"])
+def test_spare_contexts_are_refused_when_they_make_no_sense(text: str) -> None:
+    with pytest.raises(CommandError, match="spare contexts"):
+        spare_contexts(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1000"])
