@@ -1,0 +1,63 @@
+"""The two directions of a GPU's PCIe: the gates that workers get, and the manager's own paths."""
+
+import os
+from enum import StrEnum
+from typing import NamedTuple
+
+from gpu_manager.transfers.moved_sums import MovedSums
+from gpu_manager.transfers.process_gate import ProcessGate, make_gate
+from gpu_manager.transfers.transfer_path import PathSpeed, TransferPath
+
+
+class Direction(StrEnum):
+    """Where bytes go."""
+
+    TO_GPU = "to_gpu"
+    TO_HOST = "to_host"
+
+
+class WorkerLink(NamedTuple):
+    """What the workers of a GPU get of its paths, and where their sums are added up.
+
+    A gate's descriptor is that of a file of locks (`process_gate.py`).
+    """
+
+    gates: tuple[int, int]  # in the order of Direction
+    speed: PathSpeed
+    sums: tuple[MovedSums, MovedSums]
+
+
+class SharedGates:
+    """The gates and the manager's own paths of one GPU, or of all GPUs that share one link."""
+
+    def __init__(self, speed: PathSpeed) -> None:
+        self.speed = speed
+        self.gates = (make_gate(), make_gate())
+        # Only on emulated paths does the manager move bytes itself.
+        self.paths = tuple(
+            TransferPath(speed, ProcessGate(gate)) if speed.bytes_per_s else TransferPath()
+            for gate in self.gates
+        )
+
+    def close(self) -> None:
+        """Close the files of locks."""
+        for gate in self.gates:
+            os.close(gate)
+
+
+class GpuPaths:
+    """One GPU's paths; GPUs may share the gates, and each has sums of its own.
+
+    Without gates, on an emulated GPU whose PCIe is not, nothing is moved and nothing is counted.
+    """
+
+    def __init__(self, gates: SharedGates | None = None) -> None:
+        self.gates = gates
+        self.sums = (MovedSums(), MovedSums())
+        self.to_gpu = TransferPath() if gates is None else gates.paths[0]
+
+    @property
+    def link(self) -> WorkerLink | None:
+        """What a worker of this GPU gets."""
+        gates = self.gates
+        return None if gates is None else WorkerLink(gates.gates, gates.speed, self.sums)
