@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from gpu_manager.transfers.moved_sums import MovedSums
+from gpu_manager.transfers.path_watch import PathWatch
 from gpu_manager.transfers.process_gate import ProcessGate, make_gate
 from gpu_manager.transfers.transfer_path import PathSpeed, TransferPath
 
@@ -38,6 +39,16 @@ class SharedGates:
             TransferPath(speed, ProcessGate(gate)) if speed.bytes_per_s else TransferPath()
             for gate in self.gates
         )
+
+        self._watches = [
+            PathWatch(path, gate)
+            for path, gate in zip(self.paths, self.gates, strict=True)
+            if path.is_limited
+        ]
+
+    def kill_who_keeps_them(self) -> list[int]:
+        """Kill processes that keep a path from all others; return their numbers."""
+        return [pid for watch in self._watches if (pid := watch.check()) is not None]
 
     def close(self) -> None:
         """Close the files of locks."""

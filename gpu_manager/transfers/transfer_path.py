@@ -98,11 +98,12 @@ class TransferPath:
         self._sleep = sleep
         self._schedule = TransferSchedule(self.block_bytes)
         self._times = PathTimes(speed.bytes_per_s)
-        self._block_s = self.block_bytes / speed.bytes_per_s if self.is_limited else _LEAST_LOOK_S
+        self.block_s = self.block_bytes / speed.bytes_per_s if self.is_limited else _LEAST_LOOK_S
         self._changed = threading.Condition()
         self._present = dict.fromkeys(TransferRank, 0)
         self._is_passing = False  # a block
         self._is_inside = False  # of the gate; for the thread whose block passes
+        self._made_way = False  # for other processes, since the last block
         self._held_back_s: float | None = None
 
     def transfer(
@@ -126,6 +127,11 @@ class TransferPath:
             with self._changed:
                 self._present[rank] -= 1
                 self._gate.retract(rank)
+
+    def is_queued(self, owner: str) -> bool:
+        """Whether something of this owner waits or passes."""
+        with self._changed:
+            return self._schedule.is_queued(owner)
 
     # -- for transfers --------------------------------------------------------------------------
 
@@ -168,10 +174,11 @@ class TransferPath:
     def carry(self, block: Block, ready_s: float) -> tuple[float, float]:
         """Let the block pass an emulated path; return when it began and ended."""
         if not self._is_inside:
-            others_had_it = self._gate.enter()
+            had_to_wait = self._gate.enter()
             self._is_inside = True
-            if others_had_it:
+            if had_to_wait or self._made_way:
                 self._times.taken_until(self.now_s())
+                self._made_way = False
         begun_s, passed_s = self._times.span_s(block.size_bytes, ready_s)
         self._sleep(max(0.0, passed_s - self.now_s()))
         return begun_s, passed_s
@@ -201,12 +208,13 @@ class TransferPath:
         now_s = self.now_s()
         if chosen is not None or self._held_back_s is None:
             self._held_back_s = None if chosen is not None else now_s
-        elif now_s - self._held_back_s >= self._block_s:
+        elif now_s - self._held_back_s >= self.block_s:
             self._held_back_s = now_s
             self._schedule.passed_elsewhere(self._elsewhere() or TransferRank.CALL)
         if chosen is None:
             self._leave_gate(only_if_wanted=False)
-        look_s = min(_MOST_LOOK_S, max(_LEAST_LOOK_S, self._block_s / _LOOKS))
+            self._made_way = True
+        look_s = min(_MOST_LOOK_S, max(_LEAST_LOOK_S, self.block_s / _LOOKS))
         self._changed.wait(look_s)
 
     def _leave_gate(self, *, only_if_wanted: bool) -> None:
@@ -215,6 +223,7 @@ class TransferPath:
             only_if_wanted and self._schedule.highest() is not None and not self._gate.is_wanted()
         ):
             self._is_inside = False
+            self._made_way = self._schedule.highest() is not None
             self._gate.leave()
 
 

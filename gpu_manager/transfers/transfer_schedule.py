@@ -80,6 +80,10 @@ class TransferSchedule:
             del self._queues[transfer.rank][transfer.owner]
             self._forget_patience(transfer.rank)
 
+    def is_queued(self, owner: str) -> bool:
+        """Whether a transfer of this owner is not over."""
+        return any(owner in queues for queues in self._queues.values())
+
     def highest(self) -> TransferRank | None:
         """Return the highest rank that waits."""
         return next((rank for rank in TransferRank if self._queues[rank]), None)
