@@ -1,13 +1,15 @@
 """The two directions of a GPU's PCIe: the gates that workers get, and the manager's own paths."""
 
 import os
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from gpu_manager.transfers.moved_sums import MovedSums
+from gpu_manager.transfers.moved_sums import Moved, MovedSums
 from gpu_manager.transfers.path_watch import PathWatch
 from gpu_manager.transfers.process_gate import ProcessGate, make_gate
 from gpu_manager.transfers.transfer_path import PathSpeed, TransferPath
+from gpu_manager.transfers.transfer_schedule import TransferRank
 
 
 class Direction(StrEnum):
@@ -72,3 +74,9 @@ class GpuPaths:
         """What a worker of this GPU gets."""
         gates = self.gates
         return None if gates is None else WorkerLink(gates.gates, gates.speed, self.sums)
+
+    def moved(self) -> Iterator[tuple[Direction, TransferRank, Moved]]:
+        """Yield the sums of each direction and rank."""
+        for direction, sums in zip(Direction, self.sums, strict=True):
+            for rank in TransferRank:
+                yield direction, rank, sums.of(rank)
