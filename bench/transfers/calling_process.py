@@ -18,6 +18,7 @@ def main() -> None:
     path = TransferPath(PathSpeed(float(speed), int(block)), ProcessGate(int(gate)))
     chance = random.Random(17)
     rest_s = int(size) / float(speed)
+    print("ready", flush=True)
     for _ in range(int(times)):
         time.sleep(chance.random() * rest_s)
         begin_s = time.perf_counter()

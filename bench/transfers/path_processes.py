@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
@@ -39,6 +39,26 @@ class Tail:
         return max(self.seconds)
 
 
+class EndlessLoad:
+    """What has passed of a load."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self._begin_s = time.monotonic()
+        self._bytes = 0
+
+    def passed(self, size_bytes: int) -> None:
+        """Count a block."""
+        self._bytes += size_bytes
+
+    def share_of(self, bytes_per_s: float) -> float:
+        """The share of a path that it had since its beginning."""
+        return self._bytes / (time.monotonic() - self._begin_s) / bytes_per_s
+
+
 class SharedLink:
     """A path whose calls are another process's, and whose loads are this one's."""
 
@@ -47,14 +67,24 @@ class SharedLink:
         self._gate = make_gate()
         self._path = TransferPath(self._speed, ProcessGate(self._gate))
 
-    def calls(self, size_bytes: int, times: int) -> Tail:
-        """So many transfers of a call, one after the other, in a process of their own."""
+    def calls(
+        self, size_bytes: int, times: int, begin: Callable[[], object] = lambda: None
+    ) -> Tail:
+        """So many transfers of a call, one after the other, in a process of their own.
+
+        `begin` is called when the process is ready for the first one.
+        """
         numbers = (self._gate, self._speed.bytes_per_s, self._speed.block_bytes, size_bytes, times)
         command = [sys.executable, "-m", "bench.transfers.calling_process", *map(str, numbers)]
-        done = subprocess.run(
-            command, pass_fds=(self._gate,), stdout=subprocess.PIPE, check=True, text=True
-        )
-        return Tail(tuple(float(line) for line in done.stdout.split()))
+        with subprocess.Popen(
+            command, pass_fds=(self._gate,), stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            begin()
+            found = Tail(tuple(float(line) for line in process.stdout))
+        assert len(found.seconds) == times, "the process has failed"
+        return found
 
     def load_s(self, size_bytes: int) -> float:
         """The time of a load alone."""
@@ -63,25 +93,22 @@ class SharedLink:
         return time.monotonic() - begin_s
 
     @contextmanager
-    def loading(self, rank: TransferRank = TransferRank.AWAITED) -> Iterator[list[int]]:
-        """Load meanwhile, without an end; the list has the bytes that have passed."""
+    def loading(self, rank: TransferRank = TransferRank.AWAITED) -> Iterator[EndlessLoad]:
+        """Load meanwhile, without an end."""
         over = threading.Event()
-        passed = [0]
+        found = EndlessLoad()
 
         def load() -> None:
             try:
-                self._path.transfer("load", rank).move(
-                    1 << 50,
-                    lambda size: passed.__setitem__(0, passed[0] + size),
-                    lambda: not over.is_set(),
-                )
+                transfer = self._path.transfer("load", rank)
+                transfer.move(1 << 50, found.passed, lambda: not over.is_set())
             except TransferAbandoned:
                 return
 
         thread = threading.Thread(target=load, name="load")
         thread.start()
         try:
-            yield passed
+            yield found
         finally:
             over.set()
             thread.join()

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import torch
 
+from gpu_manager.transfers.device_link import DeviceLink
 from gpu_manager.transfers.transfer_schedule import TransferRank
 from gpu_manager.worker.call_errors import OutOfMemory
-from gpu_manager.worker.device.device_link import DeviceLink
 from gpu_manager.worker.device.image_file import ImageFile
 from gpu_manager.worker.device.pool.memory_pool import MemoryPool
 from gpu_manager.worker.device.pool.pool_floor import SharedPool

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from gpu_manager.transfers.device_link import DeviceLink
 from gpu_manager.transfers.transfer_schedule import TransferRank
 from gpu_manager.worker.call_errors import ContextLost, OutOfMemory
 from gpu_manager.worker.device.cuda_graphs import CudaRecorder, end_allocation
 from gpu_manager.worker.device.cuda_runtime import CudaRuntime, loaded_runtime
-from gpu_manager.worker.device.device_link import DeviceLink
 from gpu_manager.worker.device.driver_account import DriverAccount, context_bytes, read_account
 from gpu_manager.worker.device.image_file import ImageFile
 from gpu_manager.worker.device.staged_copy import StagingBuffers

@@ -5,8 +5,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from gpu_manager.transfers.device_link import DeviceLink
 from gpu_manager.transfers.transfer_schedule import TransferRank
-from gpu_manager.worker.device.device_link import DeviceLink
 from gpu_manager.worker.device.image_file import ImageFile
 
 Result = TypeVar("Result")

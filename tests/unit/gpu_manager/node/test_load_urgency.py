@@ -40,10 +40,9 @@ async def test_prefetch_is_background_work_until_a_request_has_a_lease_of_the_mo
         heard: list[TransferRank] = []
         order.urgency.listen(heard.append)
         grant(it, other)
-        assert order.urgency.rank is TransferRank.BACKGROUND
+        assert order.urgency.is_ahead
 
         grant(it, model)
 
-        assert order.urgency.rank is TransferRank.AWAITED
         assert heard == [TransferRank.AWAITED]
         await prefetching
