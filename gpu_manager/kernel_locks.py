@@ -56,9 +56,13 @@ def try_lock(descriptor: int, byte: int) -> bool:
     return True
 
 
-def share_lock(descriptor: int, byte: int) -> None:
-    """Lock a byte as other processes may, too, at the same time; nobody locks it for itself."""
-    fcntl.lockf(descriptor, fcntl.LOCK_SH, 1, byte)
+def try_share_lock(descriptor: int, byte: int) -> bool:
+    """Lock a byte as others may, too, at the same time; False if one has it for itself alone."""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, byte)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def unlock(descriptor: int, byte: int) -> None:

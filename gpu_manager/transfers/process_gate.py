@@ -14,8 +14,8 @@ from gpu_manager.kernel_locks import (
     lock,
     lock_holder,
     make_lock_file,
-    share_lock,
     try_lock,
+    try_share_lock,
     unlock,
 )
 from gpu_manager.transfers.transfer_schedule import TransferRank
@@ -55,7 +55,8 @@ class ProcessGate:
         """Say to other processes that something of this rank waits or moves."""
         self._announced[rank] += 1
         if self._announced[rank] == 1:
-            share_lock(self._descriptor, _RANKS + rank)
+            # Nobody is kept waiting by a process that has locked the byte for itself alone.
+            try_share_lock(self._descriptor, _RANKS + rank)
 
     def retract(self, rank: TransferRank) -> None:
         """Undo one announcement."""

@@ -36,13 +36,18 @@ for line in sys.stdin:
     path.transfer("m", TransferRank(rank)).move(size, lambda _: print("block", flush=True))
     print("done", flush=True)
 """
-# Announces a call for ever, or takes the path for ever.
+# Announces a call for ever, takes the path for ever, or locks everything but the path.
 HOSTILE = """
-import sys, time
+import fcntl, sys, time
 from gpu_manager.transfers.process_gate import ProcessGate
 from gpu_manager.transfers.transfer_schedule import TransferRank
 gate = ProcessGate(int(sys.argv[1]))
-gate.announce(TransferRank.CALL) if sys.argv[2] == "announces" else gate.enter()
+if sys.argv[2] == "announces":
+    gate.announce(TransferRank.CALL)
+elif sys.argv[2] == "enters":
+    gate.enter()
+else:
+    fcntl.lockf(int(sys.argv[1]), fcntl.LOCK_EX, 100, 2)
 print("ready", flush=True)
 time.sleep(600)
 """
@@ -193,10 +198,11 @@ def test_path_is_free_at_once_when_a_process_is_killed_in_mid_transfer(
     assert time.monotonic() - begin_s < 4 * BLOCK_S
 
 
+@pytest.mark.parametrize("what", ["announces", "locks every rank"])
 def test_load_has_its_share_when_another_process_announces_calls_for_ever(
-    gate: int, path: TransferPath
+    gate: int, path: TransferPath, what: str
 ) -> None:
-    hostile = Other(HOSTILE, gate, "announces")
+    hostile = Other(HOSTILE, gate, what)
     begin_s = time.monotonic()
     path.transfer("load").move(3 * BLOCK)
     took_s = time.monotonic() - begin_s
