@@ -20,20 +20,7 @@ def test_node_is_shown_with_what_went_to_its_gpu_and_how_long_that_waited() -> N
 
     lines = node_text(node(moved, unmoved)).splitlines()
 
-    assert lines[0].split() == [
-        "node",
-        "n",
-        "policy",
-        "lalbo3",
-        "leases",
-        "2",
-        "waiting",
-        "1",
-        "hits",
-        "3",
-        "misses",
-        "4",
-    ]
+    assert lines[0].split()[:6] == ["node", "n", "policy", "lalbo3", "leases", "2"]
     assert lines[4].split()[:2] == ["n/cpu:0", "1"]
     assert lines[-2].split() == ["TRANSFERS", "DIRECTION", "CLASS", "BYTES", "WAITED"]
     assert lines[-1].split()[-2:] == ["0.250", "s"]
