@@ -131,7 +131,7 @@ def test_path_is_free_when_a_worker_is_killed_in_mid_transfer() -> None:
 
         assert failed
         assert results == [3.0] * 4
-        assert seconds < 10 * ALONE_S
+        assert seconds < 1.0  # what was left of the other input needs three
         for each in (leaver, other):
             each.close()
         for image in (first, second):
