@@ -23,6 +23,9 @@ class Tail:
 
     seconds: tuple[float, ...]
 
+    def __add__(self, other: "Tail") -> "Tail":
+        return Tail(self.seconds + other.seconds)
+
     @property
     def median_s(self) -> float:
         """The median."""
