@@ -137,8 +137,12 @@ class ModelInWorker:
         The weights are on their way while the worker makes its context, and is assigned; `assign`
         makes it the tenant's, unless it is that already.
         """
+        urgency = self._order.urgency
+        told_ahead = urgency.is_ahead
         await send_image(self._worker, self.number, self._order, shared=self._host.shared)
-        self._order.urgency.listen(lambda _: self._send(worker_orders.HurryLoad(self.number)))
+        urgency.listen(lambda _: self._hurry())
+        if told_ahead and not urgency.is_ahead:
+            self._hurry()
         await self._host.assign(assign)
         answer = await asyncio.shield(self._loaded)
         self._memory_bytes, self._load_s = answer.memory_bytes, answer.load_s
@@ -264,6 +268,9 @@ class ModelInWorker:
                 ending.set_result(None)
         elif isinstance(order, worker_orders.Pressure):
             self._pressures.start(self._relieve(order))
+
+    def _hurry(self) -> None:
+        self._send(worker_orders.HurryLoad(self.number))
 
     def _send(self, order: worker_orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
         """Send an order about this model, unless the model leaves."""
