@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from scheduler.workflows.errors import BadWorkflow
 
@@ -52,7 +53,7 @@ class Workflow:
 def chain(name: str, stages: Iterable[str]) -> Workflow:
     """A workflow whose stages run one after the other."""
     listed = tuple(stages)
-    return Workflow(name, listed, tuple(zip(listed, listed[1:], strict=False)))
+    return Workflow(name, listed, tuple(pairwise(listed)))
 
 
 def dominators(workflow: Workflow) -> Mapping[str, str | None]:

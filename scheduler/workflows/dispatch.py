@@ -50,9 +50,7 @@ def dispatch(
     return None
 
 
-def node_for(
-    configuration: Configuration, nodes: Sequence[NodeRoom], preferred: int
-) -> int | None:
+def node_for(configuration: Configuration, nodes: Sequence[NodeRoom], preferred: int) -> int | None:
     """The preferred node, else the next warm one after it, else the cold one with most room."""
     coldest: int | None = None
     for step in range(len(nodes)):

@@ -51,4 +51,3 @@ def _answers(paths: Sequence[ConfigurationPath], kept: int) -> PathCurve:
         times.append(path.time_s)
         answers.append(tuple(best))
     return PathCurve(tuple(times), tuple(answers))
-

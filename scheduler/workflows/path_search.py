@@ -5,8 +5,8 @@ least, and its least cost against the K-th lowest of what K others cost at most.
 leaves open is read so: paths of a stage and of the next one are kept apart; a bound that a path
 would loosen stays; a path is paired with no further choice once its cheapest end is too dear.
 
-A third blade, ours, cuts what K others beat in both time and cost at once: choices of a stage before
-the search, and partial paths after each stage. All three leave the K lowest costs as they are.
+A third blade, ours, cuts what K others beat in both time and cost: choices of a stage before the
+search, and partial paths after each stage. All three leave the K lowest costs as they are.
 """
 
 from bisect import insort

@@ -20,6 +20,9 @@ from scheduler.workflows.path_search import KEPT_PATHS
 from scheduler.workflows.slo_distribution import GROUP_SIZE, SloDistribution, distribute
 from scheduler.workflows.stage_profiles import Choice, Configuration, StageProfile
 
+# Deviations of the noise; without any, half of the last stages would end late.
+MARGIN = 3.0
+
 
 def largest_batch(waiting: int) -> int:
     """The largest profiled batch that so many calls fill."""
@@ -77,6 +80,9 @@ class AppFunctionLanes:
         """An application's calls at one stage."""
         return call.application.name, call.stage
 
+    def arrived(self, call: WorkflowCall, now: float) -> None:
+        """Nothing is learnt of arrivals."""
+
     def urgency(self, waiting: Sequence[WorkflowCall], now: float) -> float:  # noqa: ARG002  # all alike
         """Lanes take turns."""
         return 0.0
@@ -109,7 +115,7 @@ class EsgReading:
     later_batches: bool = True
     cheapest_when_late: bool = False
     quota_as_printed: bool = False
-    margin: float = 2.0
+    margin: float = MARGIN
     whole_gpus: bool = False
     single_calls: bool = False
 

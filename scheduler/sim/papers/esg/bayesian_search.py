@@ -8,7 +8,6 @@ samples are runs of full batches on an idle machine, with noise: what the offlin
 from collections.abc import Sequence
 from functools import cache
 from math import erf, exp, log, pi, sqrt
-from operator import mul
 from random import Random
 from typing import NamedTuple
 
@@ -126,9 +125,7 @@ def _features(plan: _Plan) -> list[float]:
 def _best(samples: Sequence[_Sample], slo_s: float) -> _Sample:
     return min(
         samples,
-        key=lambda each: (
-            (0, each.cost) if each.latency_s <= slo_s else (1, each.latency_s)
-        ),
+        key=lambda each: (0, each.cost) if each.latency_s <= slo_s else (1, each.latency_s),
     )
 
 
@@ -149,4 +146,8 @@ def _below(deviations: float) -> float:
 
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:
-    return sum(map(mul, one, other))
+    return sum(map(_times, one, other))
+
+
+def _times(one: float, other: float) -> float:
+    return one * other

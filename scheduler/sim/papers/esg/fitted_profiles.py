@@ -6,8 +6,8 @@ from enum import StrEnum
 from functools import cache
 from math import ceil
 
-from scheduler.sim.papers.esg.printed_esg import EsgPaper, FunctionRow, esg_paper
-from scheduler.workflows.stage_profiles import Configuration, StageProfile, profile
+from scheduler.sim.papers.esg.printed_esg import FunctionRow, esg_paper
+from scheduler.workflows.stage_profiles import Configuration, Prices, StageProfile, profile
 
 # 256 configurations a function, as in section 5.3; the lists of options are ours.
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -62,7 +62,7 @@ class EsgAssumptions:
         return self.remote_ms / 1e3 + megabytes / self.remote_mb_s
 
     def run_s(self, row: FunctionRow, configuration: Configuration) -> float:
-        """How long a batch runs; for one request on one vCPU and one vGPU exactly Table 3's time."""
+        """How long a batch runs; one request on one vCPU and one vGPU takes Table 3's time."""
         batch, vcpus, vgpus = configuration
         serial = 1.0 - self.cpu_parallel
         cpu = batch * (serial + self.cpu_parallel / vcpus)
@@ -79,11 +79,13 @@ class EsgAssumptions:
 
 
 @cache
-def fitted_profiles(assumed: EsgAssumptions) -> Mapping[str, StageProfile]:
-    """The profile of each of the six functions."""
-    paper: EsgPaper = esg_paper()
+def fitted_profiles(
+    assumed: EsgAssumptions, prices: Prices | None = None
+) -> Mapping[str, StageProfile]:
+    """The profile of each of the six functions, at the paper's prices or others."""
+    paper = esg_paper()
     grid = [Configuration(b, c, g) for b in BATCHES for c in VCPUS for g in VGPUS]
     return {
-        name: profile({each: assumed.run_s(row, each) for each in grid}, paper.prices)
+        name: profile({each: assumed.run_s(row, each) for each in grid}, prices or paper.prices)
         for name, row in paper.table3.items()
     }

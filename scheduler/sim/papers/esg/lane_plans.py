@@ -38,14 +38,16 @@ class LanePlan(NamedTuple):
     """Configurations for the first calls of a lane, in the order in which they are to be tried.
 
     `search_s`: how long the scheduler thought. `wait_until_s`: dispatch nothing before then, unless
-    another call comes. `calls`: which calls these are, if not those that came first.
-    `missed`: a configuration planned earlier did not apply, since fewer calls wait than its batch.
+    another call comes. `calls`: which calls these are, if not those that came first. `local`: for
+    each option, whether it is for the preferred node alone. `missed`: a configuration planned
+    earlier did not apply, since fewer calls wait than its batch.
     """
 
     options: tuple[Configuration, ...]
     search_s: float = 0.0
     wait_until_s: float | None = None
     calls: tuple[WorkflowCall, ...] = ()
+    local: tuple[bool, ...] = ()
     missed: bool | None = None
 
 
@@ -60,6 +62,10 @@ class LanePlanner(Protocol):
 
     def lane(self, call: WorkflowCall) -> Hashable:
         """Calls of one lane may run together."""
+        ...
+
+    def arrived(self, call: WorkflowCall, now: float) -> None:
+        """A call has joined its lane."""
         ...
 
     def urgency(self, waiting: Sequence[WorkflowCall], now: float) -> float:

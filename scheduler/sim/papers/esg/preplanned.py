@@ -168,5 +168,7 @@ def _larger(state: _State) -> list[_State]:
             if places[dimension] + 1 < len(options):
                 larger = list(places)
                 larger[dimension] += 1
-                found.append((*state[:stage], (larger[0], larger[1], larger[2]), *state[stage + 1 :]))
+                found.append(
+                    (*state[:stage], (larger[0], larger[1], larger[2]), *state[stage + 1 :])
+                )
     return found

@@ -52,11 +52,6 @@ class EsgPaper:
     applications: tuple[Application, ...]
     levels: tuple[LoadLevel, ...]
     headlines: tuple[PrintedHeadline, ...]
-    brute_force_ms: float
-    group_of_four_ms: float
-    search_ms: float
-    search_ms_one_path: float
-    search_ms_eighty_paths: float
 
     def level(self, name: str) -> LoadLevel:
         """The setting of that name."""
@@ -89,9 +84,4 @@ def esg_paper() -> EsgPaper:
             for each in data["settings"]
         ),
         headlines=tuple(PrintedHeadline(**headline) for headline in data["headlines"]),
-        brute_force_ms=data["brute_force_ms"],
-        group_of_four_ms=data["group_of_four_ms"],
-        search_ms=data["search_ms"],
-        search_ms_one_path=data["search_ms_one_path"],
-        search_ms_eighty_paths=data["search_ms_eighty_paths"],
     )

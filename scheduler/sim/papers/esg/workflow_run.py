@@ -38,7 +38,8 @@ class _Lane:
     waiting: list[WorkflowCall] = field(default_factory=list)
     searching: bool = False
     plan: LanePlan | None = None
-    looked_at: int = 0  # the count of waiting calls for which it decided to wait
+    waits_until_s: float = 0.0  # it decided to wait, for so long or until one more call comes
+    waits_with: int = 0
 
 
 class WorkflowRun:
@@ -82,9 +83,10 @@ class WorkflowRun:
         heappush(self._timers, (when_s, self._timer_count, then))
 
     def _arrival(self, call: WorkflowCall) -> Callable[[float], None]:
-        return lambda _now: self._enqueue(call)
+        return lambda now: self._enqueue(call, now)
 
-    def _enqueue(self, call: WorkflowCall) -> None:
+    def _enqueue(self, call: WorkflowCall, now: float) -> None:
+        self.planner.arrived(call, now)
         self._lanes.setdefault(self.planner.lane(call), _Lane()).waiting.append(call)
 
     def _visit(self, now: float) -> None:
@@ -109,13 +111,15 @@ class WorkflowRun:
 
     def _look(self, name: Hashable, lane: _Lane, now: float) -> bool:
         """Plan for one lane; whether a batch left it at once."""
+        if now < lane.waits_until_s and len(lane.waiting) == lane.waits_with:
+            return False
         plan = self.planner.plan(lane.waiting, now)
         if plan.wait_until_s is not None:
-            if lane.looked_at != len(lane.waiting):
-                self._at(plan.wait_until_s, lambda _now: None)
-            lane.looked_at = len(lane.waiting)
+            assert plan.wait_until_s > now
+            lane.waits_until_s, lane.waits_with = plan.wait_until_s, len(lane.waiting)
+            self._at(plan.wait_until_s, lambda _now: None)
             return False
-        lane.looked_at = 0
+        lane.waits_until_s = 0.0
         if plan.search_s <= 0.0:
             return self._dispatch(name, lane, plan, now)
         lane.searching = True
@@ -223,7 +227,7 @@ class WorkflowRun:
             call.node = choice.node
             if call.stage + 1 < len(call.application.stages):
                 call.stage += 1
-                self._enqueue(call)
+                self._enqueue(call, now)
             else:
                 call.ended_s = now
                 self.ended.append(call)
@@ -239,4 +243,3 @@ def calls_of(level: LoadLevel, many: int, seed: int) -> list[WorkflowCall]:
         slo_s = level.slo_of_l * paper.alone_s(application)
         found.append(WorkflowCall(application, number, now, slo_s))
     return found
-
