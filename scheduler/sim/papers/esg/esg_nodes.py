@@ -4,7 +4,6 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from scheduler.workflows.dispatch import NodeRoom
-from scheduler.workflows.prewarming import IntervalForecast, warms_another
 from scheduler.workflows.stage_profiles import Configuration
 
 
@@ -17,7 +16,6 @@ class Instances:
 
     idle_until_s: deque[float] = field(default_factory=deque)
     starting: int = 0
-    forecast: IntervalForecast = field(default_factory=IntervalForecast)
 
     def is_warm(self, now: float) -> bool:
         """Whether an idle instance is there; those whose time is up are forgotten."""
@@ -27,16 +25,15 @@ class Instances:
 
     def take(self, now: float) -> bool:
         """Use the instance that became idle last; False: none is idle, and a cold start follows."""
-        self.forecast.observe(now)
         if self.is_warm(now):
             self.idle_until_s.pop()
             return True
         return False
 
-    def wants_another(self, busy_until_s: float) -> bool:
-        """Whether to start an instance ahead of the next call."""
-        ready = len(self.idle_until_s) + self.starting
-        return warms_another(self.forecast, ready, busy_until_s)
+    @property
+    def ready(self) -> int:
+        """Idle ones, and those already starting."""
+        return len(self.idle_until_s) + self.starting
 
 
 @dataclass(slots=True)

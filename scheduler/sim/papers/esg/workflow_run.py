@@ -11,6 +11,7 @@ from scheduler.sim.papers.esg.fitted_profiles import LEAST, EsgAssumptions
 from scheduler.sim.papers.esg.lane_plans import LanePlan, LanePlanner, WorkflowCall
 from scheduler.sim.papers.esg.printed_esg import EsgPaper, LoadLevel, esg_paper
 from scheduler.workflows.dispatch import NodeChoice, RecheckList, home
+from scheduler.workflows.prewarming import IntervalForecast, warms_another
 
 # Gaussian noise is cut here: no run takes less than a part of its profiled time.
 _LEAST_NOISE = 0.5
@@ -57,6 +58,7 @@ class WorkflowRun:
         self._timer_count = 0
         self._lanes: dict[Hashable, _Lane] = {}
         self._recheck = RecheckList(assumed.rounds)
+        self._forecasts = {name: IntervalForecast() for name in self.paper.table3}
         self._turn = 0
         self._freed = False
 
@@ -191,7 +193,8 @@ class WorkflowRun:
         noise = max(self._random.gauss(1.0, self.assumed.noise), _LEAST_NOISE)
         ends_s = now + cold_s + moved_s + noise * self.assumed.run_s(row, configuration)
         self._count(batch, choice, cold_s, ends_s - now)
-        if instances.wants_another(ends_s):
+        self._forecasts[function].observe(now)
+        if warms_another(self._forecasts[function], instances.ready, ends_s):
             instances.starting += 1
             self._at(now + row.cold_ms / 1e3, self._warmed(instances))
         self._at(ends_s, lambda at_s: self._end(batch, choice, at_s))

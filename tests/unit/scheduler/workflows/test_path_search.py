@@ -44,9 +44,10 @@ def exhaustive(stages: Sequence[StageProfile], target_s: float) -> list[float]:
     )
 
 
-@given(STAGES, st.integers(0, 200), st.integers(1, 6), st.booleans())
+@pytest.mark.parametrize("third_blade", [False, True])
+@given(stages=STAGES, target=st.integers(0, 200), kept=st.integers(1, 6))
 def test_search_finds_the_same_costs_as_looking_at_every_path(
-    stages: list[StageProfile], target: int, kept: int, third_blade: bool
+    *, third_blade: bool, stages: list[StageProfile], target: int, kept: int
 ) -> None:
     found = cheapest_paths(stages, target / 64, kept, third_blade=third_blade)
 
