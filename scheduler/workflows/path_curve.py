@@ -25,6 +25,16 @@ class PathCurve:
         place = bisect_left(self.times_s, target_s)
         return self.answers[place - 1] if place else ()
 
+    @property
+    def fastest(self) -> ConfigurationPath:
+        """What to run where no path takes less than the target (appendix B does not say)."""
+        return self.answers[0][0]
+
+    @property
+    def cheapest_of_all(self) -> ConfigurationPath:
+        """The cheapest path, however long it takes."""
+        return self.answers[-1][0]
+
 
 def path_curve(profiles: Sequence[StageProfile], kept: int = KEPT_PATHS) -> PathCurve:
     """The answers for stages one after the other."""

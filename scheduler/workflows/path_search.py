@@ -68,14 +68,6 @@ def undominated_paths(paths: Sequence[ConfigurationPath], kept: int) -> list[Con
     return found
 
 
-def fastest_path(profiles: Sequence[StageProfile]) -> ConfigurationPath:
-    """What to run where no path takes less than the target (appendix B does not say)."""
-    choices = tuple(each.choices[0] for each in profiles)
-    return ConfigurationPath(
-        sum(each.cost for each in choices), sum(each.time_s for each in choices), choices
-    )
-
-
 def _rests(profiles: Sequence[StageProfile]) -> list[_Rest]:
     after = list(reversed(profiles[1:]))
     sums = (

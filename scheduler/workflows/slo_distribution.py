@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.workflows.dag import Workflow, dominators
-from scheduler.workflows.errors import BadProfile
+from scheduler.workflows.errors import BadProfile, SloTooShort
 from scheduler.workflows.stage_profiles import StageProfile
 
 GROUP_SIZE = 3
@@ -68,6 +68,14 @@ def distribute(
         for stage in group.stages
     }
     return SloDistribution(groups, shares, workflow.longest(shares))
+
+
+def require_slo(workflow: Workflow, profiles: Mapping[str, StageProfile], slo_s: float) -> None:
+    """Raise SloTooShort, with the shortest time possible, if no configurations are fast enough."""
+    fastest = workflow.longest({stage: each.least_s for stage, each in profiles.items()})
+    fastest_s = max(fastest.values())
+    if fastest_s >= slo_s:
+        raise SloTooShort(workflow.name, slo_s, fastest_s)
 
 
 def average_normalised_lengths(profiles: Mapping[str, StageProfile]) -> Mapping[str, float]:

@@ -141,8 +141,8 @@ class EsgPlanner(AppFunctionLanes):
         batches = (batch, *(later for _ in stages[1:]))
         least_vgpus = esg_paper().vgpus if reading.whole_gpus else 1
         curve = curve_of(stages, batches, self._assumed, reading.kept, least_vgpus)
-        late = curve.answers[-1 if reading.cheapest_when_late else 0][:1]
-        paths = curve.cheapest(target_s) or late
+        late = curve.cheapest_of_all if reading.cheapest_when_late else curve.fastest
+        paths = curve.cheapest(target_s) or (late,)
         options = dict.fromkeys(path.choices[0].configuration for path in paths)
         return LanePlan(tuple(options), self._assumed.search_ms / 1e3)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler.workflows.errors import BadProfile
 from scheduler.workflows.path_curve import path_curve
-from scheduler.workflows.path_search import ConfigurationPath, cheapest_paths, fastest_path
+from scheduler.workflows.path_search import ConfigurationPath, cheapest_paths
 from scheduler.workflows.stage_profiles import (
     Choice,
     Configuration,
@@ -77,13 +77,14 @@ def test_search_finds_nothing_when_the_fastest_takes_as_long_as_the_target() -> 
     assert len(cheapest_paths(stages, 2.0001)) == 1
 
 
-def test_fastest_path_takes_the_first_choice_of_each_stage() -> None:
+def test_curve_knows_the_fastest_path_and_the_cheapest_one() -> None:
     slow = Choice(3.0, 1.0, Configuration(1, 1, 1))
     fast = Choice(1.0, 5.0, Configuration(1, 4, 1))
 
-    found = fastest_path([StageProfile((slow, fast))] * 2)
+    found = path_curve([StageProfile((slow, fast))] * 2)
 
-    assert found == ConfigurationPath(10.0, 2.0, (fast, fast))
+    assert found.fastest == ConfigurationPath(10.0, 2.0, (fast, fast))
+    assert found.cheapest_of_all == ConfigurationPath(2.0, 6.0, (slow, slow))
 
 
 def test_undominated_keeps_what_fewer_than_so_many_others_beat() -> None:

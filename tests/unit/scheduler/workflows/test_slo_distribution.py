@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.workflows.dag import Workflow, chain
-from scheduler.workflows.errors import BadProfile
+from scheduler.workflows.errors import BadProfile, SloTooShort
 from scheduler.workflows.slo_distribution import (
-    StageGroup,
     average_normalised_lengths,
     distribute,
+    require_slo,
 )
 from scheduler.workflows.stage_profiles import Configuration, Prices, StageProfile, profile
 from tests.unit.scheduler.workflows.test_dag import graphs
@@ -57,12 +57,8 @@ def test_branches_get_the_same_share_as_the_longest_of_them() -> None:
 
     found = distribute(workflow, profiles(a=2, b=1, c=1, d=3, e=4))
 
-    assert found.groups == (
-        StageGroup(("a",), pytest.approx(0.2)),
-        StageGroup(("b",), pytest.approx(0.4)),
-        StageGroup(("c", "d"), pytest.approx(0.4)),
-        StageGroup(("e",), pytest.approx(0.4)),
-    )
+    assert [each.stages for each in found.groups] == [("a",), ("b",), ("c", "d"), ("e",)]
+    assert [each.share for each in found.groups] == pytest.approx([0.2, 0.4, 0.4, 0.4])
 
 
 def test_quota_is_the_whole_rest_when_the_group_is_the_last_one() -> None:
@@ -72,6 +68,17 @@ def test_quota_is_the_whole_rest_when_the_group_is_the_last_one() -> None:
     assert found.quota("c") == pytest.approx(2 / 8)
     assert found.quota("d") == pytest.approx(1.0)
     assert found.ahead("b") == ("b", "c")
+
+
+def test_deadline_is_refused_with_the_shortest_time_when_it_cannot_be_met() -> None:
+    edges = (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"))
+    workflow, known = Workflow("w", tuple("abcd"), edges), profiles(a=1, b=2, c=5, d=1)
+
+    require_slo(workflow, known, 7.01)
+    with pytest.raises(SloTooShort) as raised:
+        require_slo(workflow, known, 7.0)
+
+    assert raised.value.fastest_s == pytest.approx(7.0)
 
 
 @given(graphs(), st.data())

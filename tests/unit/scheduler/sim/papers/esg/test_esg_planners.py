@@ -29,7 +29,7 @@ from scheduler.sim.papers.esg.preplanned import AquatopePlanner, OrionPlanner, b
 from scheduler.sim.papers.esg.printed_esg import Application, esg_paper
 from scheduler.sim.papers.esg.search_costs import brute_force, search_study
 from scheduler.workflows.dispatch import NodeRoom
-from scheduler.workflows.path_search import fastest_path
+from scheduler.workflows.path_curve import path_curve
 from scheduler.workflows.stage_profiles import Configuration
 
 PAPER = esg_paper()
@@ -70,7 +70,7 @@ def test_one_call_gains_from_a_second_vgpu_only_where_work_divides() -> None:
 def test_every_deadline_can_be_met_alone(assumed: EsgAssumptions) -> None:
     profiles = fitted_profiles(assumed)
     for application in PAPER.applications:
-        fastest = fastest_path([profiles[stage] for stage in application.stages])
+        fastest = path_curve([profiles[stage] for stage in application.stages], 1).fastest
         assert fastest.time_s < 0.8 * PAPER.alone_s(application)
 
 
