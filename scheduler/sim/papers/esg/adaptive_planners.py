@@ -14,7 +14,7 @@ from scheduler.sim.papers.esg.fitted_profiles import (
 from scheduler.sim.papers.esg.lane_plans import LanePlan, WorkflowCall
 from scheduler.sim.papers.esg.printed_esg import Application, esg_paper
 from scheduler.workflows.dag import chain
-from scheduler.workflows.dispatch import NodeChoice, NodeRoom, dispatch
+from scheduler.workflows.node_choice import NodeChoice, NodeRoom, dispatch
 from scheduler.workflows.path_curve import PathCurve, path_curve
 from scheduler.workflows.path_search import KEPT_PATHS
 from scheduler.workflows.slo_distribution import GROUP_SIZE, SloDistribution, distribute

@@ -17,7 +17,7 @@ from scheduler.workflows.cost_to_go import (
     decide,
     scarcity_prices,
 )
-from scheduler.workflows.dispatch import NodeChoice, NodeRoom, node_for
+from scheduler.workflows.node_choice import NodeChoice, NodeRoom, node_for
 from scheduler.workflows.prewarming import IntervalForecast
 from scheduler.workflows.stage_profiles import Prices
 

@@ -10,7 +10,7 @@ from scheduler.sim.papers.esg.adaptive_planners import (
     InflessPlanner,
 )
 from scheduler.sim.papers.esg.cost_to_go_planner import CostToGoPlanner
-from scheduler.sim.papers.esg.fitted_profiles import EsgAssumptions, Scaling
+from scheduler.sim.papers.esg.fitted_profiles import EsgAssumptions, GpuScaling
 from scheduler.sim.papers.esg.lane_plans import LanePlanner
 from scheduler.sim.papers.esg.preplanned import AquatopePlanner, OrionPlanner
 from scheduler.sim.papers.esg.printed_esg import LoadLevel, esg_paper
@@ -43,7 +43,7 @@ class EsgPlan:
     """How much is simulated; the least that makes a page is a plan of few short runs."""
 
     assumed: EsgAssumptions
-    scalings: Sequence[Scaling]
+    scalings: Sequence[GpuScaling]
     calls: int
     seeds: int
     pair_seeds: int
@@ -52,7 +52,7 @@ class EsgPlan:
     loads: Sequence[float]
     searched: int | None = None
 
-    def of(self, scaling: Scaling) -> EsgAssumptions:
+    def of(self, scaling: GpuScaling) -> EsgAssumptions:
         """The assumptions with this scaling."""
         return replace(self.assumed, scaling=scaling)
 
@@ -65,13 +65,13 @@ class EsgEvaluation:
     """Everything that the page shows: `main` by scaling, level and system."""
 
     plan: EsgPlan
-    main: Mapping[Scaling, Mapping[str, BySystem]]
+    main: Mapping[GpuScaling, Mapping[str, BySystem]]
     cut_offs: Mapping[float, tuple[WorkflowFigures, WorkflowFigures]]
     kept: Mapping[int, WorkflowFigures]
     ablation: BySystem
     readings: Mapping[str, tuple[WorkflowFigures, WorkflowFigures]]
     variants: Mapping[str, Mapping[str, BySystem]]
-    loads: Mapping[Scaling, Mapping[float, BySystem]]
+    loads: Mapping[GpuScaling, Mapping[float, BySystem]]
     search: SearchStudy
 
 
@@ -80,7 +80,7 @@ def default_esg_plan() -> EsgPlan:
     chosen = EsgAssumptions()
     return EsgPlan(
         assumed=chosen,
-        scalings=tuple(Scaling),
+        scalings=tuple(GpuScaling),
         calls=1000,
         seeds=5,
         pair_seeds=20,
@@ -177,7 +177,7 @@ def evaluate_esg(plan: EsgPlan, announce: Announce) -> EsgEvaluation:
     )
 
 
-def _settings(plan: EsgPlan, scaling: Scaling) -> Mapping[str, BySystem]:
+def _settings(plan: EsgPlan, scaling: GpuScaling) -> Mapping[str, BySystem]:
     return {
         level.name: {
             name: simulate_esg(
@@ -193,7 +193,7 @@ def _settings(plan: EsgPlan, scaling: Scaling) -> Mapping[str, BySystem]:
     }
 
 
-def _loads(plan: EsgPlan, scaling: Scaling) -> Mapping[float, BySystem]:
+def _loads(plan: EsgPlan, scaling: GpuScaling) -> Mapping[float, BySystem]:
     """Relaxed-heavy with intervals cut short; our rule also without its price of scarcity."""
     heavy = esg_paper().level(HEAVY)
     systems: Mapping[str, MakePlanner] = {

@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from scheduler.workflows.dispatch import NodeRoom
+from scheduler.workflows.node_choice import NodeRoom
 from scheduler.workflows.stage_profiles import Configuration
 
 

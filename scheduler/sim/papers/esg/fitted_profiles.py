@@ -16,7 +16,7 @@ VGPUS = (1, 2, 4, 7)
 LEAST = Configuration(1, 1, 1)
 
 
-class Scaling(StrEnum):
+class GpuScaling(StrEnum):
     """How a batch uses several vGPUs.
 
     `PORTIONS`: each vGPU gets a portion of the batch (section 3.2, to the letter), so that one
@@ -39,7 +39,7 @@ class EsgAssumptions:
     `warm`: idle instances of each function on each node when the run begins.
     """
 
-    scaling: Scaling = Scaling.PORTIONS
+    scaling: GpuScaling = GpuScaling.PORTIONS
     cpu_share: float = 0.4
     cpu_parallel: float = 0.9
     gpu_fixed: float = 0.5
@@ -72,7 +72,7 @@ class EsgAssumptions:
     def _gpu(self, batch: int, vgpus: int) -> float:
         """The GPU's time over that of one request on one vGPU."""
         growing = 1.0 - self.gpu_fixed
-        if self.scaling is Scaling.PORTIONS:
+        if self.scaling is GpuScaling.PORTIONS:
             return self.gpu_fixed + growing * ceil(batch / vgpus)
         divided = 1.0 - self.gpu_parallel + self.gpu_parallel / vgpus
         return (self.gpu_fixed + growing * batch) * divided

@@ -6,7 +6,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from scheduler.sim.papers.esg.printed_esg import Application
-from scheduler.workflows.dispatch import NodeChoice, NodeRoom
+from scheduler.workflows.node_choice import NodeChoice, NodeRoom
 from scheduler.workflows.stage_profiles import Configuration
 
 

@@ -10,7 +10,7 @@ from scheduler.sim.papers.esg.esg_nodes import EsgNode, Instances
 from scheduler.sim.papers.esg.fitted_profiles import LEAST, EsgAssumptions
 from scheduler.sim.papers.esg.lane_plans import LanePlan, LanePlanner, WorkflowCall
 from scheduler.sim.papers.esg.printed_esg import EsgPaper, LoadLevel, esg_paper
-from scheduler.workflows.dispatch import NodeChoice, RecheckList, home
+from scheduler.workflows.node_choice import NodeChoice, RecheckList, home
 from scheduler.workflows.prewarming import IntervalForecast, warms_another
 
 # Gaussian noise is cut here: no run takes less than a part of its profiled time.

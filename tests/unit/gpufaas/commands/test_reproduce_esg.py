@@ -21,7 +21,7 @@ from scheduler.sim.papers.esg.esg_experiments import (
     esg_readings,
     evaluate_esg,
 )
-from scheduler.sim.papers.esg.fitted_profiles import EsgAssumptions, Scaling
+from scheduler.sim.papers.esg.fitted_profiles import EsgAssumptions, GpuScaling
 from scheduler.sim.papers.esg.page import esg_tables
 from scheduler.sim.papers.esg.page.esg_blocks import esg_blocks
 from scheduler.sim.papers.esg.page.esg_headlines import judged_esg, verdict_of
@@ -32,7 +32,7 @@ from scheduler.sim.papers.esg.workflow_figures import WorkflowFigures
 PAGE = Path(__file__).parents[4] / "docs" / "evaluation" / "esg.md"
 PLAN = EsgPlan(
     assumed=EsgAssumptions(),
-    scalings=tuple(Scaling),
+    scalings=tuple(GpuScaling),
     calls=12,
     seeds=1,
     pair_seeds=2,
@@ -62,7 +62,7 @@ def committed(name: str) -> str:
 
 
 def figures(hits: tuple[float, ...], costs: tuple[float, ...]) -> WorkflowFigures:
-    return replace(evaluation().main[Scaling.PORTIONS][STRICT][ESG], hits=hits, costs=costs)
+    return replace(evaluation().main[GpuScaling.PORTIONS][STRICT][ESG], hits=hits, costs=costs)
 
 
 def test_write_makes_the_page_and_all_its_pictures(
@@ -101,7 +101,7 @@ def test_blocks_have_a_row_for_everything_that_was_simulated(
 
 @pytest.mark.parametrize("name", ["figure 6", "figure 7", "figure 8", "table 4", "loads"])
 def test_blocks_show_both_scalings(name: str) -> None:
-    assert all(f"Scaling: {scaling}." in blocks()[name] for scaling in Scaling)
+    assert all(f"Scaling: {scaling}." in blocks()[name] for scaling in GpuScaling)
 
 
 def test_figure_6_has_each_system_in_each_setting() -> None:
@@ -110,12 +110,12 @@ def test_figure_6_has_each_system_in_each_setting() -> None:
     expected = [(level.name, name) for level in esg_paper().levels for name in SYSTEMS]
     assert [
         row for row in rows if row[0] in {level.name for level in esg_paper().levels}
-    ] == expected * len(Scaling)
+    ] == expected * len(GpuScaling)
 
 
 def test_headlines_are_computed_from_the_runs() -> None:
-    strict = evaluation().main[Scaling.PORTIONS][STRICT]
-    found = {each.printed.key: each for each in judged_esg(evaluation(), Scaling.PORTIONS)}
+    strict = evaluation().main[GpuScaling.PORTIONS][STRICT]
+    found = {each.printed.key: each for each in judged_esg(evaluation(), GpuScaling.PORTIONS)}
 
     behind = [strict[ESG].hit - strict[name].hit for name in (INFLESS, "FaST-GShare")]
     assert found["hit enumerating most"].ours == pytest.approx(100.0 * max(behind))
@@ -126,7 +126,9 @@ def test_headlines_are_computed_from_the_runs() -> None:
 
 def test_limit_is_reproduced_when_ours_is_below_it() -> None:
     (limit,) = (
-        each for each in judged_esg(evaluation(), Scaling.PORTIONS) if each.printed.key == "search"
+        each
+        for each in judged_esg(evaluation(), GpuScaling.PORTIONS)
+        if each.printed.key == "search"
     )
 
     assert verdict_of(replace(limit, ours=0.1)) == "reproduced"
@@ -163,13 +165,13 @@ def test_committed_page_has_the_profiles_that_the_code_makes() -> None:
     plan = default_esg_plan()
 
     assert committed("profiles") == esg_tables.profile_table(
-        {scaling: plan.of(scaling) for scaling in Scaling}
+        {scaling: plan.of(scaling) for scaling in GpuScaling}
     )
 
 
 def test_committed_page_says_that_our_rule_is_ahead_in_every_setting() -> None:
     """What README says of it."""
-    assert committed("summary").count("behind in none in 3 of 3 settings") == len(Scaling)
+    assert committed("summary").count("behind in none in 3 of 3 settings") == len(GpuScaling)
 
 
 def test_thesis_options_are_refused_for_esg(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from scheduler.sim.papers.esg.esg_experiments import HEAVY, EsgEvaluation
-from scheduler.sim.papers.esg.fitted_profiles import Scaling
+from scheduler.sim.papers.esg.fitted_profiles import GpuScaling
 from scheduler.sim.papers.esg.page import esg_tables, pair_tables
 from scheduler.sim.papers.esg.page.esg_headlines import judged_esg, verdict_of
 from scheduler.sim.papers.esg.page.pair_tables import pair_outcome
@@ -50,7 +50,7 @@ def _picture(name: str) -> str:
     return f"![{PICTURES[name]}](../pictures/{name}.png)"
 
 
-def _each(scalings: Iterable[Scaling], part: Callable[[Scaling], str]) -> str:
+def _each(scalings: Iterable[GpuScaling], part: Callable[[GpuScaling], str]) -> str:
     return "\n\n".join(f"Scaling: {scaling}.\n\n{part(scaling)}" for scaling in scalings)
 
 

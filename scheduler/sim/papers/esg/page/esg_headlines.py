@@ -13,7 +13,7 @@ from scheduler.sim.papers.esg.esg_experiments import (
     BySystem,
     EsgEvaluation,
 )
-from scheduler.sim.papers.esg.fitted_profiles import Scaling
+from scheduler.sim.papers.esg.fitted_profiles import GpuScaling
 from scheduler.sim.papers.esg.printed_esg import esg_paper
 from scheduler.sim.papers.esg.search_costs import SearchStudy
 from scheduler.sim.papers.sage.page.sage_headlines import JudgedHeadline
@@ -23,7 +23,7 @@ from scheduler.sim.papers.thesis.claims import Verdict
 _LIMITS = frozenset({"search"})
 
 
-def judged_esg(evaluation: EsgEvaluation, scaling: Scaling) -> list[JudgedHeadline]:
+def judged_esg(evaluation: EsgEvaluation, scaling: GpuScaling) -> list[JudgedHeadline]:
     """All of them, in the order of the paper."""
     ours = {**_of_runs(evaluation.main[scaling]), **_of_searches(evaluation.search)}
     return [JudgedHeadline(each, ours[each.key]) for each in esg_paper().headlines]

@@ -17,7 +17,7 @@ from scheduler.sim.papers.esg.fitted_profiles import (
     VCPUS,
     VGPUS,
     EsgAssumptions,
-    Scaling,
+    GpuScaling,
     fitted_profiles,
 )
 from scheduler.sim.papers.esg.page.esg_headlines import judged_esg, verdict_of
@@ -42,7 +42,7 @@ def headline_table(evaluation: EsgEvaluation) -> str:
     return table(["headline", "ESG", *heads], rows)
 
 
-def profile_table(scalings: Mapping[Scaling, EsgAssumptions]) -> str:
+def profile_table(scalings: Mapping[GpuScaling, EsgAssumptions]) -> str:
     """What each scaling makes of Table 3."""
     rows = []
     for name, row in esg_paper().table3.items():
@@ -56,7 +56,7 @@ def profile_table(scalings: Mapping[Scaling, EsgAssumptions]) -> str:
     return table(head, rows)
 
 
-def figure6(evaluation: EsgEvaluation, scaling: Scaling) -> str:
+def figure6(evaluation: EsgEvaluation, scaling: GpuScaling) -> str:
     """Hit rate and cost by setting and system."""
     rows = []
     for level, found in evaluation.main[scaling].items():
@@ -99,7 +99,7 @@ def figure8(main: Mapping[str, BySystem]) -> str:
     return "\n\n".join(parts)
 
 
-def table4(evaluation: EsgEvaluation, scaling: Scaling) -> str:
+def table4(evaluation: EsgEvaluation, scaling: GpuScaling) -> str:
     """Configurations planned before that did not apply."""
     printed = {each.key: each.value for each in esg_paper().headlines}
     rows = [

@@ -21,19 +21,19 @@ from scheduler.sim.papers.esg.fitted_profiles import (
     BATCHES,
     LEAST,
     EsgAssumptions,
-    Scaling,
+    GpuScaling,
     fitted_profiles,
 )
 from scheduler.sim.papers.esg.lane_plans import WorkflowCall
 from scheduler.sim.papers.esg.preplanned import AquatopePlanner, OrionPlanner, best_first
 from scheduler.sim.papers.esg.printed_esg import Application, esg_paper
 from scheduler.sim.papers.esg.search_costs import brute_force, search_study
-from scheduler.workflows.dispatch import NodeRoom
+from scheduler.workflows.node_choice import NodeRoom
 from scheduler.workflows.path_curve import path_curve
 from scheduler.workflows.stage_profiles import Configuration
 
 PAPER = esg_paper()
-BOTH = [EsgAssumptions(scaling=scaling) for scaling in Scaling]
+BOTH = [EsgAssumptions(scaling=scaling) for scaling in GpuScaling]
 CHOSEN = BOTH[0]
 CLASSIFY, *_, EXPANDED = PAPER.applications
 EMPTY = NodeRoom(PAPER.vcpus, PAPER.vgpus, True)

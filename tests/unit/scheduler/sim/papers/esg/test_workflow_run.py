@@ -8,11 +8,11 @@ import pytest
 
 from scheduler.sim.papers.esg.adaptive_planners import AppFunctionLanes, EsgPlanner
 from scheduler.sim.papers.esg.esg_experiments import HEAVY, STRICT, SYSTEMS
-from scheduler.sim.papers.esg.fitted_profiles import LEAST, EsgAssumptions, Scaling
+from scheduler.sim.papers.esg.fitted_profiles import LEAST, EsgAssumptions, GpuScaling
 from scheduler.sim.papers.esg.lane_plans import LanePlan, LanePlanner, WorkflowCall
 from scheduler.sim.papers.esg.printed_esg import Application, LoadLevel, esg_paper
 from scheduler.sim.papers.esg.workflow_run import WorkflowRun, calls_of
-from scheduler.workflows.dispatch import NodeChoice, NodeRoom, home
+from scheduler.workflows.node_choice import NodeChoice, NodeRoom, home
 from scheduler.workflows.stage_profiles import Configuration
 
 PLAIN = EsgAssumptions(noise=0.0)
@@ -87,11 +87,11 @@ def run(planner: LanePlanner, assumed: EsgAssumptions, calls: list[WorkflowCall]
     return found
 
 
-@pytest.mark.parametrize("scaling", list(Scaling))
+@pytest.mark.parametrize("scaling", list(GpuScaling))
 @pytest.mark.parametrize("level", [PAPER.level(STRICT), PAPER.level(HEAVY), OVERLOAD])
 @pytest.mark.parametrize("system", list(SYSTEMS))
 def test_every_call_ends_once_and_capacity_holds_under_every_system(
-    system: str, level: LoadLevel, scaling: Scaling
+    system: str, level: LoadLevel, scaling: GpuScaling
 ) -> None:
     assumed = EsgAssumptions(scaling=scaling)
     watched = Watched(SYSTEMS[system](assumed))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.workflows.dispatch import NodeChoice, NodeRoom, RecheckList, dispatch, home
+from scheduler.workflows.node_choice import NodeChoice, NodeRoom, RecheckList, dispatch, home
 from scheduler.workflows.prewarming import IntervalForecast, warms_another
 from scheduler.workflows.stage_profiles import Configuration
 
