@@ -4,7 +4,7 @@ The paper says home invoker, warm invokers, cold ones. A home that has room but 
 of the function is read as a cold one: there the stage would first wait seconds for its start.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from zlib import crc32
@@ -79,9 +79,6 @@ class RecheckList:
 
     def __contains__(self, queue: Hashable) -> bool:
         return queue in self._rounds
-
-    def __iter__(self) -> Iterator[Hashable]:
-        return iter(tuple(self._rounds))
 
     def enter(self, queue: Hashable) -> None:
         """Remember a queue for which there was no room."""

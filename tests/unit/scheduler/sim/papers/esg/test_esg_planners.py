@@ -167,6 +167,15 @@ def test_orion_answers_with_the_nearest_state_when_it_is_cut_off() -> None:
     assert found.search_s == pytest.approx(1 / CHOSEN.states_a_ms / 1e3)
 
 
+def test_orion_by_cost_ends_at_its_first_state_when_the_deadline_is_relaxed() -> None:
+    for application in PAPER.applications:
+        slo_s = 1.2 * PAPER.alone_s(application)
+
+        found = best_first(application.stages, slo_s, CHOSEN, 100.0, by_cost=True)
+
+        assert set(found.configurations) == {LEAST}
+
+
 def test_orion_thinks_before_the_first_stage_alone() -> None:
     planner = OrionPlanner(CHOSEN)
 
