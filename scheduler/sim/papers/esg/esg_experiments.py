@@ -82,11 +82,11 @@ def default_esg_plan() -> EsgPlan:
         assumed=chosen,
         scalings=tuple(GpuScaling),
         calls=1000,
-        seeds=5,
+        seeds=3,
         pair_seeds=20,
         variants=esg_variants(chosen),
-        variant_seeds=2,
-        loads=(1.0, 0.9, 0.8, 0.7),
+        variant_seeds=1,
+        loads=(1.0, 0.9, 0.8),
     )
 
 
