@@ -272,4 +272,4 @@ def _as_it_is(gpu: Gpu) -> GpuSnapshot:
         for slot in gpu.slots
         for lease in slot.leases.values()
     )
-    return GpuSnapshot(gpu.spec, residents, leases)
+    return GpuSnapshot(gpu.spec, residents, leases, loading=tuple(gpu.loads))

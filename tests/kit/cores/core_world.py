@@ -22,6 +22,7 @@ from scheduler.model.events import (
     LeaseReleased,
     LoadFailed,
     ModelDemoted,
+    ModelLoaded,
     NodeSnapshot,
     RequestArrived,
     SlotFreed,
@@ -60,6 +61,8 @@ class World:
     ends: dict[RequestId, list[RequestOutcome]] = field(default_factory=dict)
     recalled: list[LeaseId] = field(default_factory=list)
     stages: list[tuple[float, StageDue]] = field(default_factory=list)
+    loads: dict[GpuId, set[ModelId]] = field(default_factory=dict)
+    beside: set[LeaseId] = field(default_factory=set)
 
     def send(self, event: Event, at: float | None = None) -> list[Action]:
         """Hand one event to the core, and keep the books by its answer."""
@@ -70,6 +73,9 @@ class World:
         self.answers.append(actions)
         for action in actions:
             self._note(action)
+        for gpu_id, models in self.loads.items():  # what has left is loaded no more
+            gpu = self.core.cluster.gpus.get(gpu_id)
+            models.intersection_update(() if gpu is None else gpu.cache.residents)
         return actions
 
     def _note_event(self, event: Event) -> None:
@@ -83,6 +89,8 @@ class World:
             for lease in self.leases.values():
                 if lease.gpu == event.gpu:
                     lease.models.discard(event.model)
+        elif isinstance(event, ModelLoaded):
+            self.loads.get(event.gpu, set()).discard(event.model)
         elif isinstance(event, NodeSnapshot):
             self._note_snapshot(event)
 
@@ -96,6 +104,7 @@ class World:
         for lease in mine:
             lease.models &= residents.get(lease.gpu, set())
         for snapshot in event.gpus:
+            self.loads[snapshot.gpu.id] = set(snapshot.loading)
             for live in snapshot.leases:
                 models = set(live.models) & residents[snapshot.gpu.id]
                 adopted = HeldLease(live.lease, live.slot, snapshot.gpu.id, models, self.now)
@@ -106,6 +115,11 @@ class World:
             del self.leases[lease.id]
 
     def _note(self, action: Action) -> None:
+        if isinstance(action, Prepare):
+            loads = self.loads.setdefault(action.gpu, set())
+            loads.update(load.model for load in action.loads)
+            if action.beside:
+                self.beside.add(action.lease)
         if isinstance(action, Prepare) and action.prefetch:
             models = {load.model for load in action.loads}
             done_s = self.now

@@ -57,15 +57,16 @@ class NaiveBill:
     def _gpu(self, gpu: Gpu) -> None:
         cache, name = gpu.cache, gpu.spec.id
         leases = [lease for slot in gpu.slots for lease in slot.leases.values()]
-        idle_slots = sum(not slot.leases for slot in gpu.slots)
+        idle_slots = sum(all(each.beside for each in s.leases.values()) for s in gpu.slots)
         held = sum(resident.bytes for resident in cache.residents.values())
         held += sum(context.bytes for context in cache.contexts.values())
         self._capacity[name] = (
             len(gpu.slots), idle_slots, cache.memory_bytes, cache.memory_bytes - held,
         )  # fmt: skip
         for slot in gpu.slots:
-            for lease in slot.leases.values():
-                share = Fraction(1, len(slot.leases) * len(lease.models))
+            computing = [lease for lease in slot.leases.values() if not lease.beside]
+            for lease in computing:
+                share = Fraction(1, len(computing) * len(lease.models))
                 for model in lease.models:
                     self._charge((name, model, GPU_TIME), lease, share)
         for model, resident in cache.residents.items():

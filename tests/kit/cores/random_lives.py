@@ -37,7 +37,8 @@ SIZES_MB = (700, 1300, 1900, 2600, 3500, 5200)
 _COMMON = ("arrive",) * 12 + ("free",) * 10 + ("release",) * 5
 KINDS = (
     *_COMMON,
-    *("again", "cancel", "deadline", "wanted", "wanted", "run", "loaded", "load_failed"),
+    *("again", "cancel", "deadline", "wanted", "wanted", "run", "load_failed"),
+    *("loaded",) * 3,
     *("run_failed", "pin", "unpin", "prefetch", "evict", "pressure", "policy", "snapshot"),
     *("demoted", "register", "join", "join", "drain", "lose", "timer", "stale"),
     *("silent", "heard", "used", "used", "used", "recall_passed"),
@@ -179,6 +180,10 @@ class Chaos:
         return events.RunFinished(lease.slot, ran, 1 + how % 3, 0.1 + how / 50, peak_bytes)
 
     def _loaded(self, who: int, how: int) -> Event | None:
+        under_way = [(gpu, each) for gpu, of in self.world.loads.items() for each in sorted(of)]
+        if under_way and how % 4:  # perhaps of a load whose lease has ended
+            there, model_id = under_way[who % len(under_way)]
+            return events.ModelLoaded(there, model_id, 0.5 + how / 9, Tier.ABSENT)
         lease = self._lease(who)
         if lease is None or not lease.models:
             return None
@@ -313,11 +318,14 @@ class Chaos:
         mine = [lease for lease in self.world.leases.values() if lease.gpu == there]
         leases = [LiveLease(each.id, each.slot, tuple(sorted(each.models))) for each in mine]
         contexts = [(each.model, each.bytes) for each in cache.contexts.values()][how % 3 :]
+        loading = [each for each in cache.residents if each in self.world.loads.get(there, ())]
+        del loading[: who % 5 == 0]  # the report of a load was lost
         difference = how % 6
         if difference == 0 and leases:
             leases.pop(who % len(leases))
         elif difference == 1 and residents:
-            residents.pop(who % len(residents))
+            gone, _ = residents.pop(who % len(residents))
+            loading = [each for each in loading if each != gone]
         elif difference == 2 and _model(how) not in cache.residents:
             residents.insert(0, (_model(how), min(700 * MIB, cache.free_bytes)))
         elif difference == 3 and residents:
@@ -325,7 +333,15 @@ class Chaos:
         gpus = (
             ()
             if difference == 4
-            else (GpuSnapshot(spec, tuple(residents), tuple(leases), tuple(contexts)),)
+            else (
+                GpuSnapshot(
+                    spec,
+                    tuple(residents),
+                    tuple(leases),
+                    tuple(contexts),
+                    loading=tuple(loading),
+                ),
+            )
         )
         stored = ((_model(who), Tier.HOST), (_model(how), Tier.DISK))
         return NodeSnapshot(spec.node, gpus, stored, _after(how))
