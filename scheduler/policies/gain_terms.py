@@ -1,9 +1,9 @@
-"""What a copy of a model is worth, and what waits for it: terms that weighing policies share."""
+"""What copies of models are worth, and what waits for them: terms that weighing policies share."""
 
 from collections.abc import Sequence
 
 from cache_manager.model.ids import ModelId
-from scheduler.policies.placement_policy import RequestView, SlotView, View
+from scheduler.policies.placement_policy import ModelFacts, RequestView, SlotView, View
 
 
 def worth_s(view: View, models: Sequence[ModelId], memory: float) -> float:
@@ -15,11 +15,21 @@ def worth_s(view: View, models: Sequence[ModelId], memory: float) -> float:
     total_s = 0.0
     for model in models:
         facts = view.facts(model)
-        others = facts.copies - 1
-        busy = min(1.0, facts.rate * facts.run_s / others) ** others if others > 0 else 1.0
         expected = memory * facts.rate * facts.load_s / max(facts.run_s, 1e-6)
-        total_s += facts.load_s * expected * busy
+        total_s += facts.load_s * expected * _all_others_busy(facts)
     return total_s
+
+
+def reloads(view: View, models: Sequence[ModelId]) -> float:
+    """How many requests would wait for loads at a time, on average, if these copies were lost.
+
+    Those that come during one load, times the chance that all other copies are busy.
+    """
+    total = 0.0
+    for model in models:
+        facts = view.facts(model)
+        total += facts.rate * facts.load_s * _all_others_busy(facts)
+    return total
 
 
 def wait_at_s(
@@ -39,3 +49,8 @@ def wait_at_s(
     own_work_s = before * view.run_s(request, holder) / view.copies(request)
     rivals_s = view.rival_work_s(holder, request)
     return begins_s + rivals * rivals_s + backlog * own_work_s
+
+
+def _all_others_busy(facts: ModelFacts) -> float:
+    others = facts.copies - 1
+    return min(1.0, facts.rate * facts.run_s / others) ** others if others > 0 else 1.0

@@ -146,9 +146,7 @@ class Engine:
         run_s = model.run_s + self._overhead_s
         return SimModel(model.id, model.size_class, model.memory_bytes, model.load_s, run_s)
 
-    def _push(
-        self, at_s: float, events: tuple[Event, ...], loaded: Dispatch | None = None
-    ) -> None:
+    def _push(self, at_s: float, events: tuple[Event, ...], loaded: Dispatch | None = None) -> None:
         """Have these events happen then; after them a lease is `loaded` that was beside runs."""
         self._order += 1
         heappush(self._due, (at_s, self._order, events, loaded))

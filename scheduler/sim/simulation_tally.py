@@ -46,9 +46,7 @@ class SimulationTally:
             self._misses += 1
             self._false_misses += action.held_elsewhere
 
-    def answered(
-        self, requests: Sequence[RequestId], done_s: float, computing_s: float
-    ) -> None:
+    def answered(self, requests: Sequence[RequestId], done_s: float, computing_s: float) -> None:
         """When the requests of a placement will have been answered."""
         for request in requests:
             self.latencies.append(done_s - self._arrived_s.pop(request))

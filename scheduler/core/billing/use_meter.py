@@ -87,6 +87,7 @@ class UseMeter:
         for model in lease.models:
             payers += self._payers(book, model, bill.functions, now_us)
         self._share(of_slot, now_us)
+        of_slot.settle(now_us)  # the bill is older than its part in the slot
         of_slot.begin(lease.id, bill, payers, now_us)
 
     def ended(self, lease: ActiveLease, now: float) -> None:
