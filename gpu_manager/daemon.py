@@ -198,10 +198,8 @@ def _gpu(device: GpuDevice, node: NodeId, settings: NodeSettings) -> HostGpu:
     spec = GpuSpec(
         device.id, node, device.memory_bytes, device.gpu_type, slots, context_bytes=context_bytes
     )
-    gpu = HostGpu(device, spec, Ledger(device.memory_bytes, context_bytes))
-    if overlap > 1:
-        gpu.turns = make_turns()
-    return gpu
+    # Also with one lease at a time: one whose models were loaded beside its runs may join it.
+    return HostGpu(device, spec, Ledger(device.memory_bytes, context_bytes), turns=make_turns())
 
 
 # The memory that a process takes on a GPU before it holds a model; used until it is measured.

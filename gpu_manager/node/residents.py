@@ -99,7 +99,7 @@ class HostGpu:
 
     `contexts` are the processes that models left, by these models, until others take them, `shared`
     those in which a tenant's models are, by the tenant. `turns` is the lock file by which the GPU's
-    workers take turns if its slot has several leases.
+    workers take turns: its slot may have several leases.
     """
 
     device: GpuDevice
