@@ -1,12 +1,18 @@
-"""16 models on 4 GPUs with room for 4 each, through HTTP: ours beside Ray Serve's multiplexing."""
+"""16 models on 4 GPUs with room for 4 each, through HTTP: ours beside Ray Serve's multiplexing.
+
+Ours under each of two policies: `lalbo3`, where a load has the GPU to itself, and `beside`.
+"""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from bench.gateway import bench_functions
 from bench.gateway.bench_stacks import call_until_leased, stack_of_builds
+from bench.gateway.measured_calls import usage_of_peer, usage_of_stack
+from bench.measure.call_costs import CallCosts, call_costs
 from bench.measure.load_figures import LoadFigures, figures_of, http_post, load_of
 from bench.measure.peers import peer_servers
 from bench.measure.peers.peer_installs import PeerSystem
@@ -24,16 +30,22 @@ _MEASURED_S, _ASK_S = 20.0, 0.2
 
 @dataclass(frozen=True, slots=True)
 class ZipfRun:
-    """The figures of the measured calls, and how many of them found their model on a GPU."""
+    """The costs of the measured calls, and how many of them found their model on a GPU."""
 
-    figures: LoadFigures
+    costs: CallCosts
     hit_ratio: float
+
+    @property
+    def figures(self) -> LoadFigures:
+        """Rates and times of the measured calls."""
+        return self.costs.figures
 
 
 @contextmanager
-def warm_stack() -> Iterator[WholeStack]:
+def warm_stack(gpu_overlap: int = 1) -> Iterator[WholeStack]:
     """A stack with sixteen functions that have traced their models and had a lease for each."""
     options = {
+        "--gpu-overlap": str(gpu_overlap),
         "--devices": f"cpu:{ZIPF_GPUS}",
         "--gpu-memory": str(_GPU_MEMORY_BYTES),
         "--emulate-load": str(_LOAD_S),
@@ -50,8 +62,9 @@ def warm_stack() -> Iterator[WholeStack]:
         yield running
 
 
-def ours(running: WholeStack, seed: int) -> ZipfRun:
+def ours(running: WholeStack, seed: int, policy: str) -> ZipfRun:
     """Cold caches: all models leave the GPUs first."""
+    running.set_policy(policy)
     running.evict_all()
     calls = [
         http_post(f"/function/{bench_functions.model_name(number)}")
@@ -60,7 +73,10 @@ def ours(running: WholeStack, seed: int) -> ZipfRun:
     order = chosen(seed)
     load_of(running.url, calls, ZIPF_CALLERS, iter(order[:ZIPF_WARMING]))
     before = running.cache()
-    found = figures_of(load_of(running.url, calls, ZIPF_CALLERS, iter(order[ZIPF_WARMING:])))
+    found = call_costs(
+        lambda: figures_of(load_of(running.url, calls, ZIPF_CALLERS, iter(order[ZIPF_WARMING:]))),
+        partial(usage_of_stack, running.pid),
+    )
     ratio = running.cache().since(before).hit_ratio
     return ZipfRun(found, float("nan") if ratio is None else ratio)
 
@@ -74,9 +90,15 @@ def of_ray(seed: int, program: PeerProgram) -> ZipfRun:
     order = chosen(seed)
     with peer_servers.peer_server(PeerSystem.RAY, program) as served:
         load_of(served.url, calls, ZIPF_CALLERS, iter(order[:ZIPF_WARMING]))
-        outcome = load_of(served.url, calls, ZIPF_CALLERS, iter(order[ZIPF_WARMING:]))
-    statuses = outcome.tally.figures().statuses
-    return ZipfRun(figures_of(outcome), 1.0 - statuses.get(_MISS, 0) / ZIPF_MEASURED)
+        statuses: dict[str, int] = {}
+
+        def put_load() -> LoadFigures:
+            outcome = load_of(served.url, calls, ZIPF_CALLERS, iter(order[ZIPF_WARMING:]))
+            statuses.update(outcome.tally.figures().statuses)
+            return figures_of(outcome)
+
+        found = call_costs(put_load, partial(usage_of_peer, served.pid))
+    return ZipfRun(found, 1.0 - statuses.get(_MISS, 0) / ZIPF_MEASURED)
 
 
 def chosen(seed: int) -> list[int]:
