@@ -43,5 +43,5 @@ def _gpu_snapshot(gpu: HostGpu, leases: LeasesInForce) -> GpuSnapshot:
     )
     contexts = tuple((found.model, gpu.ledger.of_context(found)) for found in gpu.contexts.values())
     spec = replace(gpu.spec, context_bytes=gpu.ledger.context_bytes)
-    set_aside_bytes = gpu.ledger.set_aside_bytes
-    return GpuSnapshot(spec, residents, live, contexts, set_aside_bytes, loading)
+    shared = tuple((process.bytes, gpu.sharing(tenant)) for tenant, process in gpu.shared.items())
+    return GpuSnapshot(spec, residents, live, contexts, shared, loading)
