@@ -201,7 +201,7 @@ class RequestNames:
 class FollowedLease:
     """A lease while it is followed through a recording.
 
-    One that was loaded beside the runs of others is ready when those that it is `behind` have ended.
+    One that was loaded beside runs is ready when those have ended that it is `behind`.
     """
 
     lease: LeaseId
