@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from cache_manager.model.ids import GpuId, ModelId
+from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.core.core import Core
 from scheduler.model.actions import (
     Action,
@@ -160,8 +160,13 @@ class World:
         return self.send(LeaseReleased(self.lease_on(slot), may_return))
 
     def free(self, slot: str, at: float | None = None) -> list[Action]:
-        """The manager ends the oldest lease on a slot."""
-        return self.send(SlotFreed(SlotId(slot), self.lease_on(slot)), at)
+        """The manager ends the oldest lease on a slot, after its load, if that is beside runs."""
+        lease = self.leases[self.lease_on(slot)]
+        loaded = sorted(self.loads.get(lease.gpu, set()) & lease.models)
+        found: list[Action] = []
+        for model in loaded if lease.id in self.beside else ():
+            found += self.send(ModelLoaded(lease.gpu, model, 1.0, Tier.ABSENT), at)
+        return found + self.send(SlotFreed(SlotId(slot), lease.id), at)
 
 
 def placements(actions: list[Action]) -> list[tuple[str, str]]:
