@@ -26,6 +26,7 @@ from testbed.live.live_runs import ZIPF_CALLERS, ZIPF_MEASURED, ZIPF_WARMING
 _Choice = TypeVar("_Choice", bound=StrEnum)
 _ROUNDS, _SECONDS, _SEEDS = 3, 4.0, (1, 2, 3)
 _IDLE_S = 30.0
+_POLICIES = ("lalbo3", "beside")
 _RAY_ZIPF = {"Ray Serve": PeerProgram.ZIPF, "Ray Serve, overlapped": PeerProgram.ZIPF_OVERLAPPED}
 
 
@@ -142,25 +143,31 @@ def _zipf(report: BenchReport, *, with_ray: bool, seeds: Sequence[int]) -> None:
         f"Zipf 1.0, load 250 ms, run 20 ms, cold caches; {ZIPF_WARMING} calls, then "
         f"{ZIPF_MEASURED} that are measured, of {ZIPF_CALLERS} clients. Ours: a function process "
         "for each model, the real shim and GPU manager, loads and runs at least as long as these. "
-        "Ray Serve: 4 replicas, max_num_models_per_replica=4, where loads and runs only sleep; "
-        "a load has the GPU to itself as it has with us, or (`overlapped`) other models run "
-        "meanwhile. "
+        "With the policy lalbo3 a load has the GPU to itself, with `beside` other models run "
+        "meanwhile. Ray Serve: 4 replicas, max_num_models_per_replica=4, where loads and runs only "
+        "sleep; a load has the GPU to itself, or (`overlapped`) other models run meanwhile. By "
+        "seed, one after the other; `others` is what everything else on the machine took. "
         f"Load average before: {load_average()}.\n"
     )
-    report.add("| system | seed | calls/s | median ms | p99 ms | hit ratio | failed |")
-    report.add("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    head = "calls/s | median ms | p99 ms | hit ratio | processor ms a call | others, cores | failed"
+    report.add(f"| system | seed | {head} |")
+    report.add(f"| --- | ---: |{' ---: |' * len(head.split('|'))}")
     runs: dict[str, list[ZipfRun]] = {}
-    for seed in seeds:
-        if with_ray:
-            for name, program in _RAY_ZIPF.items():
-                _show_zipf(report, runs, name, seed, of_ray(seed, program))
     with warm_stack() as running:
-        for seed in seeds:
-            _show_zipf(report, runs, "gpufaas", seed, ours(running, seed))
+        for number, seed in enumerate(seeds):
+            for policy in _POLICIES if number % 2 else reversed(_POLICIES):
+                _show_zipf(report, runs, f"gpufaas, {policy}", seed, ours(running, seed, policy))
+            for name, program in _RAY_ZIPF.items() if with_ray else ():
+                _show_zipf(report, runs, name, seed, of_ray(seed, program))
     for name, found in runs.items():
         row = medians([each.figures for each in found])
-        ratio = median(each.hit_ratio for each in found)
-        report.add(f"| {name} | median | {cells(row)} | {ratio:.3f} | {row.failed} |")
+        ratio, call_ms, others = (
+            median(values) for values in zip(*[_shares(each) for each in found], strict=True)
+        )
+        report.add(
+            f"| {name} | median | {cells(row)} | {ratio:.3f} | {call_ms:.1f} | {others:.1f} | "
+            f"{row.failed} |"
+        )
 
 
 def _show_zipf(
@@ -168,7 +175,17 @@ def _show_zipf(
 ) -> None:
     runs.setdefault(name, []).append(found)
     row = found.figures
-    report.add(f"| {name} | {seed} | {cells(row)} | {found.hit_ratio:.3f} | {row.failed} |")
+    ratio, call_ms, others = _shares(found)
+    report.add(
+        f"| {name} | {seed} | {cells(row)} | {ratio:.3f} | {call_ms:.1f} | {others:.1f} | "
+        f"{row.failed} |"
+    )
+
+
+def _shares(found: ZipfRun) -> tuple[float, float, float]:
+    """The hit ratio, a call's processor time in ms, and what everything else took."""
+    call_ms = 1e3 * sum(found.costs.processor_s.values())
+    return found.hit_ratio, call_ms, found.costs.others
 
 
 if __name__ == "__main__":

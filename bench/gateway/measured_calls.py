@@ -88,13 +88,13 @@ def _target(case: CallCase, instances: int) -> Iterator[_Target]:
         program = _PROGRAMS[case.kind]
         calls = empty_calls(path) if program is PeerProgram.NOOP else computing_calls({0: path})
         with peer_server(PEERS[case.system], program) as served:
-            yield _Target(served.url, calls, partial(_usage_of_peer, served.pid))
+            yield _Target(served.url, calls, partial(usage_of_peer, served.pid))
     else:
         devices = f"cpu:{GPUS[case.kind]}"
         with stack_of_builds("--devices", devices, "--gpu-memory", "1GiB") as running:
             calls = _deploy(running, case.kind, instances)
             leases = None if case.kind is CallKind.PLAIN else partial(_leases, running)
-            yield _Target(running.url, calls, partial(_usage_of_stack, running.pid), leases)
+            yield _Target(running.url, calls, partial(usage_of_stack, running.pid), leases)
 
 
 def _deploy(running: WholeStack, kind: CallKind, instances: int) -> CheckedCalls:
@@ -131,11 +131,12 @@ def _leases(running: WholeStack) -> int:
     return found.hits + found.misses
 
 
-def _usage_of_stack(pid: int) -> dict[str, float]:
+def usage_of_stack(pid: int) -> dict[str, float]:
+    """The processor seconds so far of each part of ours."""
     parts = usage_by_part(process_tree(pid))
     return {name: part.processor_s for name, part in parts.items()}
 
 
-def _usage_of_peer(pid: int) -> dict[str, float]:
+def usage_of_peer(pid: int) -> dict[str, float]:
     """A peer's processes are not told apart."""
     return {"all": sum(each.processor_s for each in process_tree(pid).values())}

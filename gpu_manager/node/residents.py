@@ -105,7 +105,7 @@ class HostGpu:
 
     `contexts` are the processes that models left, by these models, until others take them, `shared`
     those in which a tenant's models are, by the tenant. `turns` is the lock file by which the GPU's
-    workers take turns if its slot has several leases. `paths` are the directions of its PCIe.
+    workers take turns: its slot may have several leases. `paths` are the directions of its PCIe.
     """
 
     device: GpuDevice
