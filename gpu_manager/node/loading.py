@@ -182,6 +182,7 @@ class Loader:
         """Host the model as its function wishes; a process that others share needs memory, too."""
         model = self._catalogue.get(resident.model)
         resident.runtime = self._runtime.hosting(model.wishes.runtime, model.id)
+        resident.gpu_share = model.wishes.share
         if resident.runtime == STREAM:
             needed_bytes = gpu.ledger.context_bytes
             await self._granted(
@@ -281,6 +282,7 @@ class Loader:
             arrival=ImageFeed(request, total_bytes, self._pcie) if arrives else None,
             emptied=None if resident.takes is None else resident.takes.host,
             runtime=resident.runtime,
+            gpu_share=resident.gpu_share,
         )
 
     def _forget(self, gpu: HostGpu, resident: ModelOnGpu) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
 from cache_manager.model.ids import GpuId, ModelId
-from common.gpu_wishes import PROCESS
+from common.gpu_wishes import PROCESS, WHOLE
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.errors import GpuManagerError
 from gpu_manager.node.change_signal import ChangeSignal
@@ -44,6 +44,7 @@ class ModelOnGpu:
         self.since_s = self.used_s = now_s
         self.uses = 0
         self.runtime = PROCESS
+        self.gpu_share = WHOLE  # of the GPU's multiprocessors
         self.hosted: HostedModel | None = None
         self.hold: ImageHold | None = None
         self.loading: asyncio.Task[None] | None = None

@@ -59,7 +59,8 @@ class LoadOrder:
     the lock by which runtimes run one call at a time on the GPU (`worker/device/gpu_turns.py`); it
     is given if several leases may be in force on the GPU. The caller keeps both descriptors.
     `emptied` is the process that takes the model, left there by another model of the tenant;
-    without one, or if it has ended, a process that was prepared does.
+    without one, or if it has ended, a process that was prepared does. The model's calls run on no
+    more than this `gpu_share` of the GPU's multiprocessors, or the load fails.
     """
 
     model: str
@@ -76,6 +77,7 @@ class LoadOrder:
     emptied: "EmptyHost | None" = None
     arrival: ArrivingWeights | None = None
     runtime: str = "process"
+    gpu_share: float = 1.0
 
 
 class PressureAnswer(NamedTuple):

@@ -26,6 +26,13 @@ class OutOfMemory(GpuManagerError):
         super().__init__(detail)
 
 
+class ShareRefused(GpuManagerError):
+    """A share of a GPU's multiprocessors that a model wishes for, and that this GPU cannot give."""
+
+    def __init__(self, share: float, why: str) -> None:
+        super().__init__(f"com.gpufaas.share: {100 * share:.3g} % of this GPU: {why}")
+
+
 class CannotRecord(GpuManagerError):
     """Work that cannot be recorded and replayed; the text is the driver's reason."""
 

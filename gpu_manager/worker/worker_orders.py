@@ -48,7 +48,8 @@ class LoadImage(NamedTuple):
     """Manager to worker, with the image's descriptor: hold this image. Times are the least.
 
     The next descriptor, of an image that is `arriving`, is that of a pipe that tells how much is
-    there (`device/arrival.py`). A model that is `shared` is one of several in this worker.
+    there (`device/arrival.py`). A model that is `shared` is one of several in this worker. Its
+    calls use no more than a `gpu_share` of the GPU's multiprocessors.
     """
 
     model: int
@@ -60,6 +61,7 @@ class LoadImage(NamedTuple):
     run_s: float
     arriving: bool
     shared: bool
+    gpu_share: float
 
 
 class ImageLoaded(NamedTuple):

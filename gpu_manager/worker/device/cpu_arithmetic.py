@@ -20,6 +20,7 @@ from gpu_manager.worker.device.pool.memory_pool import MemoryPool
 from gpu_manager.worker.device.pool.pool_floor import SharedPool
 from gpu_manager.worker.device.pool.pooled_memory import PooledMemory
 from gpu_manager.worker.device.process_memory import EmulatedMemory, ProcessMemory
+from gpu_manager.worker.device.thread_share import ThreadShare
 from gpu_manager.worker.device.worker_device import WorkRecorder
 
 Result = TypeVar("Result")
@@ -39,11 +40,13 @@ class CpuArithmetic:
         context_bytes: int = 0,
         memory: EmulatedMemory | None = None,
         library: MemoryPool | None = None,
+        all_threads: int | None = None,
     ) -> None:
         """Emulate a context that takes this time and memory.
 
         The memory is by default all that the process takes from now on; parts for several models
-        need the library of a pool.
+        need the library of a pool. `all_threads` compute for the whole GPU, by default as many as
+        torch uses.
         """
         self._context_s = context_s
         self._context_bytes = context_bytes
@@ -54,13 +57,16 @@ class CpuArithmetic:
         self._shared: SharedPool | None = None
         self._weights_bytes = 0
         self._limit_bytes = 0
+        self._all_threads = all_threads or torch.get_num_threads()
+        self._share = ThreadShare(1.0, self._all_threads)
 
     def part(self, model: int) -> "CpuArithmetic":
         """The part of one of several models, which come from one pool."""
         if self._shared is None:
             assert self._library is not None, "a worker for several models has the pool's library"
             self._shared = SharedPool(self._library)
-        return CpuArithmetic(memory=PooledMemory(self._shared, model))
+        memory = PooledMemory(self._shared, model)
+        return CpuArithmetic(memory=memory, all_threads=self._all_threads)
 
     def warm(self) -> None:
         """Take as long as a context takes; others that are made meanwhile do not delay it."""
@@ -69,9 +75,14 @@ class CpuArithmetic:
     def wait_for_copies(self) -> None:
         """Nothing: no context is needed to map an image."""
 
+    def use_share(self, share: float) -> None:
+        """Compute with this share of the threads."""
+        self._share = ThreadShare(share, self._all_threads)
+
     def adopt_thread(self) -> None:
-        """What this thread allocates counts as this model's."""
+        """What this thread allocates counts as this model's; it computes with the model's share."""
         self._memory.adopt_thread()
+        self._share.adopt_thread()
 
     def overhead_bytes(self) -> int:
         """The context, and what was taken since the beginning."""
@@ -98,6 +109,7 @@ class CpuArithmetic:
         """Count no weights any more, and lift the limit for the next model."""
         self._weights_bytes = self._limit_bytes = 0
         self._memory.lift()
+        self._share = ThreadShare(1.0, self._all_threads)
         self.release()
 
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
@@ -160,7 +172,7 @@ class CpuArithmetic:
             self.limit(self._limit_bytes)
             self._memory.watch()
         try:
-            with self._memory.computing():
+            with self._share.computing(), self._memory.computing():
                 result = work()
         except (MemoryError, RuntimeError) as error:
             self._check_shortage(error)

@@ -13,6 +13,7 @@ from gpu_manager.worker.device.cuda_graphs import CudaRecorder, end_allocation
 from gpu_manager.worker.device.cuda_runtime import CudaRuntime, loaded_runtime
 from gpu_manager.worker.device.driver_account import DriverAccount, context_bytes, read_account
 from gpu_manager.worker.device.image_file import ImageFile
+from gpu_manager.worker.device.sm_partitions import SmPartition, SmPartitions
 from gpu_manager.worker.device.staged_copy import StagingBuffers
 from gpu_manager.worker.device.worker_device import WorkRecorder
 
@@ -51,6 +52,7 @@ class CudaContext:
         end_allocation: Callable[[int, Any], None] = end_allocation,
         clear_workspaces: Callable[[], None] = clear_workspaces,
         make_part: MakePart | None = None,
+        partitions: SmPartitions | None = None,
     ) -> None:
         """All but the UUID and `make_part` stand in for a GPU in tests.
 
@@ -64,11 +66,14 @@ class CudaContext:
         self._clear_workspaces = clear_workspaces
         self._end_allocation = end_allocation
         self._make_part = make_part
+        self._partitions = partitions or SmPartitions()
+        self._partition: SmPartition | None = None
         self._free_streams: list[Any] = []  # of models that have left
         self._staging: StagingBuffers | None = None
         self._overhead_bytes = self._limit_bytes = self._pinned_bytes = 0
         self.total_bytes = 1  # of the GPU
-        self.recorder: WorkRecorder | None = CudaRecorder(cuda, self._runtime, end_allocation)
+        self._usual_recorder = CudaRecorder(cuda, self._runtime, end_allocation)
+        self.recorder: WorkRecorder | None = self._usual_recorder
         self._copies = threading.Event()  # set when weights can be copied, or never can
         self.accounting = threading.Lock()  # no image is allocated while it is held
 
@@ -111,10 +116,25 @@ class CudaContext:
             "account": self._account,
             "end_allocation": self._end_allocation,
             "clear_workspaces": self._clear_workspaces,
+            "partitions": self._partitions,
         }
 
+    def use_share(self, share: float) -> None:
+        """Have the work go to a stream of a green context; nothing is recorded then.
+
+        A recording would have a stream of its own, and be replayed on all multiprocessors.
+        """
+        if share < 1:
+            self._partition = self._partitions.take(share)
+            self.recorder = None
+
     def adopt_thread(self) -> None:
-        """Nothing: all threads use the current stream."""
+        """Nothing, but where the model has a share: other threads use the usual stream."""
+        if self._partition is not None:
+            self._cuda.set_stream(self._stream_of(self._partition))
+
+    def _stream_of(self, partition: SmPartition) -> Any:
+        return self._cuda.ExternalStream(partition.stream, self.device)
 
     def after_call(self) -> None:
         """Nothing: what stays allocated is counted, and the limit is looked at."""
@@ -140,10 +160,17 @@ class CudaContext:
     def clear(self) -> None:
         """Give back everything but the context: also the workspaces of cuBLAS."""
         self._cuda.synchronize()
+        self._give_back_share()
+        self.recorder = self._usual_recorder
         self._limit_bytes = 0
         self._cuda.set_per_process_memory_fraction(1.0, self.device)
         self._clear_workspaces()
         self._cuda.empty_cache()
+
+    def _give_back_share(self) -> None:
+        if self._partition is not None:
+            self._partitions.give_back(self._partition)
+            self._partition = None
 
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
         """Copy the whole image; its storages are parts of one allocation."""

@@ -29,7 +29,7 @@ class CudaStream(CudaContext):
         super().__init__(**whole.ingredients())
         # A recording's memory must be in no other pool: what is freed there would be given again.
         self.recorder = None
-        self._total_bytes = whole.total_bytes
+        self.total_bytes = whole.total_bytes
         self.accounting = whole.accounting
         self._copies.set()  # its context made them possible
         self._stream = stream
@@ -39,6 +39,13 @@ class CudaStream(CudaContext):
         self._renewing = threading.Lock()
         self._renewed_s = time.monotonic()
         self._shrinking: threading.Timer | None = None
+
+    def use_share(self, share: float) -> None:
+        """Have a stream of a green context instead of the usual one."""
+        super().use_share(share)
+        if self._partition is not None:
+            self._give_back(self._stream)
+            self._stream = self._stream_of(self._partition)
 
     def adopt_thread(self) -> None:
         """Have this thread's work go to the model's stream."""
@@ -80,7 +87,9 @@ class CudaStream(CudaContext):
             self._shrinking.cancel()
         self._limit_bytes = 0
         self.release()
-        self._give_back(self._stream)
+        if self._partition is None:
+            self._give_back(self._stream)
+        self._give_back_share()
 
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
         """Copy the whole image on the model's stream, into its pool."""

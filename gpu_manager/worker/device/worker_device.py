@@ -63,6 +63,12 @@ class WorkerDevice(Protocol):
     def after_call(self) -> None:
         """Give back memory that later calls will hardly need."""
 
+    def use_share(self, share: float) -> None:
+        """Run on no more than this share of the GPU from now on, in threads adopted from now on.
+
+        ShareRefused where the GPU cannot be shared so.
+        """
+
     def adopt_thread(self) -> None:
         """Have this thread work for this model alone, from now on."""
 
