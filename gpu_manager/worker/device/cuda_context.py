@@ -52,7 +52,6 @@ class CudaContext:
         end_allocation: Callable[[int, Any], None] = end_allocation,
         clear_workspaces: Callable[[], None] = clear_workspaces,
         make_part: MakePart | None = None,
-        partitions: SmPartitions | None = None,
     ) -> None:
         """All but the UUID and `make_part` stand in for a GPU in tests.
 
@@ -66,7 +65,7 @@ class CudaContext:
         self._clear_workspaces = clear_workspaces
         self._end_allocation = end_allocation
         self._make_part = make_part
-        self._partitions = partitions or SmPartitions()
+        self.partitions = SmPartitions()
         self._partition: SmPartition | None = None
         self._free_streams: list[Any] = []  # of models that have left
         self._staging: StagingBuffers | None = None
@@ -116,7 +115,6 @@ class CudaContext:
             "account": self._account,
             "end_allocation": self._end_allocation,
             "clear_workspaces": self._clear_workspaces,
-            "partitions": self._partitions,
         }
 
     def use_share(self, share: float) -> None:
@@ -125,7 +123,7 @@ class CudaContext:
         A recording would have a stream of its own, and be replayed on all multiprocessors.
         """
         if share < 1:
-            self._partition = self._partitions.take(share)
+            self._partition = self.partitions.take(share)
             self.recorder = None
 
     def adopt_thread(self) -> None:
@@ -169,7 +167,7 @@ class CudaContext:
 
     def _give_back_share(self) -> None:
         if self._partition is not None:
-            self._partitions.give_back(self._partition)
+            self.partitions.give_back(self._partition)
             self._partition = None
 
     def load(self, image: ImageFile) -> list[torch.UntypedStorage]:

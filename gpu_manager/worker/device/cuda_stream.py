@@ -31,6 +31,7 @@ class CudaStream(CudaContext):
         self.recorder = None
         self.total_bytes = whole.total_bytes
         self.accounting = whole.accounting
+        self.partitions = whole.partitions
         self._copies.set()  # its context made them possible
         self._stream = stream
         self._give_back = give_back

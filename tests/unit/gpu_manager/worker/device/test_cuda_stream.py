@@ -29,8 +29,8 @@ class Parts:
             self.cuda.end_allocation,
             lambda: self.cuda.log.append("clear_workspaces"),
             CudaStream,
-            SmPartitions(self.driver),
         )
+        self.whole.partitions = SmPartitions(self.driver)
         self.first, self.second = self.part(1), self.part(2)
 
     def part(self, number: int) -> CudaStream:
