@@ -276,13 +276,14 @@ class Loader:
             table=model.table.storages,
             total_bytes=total_bytes,
             image=request.descriptor,
-            limit_bytes=gpu.ledger.limit_bytes(model.id),
+            limit_bytes=gpu.limit_bytes(resident),
             emulation=Emulation(emulation.load_s + per_gib_s, emulation.run_s),
             turns=gpu.turns,
             arrival=ImageFeed(request, total_bytes, self._pcie) if arrives else None,
             emptied=None if resident.takes is None else resident.takes.host,
             runtime=resident.runtime,
             gpu_share=resident.gpu_share,
+            together_bytes=gpu.together_bytes(resident),
         )
 
     def _forget(self, gpu: HostGpu, resident: ModelOnGpu) -> None:

@@ -138,7 +138,7 @@ class NodeAdministration:
             "name": gpu.device.name,
             "memory_bytes": gpu.device.memory_bytes,
             "granted_bytes": gpu.ledger.granted_bytes,
-            "shared_bytes": gpu.ledger.set_aside_bytes,
+            "shared_bytes": gpu.shared_bytes,
             "used_bytes": gpu.device.used_bytes(),
             "utilisation": gpu.device.utilisation(),
             "models": len(gpu.residents),

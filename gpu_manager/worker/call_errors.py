@@ -19,10 +19,14 @@ class CallRefused(GpuManagerError):
 
 
 class OutOfMemory(GpuManagerError):
-    """A call needs more than the worker may use: `need_bytes` in all, as far as is known."""
+    """A call needs more than the worker may use: `need_bytes` in all, as far as is known.
 
-    def __init__(self, need_bytes: int, detail: str) -> None:
+    `by_others` where the call's model may have that much, and others of the process have it now.
+    """
+
+    def __init__(self, need_bytes: int, detail: str, *, by_others: bool = False) -> None:
         self.need_bytes = need_bytes
+        self.by_others = by_others
         super().__init__(detail)
 
 

@@ -49,7 +49,8 @@ class LoadImage(NamedTuple):
 
     The next descriptor, of an image that is `arriving`, is that of a pipe that tells how much is
     there (`device/arrival.py`). A model that is `shared` is one of several in this worker. Its
-    calls use no more than a `gpu_share` of the GPU's multiprocessors.
+    calls use no more than a `gpu_share` of the GPU's multiprocessors. `together_bytes` is what all
+    models may use at once, or 0.
     """
 
     model: int
@@ -62,6 +63,7 @@ class LoadImage(NamedTuple):
     arriving: bool
     shared: bool
     gpu_share: float
+    together_bytes: int
 
 
 class ImageLoaded(NamedTuple):
@@ -86,10 +88,14 @@ class ImageLoadFailed(NamedTuple):
 
 
 class SetLimit(NamedTuple):
-    """Manager to worker: what you may use. `answers` numbers the pressure it answers, or is 0."""
+    """Manager to worker: what you may use. `answers` numbers the pressure it answers, or is 0.
+
+    `together_bytes` is what all models of the worker may use at once, or 0 where there is one.
+    """
 
     model: int
     limit_bytes: int
+    together_bytes: int
     answers: int
     retry: bool
 
@@ -157,7 +163,10 @@ class ModelDropped(NamedTuple):
 
 
 class CallsRan(NamedTuple):
-    """Worker to manager: calls ended well since the last of these; the times are per call."""
+    """Worker to manager: calls ended well since the last of these; the times are per call.
+
+    `held_bytes` is what the model has between calls, 0 where memory of calls stays with it.
+    """
 
     model: int
     lease: int
@@ -165,6 +174,7 @@ class CallsRan(NamedTuple):
     batch: int
     run_s: float
     peak_bytes: int
+    held_bytes: int
 
 
 class Pressure(NamedTuple):

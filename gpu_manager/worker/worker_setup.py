@@ -110,6 +110,8 @@ class WorkerSetup:
         executor, device = model.executor, model.device
         placed: DeviceImage | None = None
         try:
+            if order.together_bytes:
+                self.device.limit_together(order.together_bytes)
             device.use_share(order.gpu_share)
             device.adopt_thread()
             placed = _placed(order, image, arrival, device)

@@ -22,6 +22,7 @@ async def send_image(worker: ForkedWorker, number: int, order: LoadOrder, *, sha
         order.arrival is not None,
         shared,
         order.gpu_share,
+        order.together_bytes,
     )
     if order.arrival is None:
         await worker.send(load, [order.image])

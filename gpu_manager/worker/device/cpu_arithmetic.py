@@ -26,6 +26,7 @@ from gpu_manager.worker.device.worker_device import WorkRecorder
 Result = TypeVar("Result")
 
 _ASKED = re.compile(r"allocate (\d+) bytes")
+_BESIDE = "beside other models"  # the pool's words
 _PARALLEL_COPY_BYTES = 1 << 20
 
 
@@ -92,6 +93,18 @@ class CpuArithmetic:
         """Weights, the context, and memory above what the process began with."""
         return self._weights_bytes + self.overhead_bytes()
 
+    def held_bytes(self) -> int:
+        """Weights and what calls have left, of a part; 0 for a model that is alone."""
+        return self.used_bytes() if self._memory.gives_back else 0
+
+    def limit_together(self, most_bytes: int) -> None:
+        """Have the pool refuse all parts more at once."""
+        if self._shared is not None:
+            self._shared.limit_together(most_bytes)
+
+    def release_beside(self) -> None:
+        """Nothing: a pool counts no free memory."""
+
     def limit(self, limit_bytes: int) -> None:
         """Have a call that asks for too much fail at once."""
         self._limit_bytes = limit_bytes
@@ -116,6 +129,7 @@ class CpuArithmetic:
         """Storages over the mapping itself: no byte is copied, but all have arrived."""
         image.populate()
         self._weights_bytes += image.total_bytes
+        self._memory.note_weights(self._weights_bytes)
         if not image.total_bytes:
             return [torch.empty(0).untyped_storage() for _ in image.table]
         whole = torch.frombuffer(image.memory, dtype=torch.uint8).untyped_storage()
@@ -207,6 +221,8 @@ class CpuArithmetic:
         if "allocate memory" in str(error):
             asked = _ASKED.search(str(error))
             need = self.used_bytes() + (int(asked[1]) if asked else 0)
+            if _BESIDE in str(error):
+                raise OutOfMemory(need, str(error), by_others=True) from error
             raise OutOfMemory(max(need, self._limit_bytes + 1), str(error)) from error
 
     def _peak_bytes(self) -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import re
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -68,6 +69,7 @@ class CudaContext:
         self.partitions = SmPartitions()
         self._partition: SmPartition | None = None
         self._free_streams: list[Any] = []  # of models that have left
+        self.parts: weakref.WeakSet[CudaContext] = weakref.WeakSet()
         self._staging: StagingBuffers | None = None
         self._overhead_bytes = self._limit_bytes = self._pinned_bytes = 0
         self.total_bytes = 1  # of the GPU
@@ -103,7 +105,9 @@ class CudaContext:
         """A stream for one of several models, which another one may have had before."""
         assert self._make_part is not None, "a worker for several models can make parts"
         stream = self._free_streams.pop() if self._free_streams else self._cuda.Stream(self.device)
-        return self._make_part(self, stream, self._free_streams.append)
+        part = self._make_part(self, stream, self._free_streams.append)
+        self.parts.add(part)
+        return part
 
     def ingredients(self) -> dict[str, Any]:
         """What makes another view of the same context."""
@@ -144,6 +148,20 @@ class CudaContext:
     def used_bytes(self) -> int:
         """The context and what torch's allocator has, be it in use or not."""
         return int(self._overhead_bytes + self._cuda.memory_reserved(self.device))
+
+    def held_bytes(self) -> int:
+        """0: memory that a call took stays with the allocator for a while."""
+        return 0
+
+    def limit_together(self, most_bytes: int) -> None:
+        """Have torch's allocator refuse all parts more at once."""
+        share = most_bytes / self.total_bytes
+        self._cuda.set_per_process_memory_fraction(min(1.0, share), self.device)
+
+    def release_beside(self) -> None:
+        """Have every part give its free segments back."""
+        for part in list(self.parts):
+            part.release()
 
     def limit(self, limit_bytes: int) -> None:
         """Have torch's allocator refuse more than the limit leaves beside the context."""
@@ -267,13 +285,16 @@ class CudaContext:
             yield
         except torch.OutOfMemoryError as error:
             need_bytes = self._need_bytes() + _asked_bytes(str(error))
-            raise OutOfMemory(max(need_bytes, self._limit_bytes + 1), str(error)) from error
+            raise self._short(need_bytes, str(error)) from error
         except RuntimeError as error:
             lasting = self._lasting_fault()
             if lasting:
                 detail = f"{error} ({lasting})"[:500]
                 raise ContextLost(detail, of_program=_OF_PROGRAM in detail) from error
             raise
+
+    def _short(self, need_bytes: int, detail: str) -> OutOfMemory:
+        return OutOfMemory(max(need_bytes, self._limit_bytes + 1), detail)
 
     def _wait(self) -> None:
         """Wait for the work that was given to the GPU."""

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from gpu_manager.worker.call_errors import OutOfMemory
 from gpu_manager.worker.device.cuda_context import CudaContext
 from gpu_manager.worker.device.image_file import ImageFile
 
@@ -32,6 +33,7 @@ class CudaStream(CudaContext):
         self.total_bytes = whole.total_bytes
         self.accounting = whole.accounting
         self.partitions = whole.partitions
+        self.parts = whole.parts
         self._copies.set()  # its context made them possible
         self._stream = stream
         self._give_back = give_back
@@ -124,6 +126,11 @@ class CudaStream(CudaContext):
 
     def _need_bytes(self) -> int:
         return self.used_bytes()
+
+    def _short(self, need_bytes: int, detail: str) -> OutOfMemory:
+        """The process's limit is reached: by others if the model's own one is not."""
+        by_others = need_bytes <= self._limit_bytes
+        return OutOfMemory(need_bytes, detail, by_others=by_others)
 
     def _segments_bytes(self, pool: Any) -> int:
         found = self._cuda.memory_snapshot(pool, include_traces=False)

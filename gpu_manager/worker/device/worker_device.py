@@ -54,6 +54,15 @@ class WorkerDevice(Protocol):
         """GPU memory that others lack now: overhead, weights, recordings, and what is kept for the
         next call."""
 
+    def held_bytes(self) -> int:
+        """What a part has between calls; 0 where memory that a call took stays with the model."""
+
+    def limit_together(self, most_bytes: int) -> None:
+        """Let all parts have no more than this at once, or be OutOfMemory by others."""
+
+    def release_beside(self) -> None:
+        """Give back what other parts hold only to be used again; no call of theirs is under way."""
+
     def limit(self, limit_bytes: int) -> None:
         """Let nothing be allocated beyond this, as far as the system can enforce it."""
 
