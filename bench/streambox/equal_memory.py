@@ -3,14 +3,14 @@
 import random
 import threading
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.measure.report import MeasurementFailed
-from bench.streambox.functions import BenchFunction, functions, node
-from cache_manager.model.ids import MIB
+from bench.streambox.functions import BenchFunction, node
+from bench.streambox.offered_load import LOAD_S, RUN_S
 from testbed.nodes.node_thread import NodeThread
 
-_LOAD_S, _RUN_S = 0.25, 0.02
 _CALLERS = 4
 
 
@@ -22,11 +22,13 @@ class CallRate(NamedTuple):
     p99_s: float
 
 
-def call_rate(runtime: str, count: int, gpu_mib: int, seconds: float, seed: int) -> CallRate:
+def call_rate(
+    runtime: str, made: Sequence[BenchFunction], gpu_mib: int, seconds: float, seed: int
+) -> CallRate:
     """Call functions that are drawn at random, evenly; the first third is not measured."""
     times: list[tuple[float, float]] = []
     failures: list[BaseException] = []
-    with functions(count) as made, node(runtime, gpu_mib, _LOAD_S, _RUN_S) as it:
+    with node(runtime, gpu_mib, LOAD_S, RUN_S) as it:
         senders = [function.client(it) for function in made]
         ends_s = time.monotonic() + seconds
         threads = [
@@ -53,16 +55,9 @@ def call_rate(runtime: str, count: int, gpu_mib: int, seconds: float, seed: int)
     return CallRate(len(took) / measured_s, hits / placed, took[int(0.99 * len(took))])
 
 
-def memory_for(alone: int) -> int:
-    """The MiB of a GPU on which about so many processes of the mean model have room."""
-    with functions(4) as made:
-        mean = sum(f.weights_bytes / MIB + f.activations_mib for f in made) / len(made)
-    return int(alone * (mean + 414 + 40))
-
-
 def _calls(
     it: NodeThread,
-    made: list[BenchFunction],
+    made: Sequence[BenchFunction],
     seed: int,
     ends_s: float,
     times: list[tuple[float, float]],

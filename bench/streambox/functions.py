@@ -12,8 +12,11 @@ from testbed.nodes.manager_client import SealedWeights, weights
 from testbed.nodes.node_thread import NodeThread, node_thread
 from testbed.nodes.worker_client import FunctionClient, needs
 
-# What a process takes of a GPU before it holds a model, as SAGE measures it.
-CONTEXT_BYTES = 414 * MIB
+# The machine has no room for 64 whole models: all sizes are an eighth, so that what is compared
+# stays as it is.
+PART = 8
+# What a process takes of a GPU before it holds a model: 414 MiB, as SAGE measures it.
+CONTEXT_BYTES = 414 * MIB // PART
 # Weights of resnet18, vgg11, densenet121 and ssd300 in float32, and what a call takes beside them.
 KINDS = {"resnet18": (45, 8), "vgg": (507, 24), "densenet": (31, 16), "ssd": (100, 24)}
 _ROW = 16  # bytes of a model's first weights, which a call adds to its input
@@ -47,17 +50,24 @@ class BenchFunction(NamedTuple):
 
 
 @contextmanager
-def functions(count: int, *, weights_share: int = 1) -> Iterator[list[BenchFunction]]:
-    """So many functions, of each kind in turn, with 1/`weights_share` of the kind's weights."""
+def functions(count: int) -> Iterator[list[BenchFunction]]:
+    """So many functions, of each kind in turn."""
     with ExitStack() as stack:
         made = []
         for number in range(count):
             weights_mib, activations_mib = list(KINDS.values())[number % len(KINDS)]
             first = struct.pack("4f", *[float(number)] * 4)
-            image = weights(first + bytes(weights_mib * MIB // weights_share - _ROW))
+            image = weights(first + bytes(weights_mib * MIB // PART - _ROW))
             stack.callback(image.close)
-            made.append(BenchFunction(number, image, activations_mib))
+            made.append(BenchFunction(number, image, activations_mib // PART))
         yield made
+
+
+def memory_for(processes: int) -> int:
+    """The MiB of a GPU on which about so many processes of the mean model have room."""
+    mean_mib = sum(map(sum, KINDS.values())) / len(KINDS)
+    spare_mib = 40  # so that not each larger model drives one out
+    return int(processes * (mean_mib + CONTEXT_BYTES * PART / MIB + spare_mib) / PART)
 
 
 @contextmanager
