@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.measure.report import MeasurementFailed
-from bench.streambox.functions import BenchFunction, node
+from bench.streambox.functions import BenchFunction, call_each, node
 from bench.streambox.offered_load import LOAD_S, RUN_S
 from testbed.nodes.node_thread import NodeThread
 
@@ -25,20 +25,20 @@ class CallRate(NamedTuple):
 def call_rate(
     runtime: str, made: Sequence[BenchFunction], gpu_mib: int, seconds: float, seed: int
 ) -> CallRate:
-    """Call functions that are drawn at random, evenly; the first third is not measured."""
+    """Call functions that are drawn at random, evenly, after each was called once."""
     times: list[tuple[float, float]] = []
     failures: list[BaseException] = []
     with node(runtime, gpu_mib, LOAD_S, RUN_S) as it:
         senders = [function.client(it) for function in made]
-        ends_s = time.monotonic() + seconds
+        call_each(made, senders)
+        before, from_s = it.run(lambda node: node.status().counts), time.monotonic()
+        ends_s = from_s + seconds
         threads = [
             threading.Thread(target=_calls, args=(it, made, seed + n, ends_s, times, failures))
             for n in range(_CALLERS)
         ]
         for thread in threads:
             thread.start()
-        time.sleep(seconds / 3)
-        before, from_s = it.run(lambda node: node.status().counts), time.monotonic()
         for thread in threads:
             thread.join()
         after = it.run(lambda node: node.status().counts)
@@ -46,13 +46,12 @@ def call_rate(
             sender.close()
     if failures:
         raise MeasurementFailed(f"{runtime}: {failures[0]!r}") from failures[0]
-    took = sorted(took_s for ended_s, took_s in times if ended_s > from_s)
+    took = sorted(took_s for ended_s, took_s in times if ended_s < ends_s)
     hits = after.hits - before.hits
     placed = hits + after.misses - before.misses
     if not took or not placed:
         raise MeasurementFailed(f"{runtime}: no call ended in {seconds:g} s")
-    measured_s = ends_s - from_s
-    return CallRate(len(took) / measured_s, hits / placed, took[int(0.99 * len(took))])
+    return CallRate(len(took) / seconds, hits / placed, took[int(0.99 * len(took))])
 
 
 def _calls(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from bench.measure.report import MeasurementFailed
 from bench.streambox.footprint import granted_bytes
-from bench.streambox.functions import BenchFunction, node
+from bench.streambox.functions import BenchFunction, call_each, node
 from bench.streambox.load_files import Arrival, arrivals
 from testbed.nodes.node_thread import NodeThread
 from testbed.nodes.worker_client import FunctionClient
@@ -68,7 +68,9 @@ def offered_load(
     """Offer one load to a node; calls that have not ended when it has are not counted."""
     coming = arrivals(load, len(made), seconds, calls_per_s, seed=len(made))
     with node(runtime, gpu_mib, LOAD_S, RUN_S) as it:
-        serving = [_Function(function, function.client(it)) for function in made]
+        clients = [function.client(it) for function in made]
+        call_each(made, clients)
+        serving = [_Function(*pair) for pair in zip(made, clients, strict=True)]
         begun_s = time.monotonic()
         samples = _offer(it, coming, serving, begun_s, seconds)
         for each in serving:
