@@ -283,7 +283,9 @@ class HostGpu:
         for resident in loaded:
             self.ledger.grow(resident.model, self.ledger.measured_bytes(resident.model))
         self._set_aside()
+        together = {resident.shares: resident for resident in loaded}
+        bytes_of = {tenant: self.together_bytes(one) for tenant, one in together.items()}
         for resident in loaded:
             if resident.hosted is not None:
-                resident.hosted.limit(self.limit_bytes(resident), self.together_bytes(resident))
+                resident.hosted.limit(self.limit_bytes(resident), bytes_of[resident.shares])
         self.change.notify()

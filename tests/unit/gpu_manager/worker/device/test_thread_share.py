@@ -42,10 +42,14 @@ def test_each_thread_computes_with_its_own_models_share() -> None:
     part = CpuArithmetic(all_threads=2)
     part.use_share(0.5)
 
+    def beside() -> None:
+        whole.adopt_thread()
+        found.append(torch.get_num_threads())
+
     def check() -> None:
         part.adopt_thread()
         assert torch.get_num_threads() == 1
-        in_a_thread(lambda: (whole.adopt_thread(), found.append(torch.get_num_threads())))
+        in_a_thread(beside)
         assert torch.get_num_threads() == 1
 
     found: list[int] = []
