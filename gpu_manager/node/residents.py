@@ -13,6 +13,8 @@ from gpu_manager.node.change_signal import ChangeSignal
 from gpu_manager.node.ledger import Ledger
 from gpu_manager.node.shared_context import SharedContext
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, HostProcess, LoadSpan
+from gpu_manager.transfers.gpu_paths import GpuPaths
+from gpu_manager.transfers.load_urgency import LoadUrgency
 from gpu_manager.weights.host_images import ImageHold
 from scheduler.api import GpuSpec, SlotId
 
@@ -39,8 +41,12 @@ class ModelOnGpu:
     the empty process in which it will be loaded, until then.
     """
 
-    def __init__(self, model: ModelId, reserved_bytes: int, now_s: float) -> None:
+    def __init__(
+        self, model: ModelId, reserved_bytes: int, now_s: float, *, ahead: bool = False
+    ) -> None:
+        """`ahead`: no request waits for the load."""
         self.model = model
+        self.urgency = LoadUrgency(ahead=ahead)
         self.reserved_bytes = reserved_bytes
         self.since_s = self.used_s = now_s
         self.uses = 0
@@ -93,7 +99,7 @@ class HostGpu:
 
     `contexts` are the processes that models left, by these models, until others take them, `shared`
     those in which a tenant's models are, by the tenant. `turns` is the lock file by which the GPU's
-    workers take turns if its slot has several leases.
+    workers take turns if its slot has several leases. `paths` are the directions of its PCIe.
     """
 
     device: GpuDevice
@@ -107,6 +113,7 @@ class HostGpu:
     foreign_bytes: int = 0
     lost: bool = False
     turns: int | None = None
+    paths: GpuPaths = field(default_factory=GpuPaths)
     _aside_bytes: int = 0  # of the ledger's, for the processes in `shared`
 
     @property
@@ -172,6 +179,10 @@ class HostGpu:
         resident.shares = tenant
         return 0
 
+    def sharing(self, tenant: str) -> tuple[ModelId, ...]:
+        """Return the tenant's models that share its process, those included that are loading."""
+        return tuple(found.model for found in self.residents.values() if found.shares == tenant)
+
     def measured_shared(self, tenant: str, context_bytes: int) -> bool:
         """Note what a tenant's process takes without its models; return whether that was news."""
         found = self.shared.get(tenant)
@@ -215,7 +226,7 @@ class HostGpu:
     @property
     def shared_bytes(self) -> int:
         """What processes of several models should have beside what their models hold."""
-        return sum(found.bytes(self._calls_at_once) for found in self.shared.values())
+        return sum(found.bytes(self.calls_at_once) for found in self.shared.values())
 
     def limit_bytes(self, resident: ModelOnGpu) -> int:
         """Return the bytes that the model may use while it runs."""
@@ -236,10 +247,11 @@ class HostGpu:
         if shared is None:
             return 0
         lacking_bytes = self.shared_bytes - self._aside_bytes
-        return max(0, shared.for_calls_bytes(self._calls_at_once) - lacking_bytes)
+        return max(0, shared.for_calls_bytes(self.calls_at_once) - lacking_bytes)
 
     @property
-    def _calls_at_once(self) -> int:
+    def calls_at_once(self) -> int:
+        """The calls that may overlap: one for each lease that a slot has room for."""
         return sum(slot.leases for slot in self.spec.slot_specs())
 
     def _set_aside(self) -> None:

@@ -28,13 +28,16 @@ class Warm(NamedTuple):
 class Assign(NamedTuple):
     """Manager to worker: you belong to a tenant now. `uid` is 0 where it stays as it is.
 
-    It is carried out when the device is ready, and may follow LoadImage. A descriptor is that of
-    the GPU's turns, where its slot holds several leases.
+    It is carried out when the device is ready, and may follow LoadImage. The first two descriptors
+    are those of the gates to and from the GPU (`transfers/process_gate.py`), where there is a
+    `link`: its bytes a second and those of its blocks. The next one is that of the GPU's turns,
+    where its slot holds several leases.
     """
 
     uid: int
     descriptors: int
     processes: int
+    link: list[float]
 
 
 class Ready(NamedTuple):
@@ -50,7 +53,7 @@ class LoadImage(NamedTuple):
     The next descriptor, of an image that is `arriving`, is that of a pipe that tells how much is
     there (`device/arrival.py`). A model that is `shared` is one of several in this worker. Its
     calls use no more than a `gpu_share` of the GPU's multiprocessors. `together_bytes` is what all
-    models may use at once, or 0.
+    models may use at once, or 0. No request waits for one that is loaded `ahead`.
     """
 
     model: int
@@ -64,6 +67,13 @@ class LoadImage(NamedTuple):
     shared: bool
     gpu_share: float
     together_bytes: int
+    ahead: bool
+
+
+class HurryLoad(NamedTuple):
+    """Manager to worker: a request waits for this model, which is being loaded ahead."""
+
+    model: int
 
 
 class ImageLoaded(NamedTuple):
@@ -177,6 +187,16 @@ class CallsRan(NamedTuple):
     held_bytes: int
 
 
+class BytesMoved(NamedTuple):
+    """Worker to manager: what went to the GPU and from it since the last of these.
+
+    For each rank of transfers the bytes, and the seconds for which they waited.
+    """
+
+    to_gpu: list[list[float]]
+    to_host: list[list[float]]
+
+
 class Pressure(NamedTuple):
     """Worker to manager: a call needs this many bytes in all and waits for a Limit."""
 
@@ -221,7 +241,7 @@ WorkerOrder = (
     | OpenChannel
     | StopWorker
     | CallsRan
-) | (Pressure | Note | Fork | Forked | DropModel | ModelDropped)
+) | (Pressure | Note | Fork | Forked | DropModel | ModelDropped | HurryLoad | BytesMoved)
 
 KINDS: dict[type[WorkerOrder], FrameKind] = {
     Warm: FrameKind.WARM,
@@ -239,6 +259,8 @@ KINDS: dict[type[WorkerOrder], FrameKind] = {
     StopWorker: FrameKind.STOP,
     DropModel: FrameKind.EMPTY,
     ModelDropped: FrameKind.CLEARED,
+    HurryLoad: FrameKind.HURRY,
+    BytesMoved: FrameKind.MOVED,
     CallsRan: FrameKind.RAN,
     Pressure: FrameKind.PRESSURE,
     Note: FrameKind.FAILED,

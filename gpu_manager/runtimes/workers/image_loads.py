@@ -23,6 +23,7 @@ async def send_image(worker: ForkedWorker, number: int, order: LoadOrder, *, sha
         shared,
         order.gpu_share,
         order.together_bytes,
+        order.urgency.is_ahead,
     )
     if order.arrival is None:
         await worker.send(load, [order.image])
