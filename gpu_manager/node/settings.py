@@ -14,8 +14,10 @@ GIB = 1 << 30
 class EmulatedTimes:
     """The least times of an emulated GPU: for a load, for each GiB of a load, and for a run.
 
-    All loads of the node share the disk and PCIe, which move so many bytes a second (0: as fast as
-    they can). A process's context takes `context_s` to make, and `context_bytes` of GPU memory.
+    All loads of the node share the disk, which moves so many bytes a second (0: as fast as it can).
+    All that goes to or from its GPUs shares the PCIe, which moves so many in each direction; if it
+    is `pcie_per_gpu`, each GPU has one of its own. A process's context takes `context_s` to make,
+    and `context_bytes` of GPU memory.
     """
 
     load_s: float = 0.0
@@ -23,6 +25,7 @@ class EmulatedTimes:
     run_s: float = 0.0
     disk_bytes_per_s: float = 0.0
     pcie_bytes_per_s: float = 0.0
+    pcie_per_gpu: bool = False
     context_s: float = 0.0
     context_bytes: int = 0
 

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from gpu_manager.transfers.load_urgency import LoadUrgency
+from gpu_manager.transfers.moved_sums import Moved
 from gpu_manager.worker import worker_orders
 from gpu_manager.worker.call_reports import CallSums, MemoryRequests, Tell
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
@@ -31,10 +33,12 @@ class ServedModel:
         together: CallsTogether,
         tell: Tell,
         lost: Callable[[], object],
+        urgency: LoadUrgency,
     ) -> None:
         """`device` and `table` are this model's alone; `lost` ends the worker."""
         self.number = number
         self.device = device
+        self.urgency = urgency
         self.leases = AdmittedLeases(self._ended, self._claimed)
         self.relief = MemoryRequests(number, tell)
         self.executor = Executor(device, table, self.leases, self.relief.ask, together)
@@ -80,6 +84,7 @@ class ServedModel:
 
     def note_settled(self) -> None:
         """Its load has ended."""
+        self.device.link.report(self._moved, at_once=True)
         self._settled.set()
 
     def leave(self) -> bool:
@@ -111,10 +116,15 @@ class ServedModel:
 
     def _after_call(self, lease: int, answer: CallAnswer) -> None:
         self._ran.add(lease, answer.batch, answer.times[2], self.executor.peak_bytes)
+        self.device.link.report(self._moved)
 
     def _ended(self, lease: int) -> None:
         self._ran.flush()
+        self.device.link.report(self._moved, at_once=True)
         self._tell(worker_orders.CallsEnded(self.number, lease))
+
+    def _moved(self, to_gpu: list[Moved], to_host: list[Moved]) -> None:
+        self._tell(worker_orders.BytesMoved([*map(list, to_gpu)], [*map(list, to_host)]))
 
     def _claimed(self, lease: int, session: str) -> None:
         self._tell(worker_orders.CallsClaimed(self.number, lease, session))

@@ -28,13 +28,16 @@ class Warm(NamedTuple):
 class Assign(NamedTuple):
     """Manager to worker: you belong to a tenant now. `uid` is 0 where it stays as it is.
 
-    It is carried out when the device is ready, and may follow LoadImage. A descriptor is that of
-    the GPU's turns, where its slot holds several leases.
+    It is carried out when the device is ready, and may follow LoadImage. The first two descriptors
+    are those of the gates to and from the GPU (`transfers/process_gate.py`), where there is a
+    `link`: its bytes a second and those of its blocks. The next one is that of the GPU's turns,
+    where its slot holds several leases.
     """
 
     uid: int
     descriptors: int
     processes: int
+    link: list[float]
 
 
 class Ready(NamedTuple):
@@ -48,7 +51,8 @@ class LoadImage(NamedTuple):
     """Manager to worker, with the image's descriptor: hold this image. Times are the least.
 
     The next descriptor, of an image that is `arriving`, is that of a pipe that tells how much is
-    there (`device/arrival.py`). A model that is `shared` is one of several in this worker.
+    there (`device/arrival.py`). A model that is `shared` is one of several in this worker. No
+    request waits for one that is loaded `ahead`.
     """
 
     model: int
@@ -60,6 +64,13 @@ class LoadImage(NamedTuple):
     run_s: float
     arriving: bool
     shared: bool
+    ahead: bool
+
+
+class HurryLoad(NamedTuple):
+    """Manager to worker: a request waits for this model, which is being loaded ahead."""
+
+    model: int
 
 
 class ImageLoaded(NamedTuple):
@@ -165,6 +176,16 @@ class CallsRan(NamedTuple):
     peak_bytes: int
 
 
+class BytesMoved(NamedTuple):
+    """Worker to manager: what went to the GPU and from it since the last of these.
+
+    For each rank of transfers the bytes, and the seconds for which they waited.
+    """
+
+    to_gpu: list[list[float]]
+    to_host: list[list[float]]
+
+
 class Pressure(NamedTuple):
     """Worker to manager: a call needs this many bytes in all and waits for a Limit."""
 
@@ -209,7 +230,7 @@ WorkerOrder = (
     | OpenChannel
     | StopWorker
     | CallsRan
-) | (Pressure | Note | Fork | Forked | DropModel | ModelDropped)
+) | (Pressure | Note | Fork | Forked | DropModel | ModelDropped | HurryLoad | BytesMoved)
 
 KINDS: dict[type[WorkerOrder], FrameKind] = {
     Warm: FrameKind.WARM,
@@ -227,6 +248,8 @@ KINDS: dict[type[WorkerOrder], FrameKind] = {
     StopWorker: FrameKind.STOP,
     DropModel: FrameKind.EMPTY,
     ModelDropped: FrameKind.CLEARED,
+    HurryLoad: FrameKind.HURRY,
+    BytesMoved: FrameKind.MOVED,
     CallsRan: FrameKind.RAN,
     Pressure: FrameKind.PRESSURE,
     Note: FrameKind.FAILED,

@@ -14,13 +14,18 @@ from scheduler import policies
 
 POLICY = "lalbo3"
 _SECONDS = "s"
+_EACH_GPU = "/gpu"
 _MOST_OVERLAP = 64
 _MOST_SPARE = 16
 SPARE_CONTEXTS = "workers that wait with a context on each GPU, at most (1; of emulated ones 4)"
 
 EMULATED_PATHS = (
     ("--emulate-disk", "BYTES", "bytes/s of an emulated disk, shared by all loads (unlimited)"),
-    ("--emulate-pcie", "BYTES", "bytes/s of an emulated PCIe, shared by all loads (unlimited)"),
+    (
+        "--emulate-pcie",
+        "BYTES[/gpu]",
+        "bytes/s each way of an emulated PCIe: the node's, or a GPU's",
+    ),
     ("--emulate-context", "S[:BYTES]", "seconds and memory of an emulated context (0)"),
 )
 
@@ -100,7 +105,8 @@ def emulation(
 ) -> EmulatedTimes:
     """The times of emulated GPUs: `0.2+1.5/GiB` is 0.2 s, and 1.5 s for each GiB.
 
-    Disk and PCIe are bytes a second, as in `1.5GB`; `0.3:400MiB` is a context that takes 0.3 s.
+    Disk and PCIe are bytes a second, as in `1.5GB`; `12GB/gpu` is a PCIe for each GPU. `0.3:400MiB`
+    is a context that takes 0.3 s.
     """
     base, _, per_gib = load.partition("+")
     if per_gib and not per_gib.endswith("/GiB"):
@@ -111,7 +117,8 @@ def emulation(
         load_s_per_gib=_seconds(per_gib.removesuffix("/GiB") or "0", "emulated load"),
         run_s=_seconds(run, "emulated run"),
         disk_bytes_per_s=_bytes(disk, "emulated disk"),
-        pcie_bytes_per_s=_bytes(pcie, "emulated PCIe"),
+        pcie_bytes_per_s=_bytes(pcie.removesuffix(_EACH_GPU), "emulated PCIe"),
+        pcie_per_gpu=pcie.endswith(_EACH_GPU),
         context_s=_seconds(context_s, "emulated context"),
         context_bytes=_bytes(context_bytes or "0", "emulated context"),
     )

@@ -82,6 +82,7 @@ class FrameKind(IntEnum):
     CHANNEL = 70
     STOP = 71
     EMPTY = 72
+    HURRY = 73
     # worker -> manager
     READY = 80
     LOADED = 81
@@ -90,6 +91,7 @@ class FrameKind(IntEnum):
     RAN = 84
     PRESSURE = 85
     CLEARED = 86
+    MOVED = 87
     # manager -> fork server, and back
     FORK = 96
     FORKED = 97

@@ -27,6 +27,7 @@ class CudaStream(CudaContext):
     def __init__(self, whole: CudaContext, stream: Any, give_back: Callable[[Any], None]) -> None:
         """`give_back` takes the stream when the model has left: libraries keep memory for each."""
         super().__init__(**whole.ingredients())
+        self.link = whole.link
         # A recording's memory must be in no other pool: what is freed there would be given again.
         self.recorder = None
         self._total_bytes = whole.total_bytes

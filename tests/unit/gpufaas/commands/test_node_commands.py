@@ -60,12 +60,25 @@ def test_emulated_paths_and_contexts_are_read() -> None:
 
     assert (found.disk_bytes_per_s, found.pcie_bytes_per_s) == (1_500_000_000, 4_500_000_000)
     assert (found.context_s, found.context_bytes) == (0.285, 414 << 20)
+    assert not found.pcie_per_gpu
     assert emulation("0", "0", context="2") == EmulatedTimes(context_s=2.0)
+
+
+def test_emulated_pcie_is_each_gpus_when_the_setting_says_so() -> None:
+    found = emulation("0", "0", pcie="12GB/gpu")
+
+    assert (found.pcie_bytes_per_s, found.pcie_per_gpu) == (12_000_000_000, True)
 
 
 @pytest.mark.parametrize(
     "more",
-    [{"disk": "fast"}, {"pcie": "-1"}, {"context": "1:2:3"}, {"context": "soon"}],
+    [
+        {"disk": "fast"},
+        {"pcie": "-1"},
+        {"pcie": "12GB/node"},
+        {"context": "1:2:3"},
+        {"context": "soon"},
+    ],
 )
 def test_emulated_paths_are_refused_when_they_make_no_sense(more: dict[str, str]) -> None:
     with pytest.raises(CommandError, match="emulated"):
