@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from cache_manager.eviction.eviction_rule import EvictionRule
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from cache_manager.residency.cache_index import CacheIndex
+from scheduler.core.state.loadable_slots import LoadableSlots
 from scheduler.core.state.pending import Bundle, Pending
 from scheduler.core.state.rankings import HolderRanking, SlotRanking
 from scheduler.core.state.request_queue import BundleLane, RequestQueue
@@ -35,6 +36,7 @@ class ClusterState:
         self.active: list[SlotRanking] = []
         self.ready = SlotRanking()
         self.demand = UnmetDemand(self.waiting, self.is_held, self._excess_s)
+        self.loadable = LoadableSlots()
         self.accepted = 0
         self.idle_slots = 0
         self.active_slots = 0
@@ -156,6 +158,7 @@ class ClusterState:
         for slot in gpu.slots:
             self.active[gpu.size_class].add(slot)
             self.idle[gpu.size_class].add(slot)
+            self.loadable.settle(slot, self.active_slots)
         if self.active[gpu.size_class].overgrown(self.active_slots):
             self._rank_active()
         if self.idle[gpu.size_class].overgrown(self.active_slots):
@@ -216,6 +219,12 @@ class ClusterState:
             gpu.size_class = bisect_left(self.sizes, gpu.spec.memory_bytes)
         self._rank_active()
         self._rank_idle()
+        if self.loadable.running:
+            self.rank_loadable()
+
+    def rank_loadable(self) -> None:
+        """Begin to follow which slots are loadable, or begin anew."""
+        self.loadable.start(self.slots.values(), len(self.sizes))
 
     def _rank_active(self) -> None:
         self.active = [SlotRanking() for _ in self.sizes]
@@ -255,6 +264,22 @@ class ClusterState:
         """Free a model's memory; the GPU no longer counts as a holder."""
         self.index.evict(gpu.cache, model)
         self._residency_changed(model)
+        self.load_ended(gpu, model)
+
+    def load_ended(self, gpu: Gpu, model: ModelId) -> None:
+        """A load is done, has failed or was given up: the copy engine may be free."""
+        if gpu.loads.pop(model, None) is None:
+            return
+        arrived = model in gpu.arriving
+        gpu.arriving.discard(model)
+        if not (arrived or self.loadable.running):
+            return
+        for slot in gpu.slots:
+            if arrived and not slot.idle:
+                for bundle in self.bundles_of(model):
+                    if slot.holds(bundle.models):
+                        self._list(self._busy_holders, bundle, slot)
+            self.settle(slot)
 
     def _residency_changed(self, model: ModelId) -> None:
         if self.demand.running:
@@ -266,7 +291,7 @@ class ClusterState:
         return self._ranking(self._idle_holders, bundle, idle=True).best()
 
     def busy_holder(self, bundle: Bundle) -> Slot | None:
-        """The busy slot that holds all these models and is free soonest."""
+        """The slot that holds all these models, but serves others first, and is free soonest."""
         return self._ranking(self._busy_holders, bundle, idle=False).best()
 
     def _ranking(
@@ -329,7 +354,7 @@ class ClusterState:
 
     def settle(self, slot: Slot) -> None:
         """Update the rankings after a slot's leases, times or local queue changed."""
-        idle = len(slot.leases) < slot.capacity and slot.gpu.active
+        idle = slot.computing < slot.capacity and slot.gpu.active
         if idle != slot.idle:
             slot.idle = idle
             self.idle_slots += 1 if idle else -1
@@ -337,16 +362,25 @@ class ClusterState:
             for order in slot.unlisted:
                 order.list(slot)
             slot.unlisted.clear()
+        if not self.loadable.settle(slot, self.active_slots):
+            self.rank_loadable()
         if slot.idle:
-            ranking = self.idle[slot.gpu.size_class]
-            ranking.add(slot)
-            if slot.local.count:
-                self.ready.add(slot)
-            if ranking.overgrown(self.active_slots) or self.ready.overgrown(self.active_slots):
-                self._rank_idle()
-            if self.demand.running:
-                self.demand.fresh_slots[slot] = None
-            return
+            self._list_idle(slot)
+        else:
+            self._relist_busy(slot)
+
+    def _list_idle(self, slot: Slot) -> None:
+        ranking = self.idle[slot.gpu.size_class]
+        ranking.add(slot)
+        if slot.local.count:
+            self.ready.add(slot)
+        if ranking.overgrown(self.active_slots) or self.ready.overgrown(self.active_slots):
+            self._rank_idle()
+        if self.demand.running:
+            self.demand.fresh_slots[slot] = None
+
+    def _relist_busy(self, slot: Slot) -> None:
+        """If it is free sooner than its entries say, enter it anew."""
         available_s = slot.available_s
         if available_s < slot.highest_listed_s and self._busy_holders:
             for model in slot.residents:
