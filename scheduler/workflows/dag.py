@@ -36,6 +36,14 @@ class Workflow:
         """The stages for which this one waits."""
         return tuple(start for start, to in self.edges if to == stage)
 
+    def leads(self, start: str, to: str) -> bool:
+        """Whether some path leads from one stage to another."""
+        reached = {start}
+        for stage in self.order:
+            if stage not in reached and reached.intersection(self.before(stage)):
+                reached.add(stage)
+        return to in reached
+
     @property
     def entries(self) -> tuple[str, ...]:
         """The stages that wait for no other."""

@@ -61,7 +61,7 @@ def distribute(
     for stage, parent in dominators(workflow).items():
         children.setdefault(parent, []).append(stage)
     whole = _followers(workflow, children, None)
-    groups = tuple(_assigned(whole, 1.0, lengths, group_size))
+    groups = tuple(_assigned(workflow, whole, 1.0, lengths, group_size))
     shares = {
         stage: group.share * lengths[stage] / sum(lengths[each] for each in group.stages)
         for group in groups
@@ -130,9 +130,13 @@ def _dominated(children: Mapping[str | None, list[str]], stage: str) -> list[str
 
 
 def _assigned(
-    series: _Series, share: float, lengths: Mapping[str, float], size: int
+    workflow: Workflow, series: _Series, share: float, lengths: Mapping[str, float], size: int
 ) -> list[StageGroup]:
-    """The share of a series divided among its groups; what was reduced is divided within."""
+    """The share of a series divided among its groups; what was reduced is divided within.
+
+    Stages of one group lead to each other: what follows a stage need not wait for the last one
+    that this stage dominates.
+    """
     whole = _length(series, lengths)
     groups: list[StageGroup] = []
     run: list[str] = []
@@ -140,11 +144,11 @@ def _assigned(
         if isinstance(element, _Reduced):
             part = share * _length((element,), lengths) / whole
             for branch in element.branches:
-                groups.extend(_assigned(branch, part, lengths, size))
+                groups.extend(_assigned(workflow, branch, part, lengths, size))
             continue
         run.append(element)
-        at_end = place + 1 == len(series) or isinstance(series[place + 1], _Reduced)
-        if at_end or len(run) == size:
+        after = series[place + 1] if place + 1 < len(series) else None
+        if len(run) == size or not (isinstance(after, str) and workflow.leads(element, after)):
             groups.append(StageGroup(tuple(run), share * _length(tuple(run), lengths) / whole))
             run = []
     return groups

@@ -46,6 +46,12 @@ def test_cycle_is_found_when_other_stages_hang_on_it() -> None:
         Workflow("bad", ("a", "b", "c", "d"), (("a", "b"), ("b", "c"), ("c", "d"), ("d", "b")))
 
 
+def test_path_leads_down_the_edges_alone() -> None:
+    assert DIAMOND.leads("a", "d")
+    assert not DIAMOND.leads("b", "c")
+    assert not DIAMOND.leads("d", "a")
+
+
 def test_dominators_of_a_join_are_above_its_branches() -> None:
     assert dominators(DIAMOND) == {"a": None, "b": "a", "c": "a", "d": "a"}
 

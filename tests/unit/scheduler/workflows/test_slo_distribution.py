@@ -1,6 +1,7 @@
 """How a workflow's time is divided among groups of its stages."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -81,6 +82,15 @@ def test_deadline_is_refused_with_the_shortest_time_when_it_cannot_be_met() -> N
     assert raised.value.fastest_s == pytest.approx(7.0)
 
 
+def test_stages_are_not_grouped_when_neither_leads_to_the_other() -> None:
+    edges = (("d", "e"), ("d", "f"), ("e", "f"), ("e", "g"))
+    workflow = Workflow("w", tuple("defg"), edges)
+
+    found = distribute(workflow, profiles(d=1, e=1, f=1, g=1))
+
+    assert [each.stages for each in found.groups] == [("d", "e", "g"), ("f",)]
+
+
 @given(graphs(), st.data())
 def test_shares_along_every_path_fill_the_time_at_most_once(
     workflow: Workflow, data: st.DataObject
@@ -93,19 +103,5 @@ def test_shares_along_every_path_fill_the_time_at_most_once(
     assert max(found.rest.values()) <= 1.0 + 1e-9
     assert sorted(name for group in found.groups for name in group.stages) == sorted(seconds)
     assert all(1 <= len(group.stages) <= size for group in found.groups)
-    edges = set(workflow.edges)
-    followers = [
-        pair for group in found.groups for pair in zip(group.stages, group.stages[1:], strict=False)
-    ]
-    assert all(_leads(workflow, pair) or pair in edges for pair in followers)
-
-
-def _leads(workflow: Workflow, pair: tuple[str, str]) -> bool:
-    """Whether the first stage of the pair runs before the second one on some path."""
-    seen, todo = set(), [pair[0]]
-    while todo:
-        for each in workflow.after(todo.pop()):
-            if each not in seen:
-                seen.add(each)
-                todo.append(each)
-    return pair[1] in seen
+    followers = [pair for group in found.groups for pair in pairwise(group.stages)]
+    assert all(workflow.leads(*pair) for pair in followers)
