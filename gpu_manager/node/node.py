@@ -283,6 +283,7 @@ class GpuNode:
         run_s: float,
         peak_bytes: int,
         calls: int = 1,
+        held_bytes: int = 0,
     ) -> None:
         """Record successful calls, and report them."""
         gpu = self.gpus[GpuId(hosted.order.gpu)]
@@ -299,12 +300,14 @@ class GpuNode:
                 self._endings.check()
         batch = max(1, batch)
         before = gpu.ledger.measured_bytes(resident.model)
-        gpu.ledger.ran(resident.model, None, batch, peak_bytes)
-        if gpu.ledger.measured_bytes(resident.model) != before:
+        needed_bytes, news = gpu.measured_run(resident, batch, peak_bytes, held_bytes)
+        if news or gpu.ledger.measured_bytes(resident.model) != before:
             gpu.update_limits()
+        if news:
+            self.resync()
         self.meters.ran(gpu.id, resident.model, calls, run_s)
         slot = gpu.slot if found is None else found.slot
-        self._runs.ran(slot, resident.model, batch, run_s, peak_bytes)
+        self._runs.ran(slot, resident.model, batch, run_s, needed_bytes)
 
     async def pressure(self, hosted: HostedModel, lease: int, need_bytes: int) -> PressureAnswer:
         """Obtain memory for a call beyond its model's limit: free bytes, or those of victims."""
@@ -318,7 +321,8 @@ class GpuNode:
         if gpu.resident_of(hosted) is None:
             return PressureAnswer(hosted.order.limit_bytes, retry=False)
         gpu.update_limits()
-        return PressureAnswer(gpu.ledger.limit_bytes(resident.model), retry=relieved)
+        limit_bytes, together_bytes = gpu.limit_bytes(resident), gpu.together_bytes(resident)
+        return PressureAnswer(limit_bytes, relieved, together_bytes)
 
     def died(self, hosted: HostedModel, cause: str) -> None:
         """Handle a model that ended unexpectedly: end every lease that may call the model."""
