@@ -85,6 +85,7 @@ def node(
 ) -> Iterator[NodeThread]:
     """A node whose models are hosted by this runtime."""
     emulation = EmulatedTimes(load_s=load_s, run_s=run_s, context_bytes=CONTEXT_BYTES)
-    kept = {"store_memory_bytes": _STORE_BYTES}
-    with node_thread(gpu_mib, runtime=runtime, emulation=emulation, **kept) as found:
+    with node_thread(
+        gpu_mib, runtime=runtime, emulation=emulation, store_memory_bytes=_STORE_BYTES
+    ) as found:
         yield found
