@@ -111,11 +111,7 @@ class Placer:
         elif slot.leases or len(slot.gpu.slots) > 1:
             under_way_s = self._loads.under_way_s(slot, bundle.models, now)
             estimate = Estimate(under_way_s, estimate.run_s)
-        for pending in chosen:
-            pending.standing = Standing.LEASED
-            pending.at = slot.id
-            pending.lease = lease.id
-        lease.requests.extend(chosen)
+        _join(lease, chosen, slot)
         if not from_local:
             slot.frequency += len(chosen)
         self._occupy(lease, now, estimate.load_s, estimate.run_s)
@@ -381,3 +377,12 @@ class Placer:
         victims = plan.victims if plan is not None else ()
         reasons = Reasons(self.policy_name, rule, self.visits.count(pending.seq), victims)
         return explain(self.cluster, pending, slot, now, reasons)
+
+
+def _join(lease: ActiveLease, chosen: tuple[Pending, ...], slot: Slot) -> None:
+    """These requests have the lease."""
+    for pending in chosen:
+        pending.standing = Standing.LEASED
+        pending.at = slot.id
+        pending.lease = lease.id
+    lease.requests.extend(chosen)
