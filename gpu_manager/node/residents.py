@@ -10,8 +10,7 @@ from common.gpu_wishes import PROCESS, WHOLE
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.errors import GpuManagerError
 from gpu_manager.node.change_signal import ChangeSignal
-from gpu_manager.node.ledger import Ledger
-from gpu_manager.node.shared_context import SharedContext
+from gpu_manager.node.ledger import Ledger, SharedContext
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, HostProcess, LoadSpan
 from gpu_manager.transfers.gpu_paths import GpuPaths
 from gpu_manager.transfers.load_urgency import LoadUrgency

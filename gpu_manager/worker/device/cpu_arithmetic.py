@@ -22,7 +22,7 @@ from gpu_manager.worker.device.pool.memory_pool import MemoryPool
 from gpu_manager.worker.device.pool.pool_floor import SharedPool
 from gpu_manager.worker.device.pool.pooled_memory import PooledMemory
 from gpu_manager.worker.device.process_memory import EmulatedMemory, ProcessMemory
-from gpu_manager.worker.device.thread_share import ThreadShare
+from gpu_manager.worker.device.shares.thread_share import ThreadShare
 from gpu_manager.worker.device.worker_device import WorkRecorder
 
 Result = TypeVar("Result")

@@ -17,7 +17,7 @@ from gpu_manager.worker.device.cuda_graphs import CudaRecorder, end_allocation
 from gpu_manager.worker.device.cuda_runtime import CudaRuntime, loaded_runtime
 from gpu_manager.worker.device.driver_account import DriverAccount, context_bytes, read_account
 from gpu_manager.worker.device.image_file import ImageFile
-from gpu_manager.worker.device.sm_partitions import SmPartition, SmPartitions
+from gpu_manager.worker.device.shares.sm_partitions import SmPartition, SmPartitions
 from gpu_manager.worker.device.staged_copy import StagingBuffers
 from gpu_manager.worker.device.worker_device import WorkRecorder
 

@@ -9,7 +9,7 @@ from gpu_manager.worker.call_errors import OutOfMemory
 from gpu_manager.worker.device.cuda_context import CudaContext
 from gpu_manager.worker.device.cuda_runtime import CudaRuntime
 from gpu_manager.worker.device.cuda_stream import CudaStream
-from gpu_manager.worker.device.sm_partitions import SmPartitions
+from gpu_manager.worker.device.shares.sm_partitions import SmPartitions
 from tests.kit.fakes.fake_cuda import MIB, FakeRuntimeLibrary, FakeTorchCuda
 from tests.kit.fakes.fake_driver import FakeDriver
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_manager.worker.call_errors import ShareRefused
-from gpu_manager.worker.device.sm_partitions import SmPartitions
+from gpu_manager.worker.device.shares.sm_partitions import SmPartitions
 from tests.kit.fakes.fake_driver import FakeDriver
 
 

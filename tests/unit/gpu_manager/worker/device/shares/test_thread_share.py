@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
-from gpu_manager.worker.device.thread_share import ThreadShare
+from gpu_manager.worker.device.shares.thread_share import ThreadShare
 
 
 def in_a_thread(work: Callable[[], object]) -> None:
