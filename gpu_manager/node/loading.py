@@ -11,6 +11,7 @@ from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, WeightSto
 from gpu_manager.node.node_counts import NodeMeters
 from gpu_manager.node.residents import HostGpu, ModelOnGpu
 from gpu_manager.node.settings import GIB, NodeSettings
+from gpu_manager.node.staying_data import StayingData
 from gpu_manager.node.stepping_down.emptied_processes import EmptiedProcesses
 from gpu_manager.node.stepping_down.tier_reports import TierReports
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
@@ -48,6 +49,7 @@ class Loader:
         reports: NodeReports,
         short: Callable[[], None],
         meters: NodeMeters,
+        data: StayingData,
     ) -> None:
         """`short` reports the whole state: after memory pressure that was reported has passed, and
         where a single report would be misunderstood."""
@@ -59,10 +61,11 @@ class Loader:
         self._reports = reports
         self._short = short
         self._meters = meters
+        self._data = data
         self._pcie = SharedPath(settings.emulation.pcie_bytes_per_s)
         self._loop = asyncio.get_running_loop()
         self.tiers = TierReports(self._node, store, catalogue, reports)
-        self.processes = EmptiedProcesses(self.tiers, reports, short)
+        self.processes = EmptiedProcesses(self.tiers, reports, short, data)
 
     def load(
         self,
@@ -303,6 +306,7 @@ class Loader:
         await resident.stop_loading()
         await self.processes.give_up(gpu, resident)
         if resident.hosted is not None:
+            await self._data.rescue(resident.hosted)
             await resident.hosted.unload()
         self._forget(gpu, resident)
         self.tiers.report(resident.model)

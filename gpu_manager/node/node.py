@@ -21,6 +21,7 @@ from gpu_manager.node.node_snapshots import lasting_shortages, node_snapshot
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.run_reports import RunReports
 from gpu_manager.node.settings import NodeSettings
+from gpu_manager.node.staying_data import NoStayingData, StayingData
 from gpu_manager.node.stepping_down.weight_steps import WeightSteps
 from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.runtimes.runtime import (
@@ -54,7 +55,8 @@ log = logging.getLogger(__name__)
 class GpuNode:
     """A node's GPUs, residents and leases; implements NodeLink and the runtime's Observer.
 
-    `lease_ended` is called after the end of a lease that a session had claimed.
+    `lease_ended` is called after the end of a lease that a session had claimed; `data` is what
+    functions put with the workers.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class GpuNode:
         self.leases = LeasesInForce(settings.leases)
         self.meters = NodeMeters(self.gpus, settings.metric_names)
         self.lease_ended: Callable[[SessionKey, LeaseId], None] = _ignore_end
+        self.data: StayingData = NoStayingData()
         self.granted = ChangeSignal()
         self.addresses: tuple[str, ...] = ()
         self._settings = settings
@@ -89,6 +92,7 @@ class GpuNode:
             reports,
             self.resync,
             self.meters,
+            self.data,
         )
         self._steps = WeightSteps(
             self._store, self._catalogue, self._loader.tiers, self._is_on_a_gpu
@@ -316,6 +320,10 @@ class GpuNode:
             return PressureAnswer(hosted.order.limit_bytes, retry=False)
         gpu.update_limits()
         return PressureAnswer(gpu.ledger.limit_bytes(resident.model), retry=relieved)
+
+    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
+        """A worker has copied data that functions put with it, or has not got it."""
+        self.data.handed_over(hosted, handle, done=done)
 
     def died(self, hosted: HostedModel, cause: str) -> None:
         """Handle a model that ended unexpectedly: end every lease that may call the model."""

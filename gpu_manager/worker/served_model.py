@@ -1,6 +1,7 @@
 """One model of a worker: its weights, its calls on their channels, and how it leaves the worker."""
 
 import gc
+import os
 import socket
 import threading
 import time
@@ -12,9 +13,11 @@ from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.calls.channel_server import CallObservers, ChannelServer, Programs
 from gpu_manager.worker.calls.executor import CallAnswer, Executor
+from gpu_manager.worker.calls.passed_data import map_room
 from gpu_manager.worker.device.worker_device import WorkerDevice
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.channel_state import MOST_CHANNELS
+from gpu_manager.worker.shared_memory.published_data import PublishedData
 from torch_shim.wire.frame_socket import Frame
 
 _LEAVING_S = 2.0  # calls under way may last longer than anybody waits for
@@ -31,13 +34,17 @@ class ServedModel:
         together: CallsTogether,
         tell: Tell,
         lost: Callable[[], object],
+        published: PublishedData,
     ) -> None:
-        """`device` and `table` are this model's alone; `lost` ends the worker."""
+        """`device` and `table` are this model's alone; `lost` ends the worker.
+
+        `published` is the process's data.
+        """
         self.number = number
         self.device = device
         self.leases = AdmittedLeases(self._ended, self._claimed)
         self.relief = MemoryRequests(number, tell)
-        self.executor = Executor(device, table, self.leases, self.relief.ask, together)
+        self.executor = Executor(device, table, self.leases, self.relief.ask, together, published)
         self._programs = Programs(table)
         self._tell = tell
         self._ran = CallSums(number, tell)
@@ -78,6 +85,19 @@ class ServedModel:
         else:
             self.executor.set_limit(order.limit_bytes)
 
+    def hand_over(self, order: worker_orders.HandOver, descriptor: int) -> None:
+        """Copy data to memory of the manager's, on a thread of its own, and say whether it is."""
+        done = False
+        try:
+            room = map_room(descriptor, order.size_bytes)
+            self.device.adopt_thread()
+            done = self.executor.data.hand_over(order.handle, room)
+        except (OSError, ValueError, MemoryError, RuntimeError) as error:
+            self._note(f"data cannot be handed over: {type(error).__name__}: {error}"[:500])
+        finally:
+            os.close(descriptor)
+        self._tell(worker_orders.HandedOver(self.number, order.handle, done))
+
     def note_settled(self) -> None:
         """Its load has ended."""
         self._settled.set()
@@ -99,6 +119,7 @@ class ServedModel:
         images = list(self.executor.images.values())
         self.executor.images.clear()
         self.executor.graphs.clear()
+        self.executor.data.clear()
         self._programs.clear()
         gc.collect()  # what a failed call left may refer to itself
         freed = [image.close() for image in images]

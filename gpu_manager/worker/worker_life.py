@@ -18,6 +18,7 @@ from gpu_manager.worker.device.gpu_turns import GpuTurns
 from gpu_manager.worker.device.pool.memory_pool import MemoryPool
 from gpu_manager.worker.sandbox import give_up_rights
 from gpu_manager.worker.served_model import ServedModel
+from gpu_manager.worker.shared_memory.published_data import PublishedData
 from gpu_manager.worker.worker_setup import WorkerSetup
 from torch_shim.errors import WireError
 from torch_shim.wire.frame_socket import Frame, FrameSocket
@@ -50,6 +51,7 @@ class _WorkerLife:
         self._missing = missing
         self._setup = WorkerSetup(self._tell, pool)
         self._together = CallsTogether()
+        self._published = PublishedData()
         self._models: dict[int, ServedModel] = {}
         threading.excepthook = self._broke
         threading.stack_size(_STACK_BYTES)
@@ -62,11 +64,13 @@ class _WorkerLife:
             worker_orders.EndCalls: self._end,
             worker_orders.SetLimit: self._limit,
             worker_orders.DropModel: self._drop,
+            worker_orders.WithdrawData: self._withdraw,
         }
         with_descriptors: dict[type[worker_orders.WorkerOrder], Callable[..., None]] = {
             worker_orders.Assign: self._assign,
             worker_orders.LoadImage: self._load,
             worker_orders.OpenChannel: self._serve,
+            worker_orders.HandOver: self._hand_over,
         }
         while True:
             try:
@@ -97,7 +101,13 @@ class _WorkerLife:
         device = self._setup.device.part(order.model) if order.shared else self._setup.device
         table = self._setup.take_table()
         model = ServedModel(
-            order.model, device, table, self._together, self._tell, lambda: os._exit(1)
+            order.model,
+            device,
+            table,
+            self._together,
+            self._tell,
+            lambda: os._exit(1),
+            self._published,
         )
         self._models[order.model] = model
         self._setup.load(model, order, frame.descriptors)
@@ -126,6 +136,21 @@ class _WorkerLife:
             return
         for descriptor in frame.descriptors:
             os.close(descriptor)
+
+    def _hand_over(self, order: worker_orders.HandOver, frame: Frame) -> None:
+        model = self._models.get(order.model)
+        if model is not None and len(frame.descriptors) == 1:
+            (descriptor,) = frame.descriptors
+            self._setup.background(partial(model.hand_over, order, descriptor))
+            return
+        for descriptor in frame.descriptors:
+            os.close(descriptor)
+        self._tell(worker_orders.HandedOver(order.model, order.handle, False))
+
+    def _withdraw(self, order: worker_orders.WithdrawData) -> None:
+        model = self._models.get(order.model)
+        if model is not None:
+            model.executor.data.withdraw(order.handle)
 
     def _drop(self, order: worker_orders.DropModel) -> None:
         """Let a model go in a thread of its own, while the others work."""

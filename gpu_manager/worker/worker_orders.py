@@ -137,6 +137,32 @@ class OpenChannel(NamedTuple):
     function: str
 
 
+class HandOver(NamedTuple):
+    """Manager to worker, with a descriptor of memory: copy the data that you have there.
+
+    Functions put it by this handle.
+    """
+
+    model: int
+    handle: str
+    size_bytes: int
+
+
+class HandedOver(NamedTuple):
+    """Worker to manager: the data was copied; or it could not be, since it is not here."""
+
+    model: int
+    handle: str
+    done: bool
+
+
+class WithdrawData(NamedTuple):
+    """Manager to worker: no call takes the data of this handle any more."""
+
+    model: int
+    handle: str
+
+
 class StopWorker(NamedTuple):
     """Manager to worker: send the functions what only you have, and end."""
 
@@ -209,7 +235,17 @@ WorkerOrder = (
     | OpenChannel
     | StopWorker
     | CallsRan
-) | (Pressure | Note | Fork | Forked | DropModel | ModelDropped)
+) | (
+    Pressure
+    | Note
+    | Fork
+    | Forked
+    | DropModel
+    | ModelDropped
+    | HandOver
+    | HandedOver
+    | WithdrawData
+)
 
 KINDS: dict[type[WorkerOrder], FrameKind] = {
     Warm: FrameKind.WARM,
@@ -227,6 +263,9 @@ KINDS: dict[type[WorkerOrder], FrameKind] = {
     StopWorker: FrameKind.STOP,
     DropModel: FrameKind.EMPTY,
     ModelDropped: FrameKind.CLEARED,
+    HandOver: FrameKind.HAND_OVER,
+    HandedOver: FrameKind.HANDED_OVER,
+    WithdrawData: FrameKind.WITHDRAW,
     CallsRan: FrameKind.RAN,
     Pressure: FrameKind.PRESSURE,
     Note: FrameKind.FAILED,

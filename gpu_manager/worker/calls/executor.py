@@ -12,6 +12,7 @@ from gpu_manager.worker.call_errors import CallRefused, OutOfMemory
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.calls_together import CallNeeds, CallsTogether
 from gpu_manager.worker.calls.graph_call import GraphCall
+from gpu_manager.worker.calls.passed_data import PassedData
 from gpu_manager.worker.calls.results import PackedResult, Packer
 from gpu_manager.worker.device.device_image import DeviceImage
 from gpu_manager.worker.device.worker_device import SharedArea, WorkerDevice
@@ -27,6 +28,7 @@ from gpu_manager.worker.program.channel_state import (
 from gpu_manager.worker.program.inputs import InputReader, Inputs
 from gpu_manager.worker.program.recorded_runs import Graphs, ProgramRun
 from gpu_manager.worker.program.tensor_specs import bytes_of
+from gpu_manager.worker.shared_memory.published_data import PublishedData
 from gpu_manager.worker.shared_memory.result_files import IDLE_S
 from torch_shim.wire.protocol import FailureKind
 
@@ -74,8 +76,9 @@ class Executor:
         leases: AdmittedLeases,
         ask_relief: AskRelief,
         together: CallsTogether,
+        published: PublishedData | None = None,
     ) -> None:
-        """`together` is the process's: it lets in the calls of all its models."""
+        """`together` and `published` are the process's: of the calls and data of all its models."""
         self.device = device
         self.images: dict[str, DeviceImage] = {}
         self.sessions = SessionStorages()
@@ -87,6 +90,7 @@ class Executor:
         self._ask_relief = ask_relief
         self._together = together
         self._gate = threading.Lock()
+        self.data = PassedData(device, self._gate, published or PublishedData())
         self.graphs = Graphs(device)
         self._needs: dict[tuple[Any, ...], int] = {}
         self._trimming: threading.Timer | None = None
@@ -215,8 +219,8 @@ class Executor:
         area = body if arena is None else arena
         if prepared is not None:
             return prepared.refilled(area)
-        borrows = call.program.borrows
-        reader = InputReader(self.device, self.images, channel.kept, area, borrows=borrows)
+        how = {"borrows": call.program.borrows, "reads_only": call.program.reads_only}
+        reader = InputReader(self.device, self.images, channel.kept, area, **how)
         inputs = reader.call(call.inputs, call.program.inputs, call.binding)
         if inputs.refill is not None and arena is not None:
             channel.prepare(call.number, call.inputs, call.binding, inputs)
@@ -345,6 +349,7 @@ class Executor:
         for held in self.sessions.sole():
             if not held.parked:
                 held.storage, held.parked = self.device.park(held.storage), True
+        self.data.park()
         self.device.release()
 
     def _relieve(self, call: GraphCall, short: OutOfMemory) -> None:

@@ -23,7 +23,7 @@ class InputStorage:
     in the `image` of a model's weights, or in the area if there is no image.
     """
 
-    __slots__ = ("epoch", "image", "key", "parked", "place", "storage")
+    __slots__ = ("epoch", "image", "key", "parked", "place", "shared", "storage")
 
     def __init__(
         self,
@@ -32,6 +32,8 @@ class InputStorage:
         epoch: int = 0,
         image: DeviceImage | None = None,
         place: tuple[int, int] = (0, 0),
+        *,
+        shared: bool = False,
     ) -> None:
         self.storage = storage
         self.key = key
@@ -39,6 +41,7 @@ class InputStorage:
         self.image = image
         self.place = place
         self.parked = False  # whether the storage lies in host memory for now
+        self.shared = shared  # whether others read it too: only what writes to no input may use it
 
 
 class TensorInput(NamedTuple):

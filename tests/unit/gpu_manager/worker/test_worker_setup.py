@@ -12,6 +12,7 @@ from gpu_manager.worker.calls.executor import Executor
 from gpu_manager.worker.device.arrival import VERIFIED, packed
 from gpu_manager.worker.device.cpu_arithmetic import CpuArithmetic
 from gpu_manager.worker.served_model import ServedModel
+from gpu_manager.worker.shared_memory.published_data import PublishedData
 from gpu_manager.worker.worker_setup import WorkerSetup
 from tests.kit.processes.open_files import open_files
 from tests.kit.waiting import PATIENCE_S, wait_until
@@ -38,7 +39,9 @@ class Bench:
     def load(self) -> None:
         """Begin to load, as LOAD says; the set-up owns the descriptors."""
         device, table = self.setup.device, self.setup.take_table()
-        self.model = ServedModel(1, device, table, CallsTogether(), self.told.append, lambda: None)
+        self.model = ServedModel(
+            1, device, table, CallsTogether(), self.told.append, lambda: None, PublishedData()
+        )
         self.setup.load(self.model, LOAD, (self.image, self.pipe))
 
     @property
