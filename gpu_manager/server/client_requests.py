@@ -86,6 +86,9 @@ class ShimRequests:
         _, fields = read.request(frame.meta)
         if frame.kind in _ABOUT_DATA:
             return await self._about_data(frame, fields)
+        return await self._about_models(frame, fields)
+
+    async def _about_models(self, frame: Frame, fields: Fields) -> ClientAnswer | None:
         if frame.kind is FrameKind.ACQUIRE:
             answer, ends = await self._acquiring.acquire(self._session, fields, local=self._local)
             return ClientAnswer(answer, ends=ends)

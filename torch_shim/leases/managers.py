@@ -9,6 +9,7 @@ from pathlib import Path
 from torch_shim.errors import ManagerUnreachable, WireError
 from torch_shim.wire.dialing import CONNECT_TIMEOUT_S
 from torch_shim.wire.manager_session import ManagerSession
+from torch_shim.wire.worker_peer import WorkerPeer
 
 log = logging.getLogger("gpufaas")
 
@@ -56,6 +57,11 @@ class Nodes:
         tried = ", ".join(addresses) or "no address"
         detail = "; ".join(failures) or "none of these addresses can be reached from here"
         raise ManagerUnreachable(tried, f"node {node}: {detail}")
+
+    def session_of(self, peer: WorkerPeer) -> ManagerSession | None:
+        """Return the session that has this worker; None if it was closed."""
+        sessions = [self.own, *list(self._others.values())]
+        return next((session for session in sessions if session.has_peer(peer)), None)
 
     @property
     def other_sessions(self) -> int:

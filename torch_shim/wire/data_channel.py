@@ -60,6 +60,18 @@ class DataChannel:
         """Have the worker map a block of this process's memory."""
         self._ask(FrameKind.SHARE, [key, size_bytes], descriptors=[descriptor])
 
+    def publish(self, key: int, epoch: int, handle: str) -> None:
+        """Let other functions use a kept storage, by the handle of its data."""
+        self._ask(FrameKind.PUBLISH, [key, epoch, handle])
+
+    def take(self, handle: str, key: int, size_bytes: int) -> None:
+        """Have the worker keep data that was published there, under this key."""
+        self._ask(FrameKind.TAKE, [handle, key, size_bytes])
+
+    def take_file(self, key: int, start: int, size_bytes: int, descriptor: int) -> None:
+        """Have the worker keep data that lies in a file, under this key."""
+        self._ask(FrameKind.TAKE, [key, start, size_bytes], descriptors=[descriptor])
+
     def drop(self, keys: list[int]) -> None:
         """Make the worker drop kept storages."""
         self._ask(FrameKind.DROP, keys)

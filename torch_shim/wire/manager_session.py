@@ -123,6 +123,15 @@ class ManagerSession:
         control = self._control
         return control is not None and name in control.welcome.get("knows", ())
 
+    @property
+    def passes_data(self) -> bool:
+        """Whether the manager keeps data that functions pass to each other."""
+        return self._knows(FrameKind.PUT.name)
+
+    def has_peer(self, peer: WorkerPeer) -> bool:
+        """Whether this is a worker of this manager."""
+        return self._peers.get(peer.name) is peer
+
     def holds(self, lease: ModelLease) -> bool:
         """Whether this process believes the lease to be in force."""
         return not lease.over and lease.session == self.name
@@ -322,8 +331,11 @@ class ManagerSession:
         with self._lock:
             peer = self._peers.get(worker)
             if peer is None:
-                takes_files_back = self._knows(FILES)
-                peer = self._peers[worker] = WorkerPeer(worker, takes_files_back=takes_files_back)
+                peer = self._peers[worker] = WorkerPeer(
+                    worker,
+                    takes_files_back=self._knows(FILES),
+                    takes_data=self._knows(FrameKind.PUT.name),
+                )
             return peer
 
     def _open(self, answer: ManagerAnswer) -> None:

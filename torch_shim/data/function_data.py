@@ -1,0 +1,184 @@
+"""What a function's handler puts for other functions, and gets: `context.put`, `get` and `drop`."""
+
+import contextlib
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from torch_shim.data.got_values import GotValue
+from torch_shim.data.node_requests import DataRequests
+from torch_shim.data.value_layout import (
+    Describer,
+    Leaf,
+    PartLeaf,
+    TensorLayout,
+    pack_tensor,
+)
+from torch_shim.errors import DataUnavailable, RemoteFailure, WireError
+from torch_shim.leases.managers import Nodes
+from torch_shim.tensors import write_epochs
+from torch_shim.tensors.absent_bytes import absent_of, bring
+from torch_shim.tensors.handles import CudaTensor, NoTorchFunction
+from torch_shim.wire.arena import Buffer, flat, layout_of, tensor_over
+from torch_shim.wire.manager_session import ManagerSession
+from torch_shim.wire.protocol import MOST_PARTS, FrameKind
+from torch_shim.wire.worker_peer import WorkerPeer
+
+log = logging.getLogger("gpufaas")
+
+# What a tensor on a worker uses less of its storage than this share (1/N) of is copied there first.
+_LEAST_SHARE = 2
+
+
+class FunctionData:
+    """The data of one process, put and got. Thread-safe."""
+
+    def __init__(self, nodes: Callable[[], Nodes]) -> None:
+        self._requests = DataRequests(nodes)
+
+    def put(self, value: Any, lifetime_s: float | None = None) -> str:
+        """Put a value, as it is now, for the functions of this namespace; return its handle."""
+        self._requests.flush()
+        if isinstance(value, torch.Tensor):
+            part = self._stay(value.detach(), lifetime_s)
+            if part is not None:
+                return part.handle
+        parts: list[str] = []
+        describer = Describer(partial(self._part, parts, lifetime_s))
+        try:
+            about = describer.describe(value)
+            fill = partial(_fill, describer.file_leaves)
+            size_bytes = describer.size_bytes
+            return self._requests.put(size_bytes, about, lifetime_s, describer.parts, fill)
+        except BaseException:
+            for handle in parts:
+                with contextlib.suppress(DataUnavailable):
+                    self._requests.drop(handle)
+            raise
+
+    def get(self, handle: str) -> Any:
+        """Return a value that a function of this namespace has put; DataUnavailable if it is not
+        to be had."""
+        return GotValue(self._requests, self._requests.find(handle)).make()
+
+    def drop(self, handle: str) -> None:
+        """End data before its time; nothing if it has ended."""
+        self._requests.drop(handle)
+
+    # -- what stays with its worker -------------------------------------------------------------
+
+    def _part(
+        self, parts: list[str], lifetime_s: float | None, tensor: torch.Tensor
+    ) -> PartLeaf | None:
+        """Put a tensor of a larger value by itself, if a worker of this node has its bytes."""
+        if len(parts) >= MOST_PARTS:
+            return None
+        part = self._stay(tensor, lifetime_s, only=self._requests.nodes.own)
+        if part is not None:
+            parts.append(part.handle)
+        return part
+
+    def _stay(
+        self, tensor: torch.Tensor, lifetime_s: float | None, only: ManagerSession | None = None
+    ) -> PartLeaf | None:
+        """Have a worker publish a tensor that it alone has; None if the bytes are to be sent."""
+        if type(tensor) is not CudaTensor or absent_of(tensor) is None:
+            return None
+        used = tensor.numel() * tensor.element_size()
+        if _LEAST_SHARE * used < write_epochs.storage_of(tensor).nbytes():
+            tensor = tensor.clone()
+        lacks = absent_of(tensor)
+        peer = None if lacks is None else lacks.holder
+        if lacks is None or not isinstance(peer, WorkerPeer):
+            return None
+        session = self._requests.nodes.session_of(peer)
+        if session is None or not session.passes_data or only not in (None, session):
+            return None
+        return self._publish(tensor, peer, session, lacks.key, lifetime_s)
+
+    def _publish(
+        self,
+        tensor: torch.Tensor,
+        peer: WorkerPeer,
+        session: ManagerSession,
+        key: int,
+        lifetime_s: float | None,
+    ) -> PartLeaf | None:
+        size_bytes = write_epochs.storage_of(tensor).nbytes()
+        dtype, shape, strides, offset = layout_of(tensor)
+        about = pack_tensor(TensorLayout(dtype, shape, strides, offset, True), size_bytes)
+        _, epoch = peer.kept.epochs.get(key, (None, -1))
+        try:
+            handle = self._requests.put_on_worker(session, size_bytes, about, lifetime_s, peer.name)
+        except (RemoteFailure, WireError) as error:
+            log.info("a tensor is put by its bytes: %s", error)
+            return None
+        try:
+            with peer.channel_for(None) as channel:
+                if channel is not None:
+                    channel.publish(key, epoch, handle)
+                    return PartLeaf(handle, size_bytes)
+        except (RemoteFailure, WireError) as error:
+            log.info("a tensor is put by its bytes: %s", error)
+        with contextlib.suppress(WireError):
+            session.control.notify(FrameKind.DISCARD, {"handle": handle})
+        return None
+
+
+def _fill(leaves: list[tuple[int, Leaf]], room: Buffer) -> None:
+    """Copy leaves to their places."""
+    for start, leaf in leaves:
+        if isinstance(leaf, memoryview):
+            room[start : start + len(leaf)] = leaf
+        elif leaf.numel():
+            _copy(leaf, room, start)
+
+
+def _copy(tensor: torch.Tensor, room: Buffer, start: int) -> None:
+    bring((tensor,))
+    count = tensor.numel()
+    dtype, shape, strides, offset = layout_of(tensor)
+    source = tensor_over(write_epochs.storage_of(tensor), dtype, offset, shape, strides)
+    with NoTorchFunction(), torch.no_grad():
+        flat(room, torch.uint8, start, count * dtype.itemsize).view(dtype).view(shape).copy_(source)
+
+
+_connected: list[FunctionData] = []
+
+
+def connect(nodes: Callable[[], Nodes]) -> None:
+    """Pass data by these sessions, from now on."""
+    _connected[:] = [FunctionData(nodes)]
+
+
+def put(value: Any, lifetime_s: float | None = None) -> str:
+    """See FunctionData; DataUnavailable in a process without a GPU manager."""
+    return _data().put(value, lifetime_s)
+
+
+def get(handle: str) -> Any:
+    """See FunctionData; DataUnavailable in a process without a GPU manager."""
+    return _data().get(handle)
+
+
+def drop(handle: str) -> None:
+    """See FunctionData; DataUnavailable in a process without a GPU manager."""
+    _data().drop(handle)
+
+
+def is_tensor(value: object) -> bool:
+    """Whether a value is a tensor, or has one in it."""
+    if isinstance(value, list | tuple):
+        return any(map(is_tensor, value))
+    if isinstance(value, dict):
+        return any(map(is_tensor, value.values()))
+    return isinstance(value, torch.Tensor)
+
+
+def _data() -> FunctionData:
+    if not _connected:
+        raise DataUnavailable("this function has no GPU manager to keep data; enable its GPU")
+    return _connected[0]
