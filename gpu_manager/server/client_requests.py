@@ -77,9 +77,13 @@ class ShimRequests:
         return MAX_PIECE_BYTES if self._weights.arriving or self._data.arriving else 0
 
     def waits(self, frame: Frame) -> bool:
-        """Whether a request hashes weights or waits for a lease; pieces of weights keep order."""
+        """Whether a request hashes weights, or waits for a lease or for room.
+
+        Pieces keep order, and follow the answer to the request that announced them.
+        """
         whole = frame.kind is FrameKind.UPLOAD and bool(frame.descriptors)
-        return whole or frame.kind in _WAITING
+        puts = frame.kind is FrameKind.PUT and self._local
+        return whole or puts or frame.kind in _WAITING
 
     async def handle(self, frame: Frame) -> ClientAnswer | None:
         """Handle a request; return None if it has no answer."""
@@ -137,7 +141,7 @@ class ShimRequests:
         self._data.close()
 
 
-_WAITING = {FrameKind.PROVE, FrameKind.ACQUIRE, FrameKind.PUT, FrameKind.GET}
+_WAITING = {FrameKind.PROVE, FrameKind.ACQUIRE, FrameKind.GET}
 _ABOUT_DATA = {
     FrameKind.PUT,
     FrameKind.GET,
