@@ -212,6 +212,7 @@ class HandlerCall:
     def _note_end(self) -> None:
         """The call's times are complete; noted while the GPU's are still at hand."""
         self._timing.ends(self._calls.gpu.timing_entries())
+        self._calls.data.settle()
 
     def _report_headers(self) -> Pairs:
         """The headers for the gateway beside a whole response."""

@@ -83,7 +83,8 @@ class ShimRequests:
         """
         whole = frame.kind is FrameKind.UPLOAD and bool(frame.descriptors)
         puts = frame.kind is FrameKind.PUT and self._local
-        return whole or puts or frame.kind in _WAITING
+        gets = frame.kind is FrameKind.GET and self._data.waits(read.request(frame.meta)[1])
+        return whole or puts or gets or frame.kind in _WAITING
 
     async def handle(self, frame: Frame) -> ClientAnswer | None:
         """Handle a request; return None if it has no answer."""
@@ -141,7 +142,7 @@ class ShimRequests:
         self._data.close()
 
 
-_WAITING = {FrameKind.PROVE, FrameKind.ACQUIRE, FrameKind.GET}
+_WAITING = {FrameKind.PROVE, FrameKind.ACQUIRE}
 _ABOUT_DATA = {
     FrameKind.PUT,
     FrameKind.GET,

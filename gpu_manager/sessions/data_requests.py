@@ -95,6 +95,11 @@ class DataRequests:
         self._table.filled(item)
         return {}
 
+    def waits(self, fields: Fields) -> bool:
+        """Whether a GET may wait: for a worker, a disk, or the scheduler."""
+        near = node_of(_handle(fields)) == self._data.node.name
+        return not (near and self._local) or bool(fields.get("here"))
+
     async def get(self, fields: Fields) -> tuple[Answer, tuple[int, ...], bytes | None]:
         """Return what data is, with a descriptor or a piece of it if it is `here`."""
         handle = _handle(fields)

@@ -19,6 +19,7 @@ from torch_shim.data.value_layout import (
 )
 from torch_shim.errors import DataUnavailable, RemoteFailure, WireError
 from torch_shim.leases.managers import Nodes
+from torch_shim.remote.staying_outputs import LEAST_BYTES
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import absent_of, bring
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction
@@ -29,7 +30,7 @@ from torch_shim.wire.worker_peer import WorkerPeer
 
 log = logging.getLogger("gpufaas")
 
-# What a tensor on a worker uses less of its storage than this share (1/N) of is copied there first.
+# A tensor that uses less than this share (1/N) of its storage is copied on its worker first.
 _LEAST_SHARE = 2
 
 
@@ -68,6 +69,10 @@ class FunctionData:
         """End data before its time; nothing if it has ended."""
         self._requests.drop(handle)
 
+    def settle(self) -> None:
+        """Say what is not mapped here any more."""
+        self._requests.flush()
+
     # -- what stays with its worker -------------------------------------------------------------
 
     def _part(
@@ -84,47 +89,48 @@ class FunctionData:
     def _stay(
         self, tensor: torch.Tensor, lifetime_s: float | None, only: ManagerSession | None = None
     ) -> PartLeaf | None:
-        """Have a worker publish a tensor that it alone has; None if the bytes are to be sent."""
-        if type(tensor) is not CudaTensor or absent_of(tensor) is None:
+        """Have a worker publish a tensor that it has; None if the bytes are to be sent."""
+        if type(tensor) is not CudaTensor:
             return None
+        storage = write_epochs.storage_of(tensor)
+        mark = write_epochs.storage_mark(storage)
         used = tensor.numel() * tensor.element_size()
-        if _LEAST_SHARE * used < write_epochs.storage_of(tensor).nbytes():
-            tensor = tensor.clone()
-        lacks = absent_of(tensor)
-        peer = None if lacks is None else lacks.holder
-        if lacks is None or not isinstance(peer, WorkerPeer):
+        if mark is None or used < LEAST_BYTES:
             return None
-        session = self._requests.nodes.session_of(peer)
-        if session is None or not session.passes_data or only not in (None, session):
+        if _LEAST_SHARE * used < storage.nbytes():
+            if absent_of(tensor) is None:
+                return None
+            tensor = tensor.clone()  # there
+            mark = write_epochs.marked(tensor)
+        content = mark.epoch, write_epochs.version_of(tensor)
+        found = self._requests.nodes.holding(mark.key, content)
+        if found is None or not found[0].passes_data or only not in (None, found[0]):
             return None
-        return self._publish(tensor, peer, session, lacks.key, lifetime_s)
+        return self._publish(tensor, mark.key, found, lifetime_s)
 
     def _publish(
         self,
         tensor: torch.Tensor,
-        peer: WorkerPeer,
-        session: ManagerSession,
         key: int,
+        held: tuple[ManagerSession, WorkerPeer, int],
         lifetime_s: float | None,
     ) -> PartLeaf | None:
+        session, peer, epoch = held
         size_bytes = write_epochs.storage_of(tensor).nbytes()
         dtype, shape, strides, offset = layout_of(tensor)
         about = pack_tensor(TensorLayout(dtype, shape, strides, offset, True), size_bytes)
-        _, epoch = peer.kept.epochs.get(key, (None, -1))
+        handle = ""
         try:
             handle = self._requests.put_on_worker(session, size_bytes, about, lifetime_s, peer.name)
-        except (RemoteFailure, WireError) as error:
-            log.info("a tensor is put by its bytes: %s", error)
-            return None
-        try:
             with peer.channel_for(None) as channel:
                 if channel is not None:
                     channel.publish(key, epoch, handle)
                     return PartLeaf(handle, size_bytes)
         except (RemoteFailure, WireError) as error:
             log.info("a tensor is put by its bytes: %s", error)
-        with contextlib.suppress(WireError):
-            session.control.notify(FrameKind.DISCARD, {"handle": handle})
+        if handle:
+            with contextlib.suppress(WireError):
+                session.control.notify(FrameKind.DISCARD, {"handle": handle})
         return None
 
 
@@ -169,13 +175,10 @@ def drop(handle: str) -> None:
     _data().drop(handle)
 
 
-def is_tensor(value: object) -> bool:
-    """Whether a value is a tensor, or has one in it."""
-    if isinstance(value, list | tuple):
-        return any(map(is_tensor, value))
-    if isinstance(value, dict):
-        return any(map(is_tensor, value.values()))
-    return isinstance(value, torch.Tensor)
+def settle() -> None:
+    """Say what this process does not map any more: after a request, no other may come for long."""
+    if _connected:
+        _connected[0].settle()
 
 
 def _data() -> FunctionData:

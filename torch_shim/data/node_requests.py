@@ -112,8 +112,8 @@ class DataRequests:
                 done = 0
                 while done < found.size_bytes:
                     fields = {"handle": found.handle, "offset": done, "here": True}
-                    body = found.session.control.ask(FrameKind.GET, fields).body
-                    if body is None or not body or done + len(body) > found.size_bytes:
+                    body = found.session.control.ask(FrameKind.GET, fields).body or b""
+                    if not body or done + len(body) > found.size_bytes:
                         raise BadFrame(f"a piece of {len(body)} bytes at {done}")
                     room[done : done + len(body)] = body
                     done += len(body)

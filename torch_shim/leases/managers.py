@@ -9,7 +9,7 @@ from pathlib import Path
 from torch_shim.errors import ManagerUnreachable, WireError
 from torch_shim.wire.dialing import CONNECT_TIMEOUT_S
 from torch_shim.wire.manager_session import ManagerSession
-from torch_shim.wire.worker_peer import WorkerPeer
+from torch_shim.wire.worker_peer import Content, WorkerPeer
 
 log = logging.getLogger("gpufaas")
 
@@ -58,10 +58,13 @@ class Nodes:
         detail = "; ".join(failures) or "none of these addresses can be reached from here"
         raise ManagerUnreachable(tried, f"node {node}: {detail}")
 
-    def session_of(self, peer: WorkerPeer) -> ManagerSession | None:
-        """Return the session that has this worker; None if it was closed."""
-        sessions = [self.own, *list(self._others.values())]
-        return next((session for session in sessions if session.has_peer(peer)), None)
+    def holding(self, key: int, content: Content) -> tuple[ManagerSession, WorkerPeer, int] | None:
+        """Return a worker that keeps this content of a storage, and the epoch that it has there."""
+        for session in [self.own, *list(self._others.values())]:
+            found = session.holding(key, content)
+            if found is not None:
+                return session, *found
+        return None
 
     @property
     def other_sessions(self) -> int:

@@ -27,7 +27,7 @@ from torch_shim.wire.protocol import (
     FailureKind,
     FrameKind,
 )
-from torch_shim.wire.worker_peer import WorkerPeer
+from torch_shim.wire.worker_peer import Content, WorkerPeer
 
 log = logging.getLogger("gpufaas")
 
@@ -128,9 +128,15 @@ class ManagerSession:
         """Whether the manager keeps data that functions pass to each other."""
         return self._knows(FrameKind.PUT.name)
 
-    def has_peer(self, peer: WorkerPeer) -> bool:
-        """Whether this is a worker of this manager."""
-        return self._peers.get(peer.name) is peer
+    def holding(self, key: int, content: Content) -> tuple[WorkerPeer, int] | None:
+        """Return a worker that keeps this content of a storage, and the epoch that it has there."""
+        with self._lock:
+            peers = list(self._peers.values())
+        for peer in peers:
+            known, epoch = peer.kept.epochs.get(key, (None, 0))
+            if known == content:
+                return peer, epoch
+        return None
 
     def holds(self, lease: ModelLease) -> bool:
         """Whether this process believes the lease to be in force."""

@@ -57,6 +57,9 @@ class PassedData:
         del handle
         raise NoPassedData("this function has no GPU")
 
+    def settle(self) -> None:
+        """A call has ended: tell the manager what of its data is needed no more."""
+
     def named(self, headers: SentHeaders) -> object:
         """Return the value of the handle that a request names: of several a list, None of none."""
         handles = [item for item in _items(headers) if item != _WISH]
@@ -111,6 +114,11 @@ class ShimData(PassedData):
     def drop(self, handle: str) -> None:
         """End data before its time."""
         self._shim().drop(handle)
+
+    def settle(self) -> None:
+        """A call has ended: tell the manager what of its data is needed no more."""
+        if self._module is not None:
+            self._module.settle()
 
     def wanted(self, headers: SentHeaders) -> bool:
         """Whether the caller wants a handle instead of the result's bytes."""
