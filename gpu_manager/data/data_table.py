@@ -76,7 +76,7 @@ class DataTable:
         self, tenant: str, owner: SessionKey, new: NewData, hosted: HostedModel
     ) -> DataItem:
         """Note data whose bytes this model's worker has; NoRoomForData beyond a bound."""
-        item = self._add(tenant, owner, new)
+        item = self._add(tenant, owner, new, hosted.id)
         item.hosted, item.stage = hosted, Stage.THERE
         return item
 
@@ -164,7 +164,7 @@ class DataTable:
 
     # -- bounds ---------------------------------------------------------------------------------
 
-    def _add(self, tenant: str, owner: SessionKey, new: NewData) -> DataItem:
+    def _add(self, tenant: str, owner: SessionKey, new: NewData, worker: str = "") -> DataItem:
         limits, size = self.limits, new.size_bytes
         for part in new.parts:
             self.find(tenant, part)
@@ -177,7 +177,7 @@ class DataTable:
             raise NoRoomForData(size, most, detail)
         lifetime_s = limits.lifetime_s if new.lifetime_s is None else new.lifetime_s
         expires_s = self._loop.time() + min(lifetime_s, limits.most_lifetime_s)
-        handle = new_handle(self._node)
+        handle = new_handle(self._node, worker)
         item = DataItem(handle, tenant, owner, size, new.about, new.parts, expires_s)
         self._items[handle] = item
         self._bytes[tenant] += size

@@ -11,7 +11,7 @@ import torch
 
 from torch_shim.data.node_requests import DataRequests, FoundData
 from torch_shim.data.value_layout import DescribedValue, PartLeaf, Place, TensorLayout
-from torch_shim.errors import BadFrame
+from torch_shim.errors import BadFrame, DataUnavailable
 from torch_shim.tensors import data_origins, write_epochs
 from torch_shim.tensors.absent_bytes import storage_without_bytes
 from torch_shim.tensors.data_origins import DataOrigin
@@ -25,27 +25,43 @@ Taken = list[tuple[WorkerPeer, int]]
 class DataHolder:
     """Who has the bytes of data: its manager, which brings them from a worker if need be."""
 
-    def __init__(self, requests: DataRequests, handle: str, process: str, taken: Taken) -> None:
+    def __init__(
+        self,
+        requests: DataRequests,
+        handle: str,
+        process: str,
+        taken: Taken,
+        peer: WorkerPeer | None = None,
+    ) -> None:
+        """A `peer` keeps the bytes for this process, whatever becomes of the data."""
         self.sole: set[int] = set()
         self._requests = requests
         self._handle = handle
         self._process = process
         self._taken = taken
+        self._peer = peer
 
     def is_with(self, peer: WorkerPeer) -> bool:
         """Whether the worker is the one that has the bytes."""
         return self._process == peer.process
 
     @contextmanager
-    def channel_for(self, channel: Any) -> Iterator[None]:
-        """No channel of a worker is needed."""
-        del channel
-        yield
+    def channel_for(self, channel: Any) -> Iterator[Any]:
+        """A channel of the worker that keeps the bytes, if one does."""
+        if self._peer is None:
+            yield None
+            return
+        with self._peer.channel_for(channel) as using:
+            yield using
 
     def fetch(self, key: int, channel: Any) -> Fetched:
         """Return the bytes; DataUnavailable if they are lost."""
-        del key, channel
-        found = self._requests.find(self._handle, here=True)
+        try:
+            found = self._requests.find(self._handle, here=True)
+        except DataUnavailable:
+            if self._peer is None or channel is None:
+                raise
+            return self._peer.fetch(key, channel)
         if found.descriptor is None:
             return Fetched(None, memoryview(self._requests.content(found)))
         lent = lent_file(self._requests, found, self._taken)
@@ -112,12 +128,8 @@ class GotValue:
         found = self._found
         if not 0 < size == found.size_bytes:
             raise BadFrame("data of a worker is one tensor")
-        mark = write_epochs.WriteMark()
-        storage = storage_without_bytes(mark, size)
         holder = DataHolder(self._requests, found.handle, _process(found.worker), self._taken)
-        mark.absent.leave(holder, _nowhere)
-        made = tensor_over(storage, layout.dtype, layout.offset, layout.shape, layout.strides)
-        become_cuda(made)
+        made = _without_bytes(write_epochs.WriteMark(), size, layout, holder)
         self._note(made, size, 0)
         return made
 
@@ -128,6 +140,44 @@ class GotValue:
         process = _process(found.worker)
         origin = DataOrigin(found.handle, size, process, start, self._lent, taken=self._taken)
         data_origins.note_origin(tensor, origin)
+
+
+def taken_tensor(
+    requests: DataRequests, handle: str, peer: WorkerPeer, key: int, size: int, about: bytes
+) -> torch.Tensor:
+    """Return a tensor whose bytes a worker has, and keeps for this process under the key."""
+    taken: Taken = [(peer, key)]
+
+    def make(place: Place, layout: TensorLayout) -> torch.Tensor:
+        if place.size_bytes != size:
+            raise BadFrame("data of a worker is one tensor")
+        mark = write_epochs.WriteMark(key)
+        holder = DataHolder(requests, handle, peer.process, taken, peer)
+        made = _without_bytes(mark, size, layout, holder)
+        content = mark.epoch, write_epochs.version_of(made)
+        peer.kept.result(key, content)
+        origin = DataOrigin(handle, size, peer.process, taken=taken)
+        data_origins.note_origin(made, origin)
+        return made
+
+    made = DescribedValue(about, size).build(make, _no_bytes)
+    if not isinstance(made, torch.Tensor):
+        raise BadFrame("data of a worker is one tensor")
+    return made
+
+
+def _no_bytes(_: Place) -> memoryview:
+    raise BadFrame("data of a worker is one tensor")
+
+
+def _without_bytes(
+    mark: write_epochs.WriteMark, size: int, layout: TensorLayout, holder: DataHolder
+) -> torch.Tensor:
+    """A tensor whose bytes come when somebody looks."""
+    storage = storage_without_bytes(mark, size)
+    mark.absent.leave(holder, _nowhere)
+    made = tensor_over(storage, layout.dtype, layout.offset, layout.shape, layout.strides)
+    return become_cuda(made)
 
 
 def lent_file(requests: DataRequests, found: FoundData, taken: Taken) -> LentPages | None:

@@ -66,6 +66,11 @@ class Nodes:
                 return session, *found
         return None
 
+    def peers(self) -> list[WorkerPeer]:
+        """Return the workers to which this process is connected, on any node."""
+        sessions = [self.own, *list(self._others.values())]
+        return [peer for session in sessions for peer in session.peers()]
+
     @property
     def other_sessions(self) -> int:
         """The number of sessions with other nodes' managers."""

@@ -182,7 +182,8 @@ class Shipment:
                 return value, layout, [KEPT, mark.key, 0]
             lacks = absent_of(value)
             if lacks is not None:  # the worker has other bytes than this one needs
-                lacks.bring(self._channel if lacks.holder is self._peer else None)
+                with_peer = lacks.holder is not None and lacks.holder.is_with(self._peer)
+                lacks.bring(self._channel if with_peer else None)
         dtype, shape, strides, offset = layout
         span = span_of(shape, strides)
         block = block_of(storage)

@@ -128,11 +128,14 @@ class ManagerSession:
         """Whether the manager keeps data that functions pass to each other."""
         return self._knows(FrameKind.PUT.name)
 
+    def peers(self) -> list[WorkerPeer]:
+        """Return the workers of this manager to which there are channels."""
+        with self._lock:
+            return list(self._peers.values())
+
     def holding(self, key: int, content: Content) -> tuple[WorkerPeer, int] | None:
         """Return a worker that keeps this content of a storage, and the epoch that it has there."""
-        with self._lock:
-            peers = list(self._peers.values())
-        for peer in peers:
+        for peer in self.peers():
             known, epoch = peer.kept.epochs.get(key, (None, 0))
             if known == content:
                 return peer, epoch

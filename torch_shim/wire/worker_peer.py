@@ -172,15 +172,33 @@ class WorkerPeer:
         if not self.takes_data or (file is not None and not channel.wire.local):
             return False
         try:
-            if file is None:
-                channel.take(handle, key, size_bytes)
-            else:
+            if file is not None:
                 channel.take_file(key, file[1], size_bytes, file[0])
+            elif channel.take(handle, key)[0] != size_bytes:
+                raise BadFrame("data has another size with its worker")
         except RemoteFailure as refused:
             log.info("a worker does not take data: %s", refused)
             return False
         self.kept.result(key, content)
         return True
+
+    def take_new(self, handle: str, key: int) -> tuple[int, bytes] | None:
+        """Take data that this process knows nothing of: its size and description.
+
+        None if the worker has not got it, or all channels to it are in use.
+        """
+        channel = self.take() if self.takes_data else None
+        if channel is None:
+            return None
+        try:
+            return channel.take(handle, key)
+        except RemoteFailure:
+            return None
+        except ConnectionLost:
+            self.mark_lost()
+            return None
+        finally:
+            self.give(channel)
 
     def _forget_block(self, key: int) -> None:
         self._blocks.discard(key)

@@ -11,7 +11,7 @@ from gpu_manager.worker.program.channel_state import InputStorage, KeptStorages
 from gpu_manager.worker.program.inputs import borrowed
 from gpu_manager.worker.program.tensor_specs import bytes_of
 from gpu_manager.worker.shared_memory.published_data import PublishedData, PublishedTensor
-from torch_shim.wire.protocol import FailureKind
+from torch_shim.wire.protocol import MOST_ABOUT_BYTES, FailureKind
 
 _MOST_HANDLE_CHARACTERS = 300
 _PIECE_BYTES = 16 << 20
@@ -28,29 +28,33 @@ class PassedData:
         self._gate = gate
         self._published = published
 
-    def publish(self, kept: KeptStorages, key: int, epoch: int, handle: str) -> None:
+    def publish(self, kept: KeptStorages, key: int, epoch: int, handle: str, about: bytes) -> None:
         """Let every function that knows the handle use a storage that this session keeps."""
-        if not 0 < len(handle) <= _MOST_HANDLE_CHARACTERS:
-            raise CallRefused(FailureKind.BAD_FRAME, "no handle of data")
+        if not 0 < len(handle) <= _MOST_HANDLE_CHARACTERS or len(about) > MOST_ABOUT_BYTES:
+            raise CallRefused(FailureKind.BAD_FRAME, "no handle of data, or too much about it")
         with self._gate:
             held = kept.find(key, epoch)
             if held is None:
                 raise CallRefused(FailureKind.MISSING, f"key {key}", {"missing": [key]})
-            tensor = PublishedTensor(held.storage, self, parked=held.parked)
+            tensor = PublishedTensor(held.storage, about, self, parked=held.parked)
             if not self._published.add(handle, tensor):
                 raise CallRefused(FailureKind.NO_ROOM, "the worker has enough data of functions")
             held.shared = True
 
-    def take(self, kept: KeptStorages, handle: str, key: int, size_bytes: int) -> None:
-        """Keep, for this session and under this key, a storage that was published here."""
+    def take(self, kept: KeptStorages, handle: str, key: int) -> tuple[int, bytes]:
+        """Keep, for this session and under this key, a storage that was published here.
+
+        Return its size and its description.
+        """
         with self._gate:
             found = self._published.find(handle)
-            if found is None or found.storage.nbytes() != size_bytes or key <= 0:
+            if found is None or key <= 0:
                 raise CallRefused(FailureKind.NO_DATA, "no such data in this worker")
             storage, shared = found.storage, not found.parked
             if found.parked:
                 storage = self._device.unpark(storage)
             kept.keep(InputStorage(storage, key, shared=shared))
+            return found.size_bytes, found.about
 
     def take_file(
         self, kept: KeptStorages, descriptor: int, key: int, start: int, size_bytes: int
@@ -126,4 +130,5 @@ def _is_sealed(descriptor: int) -> bool:
 
 def map_room(descriptor: int, size_bytes: int) -> memoryview:
     """Map memory that the manager gave to be filled; OSError or ValueError if that cannot be."""
-    return memoryview(mmap.mmap(descriptor, size_bytes))
+    how = mmap.MAP_SHARED | mmap.MAP_POPULATE  # a fault for each page takes longer than the copy
+    return memoryview(mmap.mmap(descriptor, size_bytes, flags=how))

@@ -15,9 +15,12 @@ MOST_PUBLISHED_BYTES = 4 << 30
 class PublishedTensor:
     """One storage that was put; `parked` if it lies in host memory for now."""
 
-    def __init__(self, storage: torch.UntypedStorage, model: object, *, parked: bool) -> None:
-        """`model` is whose memory it takes."""
+    def __init__(
+        self, storage: torch.UntypedStorage, about: bytes, model: object, *, parked: bool
+    ) -> None:
+        """`about` is for its readers; `model` is whose memory it takes."""
         self.storage = storage
+        self.about = about
         self.size_bytes = storage.nbytes()
         self.model = model
         self.parked = parked

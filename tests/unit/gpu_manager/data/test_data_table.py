@@ -22,7 +22,8 @@ def test_handle_names_its_node_and_cannot_be_guessed() -> None:
     assert {node_of(handle) for handle in handles} == {"node-1.local"}
     for handle in handles:
         secret = handle.removeprefix("node-1.local.")
-        assert re.fullmatch(r"[A-Za-z0-9_-]{32}", secret)  # 192 bits
+        assert re.fullmatch(r"[A-Za-z0-9_-]{32}", secret)  # of which 168 bits are nobody's name
+    assert new_handle("node", "0123abcd.1").endswith("0123")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ STAYS = [None, None, [], None, "", None, [KEY, 1, [], []]]
 def published(caller: Caller, value: float = 3.0) -> None:
     """A result that stays with the worker, and is put by its handle."""
     caller.call(DOUBLE, torch.full((SIZE,), value), options=STAYS)
-    caller.ask(FrameKind.PUBLISH, [KEY, 0, HANDLE])
+    caller.ask(FrameKind.PUBLISH, [KEY, 0, HANDLE, b"about"])
 
 
 def taken(key: int = TAKEN) -> list[Any]:
@@ -56,7 +56,7 @@ def test_other_session_computes_with_the_same_memory_when_it_took_what_was_put()
     with worker.connect("b", 1 << 20) as other, worker.connect("a", 1 << 20) as one:
         worker.leases.admit(8, "b")
         published(one)
-        other.ask(FrameKind.TAKE, [HANDLE, TAKEN, 4 * SIZE])
+        other.ask(FrameKind.TAKE, [HANDLE, TAKEN])
         assert total(other, lease=8) == 6.0 * SIZE
         mine, theirs = storage_of(worker, "b", TAKEN), storage_of(worker, "a", KEY)
         assert mine.storage.data_ptr() == theirs.storage.data_ptr()
@@ -67,9 +67,9 @@ def test_others_see_no_write_when_a_program_writes_to_what_it_took() -> None:
     with worker.connect("b", 1 << 20) as other, worker.connect("a", 1 << 20) as one:
         worker.leases.admit(8, "b")
         published(one)
-        other.ask(FrameKind.TAKE, [HANDLE, TAKEN, 4 * SIZE])
+        other.ask(FrameKind.TAKE, [HANDLE, TAKEN])
         assert total(other, GROW, lease=8) == 7.0 * SIZE
-        other.ask(FrameKind.TAKE, [HANDLE, TAKEN + 1, 4 * SIZE])
+        other.ask(FrameKind.TAKE, [HANDLE, TAKEN + 1])
         assert total(other, key=TAKEN + 1, lease=8) == 6.0 * SIZE
 
 
@@ -79,7 +79,7 @@ def test_readers_see_no_write_when_who_put_writes_to_its_own() -> None:
         published(one)
         assert total(one, GROW, KEY) == 7.0 * SIZE
         worker.leases.admit(8, "b")
-        other.ask(FrameKind.TAKE, [HANDLE, TAKEN, 4 * SIZE])
+        other.ask(FrameKind.TAKE, [HANDLE, TAKEN])
         assert total(other, lease=8) == 6.0 * SIZE
 
 
@@ -89,11 +89,11 @@ def test_data_outlives_the_session_that_put_it_and_ends_when_it_is_withdrawn() -
         with worker.connect("a", 1 << 20) as one:
             published(one)
         worker.leases.admit(8, "b")
-        other.ask(FrameKind.TAKE, [HANDLE, TAKEN, 4 * SIZE])
+        other.ask(FrameKind.TAKE, [HANDLE, TAKEN])
         assert total(other, lease=8) == 6.0 * SIZE
         worker.executor.data.withdraw(HANDLE)
         with pytest.raises(CallFailed) as refused:
-            other.ask(FrameKind.TAKE, [HANDLE, TAKEN + 1, 4 * SIZE])
+            other.ask(FrameKind.TAKE, [HANDLE, TAKEN + 1])
         assert refused.value.failure == FailureKind.NO_DATA
         assert total(other, lease=8) == 6.0 * SIZE  # who took it has it
 
@@ -101,11 +101,10 @@ def test_data_outlives_the_session_that_put_it_and_ends_when_it_is_withdrawn() -
 @pytest.mark.parametrize(
     "meta",
     [
-        ["node." + "x" * 32, TAKEN, 4 * SIZE],
-        [HANDLE, TAKEN, 4 * SIZE + 1],
-        [HANDLE, 0, 4 * SIZE],
-        [HANDLE, -1, 4 * SIZE],
-        [HANDLE, TAKEN],
+        ["node." + "x" * 32, TAKEN],
+        [HANDLE, 0],
+        [HANDLE, -1],
+        [HANDLE, TAKEN, 4 * SIZE],
         [TAKEN, 0, 4 * SIZE],
         [],
     ],
@@ -118,7 +117,17 @@ def test_take_is_refused_when(meta: list[Any]) -> None:
         assert total(caller, key=KEY) == 6.0 * SIZE
 
 
-@pytest.mark.parametrize("meta", [[5, 0, HANDLE], [KEY, 3, HANDLE], [KEY, 0, ""], [KEY, 0], [KEY]])
+@pytest.mark.parametrize(
+    "meta",
+    [
+        [5, 0, HANDLE, b""],
+        [KEY, 3, HANDLE, b""],
+        [KEY, 0, "", b""],
+        [KEY, 0, HANDLE, bytes(1 << 17)],
+        [KEY, 0, HANDLE],
+        [KEY],
+    ],
+)
 def test_publish_is_refused_when(meta: list[Any]) -> None:
     with LocalWorker().connect(arena_bytes=1 << 20) as caller:
         caller.call(DOUBLE, torch.ones(SIZE), options=STAYS)
@@ -130,7 +139,7 @@ def test_publish_is_refused_when_the_handle_has_data_already() -> None:
     with LocalWorker().connect(arena_bytes=1 << 20) as caller:
         published(caller)
         with pytest.raises(CallFailed) as refused:
-            caller.ask(FrameKind.PUBLISH, [KEY, 0, HANDLE])
+            caller.ask(FrameKind.PUBLISH, [KEY, 0, HANDLE, b"about"])
         assert refused.value.failure == FailureKind.NO_ROOM
 
 
@@ -139,7 +148,7 @@ def test_data_is_parked_with_the_rest_when_memory_is_short_and_then_read_the_sam
     with worker.connect("a", 1 << 20) as one:
         published(one)
         worker.executor._park()  # noqa: SLF001 - as a shortage does
-        one.ask(FrameKind.TAKE, [HANDLE, TAKEN, 4 * SIZE])
+        one.ask(FrameKind.TAKE, [HANDLE, TAKEN])
         assert total(one) == 6.0 * SIZE
         room = memoryview(bytearray(4 * SIZE))
         assert worker.executor.data.hand_over(HANDLE, room)
