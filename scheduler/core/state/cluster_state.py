@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
 from cache_manager.eviction.eviction_rule import EvictionRule
-from cache_manager.model.ids import GpuId, ModelId, Tier
+from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.residency.cache_index import CacheIndex
 from scheduler.core.state.pending import Bundle, Pending
 from scheduler.core.state.rankings import HolderRanking, SlotRanking
@@ -27,6 +27,7 @@ class ClusterState:
         self.profiles = profiles
         self.index = CacheIndex(rule)
         self.gpus: dict[GpuId, Gpu] = {}
+        self._gpus_of: dict[NodeId, list[Gpu]] = {}
         self.slots: dict[SlotId, Slot] = {}
         self.sizes: list[int] = []
         self.largest_bytes = 0
@@ -152,6 +153,7 @@ class ClusterState:
             self.active_slots += 1
             self.slots[slot.id] = slot
         self.gpus[spec.id] = gpu
+        self._gpus_of.setdefault(spec.node, []).append(gpu)
         self._sort_sizes()
         for slot in gpu.slots:
             self.active[gpu.size_class].add(slot)
@@ -161,6 +163,10 @@ class ClusterState:
         if self.idle[gpu.size_class].overgrown(self.active_slots):
             self._rank_idle()
         return gpu
+
+    def gpus_of(self, node: NodeId) -> list[Gpu]:
+        """The GPUs of one node."""
+        return self._gpus_of.get(node, _NO_GPUS)
 
     def retire(self, gpu: Gpu) -> None:
         """Offer this GPU to no further request."""
@@ -196,6 +202,9 @@ class ClusterState:
         self.retire(gpu)
         self.index.remove_gpu(gpu.spec.id)
         del self.gpus[gpu.spec.id]
+        self._gpus_of[gpu.spec.node].remove(gpu)
+        if not self._gpus_of[gpu.spec.node]:
+            del self._gpus_of[gpu.spec.node]
         for slot in gpu.slots:
             del self.slots[slot.id]
 
@@ -357,3 +366,4 @@ class ClusterState:
 
 
 _NO_BUNDLES: list[Bundle] = []
+_NO_GPUS: list[Gpu] = []
