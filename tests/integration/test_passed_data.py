@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.error import HTTPError
 
@@ -14,7 +14,8 @@ import pytest
 from gpufaas.local.held_ports import HeldPort
 from tests.kit.network.certificates import self_signed
 from tests.kit.processes.daemons import Daemon
-from tests.kit.processes.two_nodes import Program, TwoNodes
+from tests.kit.processes.runtime_process import runtime
+from tests.kit.processes.two_nodes import ACTIVATE, Program, TwoNodes
 from tests.kit.waiting import wait_until
 
 # Evaluates each line that it hears; what it says is JSON.
@@ -283,3 +284,62 @@ def open_data(manager: Daemon) -> list[str]:
             if "gpufaas-data" in target or "/spill/data/" in target:
                 found.append(target)
     return found
+
+
+MAKER = """
+import torch
+torch.set_grad_enabled(False)
+
+class Scale(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((256,), SCALE))
+
+    def forward(self, x):
+        return x * self.weight
+
+model = Scale().cuda()
+
+def handle(event, context):
+    given = event.data
+    if given is None:
+        given = torch.arange(256 * 1024.0).view(-1, 256)
+    result = model(given.cuda())
+    if event.path == "/sum":
+        return str(result.double().sum().item())
+    return result
+"""
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_tensor_goes_through_three_functions_by_handles_in_headers(
+    cluster: TwoNodes, kind: str
+) -> None:
+    address, manager = one_node(cluster, "--runtime", "stream")
+    shim = {"GPUFAAS_ENABLED": "1", "GPUFAAS_ADDRESS": address, "GPUFAAS_TRACING": "wait"}
+    shim["PYTHONPATH"] = os.pathsep.join([ACTIVATE, str(Path(ACTIVATE).parents[1])])
+    with ExitStack() as stack:
+        functions = []
+        for name, scale in (("one", "2.0"), ("two", "3.0"), ("three", "5.0")):
+            handler = MAKER.replace("SCALE", scale).replace("def handle", f"{kind} handle")
+            credential = cluster.credential(name)
+            running = runtime(handler, GPUFAAS_CREDENTIAL=credential, **shim)
+            functions.append(stack.enter_context(running))
+        one, two, three = functions
+        wanted = {"X-Gpu-Data": "handle"}
+        for _ in range(2):
+            first = one.call(headers=wanted)
+            handle = first.headers["X-Gpu-Data"]
+            assert json.loads(first.body) == {"data": handle}
+            second = two.call(headers={"X-Gpu-Data": f"{handle}, handle"})
+            assert second.status == 200, two.written()
+            total = three.call("/sum", headers={"X-Gpu-Data": second.headers["X-Gpu-Data"]})
+            count = 256 * 1024
+            assert float(total.body) == 2 * 3 * 5 * (count - 1) * count / 2
+
+        plain = one.call()
+        assert plain.status == 500  # a tensor is no body
+        forged = two.call(headers={"X-Gpu-Data": handle[:-6] + "abcdef"})
+        assert forged.status == 500
+        assert b"DataUnavailable" in forged.body
+    assert manager.running
