@@ -41,7 +41,7 @@ from gpu_manager.server.services import Services
 from gpu_manager.server.tls_termination import Certificate
 from gpu_manager.sessions.acquiring import Acquiring
 from gpu_manager.sessions.administration import NodeAdministration
-from gpu_manager.sessions.data_requests import PassedData
+from gpu_manager.sessions.data_requests import NodeData
 from gpu_manager.sessions.leases_elsewhere import LeasesElsewhere
 from gpu_manager.sessions.presented_leases import PresentedLeases
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
@@ -227,7 +227,7 @@ _CUDA_CONTEXT_BYTES = 600 << 20
 
 def _data(
     settings: NodeSettings, node: GpuNode, scheduling: Scheduling, descriptors: int
-) -> PassedData:
+) -> NodeData:
     memory_bytes = settings.data_memory_bytes or available_bytes() // _DATA_SHARE
     on_disk = settings.spill is not None
     limits = DataLimits(
@@ -237,7 +237,7 @@ def _data(
     )
     spill = DataSpill(settings.spill / "data", limits.disk_bytes) if settings.spill else None
     table = DataTable(settings.node, limits, DataRoom(limits, spill))
-    return PassedData(node, table, WorkerData(table), scheduling.locate)
+    return NodeData(node, table, WorkerData(table), scheduling.locate)
 
 
 def _certificate(settings: NodeSettings) -> Certificate | None:

@@ -4,8 +4,8 @@ import importlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+from gateway_ext.runtime.handler.handler_data import HandlerData, ShimData
 from gateway_ext.runtime.handler.handler_event import Headers
-from gateway_ext.runtime.handler.passed_data import PassedData, ShimData
 
 Pairs = list[tuple[str, str]]
 
@@ -18,7 +18,7 @@ class NoPlacements:
     trailers: tuple[str, ...] = ()  # what a stream may be followed by
 
     def __init__(self) -> None:
-        self.data = PassedData()
+        self.data = HandlerData()
 
     def given(self, headers: Headers) -> AbstractContextManager[None]:
         """A context for the call of the handler."""

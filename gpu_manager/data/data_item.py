@@ -9,7 +9,7 @@ from gpu_manager.node.leases_in_force import SessionKey
 from gpu_manager.runtimes.runtime import HostedModel
 
 
-class Stage(Enum):
+class DataStage(Enum):
     """Whether data may be read."""
 
     ARRIVING = "arriving"
@@ -35,7 +35,7 @@ class DataItem:
     about: bytes
     parts: tuple[str, ...]
     expires_s: float
-    stage: Stage = Stage.ARRIVING
+    stage: DataStage = DataStage.ARRIVING
     file: DataFile | None = None
     disk: int = -1
     hosted: HostedModel | None = None

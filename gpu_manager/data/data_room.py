@@ -6,7 +6,7 @@ import os
 from collections import OrderedDict
 
 from gpu_manager.data.data_files import DataFile, FreeFiles, room_for
-from gpu_manager.data.data_item import DataItem, Stage
+from gpu_manager.data.data_item import DataItem, DataStage
 from gpu_manager.data.data_limits import DataLimits
 from gpu_manager.data.data_spill import DataSpill
 from gpu_manager.errors import DataFailed, NoRoomForData
@@ -177,7 +177,7 @@ class DataRoom:
 
     def _spilled(self, victim: DataItem, written: int) -> None:
         """Take the written file, unless the data has gone or is read meanwhile."""
-        if victim.stage is Stage.GONE or victim.is_read:
+        if victim.stage is DataStage.GONE or victim.is_read:
             assert self._spill is not None, "something was spilled"
             os.close(written)
             self._spill.used_bytes -= victim.size_bytes

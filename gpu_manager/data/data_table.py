@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from common.data_handles import new_handle
 from gpu_manager.data.data_files import DataFile
-from gpu_manager.data.data_item import DataItem, Stage
+from gpu_manager.data.data_item import DataItem, DataStage
 from gpu_manager.data.data_limits import DataLimits
 from gpu_manager.data.data_room import DataRoom
 from gpu_manager.errors import NoRoomForData, NoSuchData
@@ -66,7 +66,7 @@ class DataTable:
         except BaseException:
             self._remove(item)
             raise
-        if item.stage is Stage.GONE:  # its time was over, or its owner left, meanwhile
+        if item.stage is DataStage.GONE:  # its time was over, or its owner left, meanwhile
             self.room.unread(file)
             raise NoSuchData
         item.file = file
@@ -77,19 +77,19 @@ class DataTable:
     ) -> DataItem:
         """Note data whose bytes this model's worker has; NoRoomForData beyond a bound."""
         item = self._add(tenant, owner, new, hosted.id)
-        item.hosted, item.stage = hosted, Stage.THERE
+        item.hosted, item.stage = hosted, DataStage.THERE
         return item
 
     def filled(self, item: DataItem) -> None:
         """The bytes of data that arrived are there."""
         assert item.file is not None, "data arrives in its file"
         item.file.fill()
-        item.stage = Stage.THERE
+        item.stage = DataStage.THERE
         self.room.rest(item)
 
     def brought(self, item: DataItem, file: DataFile) -> None:
         """Data of a worker was copied to this file, which other readers read from now on."""
-        if item.stage is Stage.GONE:
+        if item.stage is DataStage.GONE:
             self.room.unread(file)
             return
         file.fill()
@@ -101,14 +101,14 @@ class DataTable:
         item = self._items.get(handle)
         if item is None or (item.tenant, item.owner) != (tenant, owner):
             raise NoSuchData
-        if item.stage is not Stage.ARRIVING or item.file is None:
+        if item.stage is not DataStage.ARRIVING or item.file is None:
             raise NoSuchData
         return item
 
     def find(self, tenant: str, handle: str) -> DataItem:
         """Return data of this tenant that is there to be read."""
         item = self._items.get(handle)
-        if item is None or item.tenant != tenant or item.stage is not Stage.THERE:
+        if item is None or item.tenant != tenant or item.stage is not DataStage.THERE:
             raise NoSuchData
         self.room.touch(item)
         return item
@@ -130,9 +130,9 @@ class DataTable:
 
     def end(self, item: DataItem) -> None:
         """End this data, with its parts."""
-        if item.stage is Stage.GONE:
+        if item.stage is DataStage.GONE:
             return
-        item.spoilt = item.spoilt or item.stage is Stage.ARRIVING
+        item.spoilt = item.spoilt or item.stage is DataStage.ARRIVING
         hosted, item.hosted = item.hosted, None
         self._remove(item)
         if hosted is not None:
@@ -145,7 +145,7 @@ class DataTable:
         """A session has ended: what it was filling ends, and it gives nothing back any more."""
         for item in [*self._items.values(), *self.room.leaving()]:
             item.reader_gone(session)
-            if item.owner == session and item.stage is Stage.ARRIVING:
+            if item.owner == session and item.stage is DataStage.ARRIVING:
                 self.end(item)
             else:
                 self.room.reader_left(item)
@@ -189,7 +189,7 @@ class DataTable:
     def _remove(self, item: DataItem) -> None:
         if self._items.pop(item.handle, None) is None:
             return
-        item.stage = Stage.GONE
+        item.stage = DataStage.GONE
         tenant = item.tenant
         self._bytes[tenant] -= item.size_bytes
         self._counts[tenant] -= 1

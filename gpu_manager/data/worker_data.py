@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from gpu_manager.data.data_files import DataFile
-from gpu_manager.data.data_item import DataItem, Stage
+from gpu_manager.data.data_item import DataItem, DataStage
 from gpu_manager.data.data_table import DataTable, NewData
 from gpu_manager.errors import DataError, DataFailed, NoSuchData
 from gpu_manager.node.leases_in_force import SessionKey
@@ -91,7 +91,7 @@ class WorkerData:
         except BaseException:
             self._table.room.unread(file)
             raise
-        if not copied or item.stage is Stage.GONE:
+        if not copied or item.stage is DataStage.GONE:
             self._table.room.unread(file)
             if copied is None and not hosted.closed.done():
                 raise DataFailed("a worker did not hand over its data in time")

@@ -11,12 +11,12 @@ from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, WeightSto
 from gpu_manager.node.node_counts import NodeMeters
 from gpu_manager.node.residents import HostGpu, ModelOnGpu
 from gpu_manager.node.settings import GIB, NodeSettings
-from gpu_manager.node.staying_data import StayingData
 from gpu_manager.node.stepping_down.emptied_processes import EmptiedProcesses
 from gpu_manager.node.stepping_down.tier_reports import TierReports
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
 from gpu_manager.runtimes.load_phases import LoadPhases
 from gpu_manager.runtimes.runtime import Emulation, HostedModel, LoadOrder, LoadSpan, Runtime
+from gpu_manager.runtimes.staying_data import StayingData
 from gpu_manager.weights.image_feeds import ImageFeed
 from gpu_manager.weights.image_requests import ImageRequest
 from gpu_manager.weights.weight_store import WeightStore

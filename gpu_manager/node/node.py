@@ -21,7 +21,6 @@ from gpu_manager.node.node_snapshots import lasting_shortages, node_snapshot
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.run_reports import RunReports
 from gpu_manager.node.settings import NodeSettings
-from gpu_manager.node.staying_data import NoStayingData, StayingData
 from gpu_manager.node.stepping_down.weight_steps import WeightSteps
 from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.runtimes.runtime import (
@@ -31,6 +30,7 @@ from gpu_manager.runtimes.runtime import (
     PressureAnswer,
     Runtime,
 )
+from gpu_manager.runtimes.staying_data import NoStayingData, StayingData
 from gpu_manager.weights.weight_store import WeightStore
 from scheduler.api import (
     Demote,

@@ -29,7 +29,7 @@ _MOST_ARRIVING = 4  # of one connection, in pieces
 
 
 @dataclass(frozen=True, slots=True)
-class PassedData:
+class NodeData:
     """The node's data of functions, and where other nodes' data is asked for."""
 
     node: GpuNode
@@ -50,7 +50,7 @@ class PassedData:
 class DataRequests:
     """The requests of one connection; `local` clients get descriptors instead of bytes."""
 
-    def __init__(self, data: PassedData, session: ClientSession, *, local: bool) -> None:
+    def __init__(self, data: NodeData, session: ClientSession, *, local: bool) -> None:
         self._data = data
         self._table = data.table
         self._key = session.key

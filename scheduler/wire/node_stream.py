@@ -231,7 +231,7 @@ class Survey(NamedTuple):
 
 
 class Locate(NamedTuple):
-    """Up: asks for the addresses of another node, which has data of this node's functions."""
+    """Up: asks for the addresses of another node, which has data."""
 
     call: int
     node: NodeId
@@ -255,11 +255,7 @@ class Given(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Down: the result of a call, if the call has one.
-
-    `addresses` are those of the placement's node, if it is not the caller's own node, or those of
-    the node that it asked for.
-    """
+    """Down: the result of a call; `addresses` are those of the placement's or the asked node."""
 
     call: int
     placement: Placement | None = None

@@ -316,17 +316,22 @@ def test_tensor_goes_through_three_functions_by_handles_in_headers(
     cluster: TwoNodes, kind: str
 ) -> None:
     address, manager = one_node(cluster, "--runtime", "stream")
-    shim = {"GPUFAAS_ENABLED": "1", "GPUFAAS_ADDRESS": address, "GPUFAAS_TRACING": "wait"}
-    shim["PYTHONPATH"] = os.pathsep.join([ACTIVATE, str(Path(ACTIVATE).parents[1])])
+    path = os.pathsep.join([ACTIVATE, str(Path(ACTIVATE).parents[1])])
     with ExitStack() as stack:
         functions = []
         for name, scale in (("one", "2.0"), ("two", "3.0"), ("three", "5.0")):
             handler = MAKER.replace("SCALE", scale).replace("def handle", f"{kind} handle")
-            credential = cluster.credential(name)
-            running = runtime(handler, GPUFAAS_CREDENTIAL=credential, **shim)
+            running = runtime(
+                handler,
+                GPUFAAS_ENABLED="1",
+                GPUFAAS_ADDRESS=address,
+                GPUFAAS_CREDENTIAL=cluster.credential(name),
+                GPUFAAS_TRACING="wait",
+                PYTHONPATH=path,
+            )
             functions.append(stack.enter_context(running))
         one, two, three = functions
-        wanted = {"X-Gpu-Data": "handle"}
+        wanted, handle = {"X-Gpu-Data": "handle"}, ""
         for _ in range(2):
             first = one.call(headers=wanted)
             handle = first.headers["X-Gpu-Data"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_shim.data.got_values import GotValue, taken_tensor
-from torch_shim.data.node_requests import DataRequests
+from torch_shim.data.node_requests import NodeRequests
 from torch_shim.data.value_layout import (
     Describer,
     Leaf,
@@ -40,7 +40,7 @@ class FunctionData:
     """The data of one process, put and got. Thread-safe."""
 
     def __init__(self, nodes: Callable[[], Nodes]) -> None:
-        self._requests = DataRequests(nodes)
+        self._requests = NodeRequests(nodes)
 
     def put(self, value: Any, lifetime_s: float | None = None) -> str:
         """Put a value, as it is now, for the functions of this namespace; return its handle."""

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from torch_shim.data.node_requests import DataRequests, FoundData
+from torch_shim.data.node_requests import FoundData, NodeRequests
 from torch_shim.data.value_layout import DescribedValue, PartLeaf, Place, TensorLayout
 from torch_shim.errors import BadFrame, DataUnavailable
-from torch_shim.tensors import data_origins, write_epochs
+from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import storage_without_bytes
-from torch_shim.tensors.data_origins import DataOrigin
 from torch_shim.tensors.handles import become_cuda
+from torch_shim.tensors.large import data_origins
+from torch_shim.tensors.large.data_origins import DataOrigin
 from torch_shim.wire.arena import Buffer, LentPages, flat, map_privately, tensor_over
 from torch_shim.wire.worker_peer import Fetched, WorkerPeer
 
@@ -27,7 +28,7 @@ class DataHolder:
 
     def __init__(
         self,
-        requests: DataRequests,
+        requests: NodeRequests,
         handle: str,
         process: str,
         taken: Taken,
@@ -76,7 +77,7 @@ class DataHolder:
 class GotValue:
     """One value that is made of data. Its leaves share the data's file."""
 
-    def __init__(self, requests: DataRequests, found: FoundData) -> None:
+    def __init__(self, requests: NodeRequests, found: FoundData) -> None:
         self._requests = requests
         self._found = found
         self._taken: Taken = []
@@ -143,7 +144,7 @@ class GotValue:
 
 
 def taken_tensor(
-    requests: DataRequests, handle: str, peer: WorkerPeer, key: int, size: int, about: bytes
+    requests: NodeRequests, handle: str, peer: WorkerPeer, key: int, size: int, about: bytes
 ) -> torch.Tensor:
     """Return a tensor whose bytes a worker has, and keeps for this process under the key."""
     taken: Taken = [(peer, key)]
@@ -180,7 +181,7 @@ def _without_bytes(
     return become_cuda(made)
 
 
-def lent_file(requests: DataRequests, found: FoundData, taken: Taken) -> LentPages | None:
+def lent_file(requests: NodeRequests, found: FoundData, taken: Taken) -> LentPages | None:
     """Return what is held while the file is mapped; None for one on disk, which nobody reuses."""
     assert found.descriptor is not None, "it is in a file"
     give_back = partial(_given_back, requests, found, taken)
@@ -194,7 +195,7 @@ def lent_file(requests: DataRequests, found: FoundData, taken: Taken) -> LentPag
     return LentPages(give_back)
 
 
-def _given_back(requests: DataRequests, found: FoundData, taken: Taken) -> None:
+def _given_back(requests: NodeRequests, found: FoundData, taken: Taken) -> None:
     _drop_taken(taken)
     requests.give_back(found.session, found.handle)
 

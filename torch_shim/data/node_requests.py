@@ -40,7 +40,7 @@ class FoundData(NamedTuple):
     descriptor: int | None
 
 
-class DataRequests:
+class NodeRequests:
     """Requests about data, to this node's manager and to those of other nodes. Thread-safe."""
 
     def __init__(self, nodes: Callable[[], Nodes]) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from torch_shim.tensors import data_origins, write_epochs
+from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import absent_of
 from torch_shim.tensors.handles import CudaTensor
+from torch_shim.tensors.large import data_origins
 from torch_shim.wire.arena import Buffer, Layout, layout_of, span_of, write_bytes
 from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.memory.shared_blocks import SharedBlock, block_of

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import TypeVar, overload
 from urllib.parse import parse_qsl, unquote
 
-from gateway_ext.runtime.handler.passed_data import PassedData
+from gateway_ext.runtime.handler.handler_data import HandlerData
 
 _Default = TypeVar("_Default")
 
-NO_DATA = PassedData()
+NO_DATA = HandlerData()
 
 
 class Multi(Mapping[str, str]):
@@ -107,7 +107,7 @@ class HandlerEvent:
 class HandlerContext:
     """The host that the handler runs on, and the data that functions pass to each other."""
 
-    def __init__(self, hostname: str, data: PassedData = NO_DATA) -> None:
+    def __init__(self, hostname: str, data: HandlerData = NO_DATA) -> None:
         self.hostname = hostname
         self._data = data
 

@@ -11,8 +11,8 @@ import torch
 from gpu_manager.worker.call_errors import CallRefused, OutOfMemory
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.calls_together import CallNeeds, CallsTogether
+from gpu_manager.worker.calls.data_in_worker import DataInWorker
 from gpu_manager.worker.calls.graph_call import GraphCall
-from gpu_manager.worker.calls.passed_data import PassedData
 from gpu_manager.worker.calls.results import PackedResult, Packer
 from gpu_manager.worker.device.device_image import DeviceImage
 from gpu_manager.worker.device.worker_device import SharedArea, WorkerDevice
@@ -90,7 +90,7 @@ class Executor:
         self._ask_relief = ask_relief
         self._together = together
         self._gate = threading.Lock()
-        self.data = PassedData(device, self._gate, published or PublishedData())
+        self.data = DataInWorker(device, self._gate, published or PublishedData())
         self.graphs = Graphs(device)
         self._needs: dict[tuple[Any, ...], int] = {}
         self._trimming: threading.Timer | None = None

@@ -39,7 +39,7 @@ class SentHeaders(Protocol):
         ...
 
 
-class PassedData:
+class HandlerData:
     """Data in a function without a GPU: there is none."""
 
     def put(self, value: object, lifetime_s: float | None = None) -> str:
@@ -95,7 +95,7 @@ class PassedData:
         }
 
 
-class ShimData(PassedData):
+class ShimData(HandlerData):
     """Uses the shim's own module, with which torch is imported at the first put or get."""
 
     def __init__(self) -> None:

@@ -1,19 +1,21 @@
 """`context.put`, `event.data` and handles instead of bodies: what handlers and callers see."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from gateway_ext.runtime.gpu_placement import placements
+from gateway_ext.runtime.handler.handler_data import HandlerData, NoPassedData, SentHeaders
 from gateway_ext.runtime.handler.handler_event import HandlerContext, HandlerEvent, Headers
 from gateway_ext.runtime.handler.handler_response import answer_of, is_whole
-from gateway_ext.runtime.handler.passed_data import NoPassedData, PassedData, SentHeaders
 from tests.kit.processes.runtime_process import runtime
 
 HANDLE = "node." + 32 * "h"
 
 
-class Kept(PassedData):
+class Kept(HandlerData):
     """Data that a test keeps in a dictionary."""
 
     def __init__(self) -> None:
@@ -36,7 +38,7 @@ class Kept(PassedData):
         return True
 
 
-def event(kept: PassedData, *data: str) -> HandlerEvent:
+def event(kept: HandlerData, *data: str) -> HandlerEvent:
     found = HandlerEvent("POST", "/", Headers([("X-Gpu-Data", each) for each in data]), b"")
     found.passed = kept
     return found
@@ -64,12 +66,13 @@ def test_data_of_an_event_is_what_its_header_names() -> None:
 
 def test_everything_says_what_to_do_in_a_function_without_a_gpu() -> None:
     context = HandlerContext("here")
-    for use in (
+    uses: list[Callable[[], object]] = [
         lambda: context.put(b"x"),
         lambda: context.get(HANDLE),
-        lambda: context.drop(HANDLE),
-        lambda: event(PassedData(), HANDLE).data,
-    ):
+        partial(context.drop, HANDLE),
+        lambda: event(HandlerData(), HANDLE).data,
+    ]
+    for use in uses:
         with pytest.raises(NoPassedData, match="this function has no GPU"):
             use()
     assert placements(gpu=False).data.wanted(Headers([("X-Gpu-Data", "handle")])) is False

@@ -17,7 +17,7 @@ _MOST_HANDLE_CHARACTERS = 300
 _PIECE_BYTES = 16 << 20
 
 
-class PassedData:
+class DataInWorker:
     """The data of one model's sessions. `gate` is held while no call of the model runs."""
 
     def __init__(
