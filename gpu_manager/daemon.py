@@ -187,6 +187,9 @@ class GpuManager:
         yield from self.node.meters.families()
         yield from of_gpus(self.node.gpus.values())
         yield from of_weights(self._store.status())
+        kinds = self.data.table.bytes_by_place().items()
+        yield gauge(manager_metrics.DATA, [((kind,), float(size)) for kind, size in kinds])
+        yield gauge(manager_metrics.DATA_PIECES, [((), len(self.data.table))])
 
     def _not_ready_reason(self) -> str:
         """Return why no call can be served now; empty if calls can be served."""

@@ -58,6 +58,11 @@ class DataTable:
         """The bytes of all data, wherever they are."""
         return self._bytes.total()
 
+    def bytes_by_place(self) -> dict[str, int]:
+        """The bytes in memory, whatever of it is free, on disk, and with workers alone."""
+        staying = sum(item.size_bytes for item in self._items.values() if not item.is_here)
+        return {"memory": self.room.used_bytes, "disk": self.room.disk_bytes, "worker": staying}
+
     async def put(self, tenant: str, owner: SessionKey, new: NewData) -> DataItem:
         """Make room for data that `owner` will fill; NoRoomForData beyond a bound."""
         item = self._add(tenant, owner, new)
