@@ -1,7 +1,7 @@
-"""Memory that data lies in, and that is used again for later data of the same tenant.
+"""Memory that data lies in, and that is used again for later data of the same function.
 
 To clear new pages costs several times what a copy to used ones does. Memory never passes from one
-tenant to another, and only while nobody reads the earlier data is it given to a function again.
+function to another, and is given to a function again only when nobody reads the earlier data.
 """
 
 import fcntl
@@ -74,7 +74,7 @@ def read_only(descriptor: int) -> int:
 
 
 class FreeFiles:
-    """Memory whose data is gone, by tenant, until it is used again or has waited for too long."""
+    """Memory whose data is gone, by function, until it is used again or has waited too long."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[DataFile, tuple[str, float]] = OrderedDict()  # the oldest first
@@ -82,22 +82,22 @@ class FreeFiles:
     def __len__(self) -> int:
         return len(self._files)
 
-    def take(self, tenant: str, size_bytes: int) -> DataFile | None:
-        """Return the tenant's smallest file that fits and is not much too large."""
-        fitting = [
-            file
-            for file, (owner, _) in self._files.items()
-            if owner == tenant and size_bytes <= file.size_bytes <= 2 * size_bytes
-        ]
-        if not fitting:
-            return None
-        found = min(fitting, key=lambda file: file.size_bytes)
-        del self._files[found]
-        return found
+    def take(self, function: str, size_bytes: int) -> DataFile | None:
+        """Return a file of the function that is as large as a new one would be.
 
-    def give(self, tenant: str, file: DataFile, now_s: float) -> None:
-        """Keep a file for the tenant's next data."""
-        self._files[file] = tenant, now_s
+        What is behind the new data is cleared: its readers may not know the earlier data.
+        """
+        wanted = room_for(size_bytes)
+        for file, (owner, _) in self._files.items():
+            if owner == function and file.size_bytes == wanted:
+                del self._files[file]
+                os.pwrite(file.descriptor, bytes(wanted - size_bytes), size_bytes)
+                return file
+        return None
+
+    def give(self, function: str, file: DataFile, now_s: float) -> None:
+        """Keep a file for the function's next data."""
+        self._files[file] = function, now_s
 
     def close_oldest(self) -> int:
         """Give up the file that has waited the longest; return its bytes, 0 if there is none."""

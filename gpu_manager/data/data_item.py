@@ -43,6 +43,11 @@ class DataItem:
     spoilt: bool = False
 
     @property
+    def function(self) -> str:
+        """The function that put it: only that one gets its memory again."""
+        return self.owner.rpartition("/")[0]
+
+    @property
     def is_here(self) -> bool:
         """Whether the bytes are in this host's memory or on its disk."""
         return self.file is not None or self.disk >= 0

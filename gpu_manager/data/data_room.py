@@ -40,10 +40,10 @@ class DataRoom:
         """How many files wait to be used again."""
         return len(self._free)
 
-    async def file_for(self, tenant: str, size_bytes: int) -> DataFile:
-        """Return memory for data; NoRoomForData if there is none, even after spilling."""
+    async def file_for(self, function: str, size_bytes: int) -> DataFile:
+        """Return memory for a function's data; NoRoomForData if none is left after spilling."""
         async with self._making:
-            file = self._free.take(tenant, size_bytes)
+            file = self._free.take(function, size_bytes)
             if file is not None:
                 return file
             wanted = room_for(size_bytes)
@@ -107,7 +107,7 @@ class DataRoom:
         if item.spoilt or not file.is_reused:
             self.unread(file)
             return
-        self._free.give(item.tenant, file, self._loop.time())
+        self._free.give(item.function, file, self._loop.time())
         self._trim_later()
 
     def _let_go(self, item: DataItem) -> None:

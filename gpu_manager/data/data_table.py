@@ -11,7 +11,7 @@ from gpu_manager.data.data_files import DataFile
 from gpu_manager.data.data_item import DataItem, DataStage
 from gpu_manager.data.data_limits import DataLimits
 from gpu_manager.data.data_room import DataRoom
-from gpu_manager.errors import NoRoomForData, NoSuchData
+from gpu_manager.errors import DataFailed, NoRoomForData, NoSuchData
 from gpu_manager.node.leases_in_force import SessionKey
 from gpu_manager.runtimes.runtime import HostedModel
 
@@ -67,7 +67,7 @@ class DataTable:
         """Make room for data that `owner` will fill; NoRoomForData beyond a bound."""
         item = self._add(tenant, owner, new)
         try:
-            file = await self.room.file_for(tenant, new.size_bytes)
+            file = await self.room.file_for(item.function, new.size_bytes)
         except BaseException:
             self._remove(item)
             raise
@@ -172,7 +172,8 @@ class DataTable:
     def _add(self, tenant: str, owner: SessionKey, new: NewData, worker: str = "") -> DataItem:
         limits, size = self.limits, new.size_bytes
         for part in new.parts:
-            self.find(tenant, part)
+            if self.find(tenant, part).parts:
+                raise DataFailed("a part of data has parts itself")
         if self._counts[tenant] >= limits.most_of_a_tenant or len(self._items) >= limits.most:
             detail = f"{tenant} has {self._counts[tenant]} pieces of {len(self._items)}"
             raise NoRoomForData(size, limits.bytes_of_a_tenant, detail)

@@ -85,7 +85,7 @@ class WorkerData:
         hosted = item.hosted
         if hosted is None or hosted.closed.done():
             raise NoSuchData
-        file = await self._table.room.file_for(item.tenant, item.size_bytes)
+        file = await self._table.room.file_for(item.function, item.size_bytes)
         try:
             copied = await self._copy(hosted, item, file)
         except BaseException:

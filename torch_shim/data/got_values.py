@@ -77,9 +77,11 @@ class DataHolder:
 class GotValue:
     """One value that is made of data. Its leaves share the data's file."""
 
-    def __init__(self, requests: NodeRequests, found: FoundData) -> None:
+    def __init__(self, requests: NodeRequests, found: FoundData, *, is_part: bool = False) -> None:
+        """Data that is part of other data has no parts itself."""
         self._requests = requests
         self._found = found
+        self._is_part = is_part
         self._taken: Taken = []
         self._memory: Buffer = bytearray()
         self._lent: LentPages | None = None
@@ -109,7 +111,10 @@ class GotValue:
 
     def _tensor(self, place: Place, layout: TensorLayout) -> torch.Tensor:
         if isinstance(place, PartLeaf):
-            part = GotValue(self._requests, self._requests.find(place.handle)).make()
+            if self._is_part:
+                raise BadFrame("a part of data that has parts")
+            found = self._requests.find(place.handle)
+            part = GotValue(self._requests, found, is_part=True).make()
             if not isinstance(part, torch.Tensor):
                 raise BadFrame("a part of data that is no tensor")
             return part
@@ -161,9 +166,13 @@ def taken_tensor(
         data_origins.note_origin(made, origin)
         return made
 
-    made = DescribedValue(about, size).build(make, _no_bytes)
-    if not isinstance(made, torch.Tensor):
-        raise BadFrame("data of a worker is one tensor")
+    try:
+        made = DescribedValue(about, size).build(make, _no_bytes)
+        if not isinstance(made, torch.Tensor):
+            raise BadFrame("data of a worker is one tensor")
+    except BaseException:
+        _drop_taken(taken)
+        raise
     return made
 
 

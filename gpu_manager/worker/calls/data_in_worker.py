@@ -50,6 +50,7 @@ class DataInWorker:
             found = self._published.find(handle)
             if found is None or key <= 0:
                 raise CallRefused(FailureKind.NO_DATA, "no such data in this worker")
+            _check_room(kept, found.size_bytes)
             storage, shared = found.storage, not found.parked
             if found.parked:
                 storage = self._device.unpark(storage)
@@ -62,6 +63,7 @@ class DataInWorker:
         """The same of a storage in a file; it is read where it lies, if its size is sealed."""
         if key <= 0 or start < 0 or size_bytes <= 0:
             raise CallRefused(FailureKind.BAD_FRAME, "data in a file has a key, a start and a size")
+        _check_room(kept, size_bytes)
         memory, is_mapped = _read(descriptor, start, size_bytes)
         with self._gate:
             if is_mapped and self._device.device.type == "cpu":
@@ -95,6 +97,12 @@ class DataInWorker:
         """Publish nothing of this model any more."""
         for handle in self._published.of_model(self):
             self.withdraw(handle)
+
+
+def _check_room(kept: KeptStorages, size_bytes: int) -> None:
+    """Refuse what a session would not keep: its calls send the bytes."""
+    if size_bytes > kept.budget_bytes:
+        raise CallRefused(FailureKind.NO_ROOM, "a session keeps no storage of this size")
 
 
 def _read(descriptor: int, start: int, size_bytes: int) -> tuple[memoryview, bool]:

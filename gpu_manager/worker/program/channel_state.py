@@ -77,7 +77,7 @@ class KeptStorages:
     def __init__(self, budget_bytes: int, sole_budget: SoleBudget, file_budget: FileBudget) -> None:
         self.files = ResultFiles(file_budget)
         self.blocks = FunctionBlocks()
-        self._budget_bytes = budget_bytes
+        self.budget_bytes = budget_bytes  # of the copies
         self._sole_budget = sole_budget
         self._copies: OrderedDict[int, InputStorage] = OrderedDict()
         self._sole: OrderedDict[int, InputStorage] = OrderedDict()
@@ -98,7 +98,7 @@ class KeptStorages:
         self.drop([held.key])
         self._copies[held.key] = held
         self.size_bytes += held.storage.nbytes()
-        while self.size_bytes > self._budget_bytes and self._copies:
+        while self.size_bytes > self.budget_bytes and self._copies:
             self.drop([next(iter(self._copies))])
 
     def has_room(self, size_bytes: int) -> bool:

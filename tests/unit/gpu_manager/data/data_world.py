@@ -31,10 +31,11 @@ async def put(
     lifetime_s: float | None = None,
     tenant: str = "team",
     parts: tuple[str, ...] = (),
+    owner: SessionKey = ONE,
 ) -> DataItem:
     """Data with this content, which is there to be read."""
     new = NewData(len(content), b"about", lifetime_s, parts)
-    item = await it.put(tenant, ONE, new)
+    item = await it.put(tenant, owner, new)
     assert item.file is not None
     os.pwrite(item.file.descriptor, content, 0)
     it.filled(item)

@@ -14,6 +14,7 @@ from gpu_manager.data.data_item import DataItem
 from gpu_manager.data.data_spill import DataSpill
 from gpu_manager.data.data_table import NewData
 from gpu_manager.errors import DataFailed, NoRoomForData
+from gpu_manager.node.leases_in_force import SessionKey
 from testbed.virtual_time import virtually
 from tests.unit.gpu_manager.data.data_world import MIB, ONE, OTHER, put, read, table
 
@@ -25,16 +26,31 @@ def identity(item: DataItem) -> int:
 
 
 @virtually
-async def test_memory_is_used_again_by_its_tenant_alone_when_nobody_reads_it() -> None:
+async def test_memory_is_used_again_by_its_function_alone_when_nobody_reads_it() -> None:
     it = table()
     first = await put(it, bytes(2 * MIB))
     inode = identity(first)
     it.drop("team", first.handle)
-    foreign = await put(it, bytes(2 * MIB), tenant="strangers")
+    foreign = await put(it, bytes(2 * MIB), tenant="strangers", owner=SessionKey("strangers/one/s"))
     assert identity(foreign) != inode
-    assert identity(await put(it, bytes(2 * MIB))) == inode
+    assert identity(await put(it, bytes(2 * MIB), owner=OTHER)) != inode
+    assert identity(await put(it, bytes(2 * MIB), owner=SessionKey("team/one/t"))) == inode
     it.close()
     assert it.room.used_bytes == 0
+
+
+@virtually
+async def test_nothing_of_earlier_data_is_behind_later_data_in_the_same_memory() -> None:
+    it = table()
+    first = await put(it, b"a" * (4 * MIB - 10))
+    inode = identity(first)
+    it.drop("team", first.handle)
+    second = await put(it, b"b" * (2 * MIB + 10))
+    assert identity(second) == inode
+    assert second.file is not None
+    whole = os.pread(second.file.descriptor, 4 * MIB, 0)
+    assert set(whole[second.size_bytes :]) == {0}
+    it.close()
 
 
 @virtually

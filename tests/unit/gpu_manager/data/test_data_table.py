@@ -109,6 +109,10 @@ async def test_parts_end_when_the_data_that_has_them_is_dropped() -> None:
     it.drop("team", whole.handle)  # it has ended already
     with pytest.raises(NoSuchData):
         await it.put("team", ONE, NewData(1, b"", None, (part.handle,)))
+    part = await put(it, b"part")
+    whole = await put(it, b"whole", parts=(part.handle,))
+    with pytest.raises(DataFailed, match="has parts itself"):
+        await put(it, b"more", parts=(whole.handle,))
     it.close()
 
 
