@@ -17,6 +17,8 @@ from gpu_manager.runtimes.runtime import HostedModel
 
 log = logging.getLogger(__name__)
 
+_MOST_OUTDATED = 1024  # times at which data would have ended that was dropped
+
 
 @dataclass(frozen=True, slots=True)
 class NewData:
@@ -97,7 +99,11 @@ class DataTable:
         if item.stage is DataStage.GONE:
             self.room.unread(file)
             return
-        file.fill()
+        try:
+            file.fill()
+        except DataFailed:
+            self.room.unread(file)
+            raise
         item.file = file
         self.room.rest(item)
 
@@ -188,8 +194,7 @@ class DataTable:
         self._items[handle] = item
         self._bytes[tenant] += size
         self._counts[tenant] += 1
-        heapq.heappush(self._ends, (expires_s, handle))
-        self._expire_later()
+        self._end_at(expires_s, handle)
         return item
 
     def _remove(self, item: DataItem) -> None:
@@ -203,6 +208,13 @@ class DataTable:
             del self._bytes[tenant], self._counts[tenant]
 
     # -- the end --------------------------------------------------------------------------------
+
+    def _end_at(self, expires_s: float, handle: str) -> None:
+        heapq.heappush(self._ends, (expires_s, handle))
+        if len(self._ends) > 2 * len(self._items) + _MOST_OUTDATED:
+            self._ends = [(item.expires_s, item.handle) for item in self._items.values()]
+            heapq.heapify(self._ends)
+        self._expire_later()
 
     def _expire_later(self) -> None:
         while self._ends and self._ends[0][1] not in self._items:

@@ -89,9 +89,11 @@ class ServedModel:
         """Copy data to memory of the manager's, on a thread of its own, and say whether it is."""
         done = False
         try:
-            room = map_room(descriptor, order.size_bytes)
             self.device.adopt_thread()
-            done = self.executor.data.hand_over(order.handle, room)
+            # The memory is mapped no more when this is over: the manager may seal it.
+            done = self.executor.data.hand_over(
+                order.handle, map_room(descriptor, order.size_bytes)
+            )
         except (OSError, ValueError, MemoryError, RuntimeError) as error:
             self._note(f"data cannot be handed over: {type(error).__name__}: {error}"[:500])
         finally:

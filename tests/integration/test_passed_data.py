@@ -189,7 +189,9 @@ def test_data_on_a_worker_outlives_its_function_and_its_models_eviction(
 
     third = function(cluster, address, "third")
     handle = third.put("double(there.cuda())")
+    small = third.put("double(there[:128].cuda())")  # of memory that is sealed
     evict_all(cluster)
+    assert other.say(f"torch.equal(get({small!r}).cpu(), there[:128] * 2)") is True
     assert other.say(f"torch.equal(triple(get({handle!r})).cpu(), there * 6)") is True
 
 
